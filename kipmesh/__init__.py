@@ -1,0 +1,1 @@
+"""kipmesh: a Kafka-compatible replicated log made of small services."""

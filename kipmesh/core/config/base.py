@@ -1,0 +1,77 @@
+"""Configuration as frozen, validated values: a field `log_segment_bytes` is Kafka's key `log.segment.bytes`.
+
+Unknown keys and bad values raise `InvalidConfigError` with one line that names the key. Where the values come from
+(file, environment, command line) is the business of `kipmesh.node.settings`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from kipmesh.core.errors import InvalidConfigError
+
+
+def _split(value: Any) -> Any:
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return value
+
+
+StrList = Annotated[tuple[str, ...], BeforeValidator(_split)]
+"""Kafka's list type: values separated by commas."""
+
+Positive = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[int, Field(ge=0)]
+MinusOneOrMore = Annotated[int, Field(ge=-1)]
+
+
+def dotted(name: str) -> str:
+    """The key of a field."""
+    return name.replace("_", ".")
+
+
+class Config(BaseModel):
+    """Base of all configurations: immutable, no unknown keys."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        alias_generator=dotted,
+        hide_input_in_errors=True,
+        use_attribute_docstrings=True,
+    )
+
+    @classmethod
+    def keys(cls) -> tuple[str, ...]:
+        """Every key that this configuration knows, dotted."""
+        return tuple(dotted(name) for name in cls.model_fields)
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> Self:
+        """From dotted keys to values (strings or typed); raises InvalidConfigError."""
+        try:
+            return cls.model_validate(dict(values))
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(str(part) for part in first["loc"][:1])
+            if first["type"] == "extra_forbidden":
+                raise InvalidConfigError(f"unknown configuration key {key!r}{_suggestion(key, cls.keys())}") from None
+            if first["type"] == "missing":
+                raise InvalidConfigError(f"configuration key {key!r} is required") from None
+            given = values.get(key)
+            where = f"configuration key {key!r}: {given!r}: " if key else ""
+            raise InvalidConfigError(where + first["msg"]) from None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Dotted keys to typed values."""
+        return self.model_dump(by_alias=True)
+
+
+def _suggestion(key: str, known: tuple[str, ...]) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(key, known, n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""

@@ -1,0 +1,208 @@
+"""Configuration of brokers and controllers: Kafka's keys and defaults, ours where the contracts say so."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from kipmesh.core.config.base import Config, MinusOneOrMore, NotNegative, Positive, StrList
+from kipmesh.core.config.topic import BROKER_DEFAULTS, TopicConfig
+from kipmesh.core.messages.limits import MAX_INT32, MAX_INT64
+
+
+class Endpoint(Config):
+    """One listener: NAME://host:port."""
+
+    name: str
+    host: str
+    port: Annotated[int, Field(ge=0, le=65535)]
+
+    @classmethod
+    def from_text(cls, text: str) -> Endpoint:
+        """From `NAME://host:port`; raises ValueError."""
+        name, separator, address = text.partition("://")
+        host, colon, port = address.rpartition(":")
+        if not (separator and colon and name and port.isdigit() and int(port) <= 65535):
+            raise ValueError(f"{text!r} is not NAME://host:port")
+        return cls.parse({"name": name, "host": host.strip("[]"), "port": int(port)})
+
+
+class Voter(Config):
+    """A member of `controller.quorum.voters`: id@host:port."""
+
+    id: int
+    host: str
+    port: int
+
+    @property
+    def address(self) -> str:
+        """`host:port`."""
+        return f"{self.host}:{self.port}"
+
+
+def parse_voters(text: str) -> tuple[Voter, ...]:
+    """From `1@host:port,2@host:port`; raises ValueError."""
+    voters = []
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        node, at, address = part.partition("@")
+        host, colon, port = address.rpartition(":")
+        if not (at and colon and node.isdigit() and host and port.isdigit()):
+            raise ValueError(f"{part!r} is not id@host:port")
+        voters.append(Voter.parse({"id": int(node), "host": host, "port": int(port)}))
+    return tuple(voters)
+
+
+class NodeConfig(Config):
+    """What controllers and brokers share."""
+
+    node_id: NotNegative
+    """This node's id, unique in the cluster."""
+    cluster_id: Annotated[str, Field(min_length=1, max_length=64)]
+    """The cluster's id; a data folder of another cluster is refused."""
+    controller_quorum_voters: str
+    """The metadata quorum: id@host:port, separated by commas."""
+    listeners: StrList = ("MESH://127.0.0.1:0",)
+    """Where this node listens: NAME://host:port; MESH is gRPC. Port 0 takes a free one."""
+    advertised_listeners: StrList = ()
+    """Where others reach this node; by default its listeners."""
+    http_listener: str = "127.0.0.1:0"
+    """host:port of /metrics, /healthz and /readyz."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least level of what is logged."""
+    log_format: Literal["json", "console"] = "json"
+    """Form of the log's lines."""
+    socket_request_max_bytes: Positive = 100 << 20
+    """Largest request in bytes that the node takes."""
+    broker_session_timeout_ms: Positive = 3000
+    """Time in ms without a heartbeat after which the controller fences a broker."""
+    broker_heartbeat_interval_ms: Positive = 500
+    """Time in ms between two heartbeats of a broker."""
+    shutdown_grace_ms: NotNegative = 5000
+    """Time in ms that running requests are given on SIGTERM."""
+
+    @field_validator("listeners", "advertised_listeners")
+    @classmethod
+    def _check_listeners(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            Endpoint.from_text(text)
+        return value
+
+    @field_validator("controller_quorum_voters")
+    @classmethod
+    def _check_voters(cls, value: str) -> str:
+        if not parse_voters(value):
+            raise ValueError("names no voter")
+        return value
+
+    @field_validator("http_listener")
+    @classmethod
+    def _check_http(cls, value: str) -> str:
+        Endpoint.from_text(f"HTTP://{value}")
+        return value
+
+    @property
+    def voters(self) -> tuple[Voter, ...]:
+        """The parsed `controller.quorum.voters`."""
+        return parse_voters(self.controller_quorum_voters)
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """The parsed `listeners`."""
+        return tuple(Endpoint.from_text(text) for text in self.listeners)
+
+    @property
+    def http_endpoint(self) -> Endpoint:
+        """The parsed `http.listener`."""
+        return Endpoint.from_text(f"HTTP://{self.http_listener}")
+
+
+class ControllerConfig(NodeConfig):
+    """A metadata controller."""
+
+    metadata_log_dir: str
+    """Folder of the metadata log."""
+    num_partitions: Positive = 1
+    """Partitions of a topic that is created without a number."""
+    default_replication_factor: Positive = 3
+    """Replicas of a topic that is created without a number; at most the brokers there are."""
+    min_insync_replicas: Positive = 2
+    """Default of the topics' `min.insync.replicas`, lowered to the replicas that a topic has."""
+    max_partitions_per_request: Positive = 200_000
+    """Most partitions that one CreateTopics or CreatePartitions request may make."""
+    controller_quorum_fetch_timeout_ms: Positive = 1000
+    """Time in ms without a fetch from the leader's view after which an election starts."""
+    controller_quorum_election_timeout_ms: Positive = 500
+    """Time in ms that a candidate waits for votes."""
+    metadata_log_segment_bytes: Annotated[int, Field(ge=14, le=MAX_INT32)] = 1 << 30
+    """Bytes of a segment of the metadata log."""
+
+
+class BrokerConfig(NodeConfig):
+    """A leader or follower service."""
+
+    log_dirs: StrList
+    """Folders of the partitions' logs."""
+    broker_rack: str | None = None
+    """Where this broker is."""
+    inter_broker_listener_name: str = "MESH"
+    """The listener that replicas use."""
+    log_retention_check_interval_ms: Positive = 300_000
+    """Time in ms between two looks for segments to delete."""
+    log_flush_interval_messages: Positive = MAX_INT64
+    """Default of the topics' `flush.messages`."""
+    log_flush_interval_ms: NotNegative = MAX_INT64
+    """Default of the topics' `flush.ms`."""
+    log_flush_scheduler_interval_ms: Positive = 3000
+    """Time in ms between two looks for logs to fsync."""
+    log_flush_offset_checkpoint_interval_ms: Positive = 60_000
+    """Time in ms between two writes of the recovery points."""
+    log_index_interval_bytes: NotNegative = 4096
+    """Default of the topics' `index.interval.bytes`."""
+    log_index_size_max_bytes: Annotated[int, Field(ge=4)] = 10 << 20
+    """Default of the topics' `segment.index.bytes`."""
+    log_message_timestamp_type: Literal["CreateTime", "LogAppendTime"] = "CreateTime"
+    """Default of the topics' `message.timestamp.type`."""
+    log_retention_bytes: MinusOneOrMore = -1
+    """Default of the topics' `retention.bytes`."""
+    log_retention_ms: MinusOneOrMore = 604_800_000
+    """Default of the topics' `retention.ms`."""
+    log_roll_ms: Positive = 604_800_000
+    """Default of the topics' `segment.ms`."""
+    log_segment_bytes: Annotated[int, Field(ge=14, le=MAX_INT32)] = 1 << 30
+    """Default of the topics' `segment.bytes`."""
+    log_segment_delete_delay_ms: NotNegative = 60_000
+    """Default of the topics' `file.delete.delay.ms`."""
+    log_open_files_max: Annotated[int, Field(ge=64)] = 4000
+    """Most files of logs that are open at a time."""
+    message_max_bytes: Annotated[int, Field(ge=0, le=MAX_INT32)] = 1048588
+    """Default of the topics' `max.message.bytes`."""
+    min_insync_replicas: Positive = 2
+    """Default of the topics' `min.insync.replicas`, lowered to the replicas that a topic has."""
+    unclean_leader_election_enable: bool = False
+    """Default of the topics' `unclean.leader.election.enable`."""
+    replica_fetch_wait_max_ms: NotNegative = 500
+    """Longest time in ms that a follower's fetch waits at the leader."""
+    replica_fetch_min_bytes: NotNegative = 1
+    """Bytes that a follower's fetch waits for."""
+    replica_fetch_max_bytes: Positive = 1 << 20
+    """Bytes of a partition in a follower's fetch."""
+    replica_fetch_response_max_bytes: Positive = 10 << 20
+    """Bytes of one response to a follower."""
+    replica_fetch_backoff_ms: NotNegative = 200
+    """Time in ms that a follower waits after a failed fetch."""
+    replica_socket_timeout_ms: Positive = 30_000
+    """Time in ms without an answer after which a follower drops the connection."""
+    replica_lag_time_max_ms: Positive = 30_000
+    """Time in ms behind the leader's log end after which a replica leaves the ISR."""
+    replica_high_watermark_checkpoint_interval_ms: Positive = 5000
+    """Time in ms between two writes of the high watermarks."""
+    fetch_max_bytes: Positive = 55 << 20
+    """Bytes of one response to a consumer."""
+    queued_max_request_bytes: Positive = 256 << 20
+    """Bytes of produce requests that wait for acknowledgement at a time; more are refused."""
+
+    def topic_defaults(self) -> TopicConfig:
+        """What a topic without configuration of its own has."""
+        mine = self.as_dict()
+        return TopicConfig.parse({topic: mine[broker] for topic, broker in BROKER_DEFAULTS.items()})

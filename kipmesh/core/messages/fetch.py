@@ -1,0 +1,123 @@
+"""Fetch (API key 1), as in `protos/kipmesh/v1/fetch.proto`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kipmesh.core.messages.limits import MAX_INT32
+
+
+class FetchPartition(NamedTuple):
+    """See the message of the same name."""
+
+    partition: int = 0
+    current_leader_epoch: int = -1
+    fetch_offset: int = 0
+    last_fetched_epoch: int = -1
+    log_start_offset: int = -1
+    partition_max_bytes: int = 0
+
+
+class FetchTopic(NamedTuple):
+    """See the message of the same name."""
+
+    topic: str = ""
+    topic_id: bytes = b""
+    partitions: Sequence[FetchPartition] = ()
+
+
+class ForgottenTopic(NamedTuple):
+    """See the message of the same name."""
+
+    topic: str = ""
+    topic_id: bytes = b""
+    partitions: Sequence[int] = ()
+
+
+class FetchRequest(NamedTuple):
+    """See the message of the same name."""
+
+    cluster_id: str | None = None
+    replica_id: int = -1
+    replica_epoch: int = -1
+    max_wait_ms: int = 0
+    min_bytes: int = 0
+    max_bytes: int = MAX_INT32
+    isolation_level: int = 0
+    session_id: int = 0
+    session_epoch: int = -1
+    topics: Sequence[FetchTopic] = ()
+    forgotten_topics_data: Sequence[ForgottenTopic] = ()
+    rack_id: str = ""
+
+
+class EpochEndOffset(NamedTuple):
+    """See the message of the same name."""
+
+    epoch: int = -1
+    end_offset: int = -1
+
+
+class LeaderIdAndEpoch(NamedTuple):
+    """See the message of the same name."""
+
+    leader_id: int = -1
+    leader_epoch: int = -1
+
+
+class SnapshotId(NamedTuple):
+    """See the message of the same name."""
+
+    end_offset: int = -1
+    epoch: int = -1
+
+
+class AbortedTransaction(NamedTuple):
+    """See the message of the same name."""
+
+    producer_id: int = 0
+    first_offset: int = 0
+
+
+class PartitionData(NamedTuple):
+    """See the message of the same name."""
+
+    partition_index: int = 0
+    error_code: int = 0
+    high_watermark: int = -1
+    last_stable_offset: int = -1
+    log_start_offset: int = -1
+    diverging_epoch: EpochEndOffset | None = None
+    current_leader: LeaderIdAndEpoch | None = None
+    snapshot_id: SnapshotId | None = None
+    aborted_transactions: Sequence[AbortedTransaction] = ()
+    preferred_read_replica: int = -1
+    records: bytes = b""
+
+
+class FetchableTopicResponse(NamedTuple):
+    """See the message of the same name."""
+
+    topic: str = ""
+    topic_id: bytes = b""
+    partitions: Sequence[PartitionData] = ()
+
+
+class NodeEndpoint(NamedTuple):
+    """See the message of the same name."""
+
+    node_id: int = 0
+    host: str = ""
+    port: int = 0
+    rack: str | None = None
+
+
+class FetchResponse(NamedTuple):
+    """See the message of the same name."""
+
+    throttle_time_ms: int = 0
+    error_code: int = 0
+    session_id: int = 0
+    responses: Sequence[FetchableTopicResponse] = ()
+    node_endpoints: Sequence[NodeEndpoint] = ()

@@ -1,0 +1,132 @@
+"""Calls to other nodes: a connection an address, unary calls, and the stream of replica fetchers.
+
+Every failure of the transport is a `TransportError`; errors that a peer answers with are in the messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+
+from kipmesh.rpc.codec import METHODS, Value
+from kipmesh.rpc.server import CLIENT_ID_KEY, DEFAULT_MESSAGE_BYTES_MAX
+
+_OPTIONS = [
+    ("grpc.max_receive_message_length", DEFAULT_MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", DEFAULT_MESSAGE_BYTES_MAX),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Each connection object is a connection of its own: nodes in one process do not share sockets.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+]
+
+
+class TransportError(Exception):
+    """A call that got no answer: refused, broken, timed out or not understood. The request may have been done."""
+
+    def __init__(self, address: str, method: str, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(f"{method} to {address} failed: {code.name}: {details}")
+        self.address = address
+        self.code = code
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether the caller's own time limit ended the call."""
+        return self.code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def _transport_error(address: str, method: str, error: grpc.RpcError) -> TransportError:
+    return TransportError(address, method, error.code(), error.details() or "")
+
+
+class Connection:
+    """Calls to one address over one HTTP/2 connection, opened at the first call and reopened when it breaks."""
+
+    def __init__(self, address: str, client_id: str) -> None:
+        self.address = address
+        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        self._metadata = ((CLIENT_ID_KEY, client_id),)
+        self._calls: dict[tuple[str, str], Any] = {}
+
+    def _callable(self, service: str, name: str) -> Any:
+        call = self._calls.get((service, name))
+        if call is None:
+            method = METHODS[service][name]
+            make = self._channel.stream_stream if method.streaming else self._channel.unary_unary
+            call = make(method.path, method.request.encode, method.response.decode)
+            self._calls[service, name] = call
+        return call
+
+    async def call(self, service: str, method: str, request: Value, timeout_s: float, wait_for_ready: bool = False) -> Value:
+        """One unary call; raises TransportError. `wait_for_ready` waits for a connection within the time limit."""
+        try:
+            return await self._callable(service, method)(
+                request, timeout=timeout_s, metadata=self._metadata, wait_for_ready=wait_for_ready
+            )
+        except grpc.aio.AioRpcError as error:
+            raise _transport_error(self.address, method, error) from None
+
+    def fetch_stream(self, service: str) -> FetchStream:
+        """Open a stream of Fetch requests and responses."""
+        return FetchStream(self.address, self._callable(service, "FetchStream")(metadata=self._metadata))
+
+    async def close(self) -> None:
+        """Close; running calls fail."""
+        await self._channel.close()
+
+
+class FetchStream:
+    """One request at a time over a bidirectional stream; a broken one raises TransportError and is then useless."""
+
+    def __init__(self, address: str, call: Any) -> None:
+        self._address = address
+        self._call = call
+
+    async def exchange(self, request: Value, timeout_s: float) -> Value:
+        """Send one FetchRequest and wait for its FetchResponse."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._call.write(request)
+                response = await self._call.read()
+        except TimeoutError:
+            self.cancel()
+            raise TransportError(self._address, "FetchStream", grpc.StatusCode.DEADLINE_EXCEEDED, "no answer") from None
+        except grpc.aio.AioRpcError as error:
+            raise _transport_error(self._address, "FetchStream", error) from None
+        except asyncio.InvalidStateError as error:
+            raise TransportError(self._address, "FetchStream", grpc.StatusCode.UNAVAILABLE, str(error)) from None
+        if response is grpc.aio.EOF:
+            raise TransportError(self._address, "FetchStream", grpc.StatusCode.UNAVAILABLE, "the stream ended")
+        return response
+
+    def cancel(self) -> None:
+        """Drop the stream."""
+        self._call.cancel()
+
+
+class ConnectionPool:
+    """One connection an address, for one node or client; not shared between event loops."""
+
+    def __init__(self, client_id: str) -> None:
+        self._client_id = client_id
+        self._connections: dict[str, Connection] = {}
+
+    def get(self, address: str) -> Connection:
+        """The connection to `address` (host:port)."""
+        connection = self._connections.get(address)
+        if connection is None:
+            connection = self._connections[address] = Connection(address, self._client_id)
+        return connection
+
+    async def close(self) -> None:
+        """Close every connection."""
+        connections, self._connections = list(self._connections.values()), {}
+        for connection in connections:
+            await connection.close()

@@ -1,0 +1,122 @@
+"""A gRPC server for nodes: Kafka-like messages in and out, health, reflection, explicit limits.
+
+A node offers each service of `services.proto` as an object with one coroutine a method, named in snake case
+(`Fetch` -> `fetch(request, context)`). A method that the object lacks answers UNIMPLEMENTED. `FetchStream` calls
+`fetch` for one request after the other, in order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, NamedTuple
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from kipmesh.rpc.codec import METHODS, Method, Value
+
+log = structlog.get_logger(__name__)
+
+CLIENT_ID_KEY = "kipmesh-client-id"
+DEFAULT_MESSAGE_BYTES_MAX = 100 << 20
+CONCURRENT_CALLS_MAX = 20_000
+
+
+class RequestContext(NamedTuple):
+    """Who asks: the client's own name for itself, and the address that it comes from."""
+
+    client_id: str
+    peer: str
+
+
+Handler = Callable[[Value, RequestContext], Awaitable[Value]]
+
+
+class PortInUseError(Exception):
+    """The listener's address cannot be bound."""
+
+
+def _context(context: grpc.aio.ServicerContext[Any, Any]) -> RequestContext:
+    client_id = ""
+    for key, value in context.invocation_metadata() or ():
+        if key == CLIENT_ID_KEY:
+            client_id = value if isinstance(value, str) else value.decode(errors="replace")
+    return RequestContext(client_id, context.peer())
+
+
+def _unary(method: Method, handler: Handler) -> Any:
+    async def answer(request: Value, context: grpc.aio.ServicerContext[Any, Any]) -> Value:
+        return await handler(request, _context(context))
+
+    return grpc.unary_unary_rpc_method_handler(answer, method.request.decode, method.response.encode)
+
+
+def _stream(method: Method, handler: Handler) -> Any:
+    async def answer(requests: AsyncIterator[Value], context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Value]:
+        who = _context(context)
+        async for request in requests:
+            yield await handler(request, who)
+
+    return grpc.stream_stream_rpc_method_handler(answer, method.request.decode, method.response.encode)
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+def _handlers(service: str, target: object) -> Any:
+    handlers = {}
+    full_name = ""
+    for method in METHODS[service].values():
+        full_name = method.path.split("/")[1]
+        name = _snake(method.name.removesuffix("Stream"))
+        handler: Handler | None = getattr(target, name, None)
+        if handler is not None:
+            handlers[method.name] = (_stream if method.streaming else _unary)(method, handler)
+    return grpc.method_handlers_generic_handler(full_name, handlers), full_name
+
+
+class Server:
+    """Serves `services` (service name of services.proto -> object with its handlers) on one address."""
+
+    def __init__(self, services: Mapping[str, object], message_bytes_max: int = DEFAULT_MESSAGE_BYTES_MAX) -> None:
+        options = [
+            ("grpc.max_receive_message_length", message_bytes_max),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.so_reuseport", 0),
+            ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+            ("grpc.keepalive_permit_without_calls", 1),
+        ]
+        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=CONCURRENT_CALLS_MAX)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = [health.SERVICE_NAME, reflection.SERVICE_NAME]
+        for service, target in services.items():
+            generic, full_name = _handlers(service, target)
+            self._server.add_generic_rpc_handlers((generic,))
+            names.append(full_name)
+        reflection.enable_server_reflection(names, self._server)
+
+    async def start(self, host: str, port: int) -> int:
+        """Bind and serve; returns the bound port (the given one, or a free one for 0). Raises PortInUseError."""
+        try:
+            bound = self._server.add_insecure_port(f"{host}:{port}")
+        except RuntimeError as error:
+            raise PortInUseError(f"cannot listen on {host}:{port}: {error}") from None
+        if not bound:
+            raise PortInUseError(f"cannot listen on {host}:{port}")
+        await self._server.start()
+        return bound
+
+    async def set_serving(self, serving: bool) -> None:
+        """What the standard health service answers for the whole server."""
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        await self._health.set("", status)
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new calls and give running ones `grace_s` to end."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)

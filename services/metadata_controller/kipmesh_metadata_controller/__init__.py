@@ -1,0 +1,1 @@
+"""The metadata_controller service."""
