@@ -1,0 +1,103 @@
+# kipmesh: everything that a developer or a user does with a checkout. Needs Python 3.11+ and make; `make help` lists it.
+
+PYTHON ?= python3
+SCALE ?= 1
+WORKERS ?= 2
+ARGS ?=
+
+VENV := .venv
+PY := $(VENV)/bin/python
+# Holds the folder that the venv was made in: a checkout that moved makes its venv anew.
+STAMP := $(VENV)/installed
+GENERATED := kipmesh/v1/__init__.py
+PROTOS := $(wildcard protos/kipmesh/v1/*.proto) tools/build_protos.py
+PYTEST := $(PY) -m pytest
+
+ifneq ("$(shell cat $(STAMP) 2>/dev/null)","$(CURDIR)")
+STALE := stale
+endif
+ifeq ("$(wildcard $(PY))","")
+STALE := stale
+endif
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help install demo test check lint format types imports tidy unit e2e spark golden bench bench-spark \
+  protos lock wheel docs clean distclean stale
+
+help: ## list the targets
+	@echo "make TARGET [PYTHON=python3.12] [SCALE=n] [WORKERS=n] [ARGS='...']"
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(STAMP) $(GENERATED) ## make .venv with everything in it (the other targets do it when it is missing or stale)
+
+$(STAMP): pyproject.toml requirements.lock tools/install.sh $(STALE)
+	@PYTHON="$(PYTHON)" sh tools/install.sh "$(VENV)"
+
+$(GENERATED): $(STAMP) $(PROTOS)
+	@$(PY) tools/build_protos.py >/dev/null
+
+demo: install ## the main job: a year of flights through a replicated mesh into Spark (SCALE=n: n times)
+	$(PY) -m kipmesh.spark.jobs.demo --scale $(SCALE) $(ARGS)
+
+test: check ## lint, formats, types, import contracts and every test that this machine can run
+	$(PYTEST) -n $(WORKERS) --dist loadfile $(ARGS)
+
+check: lint types imports ## what needs no running: lint, formats, types, import contracts
+
+lint: install ## ruff: lint and formats
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+format: install ## ruff: mend what can be mended, and format
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+types: install ## mypy, strict
+	$(PY) -m mypy
+
+imports: install ## import-linter: the layers and the other contracts of pyproject.toml
+	$(VENV)/bin/lint-imports
+
+tidy: install ## tests of the repository itself (sizes, docs, rules, messages)
+	$(PYTEST) tests/unit/repo $(ARGS)
+
+unit: install ## unit tests
+	$(PYTEST) -n $(WORKERS) tests/unit $(ARGS)
+
+e2e: install ## tests with clusters of processes
+	$(PYTEST) tests/e2e $(ARGS)
+
+spark: install ## tests with Apache Spark (Java 17+)
+	$(PYTEST) tests/spark $(ARGS)
+
+golden: install ## tests with Apache Kafka's own tools (Java 17+, Maven)
+	$(PYTEST) tests/golden $(ARGS)
+
+bench: install ## throughput, latency, memory of a local cluster (ARGS="--quick", "--markdown", "--partitions 3000")
+	$(PY) -m bench $(ARGS)
+
+bench-spark: install ## records/s of a Spark batch read on local[2]
+	$(PY) -m bench.spark $(ARGS)
+
+protos: install ## generate kipmesh/v1 from protos/
+	$(PY) tools/build_protos.py
+
+docs: install ## generate docs/configuration.md from the configuration models
+	$(PY) tools/gen_config_docs.py
+
+lock: install ## newest versions within pyproject.toml's bounds into requirements.lock
+	$(PY) -m pip install --quiet --upgrade uv
+	$(PY) -m uv pip compile pyproject.toml --extra demo --group dev --universal --python-version 3.11 --upgrade \
+	  --no-annotate --custom-compile-command "make lock" --quiet --output-file requirements.lock
+
+wheel: install ## build dist/*.whl
+	$(PY) -m build --wheel --no-isolation --outdir dist
+
+clean: ## remove what was built and cached (.venv stays)
+	rm -rf build dist spark-warehouse metastore_db derby.log kipmesh/v1
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find kipmesh services tests tools bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## clean, and remove .venv
+	rm -rf $(VENV)
