@@ -55,7 +55,8 @@ class Config(BaseModel):
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:
-            first = error.errors()[0]
+            errors = error.errors()
+            first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
             key = ".".join(str(part) for part in first["loc"][:1])
             if first["type"] == "extra_forbidden":
                 raise InvalidConfigError(f"unknown configuration key {key!r}{_suggestion(key, cls.keys())}") from None

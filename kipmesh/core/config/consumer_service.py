@@ -1,0 +1,65 @@
+"""Configuration of the consumer service: Kafka's consumer keys where there is one, and the limits of its HTTP side."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from kipmesh.core.config.base import Config, NotNegative, Positive
+from kipmesh.core.config.node import Endpoint
+
+
+class ConsumerServiceConfig(Config):
+    """The consumer service."""
+
+    bootstrap_servers: Annotated[str, Field(min_length=1)]
+    """Brokers to begin with: host:port, separated by commas."""
+    http_listener: str = "127.0.0.1:0"
+    """host:port of the API and of /metrics, /healthz and /readyz. Port 0 takes a free one."""
+    client_id: str = "kipmesh-consumer"
+    """The name that brokers see."""
+    client_rack: str = ""
+    """Where this service is."""
+    fetch_max_wait_ms: NotNegative = 500
+    """Longest time in ms that a fetch waits at a broker."""
+    fetch_max_bytes: Positive = 4 << 20
+    """Bytes that one fetch of a stream asks for: with the socket's buffer, what a stalled reader holds in memory."""
+    max_partition_fetch_bytes: Positive = 1 << 20
+    """Bytes of one partition in a fetch."""
+    request_timeout_ms: Positive = 30_000
+    """Time in ms after which a request to a broker has failed."""
+    max_poll_records: Annotated[int, Field(ge=1, le=10_000)] = 500
+    """Records that one step of a stream takes at most."""
+    streams_max: Annotated[int, Field(ge=1, le=10_000)] = 64
+    """Streams at a time; one more is answered with 503."""
+    stream_write_timeout_ms: Positive = 300_000
+    """Time in ms after which a reader that takes nothing is dropped."""
+    stream_heartbeat_interval_ms: Positive = 15_000
+    """Time in ms between the comments that keep an idle SSE stream open."""
+    lag_partitions_max: Positive = 10_000
+    """Partitions whose delivered position is remembered; the one used longest ago is forgotten first."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least level of what is logged."""
+    log_format: Literal["json", "console"] = "json"
+    """Form of the log's lines."""
+    shutdown_grace_ms: NotNegative = 5000
+    """Time in ms that running requests are given on SIGTERM."""
+
+    @field_validator("http_listener")
+    @classmethod
+    def _check_http(cls, value: str) -> str:
+        Endpoint.from_text(f"HTTP://{value}")
+        return value
+
+    @field_validator("bootstrap_servers")
+    @classmethod
+    def _check_bootstrap(cls, value: str) -> str:
+        for address in value.split(","):
+            Endpoint.from_text(f"MESH://{address.strip()}")
+        return value
+
+    @property
+    def http_endpoint(self) -> Endpoint:
+        """The parsed `http.listener`."""
+        return Endpoint.from_text(f"HTTP://{self.http_listener}")

@@ -1,0 +1,179 @@
+"""`/metrics`, `/healthz` and `/readyz` of a process, on threads of their own.
+
+Large registries are rendered without holding up the event loop. GET and HEAD only; connections, their time and the
+request's size are limited. `/healthz` is 200 when the event loop answers, `/readyz` when the node is ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+CONNECTIONS_MAX = 16
+CONNECTION_TIMEOUT_S = 5.0
+LOOP_ANSWER_TIMEOUT_S = 2.0
+
+TEXT = "text/plain; charset=utf-8"
+_BUSY = b"HTTP/1.0 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+class HttpAddressError(Exception):
+    """The address of `http.listener` cannot be bound."""
+
+
+class Page(NamedTuple):
+    """An answer: status, content type, body."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+
+def text_page(status: int, text: str) -> Page:
+    """A page of one line."""
+    return Page(status, TEXT, text.encode() + b"\n")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = CONNECTION_TIMEOUT_S
+    server: _Server
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def _answer(self, *, body: bool) -> None:
+        page = self.server.pages.get(self.path.partition("?")[0], _not_found)()
+        self.send_response(page.status)
+        self.send_header("Content-Type", page.content_type)
+        self.send_header("Content-Length", str(len(page.body)))
+        self.end_headers()
+        if body:
+            self.wfile.write(page.body)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the standard library's name
+        """Requests of probes and scrapes are not worth a line."""
+
+    def version_string(self) -> str:
+        return "kipmesh"
+
+
+def _not_found() -> Page:
+    return text_page(404, "/metrics, /healthz and /readyz are here")
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def __init__(self, address: tuple[str, int], pages: dict[str, Callable[[], Page]]) -> None:
+        self.pages = pages
+        self.closing = False
+        self._slots = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        if ":" in address[0]:
+            self.address_family = socket.AF_INET6
+        super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        """Without the reverse name look-up of the standard library's, which can take seconds."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._slots.acquire(blocking=False):
+            with contextlib.suppress(OSError):
+                request.sendall(_BUSY)
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._slots.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A caller that went away or was too slow is no error of ours."""
+
+    def accept_until_closed(self) -> None:
+        """Like `serve_forever`, which would wake up to look whether it should end."""
+        while True:
+            try:
+                request, address = self.get_request()
+            except OSError:
+                if self.socket.fileno() < 0 or self.closing:
+                    return
+                continue
+            self.process_request(request, address)
+
+    def close(self) -> None:
+        self.closing = True
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept
+        self.server_close()
+
+
+class ProbeServer:
+    """Serves the three paths for one node."""
+
+    def __init__(
+        self, registry: CollectorRegistry, is_ready: Callable[[], bool], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._registry = registry
+        self._is_ready = is_ready
+        self._loop = loop
+        self._server: _Server | None = None
+        self.port = 0
+
+    def start(self, host: str, port: int) -> int:
+        """Bind and serve; returns the port. Raises HttpAddressError."""
+        pages = {"/metrics": self._metrics, "/healthz": self._healthz, "/readyz": self._readyz}
+        try:
+            server = _Server((host, port), pages)
+        except OSError as error:
+            raise HttpAddressError(f"cannot listen on {host}:{port} (http.listener): {error.strerror}") from None
+        self._server = server
+        self.port = server.server_port
+        threading.Thread(target=server.accept_until_closed, name="http", daemon=True).start()
+        return self.port
+
+    def stop(self) -> None:
+        """Stop serving; idempotent."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+
+    def _metrics(self) -> Page:
+        return Page(200, CONTENT_TYPE_LATEST, generate_latest(self._registry))
+
+    def _healthz(self) -> Page:
+        async def answer() -> bool:
+            return True
+
+        question = answer()
+        try:
+            asyncio.run_coroutine_threadsafe(question, self._loop).result(LOOP_ANSWER_TIMEOUT_S)
+        except FutureTimeoutError:
+            return text_page(503, f"the event loop did not answer within {LOOP_ANSWER_TIMEOUT_S:g} s")
+        except RuntimeError:
+            question.close()
+            return text_page(503, "the event loop is closed")
+        return text_page(200, "alive")
+
+    def _readyz(self) -> Page:
+        return text_page(200, "ready") if self._is_ready() else text_page(503, "not ready")

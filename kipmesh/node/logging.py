@@ -1,0 +1,105 @@
+"""Structured logs of a process: one JSON object (or console line) a line on stderr.
+
+`configure` is for processes and is called once by them; library code only asks `structlog.get_logger`. A log line
+that cannot be written (the disk of the log file is full) is dropped: logging never stops a node.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any, TextIO
+
+import structlog
+
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+class _Unfailing:
+    """A stream whose writes do not raise; what could not be written is counted in `dropped`."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.dropped = 0
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except (OSError, ValueError):
+            self.dropped += 1
+            return 0
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except (OSError, ValueError):
+            self.dropped += 1
+
+
+class _ToStructlog(logging.Handler):
+    """What other libraries log through the standard library joins our lines."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            extra: dict[str, Any] = {"exc_info": record.exc_info} if record.exc_info else {}
+            level = min(record.levelno, logging.ERROR)
+            structlog.get_logger(record.name).log(level, record.getMessage(), logger=record.name, **extra)
+        except Exception:
+            self.handleError(record)
+
+
+def configure(*, level: str, form: str, context: dict[str, Any], stream: TextIO | None = None) -> None:
+    """Set up this process's logs; `context` is added to each line."""
+    least = _LEVELS[level]
+    out: Any = _Unfailing(stream if stream is not None else sys.stderr)
+
+    def add_context(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        for key, value in context.items():
+            event.setdefault(key, value)
+        return event
+
+    render: Any
+    if form == "json":
+        render = structlog.processors.JSONRenderer(default=repr)
+    else:
+        render = structlog.dev.ConsoleRenderer(colors=False)
+    processors: list[Any] = [
+        structlog.stdlib.add_log_level,
+        add_context,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+    if form == "json":
+        processors.append(structlog.processors.format_exc_info)
+    structlog.configure(
+        processors=[*processors, render],
+        wrapper_class=structlog.make_filtering_bound_logger(least),
+        logger_factory=structlog.WriteLoggerFactory(file=out),
+        cache_logger_on_first_use=True,
+    )
+    root = logging.getLogger()
+    for handler in list(root.handlers):
+        root.removeHandler(handler)
+    root.addHandler(_ToStructlog(level=max(least, logging.WARNING)))
+    root.setLevel(max(least, logging.WARNING))
+    logging.captureWarnings(capture=True)
+
+
+def configure_library() -> None:
+    """For nodes and clients within somebody's own process: log through the standard library, unless they chose.
+
+    Structlog's own default prints everything to standard output, which is the wrong place inside a test run.
+    """
+    if structlog.is_configured():
+        return
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            structlog.processors.format_exc_info,
+            structlog.processors.KeyValueRenderer(key_order=["event"]),
+        ],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=False,
+    )

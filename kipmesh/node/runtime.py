@@ -1,0 +1,300 @@
+"""Runs one node as a process: configuration, logs, probes, signals, exit code.
+
+- A wrong configuration ends the process with 2 and one line on stderr; a failed start or a node that reports a
+  fatal error ends it with 1, the reason in the last line; SIGTERM and SIGINT stop it cleanly and end it with 0.
+- `/healthz` answers as soon as the process has its event loop, `/readyz` when the node is ready.
+- With `--parent-pipe` the process also stops when its standard input ends: children of a test do not outlive it.
+
+Imports are kept few and late: every process of a mesh pays for them at each start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+    from kipmesh.core.config.base import Config
+
+LOOP_LAG_INTERVAL_S = 1.0
+STOP_MARGIN_S = 20.0
+"""On top of `shutdown.grace.ms`: for flushing what the disk has not got yet."""
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+
+class ProcessConfig(Protocol):
+    """What the runtime itself needs of a service's configuration."""
+
+    @property
+    def log_level(self) -> str: ...  # noqa: D102
+    @property
+    def log_format(self) -> str: ...  # noqa: D102
+    @property
+    def http_listener(self) -> str: ...  # noqa: D102
+    @property
+    def shutdown_grace_ms(self) -> int: ...  # noqa: D102
+
+
+class Node(Protocol):
+    """What the runtime runs. It is made inside the running event loop."""
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """The node's own metrics."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it does its work now."""
+
+    @property
+    def failed(self) -> asyncio.Future[None]:
+        """Gets an exception when the node cannot go on."""
+
+    async def start(self) -> None:
+        """Return when it serves; raise with one clear line."""
+
+    async def stop(self) -> None:
+        """Stop cleanly; idempotent."""
+
+
+C = TypeVar("C", bound="Config")
+
+
+class Service(NamedTuple, Generic[C]):
+    """One deployable: its module's name, what it is, its configuration, and how its node is made."""
+
+    module: str
+    summary: str
+    examples: str
+    config_type: Callable[[], type[C]]
+    make: Callable[[C], Node]
+    has_own_http: bool = False
+    """The node serves `/metrics`, `/healthz` and `/readyz` itself."""
+
+
+def main(service: Service[Any], arguments: Sequence[str] | None = None) -> int:
+    """The body of `python -m <module>`; returns the exit code."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read by grpc when it is imported
+    # Structlog imports rich for coloured tracebacks when it finds it: a tenth of a second at every start.
+    sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
+    options = _parser(service).parse_args(arguments)
+    from kipmesh.core.errors import InvalidConfigError
+    from kipmesh.node import settings
+
+    config_type = service.config_type()
+    if options.help_config:
+        with contextlib.suppress(BrokenPipeError):
+            _print_keys(config_type)
+        return EXIT_OK
+    try:
+        config = settings.load(
+            config_type, file=options.config_file, environment=os.environ, overrides=options.config or ()
+        )
+    except InvalidConfigError as error:
+        _complain(service, error.message)
+        return EXIT_USAGE
+    from kipmesh.node import logging
+
+    context = {"service": service.module, "pid": os.getpid()}
+    if (node_id := getattr(config, "node_id", None)) is not None:
+        context["node_id"] = node_id
+    logging.configure(level=config.log_level, form=config.log_format, context=context)
+    return asyncio.run(_Process(service, config, parent_pipe=options.parent_pipe).run())
+
+
+def _parser(service: Service[Any]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {service.module}",
+        description=service.summary,
+        epilog=service.examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--config-file", metavar="FILE", type=Path, help="properties file: key=value lines")
+    parser.add_argument(
+        "--config", metavar="KEY=VALUE", action="append", help="one key; wins over file and environment; repeatable"
+    )
+    parser.add_argument("--help-config", action="store_true", help="list the configuration keys and exit")
+    parser.add_argument("--parent-pipe", action="store_true", help="stop when standard input ends")
+    return parser
+
+
+def _print_keys(config_type: type[Config]) -> None:
+    from kipmesh.core.config.base import dotted
+
+    for name, field in config_type.model_fields.items():
+        default = "required" if field.is_required() else f"default {field.default!r}"
+        print(f"{dotted(name)}\n    {field.description or ''} ({default})")
+
+
+def _complain(service: Service[Any], message: str) -> None:
+    line = " ".join(message.split())
+    print(f"{service.module}: {line}", file=sys.stderr, flush=True)
+
+
+def one_line(error: BaseException) -> str:
+    """What a person needs to know of an error."""
+    message = getattr(error, "message", None) or str(error)
+    return message if message else type(error).__name__
+
+
+class _Process:
+    """One run of one node; all of it belongs to the main task."""
+
+    def __init__(self, service: Service[Any], config: ProcessConfig, *, parent_pipe: bool) -> None:
+        import structlog
+
+        self._service = service
+        self._config = config
+        self._parent_pipe = parent_pipe
+        self._stop = asyncio.Event()
+        self._log = structlog.get_logger("kipmesh.node.runtime")
+
+    async def run(self) -> int:
+        self._catch_signals()
+        try:
+            node = self._service.make(self._config)
+        except Exception as error:
+            return self._refuse("start", error)
+        probes = None
+        try:
+            if not self._service.has_own_http:
+                probes = self._start_probes(node)
+            lag = asyncio.create_task(_measure_loop_lag(node.registry), name="event-loop-lag")
+        except Exception as error:
+            return self._refuse("start", error)
+        try:
+            return await self._run_node(node)
+        finally:
+            lag.cancel()
+            if probes is not None:
+                probes.stop()
+
+    def _start_probes(self, node: Node) -> Any:
+        from prometheus_client import ProcessCollector
+
+        from kipmesh.node.http import ProbeServer
+
+        ProcessCollector(registry=node.registry)
+        host, _, port = self._config.http_listener.rpartition(":")
+        probes = ProbeServer(node.registry, lambda: node.ready, asyncio.get_running_loop())
+        bound = probes.start(host.strip("[]"), int(port))
+        self._log.info("probes are served", host=host, port=bound)
+        return probes
+
+    async def _run_node(self, node: Node) -> int:
+        stop = asyncio.create_task(self._stop.wait(), name="stop-signal")
+        start = asyncio.create_task(node.start(), name="node-start")
+        try:
+            await _first_of(stop, start, node.failed)
+            if not start.done():
+                start.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await start
+            elif (error := start.exception()) is not None:
+                with contextlib.suppress(Exception):
+                    await node.stop()
+                return self._refuse("start", error)
+            else:
+                self._log.info("started")
+                # What lives as long as the process is not looked at by every collection.
+                gc.collect()
+                gc.freeze()
+            await _first_of(stop, node.failed)
+        finally:
+            stop.cancel()
+        if node.failed.done() and not node.failed.cancelled() and (failure := node.failed.exception()) is not None:
+            return await self._abandon(node, failure)
+        return await self._stop_node(node)
+
+    async def _stop_node(self, node: Node) -> int:
+        self._log.info("stopping", grace_ms=self._config.shutdown_grace_ms)
+        limit_s = self._config.shutdown_grace_ms / 1000 + STOP_MARGIN_S
+        try:
+            async with asyncio.timeout(limit_s):
+                await node.stop()
+        except TimeoutError:
+            return self._refuse("stop", TimeoutError(f"not done after {limit_s:g} s"))
+        except Exception as error:
+            return self._refuse("stop", error)
+        self._log.info("stopped")
+        return EXIT_OK
+
+    async def _abandon(self, node: Node, failure: BaseException) -> int:
+        """The node cannot go on: nothing may look as if it had been stopped cleanly."""
+        abort = getattr(node, "abort", None)
+        if abort is not None:
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(5):
+                    await abort()
+        code = self._refuse("go on", failure)
+        if abort is None:
+            sys.stderr.flush()
+            os._exit(code)
+        return code
+
+    def _refuse(self, what: str, error: BaseException) -> int:
+        expected = type(error).__module__.startswith("kipmesh.") or isinstance(error, OSError)
+        if not expected:
+            self._log.error("unexpected error", doing=what, trace="".join(traceback.format_exception(error)))
+        _complain(self._service, f"cannot {what}: {one_line(error)}")
+        return EXIT_FAILED
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        if self._parent_pipe:
+            os.set_blocking(0, False)
+            loop.add_reader(0, self._on_parent_pipe)
+
+    def _on_signal(self, number: int) -> None:
+        if self._stop.is_set() and number == signal.SIGINT:
+            _complain(self._service, "interrupted while stopping")
+            os._exit(EXIT_FAILED)
+        self._stop.set()
+
+    def _on_parent_pipe(self) -> None:
+        try:
+            data = os.read(0, 4096)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            asyncio.get_running_loop().remove_reader(0)
+            self._stop.set()
+
+
+async def _first_of(*futures: asyncio.Future[Any]) -> None:
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def _measure_loop_lag(registry: CollectorRegistry) -> None:
+    """How late a timer of the event loop fires: what every request waits on top."""
+    from prometheus_client import Histogram
+
+    histogram = Histogram(
+        "kipmesh_runtime_event_loop_lag_seconds",
+        "Lateness of a timer of the event loop",
+        buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0),
+        registry=registry,
+    )
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + LOOP_LAG_INTERVAL_S
+        await asyncio.sleep(LOOP_LAG_INTERVAL_S)
+        histogram.observe(max(0.0, loop.time() - due))

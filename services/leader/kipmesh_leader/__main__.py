@@ -1,0 +1,44 @@
+"""`python -m kipmesh_leader`: a broker of the mesh as a process."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from kipmesh.node.runtime import Node, Service, main
+
+if TYPE_CHECKING:
+    from kipmesh.core.config import BrokerConfig
+
+_EXAMPLES = """\
+examples:
+  python -m kipmesh_leader --config-file leader.properties
+  python -m kipmesh_leader --config node.id=1 --config cluster.id=demo \\
+      --config controller.quorum.voters=1001@127.0.0.1:19093 \\
+      --config listeners=MESH://127.0.0.1:19092 --config log.dirs=/var/lib/kipmesh/leader
+  KIPMESH_CONFIG_LOG_LEVEL=debug python -m kipmesh_leader --config-file leader.properties
+"""
+
+
+def _config_type() -> type[BrokerConfig]:
+    from kipmesh.core.config import BrokerConfig
+
+    return BrokerConfig
+
+
+def _make(config: BrokerConfig) -> Node:
+    from kipmesh.node.broker import BrokerNode
+
+    return BrokerNode(config, is_leader_role=True)
+
+
+SERVICE = Service(
+    module="kipmesh_leader",
+    summary="A broker that is preferred as leader: takes writes, serves fetches, feeds its followers.",
+    examples=_EXAMPLES,
+    config_type=_config_type,
+    make=_make,
+)
+
+if __name__ == "__main__":
+    sys.exit(main(SERVICE))

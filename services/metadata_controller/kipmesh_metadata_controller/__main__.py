@@ -1,0 +1,44 @@
+"""`python -m kipmesh_metadata_controller`: a voter of the metadata quorum as a process."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from kipmesh.node.runtime import Node, Service, main
+
+if TYPE_CHECKING:
+    from kipmesh.core.config import ControllerConfig
+
+_EXAMPLES = """\
+examples:
+  python -m kipmesh_metadata_controller --config-file controller.properties
+  python -m kipmesh_metadata_controller --config node.id=1001 --config cluster.id=demo \\
+      --config controller.quorum.voters=1001@127.0.0.1:19093 \\
+      --config listeners=MESH://127.0.0.1:19093 --config metadata.log.dir=/var/lib/kipmesh/metadata
+  KIPMESH_CONFIG_LOG_LEVEL=debug python -m kipmesh_metadata_controller --config-file controller.properties
+"""
+
+
+def _config_type() -> type[ControllerConfig]:
+    from kipmesh.core.config import ControllerConfig
+
+    return ControllerConfig
+
+
+def _make(config: ControllerConfig) -> Node:
+    from kipmesh.node.controller import ControllerNode
+
+    return ControllerNode(config)
+
+
+SERVICE = Service(
+    module="kipmesh_metadata_controller",
+    summary="A voter of the metadata quorum: owns topics, leaders, in-sync replicas, fencing and registrations.",
+    examples=_EXAMPLES,
+    config_type=_config_type,
+    make=_make,
+)
+
+if __name__ == "__main__":
+    sys.exit(main(SERVICE))
