@@ -17,13 +17,14 @@ command -v "$python" >/dev/null 2>&1 || fail "no $python here: install Python 3.
     "Python 3.11 or newer is needed, $python is $("$python" -V 2>&1 | cut -d' ' -f2): make PYTHON=python3.11"
 
 # A venv of another folder, of a Python that is gone or too old, or half made, is made anew.
-if [ -e "$venv/installed" ] && [ "$(cat "$venv/installed")" != "$here" ]; then
+if [ -e "$venv/made-in" ] && [ "$(cat "$venv/made-in")" != "$here" ]; then
     rm -rf "$venv"
 fi
 if ! "$venv/bin/python" -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
     echo "kipmesh: making $venv with $("$python" -V 2>&1)"
     "$python" -m venv --clear "$venv" || fail \
         "$python cannot make a virtual environment; on Debian and Ubuntu: apt-get install python3-venv"
+    printf '%s\n' "$here" >"$venv/made-in"
 fi
 rm -f "$venv/installed"
 
