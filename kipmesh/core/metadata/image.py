@@ -1,0 +1,419 @@
+"""The cluster's metadata as the records of `__cluster_metadata` make it, and what changed while they were applied.
+
+One task owns an image, applies records to it in the log's order and may read it at any time; nobody else writes it.
+Values inside (BrokerState, PartitionState) are immutable and replaced whole, so that a reader may keep them.
+
+The log says more than who leads. `PartitionState.last_known_elr` holds the members that left the ISR since a leader
+last proved itself alive; together with the ISR they are "the last ISR that had a leader" ("Log truth" of the rules),
+see `elections`.
+
+Invariants: a leader is in its ISR; the ISR is a part of the replicas; a partition without a leader has a member in
+its last ISR; leader and partition epochs never go back; equal records make equal images. The indexes (partitions of a
+broker, partitions without a leader, unproven leaders) follow from the partitions. A record that contradicts the image
+raises CorruptRecordError and the image must not be used any more (630-15).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
+
+from kipmesh.core import record_batch
+from kipmesh.core.errors import CorruptRecordError
+from kipmesh.core.metadata import records as r
+
+CLUSTER_METADATA_TOPIC = "__cluster_metadata"
+CLUSTER_METADATA_TOPIC_ID = bytes(15) + b"\1"
+"""Kafka's fixed id of the metadata topic."""
+
+LEADER_ROLE_FEATURE = "kipmesh.leader"
+"""A broker that registers this feature is a leader service: preferred as leader."""
+
+TOPIC_RESOURCE = 2
+BROKER_RESOURCE = 4
+
+PartitionKey = tuple[bytes, int]
+"""Topic id and partition."""
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+_NO_PARTITIONS: Mapping[PartitionKey, None] = MappingProxyType({})
+_NO_OFFSETS: Mapping[PartitionKey, int] = MappingProxyType({})
+
+
+class BrokerState(NamedTuple):
+    """A registered broker."""
+
+    broker_id: int
+    broker_epoch: int
+    """The offset of its registration's record."""
+    incarnation_id: bytes
+    endpoints: Mapping[str, tuple[str, int]]
+    """Listener name -> (host, port)."""
+    rack: str | None
+    fenced: bool
+    """Whether it may neither lead nor be in an ISR (but as its last member)."""
+    in_controlled_shutdown: bool
+    is_leader_role: bool
+    """Whether it is a leader service: preferred as leader."""
+    features: Sequence[r.BrokerFeature] = ()
+    log_dirs: Sequence[bytes] = ()
+
+    @property
+    def can_lead(self) -> bool:
+        """Whether it may be elected and may join an ISR."""
+        return not self.fenced and not self.in_controlled_shutdown
+
+
+class PartitionState(NamedTuple):
+    """A partition: who has it, who is in sync, who leads."""
+
+    replicas: Sequence[int]
+    """In the order of preference; the first is the preferred leader."""
+    isr: Sequence[int]
+    """Empty only when every member stopped uncleanly; then the last ISR decides."""
+    leader: int
+    """-1 when there is none."""
+    leader_epoch: int
+    partition_epoch: int
+    leader_recovery_state: int = 0
+    """1 from an unclean election until the leader says that it has recovered."""
+    last_known_elr: Sequence[int] = ()
+    """Those who left the ISR since a leader last proved itself alive."""
+    eligible_leader_replicas: Sequence[int] = ()
+    removing_replicas: Sequence[int] = ()
+    adding_replicas: Sequence[int] = ()
+    directories: Sequence[bytes] = ()
+
+    @property
+    def last_isr(self) -> tuple[int, ...]:
+        """The members of the last ISR whose leader was certainly alive, in replica order."""
+        members = {*self.isr, *self.last_known_elr}
+        return tuple([replica for replica in self.replicas if replica in members])
+
+
+@dataclass(slots=True)
+class TopicState:
+    """A topic and its partitions."""
+
+    name: str
+    topic_id: bytes
+    partitions: dict[int, PartitionState] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class MetadataDelta:
+    """What records changed; one may collect several batches. A deleted topic's partitions count as neither."""
+
+    changed_partitions: set[PartitionKey] = field(default_factory=set)
+    """New ones too."""
+    deleted_topics: list[TopicState] = field(default_factory=list)
+    """As they were."""
+    changed_brokers: set[int] = field(default_factory=set)
+    """New and removed ones too."""
+    changed_topic_configs: set[str] = field(default_factory=set)
+    """Names of topics that exist."""
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.changed_partitions or self.deleted_topics or self.changed_brokers or self.changed_topic_configs
+        )
+
+
+class MetadataImage:
+    """All metadata up to `offset`."""
+
+    __slots__ = (
+        "_configs",
+        "_leaderless",
+        "_of_broker",
+        "_topic_names",
+        "_unproven",
+        "brokers",
+        "epoch",
+        "features",
+        "next_producer_id",
+        "offset",
+        "partition_count",
+        "topics",
+    )
+
+    def __init__(self) -> None:
+        self.offset = -1
+        """Offset of the last applied record, -1 for none."""
+        self.epoch = 0
+        """Quorum epoch of the last applied record."""
+        self.brokers: dict[int, BrokerState] = {}
+        self.topics: dict[bytes, TopicState] = {}
+        """By topic id."""
+        self.features: dict[str, int] = {}
+        self.next_producer_id = 0
+        self.partition_count = 0
+        self._topic_names: dict[str, bytes] = {}
+        self._configs: dict[tuple[int, str], dict[str, str]] = {}
+        # Dicts as ordered sets: equal logs must give equal orders, and so equal records.
+        self._of_broker: dict[int, dict[PartitionKey, None]] = {}
+        self._leaderless: dict[PartitionKey, None] = {}
+        self._unproven: dict[int, dict[PartitionKey, int]] = {}
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, MetadataImage):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def topic_names(self) -> Mapping[str, bytes]:
+        """Topic name -> topic id."""
+        return MappingProxyType(self._topic_names)
+
+    def topic_by_name(self, name: str) -> TopicState | None:
+        """The topic of that name."""
+        topic_id = self._topic_names.get(name)
+        return None if topic_id is None else self.topics[topic_id]
+
+    def partition(self, topic_id: bytes, partition: int) -> PartitionState | None:
+        """A partition's state."""
+        topic = self.topics.get(topic_id)
+        return None if topic is None else topic.partitions.get(partition)
+
+    def topic_config(self, name: str) -> Mapping[str, str]:
+        """The topic's own configuration (without defaults), dotted keys."""
+        return self._configs.get((TOPIC_RESOURCE, name), _NOTHING)
+
+    def partitions_of_broker(self, broker_id: int) -> Collection[PartitionKey]:
+        """(topic id, partition) of every partition that the broker has a replica of; a view, not a copy."""
+        return self._of_broker.get(broker_id, _NO_PARTITIONS).keys()
+
+    @property
+    def leaderless(self) -> Collection[PartitionKey]:
+        """The partitions without a leader; a view, not a copy."""
+        return self._leaderless.keys()
+
+    def unproven(self, leader: int) -> Mapping[PartitionKey, int]:
+        """Partitions with a last known ELR that this broker leads -> offset of the record that made it so."""
+        return self._unproven.get(leader, _NO_OFFSETS)
+
+    def waiting_for(self, topic_id: bytes, partition: int) -> tuple[int, ...]:
+        """The brokers without which a partition that has no leader gets none: those not here of the last clean ISR,
+        or of the last ISR when no clean member is left. Empty when it has a leader, or when all are here."""
+        state = self.partition(topic_id, partition)
+        if state is None or state.leader != r.NO_LEADER:
+            return ()
+        return tuple([broker for broker in state.isr or state.last_isr if not self._is_live(broker)])
+
+    def _is_live(self, broker_id: int) -> bool:
+        broker = self.brokers.get(broker_id)
+        return broker is not None and broker.can_lead
+
+    def replay(self, batches: bytes, delta: MetadataDelta) -> None:
+        """Apply whole record batches of the log, in order; what is at or below `offset` is skipped.
+
+        Raises CorruptRecordError on bytes or records that cannot be applied.
+        """
+        for position, header in record_batch.iterate(batches):
+            if header.last_offset <= self.offset:
+                continue
+            self.epoch = header.partition_leader_epoch
+            if not header.is_control:
+                for record in record_batch.read_records(batches, position, header):
+                    if record.value is None:
+                        raise CorruptRecordError(f"the metadata record at offset {record.offset} has no value")
+                    self.offset = record.offset
+                    self.apply(r.decode_record(record.value), delta)
+            self.offset = header.last_offset
+
+    def apply(self, record: r.Record, delta: MetadataDelta) -> None:
+        """Apply one record; the caller has set `offset` (and `epoch`) to the record's. Prefer `replay`."""
+        match record:
+            case r.PartitionChangeRecord():
+                self._change_partition(record, delta)
+            case r.PartitionRecord():
+                self._add_partition(record, delta)
+            case r.TopicRecord():
+                self._add_topic(record)
+            case r.RemoveTopicRecord():
+                self._remove_topic(record, delta)
+            case r.ConfigRecord():
+                self._set_config(record, delta)
+            case r.FeatureLevelRecord():
+                self.features[record.name] = record.feature_level
+            case r.ProducerIdsRecord():
+                self.next_producer_id = record.next_producer_id
+            case _:
+                self._apply_to_broker(record, delta)
+
+    def _apply_to_broker(self, record: r.Record, delta: MetadataDelta) -> None:
+        match record:
+            case r.RegisterBrokerRecord():
+                self.brokers[record.broker_id] = _registered(record)
+                delta.changed_brokers.add(record.broker_id)
+            case r.BrokerRegistrationChangeRecord():
+                broker = self._broker(record.broker_id, record.broker_epoch)
+                self.brokers[record.broker_id] = broker._replace(
+                    fenced=record.fenced > 0 if record.fenced else broker.fenced,
+                    in_controlled_shutdown=broker.in_controlled_shutdown or record.in_controlled_shutdown > 0,
+                    log_dirs=tuple(record.log_dirs) or broker.log_dirs,
+                )
+                delta.changed_brokers.add(record.broker_id)
+            case r.FenceBrokerRecord() | r.UnfenceBrokerRecord():
+                broker = self._broker(record.id, record.epoch)
+                self.brokers[record.id] = broker._replace(fenced=isinstance(record, r.FenceBrokerRecord))
+                delta.changed_brokers.add(record.id)
+            case r.UnregisterBrokerRecord():
+                self._broker(record.broker_id, record.broker_epoch)
+                del self.brokers[record.broker_id]
+                delta.changed_brokers.add(record.broker_id)
+
+    def _broker(self, broker_id: int, broker_epoch: int) -> BrokerState:
+        broker = self.brokers.get(broker_id)
+        if broker is None or broker.broker_epoch != broker_epoch:
+            raise CorruptRecordError(
+                f"offset {self.offset}: no registration of broker {broker_id} with epoch {broker_epoch}"
+            )
+        return broker
+
+    def _add_topic(self, record: r.TopicRecord) -> None:
+        if record.name in self._topic_names or record.topic_id in self.topics:
+            raise CorruptRecordError(f"offset {self.offset}: topic {record.name!r} exists")
+        self.topics[record.topic_id] = TopicState(record.name, record.topic_id)
+        self._topic_names[record.name] = record.topic_id
+
+    def _topic(self, topic_id: bytes) -> TopicState:
+        topic = self.topics.get(topic_id)
+        if topic is None:
+            raise CorruptRecordError(f"offset {self.offset}: no topic of id {topic_id.hex()}")
+        return topic
+
+    def _remove_topic(self, record: r.RemoveTopicRecord, delta: MetadataDelta) -> None:
+        topic = self._topic(record.topic_id)
+        for partition, state in topic.partitions.items():
+            key = (topic.topic_id, partition)
+            self._unindex(key, state)
+            delta.changed_partitions.discard(key)
+        del self.topics[topic.topic_id]
+        del self._topic_names[topic.name]
+        self._configs.pop((TOPIC_RESOURCE, topic.name), None)
+        delta.changed_topic_configs.discard(topic.name)
+        delta.deleted_topics.append(topic)
+
+    def _set_config(self, record: r.ConfigRecord, delta: MetadataDelta) -> None:
+        resource = (record.resource_type, record.resource_name)
+        configs = self._configs.setdefault(resource, {})
+        if record.value is None:
+            configs.pop(record.name, None)
+        else:
+            configs[record.name] = record.value
+        if not configs:
+            del self._configs[resource]
+        if record.resource_type == TOPIC_RESOURCE:
+            delta.changed_topic_configs.add(record.resource_name)
+
+    def _add_partition(self, record: r.PartitionRecord, delta: MetadataDelta) -> None:
+        topic = self._topic(record.topic_id)
+        key = (record.topic_id, record.partition_id)
+        state = PartitionState(
+            tuple(record.replicas),
+            tuple(record.isr),
+            record.leader,
+            record.leader_epoch,
+            record.partition_epoch,
+            record.leader_recovery_state,
+            tuple(record.last_known_elr or ()),
+            tuple(record.eligible_leader_replicas or ()),
+            tuple(record.removing_replicas),
+            tuple(record.adding_replicas),
+            tuple(record.directories),
+        )
+        before = topic.partitions.get(record.partition_id)
+        if before is not None:
+            self._unindex(key, before)
+        topic.partitions[record.partition_id] = state
+        self._index(key, state)
+        delta.changed_partitions.add(key)
+
+    def _change_partition(self, record: r.PartitionChangeRecord, delta: MetadataDelta) -> None:
+        key = (record.topic_id, record.partition_id)
+        partitions = self._topic(record.topic_id).partitions
+        before = partitions.get(record.partition_id)
+        if before is None:
+            raise CorruptRecordError(f"offset {self.offset}: no partition {record.partition_id} to change")
+        state = changed(before, record)
+        if state.replicas != before.replicas:
+            self._unindex(key, before)
+            self._index(key, state)
+        else:
+            self._reindex_leader(key, before.leader, state)
+        partitions[record.partition_id] = state
+        delta.changed_partitions.add(key)
+
+    def _index(self, key: PartitionKey, state: PartitionState) -> None:
+        self.partition_count += 1
+        for replica in state.replicas:
+            self._of_broker.setdefault(replica, {})[key] = None
+        self._reindex_leader(key, state.leader, state)
+
+    def _unindex(self, key: PartitionKey, state: PartitionState) -> None:
+        self.partition_count -= 1
+        for replica in state.replicas:
+            of_broker = self._of_broker[replica]
+            del of_broker[key]
+            if not of_broker:
+                del self._of_broker[replica]
+        self._leaderless.pop(key, None)
+        self._forget_unproven(key, state.leader)
+
+    def _reindex_leader(self, key: PartitionKey, leader_before: int, state: PartitionState) -> None:
+        self._forget_unproven(key, leader_before)
+        if state.leader == r.NO_LEADER:
+            self._leaderless[key] = None
+            return
+        self._leaderless.pop(key, None)
+        if state.last_known_elr:
+            self._unproven.setdefault(state.leader, {})[key] = self.offset
+
+    def _forget_unproven(self, key: PartitionKey, leader: int) -> None:
+        unproven = self._unproven.get(leader)
+        if unproven is not None:
+            unproven.pop(key, None)
+            if not unproven:
+                del self._unproven[leader]
+
+
+def changed(state: PartitionState, record: r.PartitionChangeRecord) -> PartitionState:
+    """The partition after the change: one more partition epoch, and one more leader epoch if a leader is named."""
+
+    def new(part: Sequence[int] | None, before: Sequence[int]) -> Sequence[int]:
+        return before if part is None else tuple(part)
+
+    named = record.leader != r.NO_LEADER_CHANGE
+    return PartitionState(
+        new(record.replicas, state.replicas),
+        new(record.isr, state.isr),
+        record.leader if named else state.leader,
+        state.leader_epoch + named,
+        state.partition_epoch + 1,
+        state.leader_recovery_state if record.leader_recovery_state < 0 else record.leader_recovery_state,
+        new(record.last_known_elr, state.last_known_elr),
+        new(record.eligible_leader_replicas, state.eligible_leader_replicas),
+        new(record.removing_replicas, state.removing_replicas),
+        new(record.adding_replicas, state.adding_replicas),
+        state.directories if record.directories is None else tuple(record.directories),
+    )
+
+
+def _registered(record: r.RegisterBrokerRecord) -> BrokerState:
+    return BrokerState(
+        record.broker_id,
+        record.broker_epoch,
+        record.incarnation_id,
+        {endpoint.name: (endpoint.host, endpoint.port) for endpoint in record.end_points},
+        record.rack,
+        record.fenced,
+        record.in_controlled_shutdown,
+        any(feature.name == LEADER_ROLE_FEATURE and feature.max_supported_version > 0 for feature in record.features),
+        tuple(record.features),
+        tuple(record.log_dirs),
+    )
