@@ -1,0 +1,210 @@
+"""Which nodes a local cluster has, and `cluster.json`, where that is written down.
+
+Rules:
+- Names are role and number (`leader-1`), racks are given out in turn within brokers, controllers and consumers.
+- Node ids are unique in the cluster and never change: brokers count from 1, controllers from 1001. A later `up` may
+  add brokers and consumers; it takes none away, and leaves the controllers as they are.
+- `cluster.json` is replaced as a whole, never half written. A `pid` counts only together with `process`, which tells
+  the process from a later one of the same pid.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kipmesh.cluster.errors import ClusterError
+
+FILE_NAME = "cluster.json"
+RACKS = ("rack-a", "rack-b", "rack-c")
+FIRST_CONTROLLER_ID = 1001
+NODES_MAX = 64
+LISTENER = "MESH"
+
+
+class Role(StrEnum):
+    """What a node is; the value is the first part of its name."""
+
+    CONTROLLER = "controller"
+    LEADER = "leader"
+    FOLLOWER = "follower"
+    CONSUMER = "consumer"
+
+    @property
+    def is_broker(self) -> bool:
+        """Whether it has partitions."""
+        return self in (Role.LEADER, Role.FOLLOWER)
+
+    @property
+    def module(self) -> str:
+        """What `python -m` starts."""
+        return "kipmesh_metadata_controller" if self is Role.CONTROLLER else f"kipmesh_{self.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """One node as `cluster.json` shows it; addresses are `host:port`, None where there is nothing."""
+
+    name: str
+    role: Role
+    node_id: int | None
+    rack: str
+    pid: int | None = None
+    process: str | None = None
+    grpc: str | None = None
+    kafka: str | None = None
+    http: str | None = None
+    dir: str = ""
+    log: str | None = None
+
+
+class Counts(NamedTuple):
+    """How many nodes of each role; None leaves it as it is (or at its default in a new cluster)."""
+
+    controllers: int | None = None
+    leaders: int | None = None
+    followers: int | None = None
+    consumers: int | None = None
+
+    def of(self, role: Role) -> int | None:
+        """The number for a role."""
+        match role:
+            case Role.CONTROLLER:
+                return self.controllers
+            case Role.LEADER:
+                return self.leaders
+            case Role.FOLLOWER:
+                return self.followers
+            case Role.CONSUMER:
+                return self.consumers
+
+
+DEFAULT_COUNTS = Counts(1, 1, 2, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """What is known of a cluster between two commands."""
+
+    cluster_id: str
+    config: Mapping[str, str]
+    nodes: tuple[NodeInfo, ...]
+
+    @property
+    def bootstrap(self) -> str:
+        """gRPC addresses of all brokers."""
+        return ",".join(node.grpc for node in self.nodes if node.role.is_broker and node.grpc)
+
+    def node(self, name: str) -> NodeInfo:
+        """The node of that name; raises ClusterError."""
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise ClusterError(f"there is no node {name!r}; there are {', '.join(node.name for node in self.nodes)}")
+
+    def with_node(self, changed: NodeInfo) -> ClusterState:
+        """The same cluster with one node changed."""
+        return replace(self, nodes=tuple(changed if node.name == changed.name else node for node in self.nodes))
+
+    def write(self, folder: Path) -> None:
+        """Replace `cluster.json`."""
+        document = {
+            "bootstrap": self.bootstrap,
+            "kafka_bootstrap": None,
+            "cluster_id": self.cluster_id,
+            "config": dict(self.config),
+            "nodes": [asdict(node) for node in self.nodes],
+        }
+        temporary = folder / f"{FILE_NAME}.tmp"
+        temporary.write_text(json.dumps(document, indent=2) + "\n")
+        os.replace(temporary, folder / FILE_NAME)
+
+
+def read_state(folder: Path) -> ClusterState | None:
+    """The cluster of a folder, None when there is none; raises ClusterError for a broken file."""
+    file = folder / FILE_NAME
+    try:
+        document = json.loads(file.read_text())
+        nodes = tuple(_node_from(values) for values in document["nodes"])
+        return ClusterState(document["cluster_id"], document.get("config", {}), nodes)
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError:
+        raise ClusterError(f"{folder} is not a folder") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ClusterError(f"{file} cannot be read: {error}") from None
+
+
+def _node_from(values: dict[str, Any]) -> NodeInfo:
+    return NodeInfo(**{**values, "role": Role(values["role"])})
+
+
+def plan(known: Sequence[NodeInfo], counts: Counts, folder: Path) -> tuple[NodeInfo, ...]:
+    """The nodes of a cluster: the known ones and what `counts` adds; raises ClusterError."""
+    nodes = list(known)
+    for role in Role:
+        have = sum(node.role is role for node in known)
+        want = counts.of(role)
+        if want is None:
+            want = have if known else DEFAULT_COUNTS.of(role) or 0
+        if want < have or (known and role is Role.CONTROLLER and want != have):
+            raise ClusterError(
+                f"{folder} has {have} {role}(s), not {want}: use another folder, or leave the number out"
+            )
+        nodes.extend(_new_node(nodes, role, number, folder) for number in range(have + 1, want + 1))
+    if len(nodes) > NODES_MAX:
+        raise ClusterError(f"{len(nodes)} nodes are more than the {NODES_MAX} that a local cluster can have")
+    if not any(node.role is Role.CONTROLLER for node in nodes) or not any(node.role.is_broker for node in nodes):
+        raise ClusterError("a cluster needs a controller and a broker")
+    order = list(Role)
+    return tuple(sorted(nodes, key=lambda node: order.index(node.role)))
+
+
+def _new_node(nodes: Sequence[NodeInfo], role: Role, number: int, folder: Path) -> NodeInfo:
+    brokers = [node for node in nodes if node.role.is_broker]
+    node_id: int | None
+    if role.is_broker:
+        node_id = 1 + max((node.node_id or 0 for node in brokers), default=0)
+        turn = node_id - 1
+    else:
+        node_id = FIRST_CONTROLLER_ID + number - 1 if role is Role.CONTROLLER else None
+        turn = number - 1
+    name = f"{role}-{number}"
+    home = folder / name
+    return NodeInfo(name, role, node_id, RACKS[turn % len(RACKS)], dir=str(home), log=str(home / "node.log"))
+
+
+def voters(nodes: Sequence[NodeInfo]) -> str:
+    """`controller.quorum.voters` of the cluster."""
+    return ",".join(f"{node.node_id}@{node.grpc}" for node in nodes if node.role is Role.CONTROLLER)
+
+
+def properties(state: ClusterState, node: NodeInfo, config: Mapping[str, str]) -> dict[str, str]:
+    """A node's configuration; `config` is what the user set for this node's role."""
+    if node.role is Role.CONSUMER:
+        return {
+            "bootstrap.servers": state.bootstrap,
+            "client.id": node.name,
+            "client.rack": node.rack,
+            "http.listener": str(node.http),
+            **config,
+        }
+    values = {
+        "node.id": str(node.node_id),
+        "cluster.id": state.cluster_id,
+        "controller.quorum.voters": voters(state.nodes),
+        "listeners": f"{LISTENER}://{node.grpc}",
+    }
+    if node.http is not None:
+        values["http.listener"] = node.http
+    data = str(Path(node.dir) / "data")
+    if node.role.is_broker:
+        values |= {"log.dirs": data, "broker.rack": node.rack}
+    else:
+        values["metadata.log.dir"] = data
+    return {**values, **config}

@@ -1,0 +1,62 @@
+"""Free TCP ports for nodes.
+
+They are taken below the range that the system gives to outgoing connections: a node that is restarted finds its
+port free, whatever connections its neighbours opened meanwhile.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Collection
+from contextlib import closing
+from pathlib import Path
+
+from kipmesh.cluster.errors import ClusterError
+
+HOST = "127.0.0.1"
+FIRST = 10_240
+LAST_BY_DEFAULT = 32_767
+ATTEMPTS_MAX = 2000
+
+
+def is_free(port: int) -> bool:
+    """Whether a server can listen on the port now."""
+    with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
+        # As servers do it: a port whose old connections still linger is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+            probe.listen(1)
+        except OSError:
+            return False
+        return True
+
+
+def choose(number: int, taken: Collection[int] = ()) -> list[int]:
+    """`number` ports that are free now, none of them in `taken`; raises ClusterError."""
+    source = random.SystemRandom()
+    last = _last_port()
+    chosen: list[int] = []
+    for _ in range(ATTEMPTS_MAX):
+        if len(chosen) == number:
+            return chosen
+        port = source.randint(FIRST, last)
+        if port not in chosen and port not in taken and is_free(port):
+            chosen.append(port)
+    if len(chosen) == number:
+        return chosen
+    raise ClusterError(f"found no {number} free ports between {FIRST} and {last}")
+
+
+def _last_port() -> int:
+    try:
+        first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return LAST_BY_DEFAULT
+    return first_outgoing - 1 if first_outgoing > FIRST + 1000 else LAST_BY_DEFAULT
+
+
+def port_of(address: str) -> int:
+    """The port of `host:port`."""
+    return int(address.rpartition(":")[2])

@@ -1,0 +1,371 @@
+"""A local cluster of real processes: what `kipmesh local` and `LocalCluster(mode="processes")` do.
+
+One folder a node: `node.properties`, `data/`, `node.log`. Rules:
+- Every command holds `.lock` of the cluster's folder, so two of them never work on one folder at the same time.
+- `up` starts what is not running, keeps ports across restarts (new ones when taken) and returns when all are ready.
+  A node that dies on the way is an error with its last log lines, and what this `up` started is stopped again.
+- An owned cluster (a context manager's) gives its nodes a pipe as standard input: they stop when their owner is gone.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from kipmesh.cluster import ports, processes
+from kipmesh.cluster.errors import ClusterError
+from kipmesh.cluster.layout import ClusterState, Counts, NodeInfo, Role, plan, properties, read_state
+from kipmesh.cluster.processes import ProcessState
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 15.0
+LOCK_TIMEOUT_S = 120.0
+LOG_TAIL_LINES = 15
+CONFIG_PREFIX = "KIPMESH_CONFIG_"
+
+OnEvent = Callable[[str, str], None]
+"""Called with a node's name and what it is now: starting, ready, stopping, stopped."""
+
+
+class NodeStatus(NamedTuple):
+    """A node and how it is: ready, starting, paused or stopped."""
+
+    node: NodeInfo
+    state: str
+
+
+class _Started(NamedTuple):
+    node: NodeInfo
+    log_offset: int
+
+
+def _ignore(_name: str, _event: str) -> None:
+    pass
+
+
+class ProcessCluster:
+    """The cluster of one folder; each method is one command."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        owned: bool = False,
+        start_timeout_s: float = START_TIMEOUT_S,
+        stop_timeout_s: float = STOP_TIMEOUT_S,
+        on_event: OnEvent | None = None,
+    ) -> None:
+        self.folder = folder.absolute()
+        self._start_timeout_s = start_timeout_s
+        self._stop_timeout_s = stop_timeout_s
+        self._on_event = on_event or _ignore
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._pipe = os.pipe() if owned else None
+
+    # --- what commands do
+
+    def state(self) -> ClusterState:
+        """The cluster as it is written down; raises ClusterError when there is none."""
+        state = read_state(self.folder)
+        if state is None:
+            raise ClusterError(f"there is no cluster in {self.folder} (no cluster.json): start one with `local up`")
+        return state
+
+    def up(self, counts: Counts, config: Mapping[str, str]) -> bool:
+        """Start what is not running; False when everything ran already."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self._locked():
+            known = read_state(self.folder)
+            running = {node.name for node in known.nodes if _is_alive(node)} if known is not None else set()
+            if known is not None and running and len(running) == len(known.nodes):
+                plan(known.nodes, counts, self.folder)  # refuses what it cannot become
+                if all(counts.of(role) in (None, _count(known, role)) for role in Role):
+                    return False
+            state = self._planned(known, counts, config)
+            for attempt in (1, 2):
+                state = self._with_ports(state, running, fresh=attempt > 1)
+                try:
+                    self._start_all(state, [node for node in state.nodes if node.name not in running])
+                except ClusterError as error:
+                    if attempt == 1 and not running and "cannot listen" in str(error):
+                        continue  # somebody took a port between our look and the node's
+                    raise
+                break
+            return True
+
+    def down(self) -> bool:
+        """Stop everything: clients of the cluster first, controllers last; False when nothing ran."""
+        with self._locked():
+            state = self.state()
+            alive = [node for node in state.nodes if _is_alive(node)]
+            self._stop_nodes([node for node in alive if node.role is not Role.CONTROLLER])
+            self._stop_nodes([node for node in alive if node.role is Role.CONTROLLER])
+            replace(state, nodes=tuple(_without_process(node) for node in state.nodes)).write(self.folder)
+            self._reap()
+            return bool(alive)
+
+    def start(self, name: str) -> NodeInfo:
+        """Start one node that does not run, and wait until it is ready."""
+        with self._locked():
+            state = self.state()
+            node = state.node(name)
+            if _is_alive(node):
+                raise ClusterError(f"{name} runs already (pid {node.pid})")
+            running = {other.name for other in state.nodes if other.name != name}
+            state = self._with_ports(state, running, fresh=False)
+            self._start_all(state, [state.node(name)])
+            return self.state().node(name)
+
+    def kill(self, name: str) -> None:
+        """SIGKILL one node."""
+        self._end(name, signal.SIGKILL)
+
+    def stop(self, name: str) -> None:
+        """SIGTERM one node and wait until it is gone; SIGKILL after the time limit."""
+        self._end(name, signal.SIGTERM)
+
+    def pause(self, name: str) -> None:
+        """SIGSTOP one node: it keeps its connections and answers nothing."""
+        self._signal(name, signal.SIGSTOP)
+
+    def resume(self, name: str) -> None:
+        """SIGCONT one node."""
+        self._signal(name, signal.SIGCONT)
+
+    def status(self) -> list[NodeStatus]:
+        """How each node is; asks all at the same time."""
+        nodes = self.state().nodes
+        with ThreadPoolExecutor(max_workers=min(len(nodes), 16)) as pool:
+            return [NodeStatus(node, how) for node, how in zip(nodes, pool.map(_describe, nodes), strict=True)]
+
+    def close(self) -> None:
+        """Give up the pipe of an owned cluster: its nodes stop by themselves if they still run."""
+        if self._pipe is not None:
+            for end in self._pipe:
+                os.close(end)
+            self._pipe = None
+
+    # --- starting
+
+    def _planned(self, known: ClusterState | None, counts: Counts, config: Mapping[str, str]) -> ClusterState:
+        merged = {**(known.config if known is not None else {}), **config}
+        nodes = plan(known.nodes if known is not None else (), counts, self.folder)
+        # A cluster's folder may have been moved since the last time.
+        homes = {node.name: self.folder / node.name for node in nodes}
+        nodes = tuple(
+            replace(node, dir=str(homes[node.name]), log=str(homes[node.name] / "node.log")) for node in nodes
+        )
+        return ClusterState(known.cluster_id if known is not None else _new_cluster_id(), merged, nodes)
+
+    def _with_ports(self, state: ClusterState, running: set[str], *, fresh: bool) -> ClusterState:
+        """Every node that does not run gets ports that are free now, its old ones if possible."""
+        taken = {ports.port_of(one) for node in state.nodes for one in (node.grpc, node.http) if one is not None}
+        others_run = any(node.name in running and _is_alive(node) for node in state.nodes)
+        for node in state.nodes:
+            if node.name in running:
+                continue
+            grpc, http = (None, None) if fresh else (_if_free(node.grpc), _if_free(node.http))
+            if node.role is Role.CONTROLLER and node.grpc is not None and grpc is None and others_run:
+                raise ClusterError(
+                    f"{node.name}: {node.grpc} is in use by another program, and the running nodes know it by that "
+                    "address: free it, or take everything down and up again"
+                )
+            new = iter(ports.choose(2, taken))
+            if node.role is not Role.CONSUMER:
+                grpc = grpc or f"{ports.HOST}:{next(new)}"
+            http = http or f"{ports.HOST}:{next(new)}"
+            taken |= {ports.port_of(one) for one in (grpc, http) if one is not None}
+            state = state.with_node(replace(node, grpc=grpc, http=http))
+        return state
+
+    def _start_all(self, state: ClusterState, nodes: Sequence[NodeInfo]) -> None:
+        files = {node.name: _properties_text(state, node) for node in nodes}
+        started: list[_Started] = []
+        try:
+            for node in nodes:
+                one = self._spawn(node, files[node.name])
+                started.append(one)
+                state = state.with_node(one.node)
+            state.write(self.folder)
+            self._wait_ready(started)
+        except BaseException:
+            for one in started:
+                processes.send(one.node.pid, one.node.process, signal.SIGKILL)
+            processes.wait_gone([(one.node.pid, one.node.process) for one in started], self._stop_timeout_s)
+            for one in started:
+                state = state.with_node(_without_process(one.node))
+            state.write(self.folder)
+            self._reap()
+            raise
+
+    def _spawn(self, node: NodeInfo, properties_text: str) -> _Started:
+        home = Path(node.dir)
+        home.mkdir(parents=True, exist_ok=True)
+        file = home / "node.properties"
+        file.write_text(properties_text)
+        log = home / "node.log"
+        command = [sys.executable, "-P", "-m", node.role.module, "--config-file", str(file)]
+        if self._pipe is not None:
+            command.append("--parent-pipe")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(CONFIG_PREFIX)}
+        with log.open("ab") as output:
+            offset = output.tell()
+            child = subprocess.Popen(  # noqa: S603 - our own module
+                command,
+                cwd=home,
+                env=environment,
+                stdin=self._pipe[0] if self._pipe is not None else subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._children.append(child)
+        self._on_event(node.name, "starting")
+        return _Started(replace(node, pid=child.pid, process=processes.identity(child.pid)), offset)
+
+    def _wait_ready(self, started: Sequence[_Started]) -> None:
+        deadline = time.monotonic() + self._start_timeout_s
+        waiting = list(started)
+        while waiting:
+            for one in list(waiting):
+                node = one.node
+                if not _is_alive(node):
+                    raise ClusterError(f"{node.name} ended while it started{_tail(one)}")
+                if node.http is not None and processes.probe(node.http, "/readyz") == 200:
+                    waiting.remove(one)
+                    self._on_event(node.name, "ready")
+            if waiting and time.monotonic() > deadline:
+                names = ", ".join(one.node.name for one in waiting)
+                raise ClusterError(f"not ready after {self._start_timeout_s:g} s: {names}{_tail(waiting[0])}")
+            if waiting:
+                time.sleep(processes.POLL_INTERVAL_S)
+
+    # --- stopping
+
+    def _stop_nodes(self, nodes: Sequence[NodeInfo]) -> None:
+        for node in nodes:
+            self._on_event(node.name, "stopping")
+            processes.send(node.pid, node.process, signal.SIGTERM)
+            processes.send(node.pid, node.process, signal.SIGCONT)  # a paused one cannot stop
+        if not processes.wait_gone([(node.pid, node.process) for node in nodes], self._stop_timeout_s):
+            for node in nodes:
+                processes.send(node.pid, node.process, signal.SIGKILL)
+            processes.wait_gone([(node.pid, node.process) for node in nodes], self._stop_timeout_s)
+        for node in nodes:
+            self._on_event(node.name, "stopped")
+
+    def _end(self, name: str, number: signal.Signals) -> None:
+        with self._locked():
+            state = self.state()
+            node = state.node(name)
+            if not _is_alive(node):
+                raise ClusterError(f"{name} does not run")
+            if number is signal.SIGKILL:
+                processes.send(node.pid, node.process, number)
+                processes.wait_gone([(node.pid, node.process)], self._stop_timeout_s)
+                self._on_event(name, "stopped")
+            else:
+                self._stop_nodes([node])
+            state.with_node(_without_process(node)).write(self.folder)
+            self._reap()
+
+    def _signal(self, name: str, number: signal.Signals) -> None:
+        node = self.state().node(name)
+        if not processes.send(node.pid, node.process, number):
+            raise ClusterError(f"{name} does not run")
+
+    def _reap(self) -> None:
+        """Collect the exit codes of children that ended; others stay (and are no concern of the garbage collector)."""
+        self._children = [child for child in self._children if child.poll() is None]
+
+    def detach(self) -> None:
+        """Forget the children: they run on after this process."""
+        for child in self._children:
+            child.returncode = 0  # what Popen's finalizer would warn of
+        self._children = []
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        if not self.folder.is_dir():
+            raise ClusterError(f"there is no folder {self.folder}")
+        deadline = time.monotonic() + LOCK_TIMEOUT_S
+        handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            while True:
+                with suppress(BlockingIOError):
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                if time.monotonic() > deadline:
+                    raise ClusterError(f"another command has been at work in {self.folder} for {LOCK_TIMEOUT_S:g} s")
+                time.sleep(processes.POLL_INTERVAL_S)
+            yield
+        finally:
+            os.close(handle)
+
+
+def _properties_text(state: ClusterState, node: NodeInfo) -> str:
+    if state.config:
+        from kipmesh.cluster import settings  # pydantic: only when there is something to check
+
+        settings.check_keys(state.config)
+        settings.parsed(state, node)
+        mine = settings.for_role(state.config, node.role)
+    else:
+        mine = {}
+    lines = [f"{key}={value}" for key, value in properties(state, node, mine).items()]
+    return f"# {node.name}: written by each `kipmesh local up` and `start`\n" + "\n".join(lines) + "\n"
+
+
+def _new_cluster_id() -> str:
+    """As Kafka's: 16 random bytes in URL-safe base 64, without a leading dash."""
+    while True:
+        text = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+        if not text.startswith("-"):
+            return text
+
+
+def _count(state: ClusterState, role: Role) -> int:
+    return sum(node.role is role for node in state.nodes)
+
+
+def _is_alive(node: NodeInfo) -> bool:
+    return processes.state_of(node.pid, node.process) is not ProcessState.GONE
+
+
+def _without_process(node: NodeInfo) -> NodeInfo:
+    return replace(node, pid=None, process=None)
+
+
+def _if_free(address: str | None) -> str | None:
+    return address if address is not None and ports.is_free(ports.port_of(address)) else None
+
+
+def _tail(started: _Started) -> str:
+    log = Path(started.node.log or "")
+    lines = processes.log_tail(log, started.log_offset, lines=LOG_TAIL_LINES)
+    if not lines:
+        return f" ({log} is empty)"
+    return f"; the end of {log}:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def _describe(node: NodeInfo) -> str:
+    match processes.state_of(node.pid, node.process):
+        case ProcessState.GONE:
+            return "stopped"
+        case ProcessState.PAUSED:
+            return "paused"
+        case ProcessState.RUNNING:
+            ready = node.http is not None and processes.probe(node.http, "/readyz") == 200
+            return "ready" if ready else "not ready"

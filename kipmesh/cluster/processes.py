@@ -1,0 +1,129 @@
+"""Processes of nodes: telling them from strangers, signals, waiting, and asking their probes.
+
+A pid alone is not a process: the number is given to others later. `identity` adds when the process began, and every
+signal checks it first. A zombie counts as gone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+POLL_INTERVAL_S = 0.02
+_PROBE_TIMEOUT_S = 1.0
+
+
+class ProcessState(StrEnum):
+    """What a process does, as far as its node is concerned."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    GONE = "gone"
+
+
+class _Stat(NamedTuple):
+    state: str
+    started: str
+
+
+def _stat(pid: int) -> _Stat | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return None if Path("/proc/self/stat").exists() else _stat_by_ps(pid)
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()  # the name before it may hold spaces and brackets
+    return _Stat(fields[0], fields[19])
+
+
+def _stat_by_ps(pid: int) -> _Stat | None:
+    """Where there is no /proc (macOS)."""
+    result = subprocess.run(  # noqa: S603 - fixed arguments
+        ["/bin/ps", "-o", "state=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
+    state, _, started = result.stdout.strip().partition(" ")
+    return _Stat(state[:1], "-".join(started.split())) if state else None
+
+
+def _boot_id() -> str:
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
+    return "boot"
+
+
+def identity(pid: int) -> str | None:
+    """What tells this process from a later one with its pid; None when it is gone."""
+    stat = _stat(pid)
+    return None if stat is None or stat.state in "ZX" else f"{_boot_id()}:{stat.started}"
+
+
+def state_of(pid: int | None, process: str | None) -> ProcessState:
+    """What the process is doing."""
+    if pid is None or process is None or identity(pid) != process:
+        return ProcessState.GONE
+    stat = _stat(pid)
+    if stat is None:
+        return ProcessState.GONE
+    return ProcessState.PAUSED if stat.state in "Tt" else ProcessState.RUNNING
+
+
+def send(pid: int | None, process: str | None, number: signal.Signals) -> bool:
+    """Signal exactly that process; False when it is gone."""
+    if pid is None or state_of(pid, process) is ProcessState.GONE:
+        return False
+    with suppress(ProcessLookupError):
+        if not hasattr(os, "pidfd_open"):
+            os.kill(pid, number)
+            return True
+        handle = os.pidfd_open(pid)
+        try:
+            if identity(pid) == process:
+                signal.pidfd_send_signal(handle, number)
+                return True
+        finally:
+            os.close(handle)
+    return False
+
+
+def wait_gone(processes: Iterable[tuple[int | None, str | None]], timeout_s: float) -> bool:
+    """Whether all of them are gone within the time."""
+    deadline = time.monotonic() + timeout_s
+    left = list(processes)
+    while left := [one for one in left if state_of(*one) is not ProcessState.GONE]:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_INTERVAL_S)
+    return True
+
+
+def probe(address: str, path: str) -> int | None:
+    """The status that a node's HTTP answers with, None when it does not answer."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=_PROBE_TIMEOUT_S) as connection:
+            connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n".encode())
+            line = connection.makefile("rb").readline(256)
+        return int(line.split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def log_tail(file: Path, offset: int, *, lines: int) -> list[str]:
+    """The last lines of what was written to a log after `offset`."""
+    bytes_max = 64 << 10
+    try:
+        with file.open("rb") as stream:
+            end = stream.seek(0, os.SEEK_END)
+            stream.seek(max(offset, end - bytes_max))
+            return stream.read().decode(errors="replace").splitlines()[-lines:]
+    except OSError:
+        return []

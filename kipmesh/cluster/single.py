@@ -1,0 +1,223 @@
+"""All nodes of a cluster as objects in this process: `LocalCluster(mode="single")`.
+
+They run in the event loop of one background thread, listen on real ports (no HTTP, but consumers), and keep their
+files in a folder that is removed at the end. All nodes, their tasks and the folder belong to that thread; the public
+methods hand work over and wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import importlib
+import os
+import threading
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast
+
+from kipmesh.cluster import ports
+from kipmesh.cluster.errors import ClusterError
+from kipmesh.cluster.layout import ClusterState, Counts, NodeInfo, Role, plan
+
+READY_INTERVAL_S = 0.005
+CALL_TIMEOUT_S = 60.0
+
+T = TypeVar("T")
+
+
+class _Node(Protocol):
+    @property
+    def ready(self) -> bool: ...
+    @property
+    def failed(self) -> asyncio.Future[None]: ...
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+
+
+class SingleCluster:
+    """Nodes in a background thread; `up` to `down`, once."""
+
+    def __init__(self, folder: Path, *, start_timeout_s: float = 30.0) -> None:
+        self._folder = folder
+        self._start_timeout_s = start_timeout_s
+        self._nodes: dict[str, _Node] = {}
+        self._state: ClusterState | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def state(self) -> ClusterState:
+        """Which nodes there are; raises ClusterError before `up`."""
+        if self._state is None:
+            raise ClusterError("the cluster was not started")
+        return self._state
+
+    def is_running(self, name: str) -> bool:
+        """Whether that node runs."""
+        return self.state().node(name).name in self._nodes
+
+    def node_object(self, name: str) -> Any:
+        """The node itself, to be used from its own event loop only (tests look into it)."""
+        try:
+            return self._nodes[self.state().node(name).name]
+        except KeyError:
+            raise ClusterError(f"{name} does not run") from None
+
+    def up(self, counts: Counts, config: Mapping[str, str]) -> None:
+        """Start all nodes and return when they are ready; raises what a node's start raised."""
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+        from kipmesh.cluster import settings
+        from kipmesh.node.logging import configure_library
+
+        configure_library()
+        settings.check_keys(config)
+        nodes = plan((), counts, self._folder)
+        free = iter(ports.choose(2 * len(nodes)))
+        placed = []
+        for node in nodes:
+            grpc = None if node.role is Role.CONSUMER else f"{ports.HOST}:{next(free)}"
+            http = f"{ports.HOST}:{next(free)}" if node.role is Role.CONSUMER else None
+            placed.append(replace(node, grpc=grpc, http=http, log=None))
+        self._state = ClusterState("single-" + os.urandom(8).hex(), dict(config), tuple(placed))
+        self._start_thread()
+        try:
+            self._call(self._start_nodes(self._state.nodes))
+        except BaseException:
+            self.down()
+            raise
+
+    def down(self) -> None:
+        """Stop all nodes and the thread; idempotent."""
+        loop, thread = self._loop, self._thread
+        if loop is None or thread is None:
+            return
+        try:
+            self._call(self._stop_nodes())
+        finally:
+            self._loop = self._thread = None
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(CALL_TIMEOUT_S)
+
+    def start(self, name: str) -> None:
+        """Start a node that was stopped or killed, on its data and its port."""
+        node = self.state().node(name)
+        if name in self._nodes:
+            raise ClusterError(f"{name} runs already")
+        self._call(self._start_nodes((node,)))
+
+    def stop(self, name: str) -> None:
+        """Stop a node cleanly."""
+        self.node_object(name)
+        self._call(self._nodes.pop(name).stop())
+
+    def kill(self, name: str) -> None:
+        """Stop a node abruptly: its files are left as a crash would leave them."""
+        self.node_object(name)
+        node = self._nodes.pop(name)
+        abort = getattr(node, "abort", None)
+        self._call(abort() if abort is not None else node.stop())
+
+    # --- within the thread
+
+    async def _start_nodes(self, nodes: tuple[NodeInfo, ...]) -> None:
+        for node in nodes:
+            self._nodes[node.name] = self._make(node)
+        starting = [asyncio.create_task(self._nodes[node.name].start(), name=node.name) for node in nodes]
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                await asyncio.gather(*starting)
+                await self._until_ready(nodes)
+        except BaseException as error:
+            for task in starting:
+                task.cancel()
+            await asyncio.gather(*starting, return_exceptions=True)
+            for node in nodes:
+                with suppress(Exception):
+                    await self._nodes.pop(node.name).stop()
+            if isinstance(error, TimeoutError):
+                raise ClusterError(f"not ready after {self._start_timeout_s:g} s") from None
+            raise
+
+    async def _until_ready(self, nodes: tuple[NodeInfo, ...]) -> None:
+        while True:
+            running = [self._nodes[node.name] for node in nodes]
+            for node in running:
+                if node.failed.done():
+                    node.failed.result()
+            if all(node.ready for node in running):
+                return
+            await asyncio.sleep(READY_INTERVAL_S)
+
+    async def _stop_nodes(self) -> None:
+        order = [node.name for node in reversed(self.state().nodes) if node.name in self._nodes]
+        running = [(name, self._nodes.pop(name)) for name in order]
+        controllers = [node for name, node in running if name.startswith(Role.CONTROLLER)]
+        others = [node for name, node in running if not name.startswith(Role.CONTROLLER)]
+        for group in (others, controllers):
+            await asyncio.gather(*(node.stop() for node in group), return_exceptions=True)
+
+    def _make(self, node: NodeInfo) -> _Node:
+        from kipmesh.cluster import settings
+
+        config: Any = settings.parsed(self.state(), node)
+        match node.role:
+            case Role.CONTROLLER:
+                from kipmesh.node.controller import ControllerNode
+
+                return ControllerNode(config)
+            case Role.LEADER | Role.FOLLOWER:
+                from kipmesh.node.broker import BrokerNode
+
+                return BrokerNode(config, is_leader_role=node.role is Role.LEADER)
+            case Role.CONSUMER:
+                # A service lies above this package: it is looked up by name, as a process would be started.
+                service = importlib.import_module(f"{node.role.module}.node")
+                return cast("_Node", service.ConsumerNode(config))
+
+    # --- between the threads
+
+    def _start_thread(self) -> None:
+        loop = asyncio.new_event_loop()
+        loop.set_exception_handler(_handle_loop_exception)
+
+        def run() -> None:
+            asyncio.set_event_loop(loop)
+            try:
+                loop.run_forever()
+                _cancel_all(loop)
+                loop.run_until_complete(loop.shutdown_asyncgens())
+                loop.run_until_complete(loop.shutdown_default_executor())
+            finally:
+                asyncio.set_event_loop(None)
+                loop.close()
+
+        self._loop = loop
+        self._thread = threading.Thread(target=run, name="kipmesh-cluster", daemon=True)
+        self._thread.start()
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._loop is None:
+            work.close()
+            raise ClusterError("the cluster was not started, or is down")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(CALL_TIMEOUT_S)
+        except concurrent.futures.TimeoutError:
+            future.cancel()
+            raise ClusterError(f"the cluster did not answer within {CALL_TIMEOUT_S:g} s") from None
+
+
+def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+
+
+def _handle_loop_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    # grpc.aio wakes every loop of the process for an event of one: the others find nothing to read.
+    if isinstance(context.get("exception"), BlockingIOError):
+        return
+    loop.default_exception_handler(context)
