@@ -1,1 +1,30 @@
-"""spark."""
+"""Apache Spark on the mesh: the Python Data Source ``format("kipmesh")`` and the jobs that use it.
+
+Spark finds the source by itself through the package `pyspark_kipmesh`; where that is switched off, call
+`register(spark)`. Nothing here imports pyspark or gRPC before it is needed: Spark's Python daemon forks its workers,
+and gRPC must not be loaded in a process that forks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["KipmeshDataSource", "register"]
+
+
+def register(spark: SparkSession) -> None:
+    """Make ``format("kipmesh")`` known to `spark`; harmless when it is known already."""
+    from kipmesh.spark.source import KipmeshDataSource
+
+    spark.dataSource.register(KipmeshDataSource)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "KipmeshDataSource":
+        from kipmesh.spark.source import KipmeshDataSource
+
+        return KipmeshDataSource
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

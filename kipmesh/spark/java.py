@@ -1,0 +1,152 @@
+"""Find a Java runtime that Spark 4 can use (17 or newer), or install one where the system's package manager may.
+
+Looked at in turn: JAVA_HOME, the PATH, the folders where systems and version managers put them. `ensure_java` installs
+one only when nothing is found and this process is root with a known package manager; otherwise it raises
+`JavaMissingError`, whose message is the one clear line to show.
+
+``python -m kipmesh.spark.java`` prints the folder for JAVA_HOME, and with ``--install`` makes sure that there is one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+MINIMUM_VERSION: Final = 17
+
+_VERSION_SECONDS: Final = 20.0
+_INSTALL_SECONDS: Final = 600.0
+_VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
+_FOLDERS: Final = (
+    "/usr/lib/jvm/*",
+    "/usr/java/*",
+    "/opt/java/*",
+    "/opt/jdk*",
+    "/opt/homebrew/opt/openjdk*/libexec/openjdk.jdk/Contents/Home",
+    "/usr/local/opt/openjdk*/libexec/openjdk.jdk/Contents/Home",
+    "/Library/Java/JavaVirtualMachines/*/Contents/Home",
+    "~/.sdkman/candidates/java/*",
+    "~/.jdks/*",
+    "~/.asdf/installs/java/*",
+    "~/.local/share/mise/installs/java/*",
+)
+# Package manager, the command that installs a Java runtime, whether it wants root.
+_INSTALLERS: Final[tuple[tuple[str, str, bool], ...]] = (
+    ("apt-get", "apt-get update -qq && apt-get install -y -qq --no-install-recommends {package}", True),
+    ("dnf", "dnf install -y -q java-17-openjdk-headless || dnf install -y -q java-21-openjdk-headless", True),
+    ("apk", "apk add --no-cache openjdk17-jre-headless", True),
+    ("brew", "brew install --quiet openjdk@17", False),
+)
+_APT_PACKAGES: Final = "openjdk-17-jre-headless || apt-get install -y -qq --no-install-recommends default-jre-headless"
+
+
+class JavaMissingError(Exception):
+    """There is no usable Java; the message is one line that says what to do."""
+
+
+def find_java() -> Path | None:
+    """The JAVA_HOME of the first Java runtime of at least `MINIMUM_VERSION`, or None."""
+    seen: set[Path] = set()
+    for home in _candidates():
+        if home in seen:
+            continue
+        seen.add(home)
+        if java_version(home) >= MINIMUM_VERSION:
+            return home
+    return None
+
+
+def ensure_java(report: Callable[[str], None] = lambda _line: None) -> Path:
+    """As `find_java`, installing one where that is allowed. Raises `JavaMissingError`."""
+    home = find_java()
+    if home is not None:
+        return home
+    command = _installer()
+    if command is None:
+        raise JavaMissingError(
+            f"Spark needs Java {MINIMUM_VERSION} or newer, and none was found:"
+            " install it (e.g. openjdk-17-jre-headless) or set JAVA_HOME."
+        )
+    report(f"No Java {MINIMUM_VERSION}+ found; installing one: {command}")
+    problem = _run_installer(command)
+    home = find_java()
+    if home is None:
+        raise JavaMissingError(
+            f"Spark needs Java {MINIMUM_VERSION} or newer, and installing it failed ({problem}):"
+            " install it by hand or set JAVA_HOME."
+        )
+    return home
+
+
+def java_version(home: Path) -> int:
+    """The feature version of the Java in `home`; 0 when there is none that starts."""
+    executable = home / "bin" / "java"
+    if not os.access(executable, os.X_OK):
+        return 0
+    try:
+        done = subprocess.run(  # noqa: S603
+            [executable, "-version"], capture_output=True, text=True, timeout=_VERSION_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    match = _VERSION.search(done.stderr + done.stdout)
+    return int(match.group(1)) if match and done.returncode == 0 else 0
+
+
+def _candidates() -> Iterator[Path]:
+    if home := os.environ.get("JAVA_HOME"):
+        yield Path(home)
+    if found := shutil.which("java"):
+        # /usr/bin/java is a link to .../bin/java on most systems (a stub on macOS, which java_version finds out).
+        yield Path(found).resolve().parent.parent
+    for pattern in _FOLDERS:
+        folder = Path(pattern).expanduser()
+        root = Path(folder.anchor)
+        yield from sorted(root.glob(str(folder.relative_to(root))))
+
+
+def _installer() -> str | None:
+    for program, command, wants_root in _INSTALLERS:
+        if shutil.which(program) and (not wants_root or os.geteuid() == 0):
+            return command.format(package=_APT_PACKAGES)
+    return None
+
+
+def _run_installer(command: str) -> str:
+    try:
+        done = subprocess.run(  # noqa: S602 (a constant of this module)
+            command,
+            shell=True,
+            capture_output=True,
+            text=True,
+            timeout=_INSTALL_SECONDS,
+            env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    lines = (done.stderr or done.stdout).strip().splitlines()
+    return lines[-1] if lines else f"exit code {done.returncode}"
+
+
+def main() -> int:
+    """Print JAVA_HOME; 1 and one line when there is none."""
+    try:
+        home = ensure_java(lambda line: print(line, file=sys.stderr)) if "--install" in sys.argv[1:] else find_java()
+        if home is None:
+            raise JavaMissingError(f"No Java {MINIMUM_VERSION} or newer was found.")
+    except JavaMissingError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(home)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,185 @@
+"""What Spark calls: the readers of batch and streaming queries.
+
+Objects here travel by pickle between Python processes, so they hold options; a connection is opened in the process
+that uses it and never pickled. Exactly-once is by offsets alone: the ranges of a micro-batch come from the checkpoint,
+and the same range gives the same records again.
+
+On pyspark 4.1 streaming sources have neither read limits nor Trigger.AvailableNow's preparation:
+`maxOffsetsPerTrigger` is refused there by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+
+from kipmesh.spark.offsets import (
+    InvalidOptionError,
+    OffsetRange,
+    Offsets,
+    offsets_from_json,
+    offsets_to_json,
+    split_ranges,
+)
+from kipmesh.spark.options import SourceOptions
+from kipmesh.spark.planning import DataLoss, new_partitions, plan_batch, plan_latest, plan_stream, resolve_bound
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kipmesh.spark.mesh import Mesh
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+
+    _HAS_READ_LIMITS = True
+except ImportError:  # pyspark 4.1
+    _HAS_READ_LIMITS = False
+
+Json = dict[str, dict[str, int]]
+
+
+class RangePartition(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, wanted: OffsetRange) -> None:
+        super().__init__(wanted)
+        self.wanted = wanted
+
+
+class KipmeshReader(DataSourceReader):
+    """A batch query."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """A task for each partition of the topics; more where minPartitions or maxRecordsPerPartition ask for them."""
+        from kipmesh.spark.mesh import Mesh
+
+        with Mesh(self._options) as mesh:
+            ranges = plan_batch(self._options, mesh, DataLoss(fail=self._options.fail_on_data_loss))
+        return _tasks(self._options, ranges)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of one task, on an executor."""
+        return _read(self._options, partition)
+
+
+class _StreamReader(DataSourceStreamReader):
+    """A streaming query, as far as pyspark 4.1 and 4.2 agree. Lives in a process of its own beside the driver."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._loss = DataLoss(fail=options.fail_on_data_loss)
+        self._open_mesh: Mesh | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open_mesh": None}
+
+    @property
+    def _mesh(self) -> Mesh:
+        if self._open_mesh is None:
+            from kipmesh.spark.mesh import Mesh
+
+            self._open_mesh = Mesh(self._options)
+        return self._open_mesh
+
+    def initialOffset(self) -> Json:  # noqa: N802 (Spark's name)
+        """Where a query without a checkpoint begins."""
+        options, mesh = self._options, self._mesh
+        late_is_latest = options.later_than_any_is_latest
+        start = resolve_bound(options.starting, mesh, mesh.partitions(), later_than_any_is_latest=late_is_latest)
+        return offsets_to_json(start)
+
+    def partitions(self, start: Json, end: Json) -> Sequence[InputPartition]:
+        """The tasks of one micro-batch."""
+        begin, until = offsets_from_json(start), offsets_from_json(end)
+        new = self._mesh.earliest_offsets(new_partitions(begin, until))
+        return _tasks(self._options, plan_stream(begin, until, new, self._loss))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of one task, on an executor."""
+        return _read(self._options, partition)
+
+    def commit(self, end: Json) -> None:
+        """Nothing to do: the checkpoint is the only place of offsets."""
+
+    def stop(self) -> None:
+        """Close the connection."""
+        if self._open_mesh is not None:
+            self._open_mesh.close()
+            self._open_mesh = None
+
+    def _latest(self) -> Offsets:
+        return self._mesh.latest_offsets(self._mesh.partitions())
+
+
+if _HAS_READ_LIMITS:
+
+    class KipmeshStreamReader(_StreamReader, SupportsTriggerAvailableNow):
+        """A streaming query with read limits and Trigger.AvailableNow."""
+
+        def __init__(self, options: SourceOptions) -> None:
+            super().__init__(options)
+            self._target: Offsets | None = None
+
+        def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 (Spark's name)
+            """Remember where the topics end now: the query goes there and no further."""
+            self._target = self._latest()
+
+        def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 (Spark's name)
+            """What maxOffsetsPerTrigger says."""
+            limit = self._options.max_offsets_per_trigger
+            return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+        def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # noqa: N802 (Spark's name)
+            """Where the next micro-batch ends; `start` itself when there is nothing new."""
+            begin = offsets_from_json(start)
+            latest = self._latest() if self._target is None else self._target
+            new = self._mesh.earliest_offsets(new_partitions(begin, latest))
+            rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+            return offsets_to_json(plan_latest(begin, latest, new, rows, self._loss))
+
+        def reportLatestOffset(self) -> Json:  # noqa: N802 (Spark's name)
+            """Where the topics end now, for the progress of the query."""
+            return offsets_to_json(self._latest())
+
+else:
+
+    class KipmeshStreamReader(_StreamReader):  # type: ignore[no-redef]
+        """A streaming query on pyspark 4.1: every micro-batch takes all there is."""
+
+        def __init__(self, options: SourceOptions) -> None:
+            super().__init__(options)
+            if options.max_offsets_per_trigger is not None:
+                raise InvalidOptionError("maxOffsetsPerTrigger", "needs pyspark 4.2, which has read limits")
+
+        def latestOffset(self) -> Json:  # type: ignore[override]  # noqa: N802 (Spark's name)
+            """Where the topics end now."""
+            return offsets_to_json(self._latest())
+
+
+def _tasks(options: SourceOptions, ranges: list[OffsetRange]) -> list[InputPartition]:
+    pieces = split_ranges(ranges, options.min_partitions, options.max_records_per_partition)
+    return [RangePartition(piece) for piece in pieces]
+
+
+def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """Fetch, decode, yield. Spark asks for an empty partition when a query has no tasks."""
+    if not isinstance(partition, RangePartition):
+        return
+    from kipmesh.spark.decode import arrow_schema, decode
+    from kipmesh.spark.mesh import Mesh
+
+    with Mesh(options) as mesh:
+        schema = arrow_schema(include_headers=options.include_headers)
+        chunks = mesh.fetch(partition.wanted, DataLoss(fail=options.fail_on_data_loss))
+        yield from decode(chunks, partition.wanted, schema)

@@ -1,0 +1,68 @@
+"""Offsets: JSON as in the connector's checkpoints, and ranges that are cut without losing or repeating an offset."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kipmesh.spark.offsets import (
+    OffsetRange,
+    TopicPartition,
+    limit_ranges,
+    offsets_from_json,
+    offsets_to_json,
+    split_ranges,
+)
+
+ranges = st.lists(st.integers(0, 5_000), max_size=8).map(
+    lambda sizes: [OffsetRange(TopicPartition("t", i), 10 * i, 10 * i + size) for i, size in enumerate(sizes)]
+)
+
+
+def covered(pieces: list[OffsetRange]) -> set[tuple[int, int]]:
+    offsets = [(p.topic_partition.partition, offset) for p in pieces for offset in range(p.start, p.end)]
+    assert len(offsets) == len(set(offsets))
+    return set(offsets)
+
+
+def test_json_is_in_order_and_comes_back() -> None:
+    offsets = {TopicPartition("b", 10): 5, TopicPartition("b", 9): 4, TopicPartition("a", 0): 123}
+    document = offsets_to_json(offsets)
+    assert json.dumps(document, separators=(",", ":")) == '{"a":{"0":123},"b":{"9":4,"10":5}}'
+    assert offsets_from_json(json.loads(json.dumps(document))) == offsets
+
+
+@given(ranges, st.integers(1, 12_000))
+def test_a_limit_is_exact_and_starts_are_kept(pending: list[OffsetRange], limit: int) -> None:
+    limited = limit_ranges(pending, limit)
+    assert sum(each.size for each in limited) == min(limit, sum(each.size for each in pending))
+    for before, after in zip(pending, limited, strict=True):
+        assert before.start == after.start <= after.end <= before.end
+
+
+def test_a_limit_starves_nobody() -> None:
+    pending = [OffsetRange(TopicPartition("t", 0), 0, 1000), OffsetRange(TopicPartition("t", 1), 0, 1)]
+    for _ in range(1001):
+        step = limit_ranges(pending, 1)
+        pending = [OffsetRange(p.topic_partition, s.end, p.end) for p, s in zip(pending, step, strict=True)]
+    assert all(each.size == 0 for each in pending)
+
+
+@given(ranges, st.none() | st.integers(1, 40), st.none() | st.integers(1, 3_000))
+def test_splitting_covers_the_same_offsets(whole: list[OffsetRange], least: int | None, longest: int | None) -> None:
+    pieces = split_ranges(whole, least, longest)
+    assert covered(pieces) == covered(whole)
+    assert all(piece.size > 0 for piece in pieces)
+    if longest is not None:
+        assert all(piece.size <= longest for piece in pieces)
+    if least is not None:
+        assert len(pieces) >= min(least, sum(each.size for each in whole))
+
+
+@pytest.mark.parametrize(("least", "count"), [(None, 2), (1, 2), (10, 10)])
+def test_min_partitions(least: int | None, count: int) -> None:
+    whole = [OffsetRange(TopicPartition("t", p), 0, 1000) for p in range(2)]
+    assert len(split_ranges(whole, least, None)) == count

@@ -1,0 +1,112 @@
+"""Options of the source: names and values as Spark's Kafka connector has them, and every refusal names its option."""
+
+from __future__ import annotations
+
+import pytest
+
+from kipmesh.spark.offsets import InvalidOptionError, TopicPartition
+from kipmesh.spark.options import BoundKind, Mode, SourceOptions, parse_options
+
+BASE = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "a"}
+
+
+def parse(mode: Mode = Mode.BATCH, **given: str) -> SourceOptions:
+    return parse_options({**BASE, **given}, mode)
+
+
+def test_defaults_are_the_connectors() -> None:
+    batch, stream = parse(Mode.BATCH), parse(Mode.STREAM)
+    assert (batch.starting.kind, batch.ending.kind) == (BoundKind.EARLIEST, BoundKind.LATEST)
+    assert stream.starting.kind is BoundKind.LATEST
+    assert batch.fail_on_data_loss
+    assert not batch.include_headers
+    assert batch.min_partitions is None
+    assert batch.topics == ("a",)
+
+
+def test_names_are_case_insensitive() -> None:
+    options = parse_options(
+        {
+            "KAFKA.BOOTSTRAP.SERVERS": "h:1",
+            "SUBSCRIBE": "a, b,a",
+            "startingoffsets": "EARLIEST",
+            "IncludeHeaders": "TRUE",
+        },
+        Mode.STREAM,
+    )
+    assert options.topics == ("a", "b")
+    assert options.starting.kind is BoundKind.EARLIEST
+    assert options.include_headers
+
+
+def test_client_settings_pass_without_the_prefix() -> None:
+    options = parse(**{"kafka.request.timeout.ms": "5000", "kafka.max.partition.fetch.bytes": "65536"})
+    assert options.client_config["request.timeout.ms"] == "5000"
+    assert options.fetch_bytes == 65536
+    assert "bootstrap.servers" not in options.client_config
+
+
+def test_offsets_json() -> None:
+    options = parse(startingOffsets='{"a":{"0":23,"1":-2}}', endingOffsets='{"a":{"0":50,"1":-1}}')
+    assert options.starting.positions == {TopicPartition("a", 0): 23, TopicPartition("a", 1): -2}
+    assert options.ending.positions == {TopicPartition("a", 0): 50, TopicPartition("a", 1): -1}
+
+
+def test_a_timestamp_goes_before_timestamps_before_offsets() -> None:
+    both = parse(
+        startingTimestamp="1000", startingOffsetsByTimestamp='{"a":{"0":1}}', endingOffsetsByTimestamp='{"a":{"0":7}}'
+    )
+    assert (both.starting.kind, both.starting.timestamp_ms) == (BoundKind.TIMESTAMP, 1000)
+    assert both.ending.positions == {TopicPartition("a", 0): 7}
+
+
+def test_assign_and_pattern() -> None:
+    assigned = parse_options({"kafka.bootstrap.servers": "h:1", "assign": '{"b":[1,0],"a":[2]}'}, Mode.BATCH)
+    assert assigned.assignment == (TopicPartition("a", 2), TopicPartition("b", 0), TopicPartition("b", 1))
+    pattern = parse_options({"kafka.bootstrap.servers": "h:1", "subscribePattern": "fl.*"}, Mode.BATCH)
+    assert pattern.pattern == "fl.*"
+
+
+@pytest.mark.parametrize(
+    ("mode", "given", "named"),
+    [
+        (Mode.BATCH, {"startingOffset": "earliest"}, "startingOffset"),
+        (Mode.BATCH, {"assign": '{"a":[0]}'}, "subscribe"),
+        (Mode.BATCH, {"subscribe": ""}, "subscribe"),
+        (Mode.BATCH, {"subscribe": "a,,b"}, "subscribe"),
+        (Mode.BATCH, {"kafka.bootstrap.servers": ""}, "kafka.bootstrap.servers"),
+        (Mode.BATCH, {"kafka.bootstrap.servers": "host"}, "kafka.bootstrap.servers"),
+        (Mode.BATCH, {"startingOffsets": "latest"}, "startingOffsets"),
+        (Mode.BATCH, {"startingOffsets": '{"a":{"0":-1}}'}, "startingOffsets"),
+        (Mode.BATCH, {"startingOffsets": '{"a":{"0":-3}}'}, "startingOffsets"),
+        (Mode.BATCH, {"startingOffsets": '{"a":{"0":1.5}}'}, "startingOffsets"),
+        (Mode.BATCH, {"startingOffsets": '{"a":{"x":1}}'}, "startingOffsets"),
+        (Mode.BATCH, {"startingOffsets": '{"a":5}'}, "startingOffsets"),
+        (Mode.BATCH, {"startingOffsets": "{"}, "startingOffsets"),
+        (Mode.BATCH, {"startingOffsets": "[]"}, "startingOffsets"),
+        (Mode.BATCH, {"endingOffsets": "earliest"}, "endingOffsets"),
+        (Mode.BATCH, {"endingOffsets": '{"a":{"0":-2}}'}, "endingOffsets"),
+        (Mode.BATCH, {"endingTimestamp": "yesterday"}, "endingTimestamp"),
+        (Mode.BATCH, {"startingOffsetsByTimestamp": '{"a":{"0":-1}}'}, "startingOffsetsByTimestamp"),
+        (Mode.BATCH, {"startingOffsetsByTimestampStrategy": "maybe"}, "startingOffsetsByTimestampStrategy"),
+        (Mode.BATCH, {"maxOffsetsPerTrigger": "10"}, "maxOffsetsPerTrigger"),
+        (Mode.BATCH, {"failOnDataLoss": "perhaps"}, "failOnDataLoss"),
+        (Mode.BATCH, {"minPartitions": "0"}, "minPartitions"),
+        (Mode.BATCH, {"maxRecordsPerPartition": "-4"}, "maxRecordsPerPartition"),
+        (Mode.BATCH, {"kafka.group.id": "g"}, "kafka.group.id"),
+        (Mode.BATCH, {"kafka.max.partition.fetch.bytes": "x"}, "kafka.max.partition.fetch.bytes"),
+        (Mode.STREAM, {"endingOffsets": "latest"}, "endingOffsets"),
+        (Mode.STREAM, {"maxOffsetsPerTrigger": "many"}, "maxOffsetsPerTrigger"),
+        (Mode.STREAM, {"minOffsetsPerTrigger": "5"}, "minOffsetsPerTrigger"),
+    ],
+)
+def test_a_bad_option_is_named(mode: Mode, given: dict[str, str], named: str) -> None:
+    with pytest.raises(InvalidOptionError) as caught:
+        parse(mode, **given)
+    assert caught.value.option == named
+    assert f"option {named} " in str(caught.value)
+
+
+def test_a_bad_pattern_is_named() -> None:
+    with pytest.raises(InvalidOptionError, match="subscribePattern"):
+        parse_options({"kafka.bootstrap.servers": "h:1", "subscribePattern": "("}, Mode.BATCH)
