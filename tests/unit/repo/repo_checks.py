@@ -1,0 +1,216 @@
+"""What the repository demands of its own files, as functions from text to findings.
+
+Each check returns findings as lines that a person can act on; `test_tidy.py` runs them over the repository, and
+`test_tidy_bites.py` over samples that must be found.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+FUNCTION_LINES_MAX = 70
+FILE_LINES_MAX = 500
+TEST_LINES_MAX = 600
+
+# core/ gets time, randomness and ids as arguments and does no IO.
+IMPURE_MODULES = frozenset(
+    "asyncio concurrent ctypes google grpc http io multiprocessing os pathlib random secrets select shutil signal socket ssl "
+    "subprocess tempfile threading time urllib uuid".split()
+)
+IMPURE_CALLS = frozenset({"open", "input", "print", "datetime.now", "datetime.utcnow", "date.today", "datetime.today"})
+
+# Written so that this file does not find itself.
+UNFINISHED = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X|HA" r"CK)\b")
+MACHINE_PATH = re.compile(r"(?<![\w.$}\)/-])/(wo" r"rk|fa" r"rm|tm" r"p|ro" r"ot|ho" r"me)/")
+REGISTRY_HOST = re.compile(
+    r"\b(pyp" r"i\.org|python" r"hosted\.org|repo1?\.ma" r"ven|search\.ma" r"ven|npm" r"js\.org|cra" r"tes\.io|"
+    r"proxy\.gol" r"ang|ghc" r"r\.io|qua" r"y\.io|doc" r"ker\.io)"
+)
+RULE = re.compile(r"\b(?:227|392|526|630)-\d\d\b")
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#{1,6} +(.*?) *$", re.MULTILINE)
+CODE_SPAN = re.compile(r"`([^`]+)`")
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+
+def repository_files() -> list[Path]:
+    """Files that git knows or would take; relative to the root."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    names = (Path(name) for name in listed.stdout.decode().split("\0") if name)
+    return sorted(path for path in names if (ROOT / path).is_file())
+
+
+def is_test(path: Path) -> bool:
+    """Whether a file belongs to the tests."""
+    return path.parts[0] == "tests"
+
+
+def is_core(path: Path) -> bool:
+    """Whether a file belongs to the layer without IO."""
+    return path.parts[:2] == ("kipmesh", "core")
+
+
+def read_text(path: Path) -> str | None:
+    """The text of a file, None where it is not text."""
+    try:
+        return (ROOT / path).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+def long_files(path: Path, text: str) -> Iterator[str]:
+    """A file that is more than one subject."""
+    limit = TEST_LINES_MAX if is_test(path) else FILE_LINES_MAX
+    lines = text.count("\n")
+    if lines > limit:
+        yield f"{path}: {lines} lines, at most {limit}"
+
+
+def long_functions(path: Path, text: str) -> Iterator[str]:
+    """Functions that do not fit a page."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if lines > FUNCTION_LINES_MAX:
+                yield f"{path}:{node.lineno}: {node.name}() has {lines} lines, at most {FUNCTION_LINES_MAX}"
+
+
+def missing_docstring(path: Path, text: str) -> Iterator[str]:
+    """A module that does not say what it is for."""
+    if not is_test(path) and not ast.get_docstring(ast.parse(text)):
+        yield f"{path}: no module docstring"
+
+
+def _imported(node: ast.AST) -> Iterable[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        return [node.module]
+    return []
+
+
+def impurities(path: Path, text: str) -> Iterator[str]:
+    """Clock, randomness and IO in a module of core/."""
+    for node in ast.walk(ast.parse(text)):
+        for module in _imported(node):
+            if module.partition(".")[0] in IMPURE_MODULES:
+                yield f"{path}:{node.lineno}: core imports {module}"  # type: ignore[attr-defined]
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            if called in IMPURE_CALLS or called.removeprefix("datetime.") in IMPURE_CALLS:
+                yield f"{path}:{node.lineno}: core calls {called}()"
+
+
+def _matches(pattern: re.Pattern[str], path: Path, text: str, what: str) -> Iterator[str]:
+    for number, line in enumerate(text.splitlines(), 1):
+        found = pattern.search(line)
+        if found:
+            yield f"{path}:{number}: {what}: {found.group()}"
+
+
+def unfinished(path: Path, text: str) -> Iterator[str]:
+    """Marks of work left for later: it is done now, or it is an issue."""
+    return _matches(UNFINISHED, path, text, "left unfinished")
+
+
+def machine_paths(path: Path, text: str) -> Iterator[str]:
+    """Paths of somebody's machine."""
+    return _matches(MACHINE_PATH, path, text, "path of a machine")
+
+
+def registry_hosts(path: Path, text: str) -> Iterator[str]:
+    """Names of package registries: where packages come from is the user's configuration."""
+    return _matches(REGISTRY_HOST, path, text, "registry host")
+
+
+def rules_of(text: str) -> list[str]:
+    """The rule ids that tables define: those in a row's first cell, in order."""
+    return re.findall(r"^\| *((?:227|392|526|630)-\d\d) *\|", text, re.MULTILINE)
+
+
+def unknown_rules(path: Path, text: str, known: set[str]) -> Iterator[str]:
+    """Rule ids that docs/rules.md does not have."""
+    for number, line in enumerate(text.splitlines(), 1):
+        for rule in RULE.findall(line):
+            if rule not in known:
+                yield f"{path}:{number}: no rule {rule} in docs/rules.md"
+
+
+def slug(heading: str) -> str:
+    """The anchor that a heading gets."""
+    plain = re.sub(r"[`*]", "", heading).lower()
+    return re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
+
+
+def broken_links(path: Path, text: str, root: Path = ROOT) -> Iterator[str]:
+    """Relative links of a Markdown file that lead nowhere, anchors included."""
+    for groups in LINK.findall(FENCE.sub("", text)):
+        target = groups[0] or groups[1]
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (root / path.parent / name) if name else root / path
+        if not file.exists():
+            yield f"{path}: no {target}"
+        elif anchor and file.suffix == ".md":
+            headings = HEADING.findall(FENCE.sub("", file.read_text(encoding="utf-8")))
+            if anchor not in map(slug, headings):
+                yield f"{path}: no heading for #{anchor} in {name or path}"
+
+
+def table_rows(text: str) -> Iterator[list[str]]:
+    """The cells of each row of a document's rule tables."""
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
+        if RULE.fullmatch(cells[0]):
+            yield cells
+
+
+def broken_references(path: Path, text: str, root: Path = ROOT) -> Iterator[str]:
+    """Code spans of rule tables that name no file, or a name that the file does not have (`file.py::name`)."""
+    for cells in table_rows(text):
+        for span in CODE_SPAN.findall(" ".join(cells[2:4])):
+            name, _, symbol = span.partition("::")
+            if "/" not in name:
+                continue
+            file = root / name
+            if not file.exists():
+                yield f"{path}: {cells[0]}: no {name}"
+            elif symbol and not re.search(rf"\b{re.escape(symbol)}\b", file.read_text(encoding="utf-8")):
+                yield f"{path}: {cells[0]}: no {symbol} in {name}"
+
+
+def undocumented_targets(makefile: str) -> Iterator[str]:
+    """Phony targets that `make help` does not list; `stale` is the Makefile's own."""
+    phony = re.search(r"^\.PHONY:((?:.*\\\n)*.*)$", makefile, re.MULTILINE)
+    names = set(phony.group(1).replace("\\\n", " ").split()) if phony else set()
+    listed = set(re.findall(r"^([a-z0-9-]+):.*## ", makefile, re.MULTILINE))
+    for name in sorted(names - listed - {"stale"}):
+        yield f"Makefile: {name} has no ## line"
+    for name in sorted(listed - names):
+        yield f"Makefile: {name} is not in .PHONY"
+
+
+def unknown_targets(path: Path, text: str, makefile: str) -> Iterator[str]:
+    """Commands `make X` in a document where the Makefile has no X."""
+    targets = set(re.findall(r"^([a-z0-9-]+):", makefile, re.MULTILINE))
+    for name in re.findall(r"(?:`|^)make ([a-z][a-z0-9-]*)", text, re.MULTILINE):
+        if name not in targets:
+            yield f"{path}: no target {name} in the Makefile"
+
+
+def loose_lock_lines(lock: str) -> Iterator[str]:
+    """Lines of the lock file that are neither a comment nor one exact version."""
+    for number, line in enumerate(lock.splitlines(), 1):
+        if not re.fullmatch(r"#.*|[A-Za-z0-9_.\-\[\],]+==[A-Za-z0-9_.+!]+( ; .+)?|", line):
+            yield f"requirements.lock:{number}: {line}"

@@ -1,0 +1,153 @@
+"""The repository keeps its own rules; what each demands is in `repo_checks.py`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+import repo_checks
+from packaging.requirements import Requirement
+from repo_checks import ROOT
+
+FILES = repo_checks.repository_files()
+PYTHON = [path for path in FILES if path.suffix == ".py"]
+MARKDOWN = [path for path in FILES if path.suffix == ".md"]
+KIPS = [path for path in MARKDOWN if path.parts[:2] == ("docs", "kips")]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+Check = Callable[[Path, str], Iterable[str]]
+
+
+def _findings(paths: Iterable[Path], check: Check) -> list[str]:
+    found: list[str] = []
+    for path in paths:
+        text = repo_checks.read_text(path)
+        if text is not None:
+            found += check(path, text)
+    return found
+
+
+@pytest.mark.parametrize(
+    "check",
+    [repo_checks.long_files, repo_checks.long_functions, repo_checks.missing_docstring],
+    ids=lambda check: check.__name__,
+)
+def test_python_files_are_in_shape(check: Check) -> None:
+    assert not _findings(PYTHON, check)
+
+
+def test_core_reads_no_clock_no_randomness_and_does_no_io() -> None:
+    assert not _findings(filter(repo_checks.is_core, PYTHON), repo_checks.impurities)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [repo_checks.unfinished, repo_checks.machine_paths, repo_checks.registry_hosts],
+    ids=lambda check: check.__name__,
+)
+def test_text_says_nothing_that_does_not_belong_there(check: Check) -> None:
+    assert not _findings((path for path in FILES if path.name != "LICENSE"), check)
+
+
+def _known_rules() -> list[str]:
+    return repo_checks.rules_of((ROOT / "docs/rules.md").read_text())
+
+
+def test_every_rule_that_is_named_exists() -> None:
+    known = set(_known_rules())
+
+    def unknown(path: Path, text: str) -> Iterator[str]:
+        return repo_checks.unknown_rules(path, text, known)
+
+    assert not _findings((path for path in FILES if path.name not in SAMPLES), unknown)
+
+
+def test_rules_are_numbered_without_gaps() -> None:
+    counts = Counter(rule.partition("-")[0] for rule in _known_rules())
+    expected = [f"{group}-{number:02}" for group, count in counts.items() for number in range(1, count + 1)]
+    assert _known_rules() == expected
+    assert set(counts) == {"227", "392", "526", "630"}
+
+
+def test_every_rule_has_one_row_in_its_kip_document() -> None:
+    rows = [cells[0] for path in KIPS for cells in repo_checks.table_rows((ROOT / path).read_text())]
+    assert sorted(rows) == sorted(_known_rules())
+    for path in KIPS:
+        group = path.stem.removeprefix("kip_")
+        for cells in repo_checks.table_rows((ROOT / path).read_text()):
+            assert cells[0].startswith(group), f"{cells[0]} in {path}"
+            assert len(cells) == 5, f"{path}: {cells[0]}: rule, what, code, test, metric; got {cells}"
+
+
+def test_rows_of_rules_name_code_and_tests_that_exist() -> None:
+    assert not _findings(KIPS, repo_checks.broken_references)
+
+
+def test_links_of_documents_lead_somewhere() -> None:
+    assert not _findings(MARKDOWN, repo_checks.broken_links)
+
+
+def test_makefile_documents_its_targets() -> None:
+    assert not list(repo_checks.undocumented_targets((ROOT / "Makefile").read_text()))
+
+
+def test_documents_name_targets_that_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+
+    def unknown(path: Path, text: str) -> Iterator[str]:
+        return repo_checks.unknown_targets(path, text, makefile)
+
+    assert not _findings(MARKDOWN, unknown)
+
+
+def test_changelog_has_the_version() -> None:
+    version = PROJECT["project"]["version"]
+    assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_lock_is_exact_and_within_the_bounds() -> None:
+    lock = (ROOT / "requirements.lock").read_text()
+    assert not list(repo_checks.loose_lock_lines(lock))
+    locked: dict[str, list[str]] = {}
+    for line in lock.splitlines():
+        if line and not line.startswith("#"):
+            name, _, version = line.partition(" ;")[0].partition("==")
+            locked.setdefault(name.lower().replace("_", "-"), []).append(version)
+    bounds = [*PROJECT["project"]["dependencies"], *PROJECT["dependency-groups"]["dev"], *PROJECT["build-system"]["requires"]]
+    for extra in PROJECT["project"]["optional-dependencies"].values():
+        bounds += [bound for bound in extra if not bound.startswith("kipmesh")]
+    for bound in map(Requirement, bounds):
+        versions = locked.get(bound.name.lower().replace("_", "-"), [])
+        assert versions, f"{bound} is not in requirements.lock: make lock"
+        assert all(bound.specifier.contains(version) for version in versions), f"{bound}: locked {versions}: make lock"
+    assert locked["pyspark"] == ["4.2.0"]
+
+
+def test_generated_messages_are_not_committed() -> None:
+    tracked = subprocess.run(
+        ["git", "ls-files", "kipmesh/v1", "*_pb2.py", "*_pb2.pyi"], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    assert tracked.stdout == ""
+    ignored = subprocess.run(["git", "check-ignore", "-q", "kipmesh/v1/fetch_pb2.py"], cwd=ROOT, check=False)
+    assert ignored.returncode == 0
+
+
+def test_configuration_document_is_current() -> None:
+    result = subprocess.run(
+        [sys.executable, "tools/gen_config_docs.py", "--check"], cwd=ROOT, check=False, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_test_files_have_unique_names_and_no_packages() -> None:
+    names = Counter(path.name for path in PYTHON if repo_checks.is_test(path) and path.name != "conftest.py")
+    assert [name for name, count in names.items() if count > 1] == []
+    assert "__init__.py" not in names
+
+
+SAMPLES = {"test_tidy_bites.py"}

@@ -1,0 +1,115 @@
+"""The checks of the repository find what they are for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import repo_checks
+
+SOURCE = Path("kipmesh/core/sample.py")
+PAGE = Path("docs/page.md")
+
+
+def test_long_files_and_functions_are_found() -> None:
+    body = "def f() -> None:\n" + "    pass\n" * 70
+    assert list(repo_checks.long_functions(SOURCE, body)) == [f"{SOURCE}:1: f() has 71 lines, at most 70"]
+    assert not list(repo_checks.long_functions(SOURCE, body.replace("    pass\n", "", 1)))
+    nested = "class A:\n    async def g(self) -> None:\n" + "        pass\n" * 80
+    assert list(repo_checks.long_functions(SOURCE, nested))
+    assert list(repo_checks.long_files(SOURCE, "\n" * 501))
+    assert not list(repo_checks.long_files(SOURCE, "\n" * 500))
+    assert not list(repo_checks.long_files(Path("tests/unit/test_x.py"), "\n" * 600))
+    assert list(repo_checks.long_files(Path("tests/unit/test_x.py"), "\n" * 601))
+
+
+def test_missing_docstrings_are_found() -> None:
+    assert list(repo_checks.missing_docstring(SOURCE, "x = 1\n"))
+    assert list(repo_checks.missing_docstring(SOURCE, ""))
+    assert not list(repo_checks.missing_docstring(SOURCE, '"""What it is for."""\n'))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import time\n",
+        "import os.path\n",
+        "from random import randrange\n",
+        "def f():\n    import threading\n",
+        "from datetime import datetime\nnow = datetime.now()\n",
+        "import datetime\nnow = datetime.datetime.now(datetime.UTC)\n",
+        "import datetime\nday = datetime.date.today()\n",
+        "data = open('x').read()\n",
+        "from google.protobuf import message\n",
+    ],
+)
+def test_impure_core_is_found(text: str) -> None:
+    assert list(repo_checks.impurities(SOURCE, text))
+
+
+def test_pure_core_passes() -> None:
+    text = "from __future__ import annotations\nimport struct\nfrom . import time\nfrom kipmesh.core import errors\n"
+    assert not list(repo_checks.impurities(SOURCE, text + "x = errors.now(1)\n"))
+
+
+@pytest.mark.parametrize("mark", ["TO" + "DO", "FIX" + "ME", "XX" + "X"])
+def test_unfinished_work_is_found(mark: str) -> None:
+    assert list(repo_checks.unfinished(SOURCE, f"x = 1\n# {mark}: later\n")) == [f"{SOURCE}:2: left unfinished: {mark}"]
+
+
+@pytest.mark.parametrize("folder", ["wo" + "rk", "tm" + "p", "ro" + "ot", "ho" + "me"])
+def test_machine_paths_are_found(folder: str) -> None:
+    assert list(repo_checks.machine_paths(PAGE, f"see `/{folder}/x`"))
+    assert not list(repo_checks.machine_paths(PAGE, f"see `build/{folder}/x` and ../{folder}/x and {folder}/"))
+
+
+@pytest.mark.parametrize("host", ["https://pyp" + "i.org/simple", "repo1.ma" + "ven.org", "ghc" + "r.io/x/y"])
+def test_registry_hosts_are_found(host: str) -> None:
+    assert list(repo_checks.registry_hosts(PAGE, f"from {host}"))
+
+
+def test_unknown_rules_are_found() -> None:
+    known = set(repo_checks.rules_of("| rule | what |\n|---|---|\n| 227-01 | a |\n| 630-02 | b, see 227-07 |\n"))
+    assert known == {"227-01", "630-02"}
+    assert list(repo_checks.unknown_rules(SOURCE, "227-01 and 227-99", known)) == [f"{SOURCE}:1: no rule 227-99 in docs/rules.md"]
+
+
+def test_broken_links_are_found(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/other.md").write_text("# A `big` heading\n\n```\n# not a heading\n```\n")
+    good = "[a](other.md) [b](other.md#a-big-heading) [c](https://example.org) [d](#here)\n\n# Here\n"
+    (tmp_path / "docs/page.md").write_text(good)
+    assert not list(repo_checks.broken_links(PAGE, good, tmp_path))
+    bad = "[a](none.md) [b](other.md#not-a-heading) ![c](none.svg)"
+    assert len(list(repo_checks.broken_links(PAGE, bad, tmp_path))) == 3
+
+
+def test_broken_references_are_found(tmp_path: Path) -> None:
+    (tmp_path / "kipmesh").mkdir()
+    (tmp_path / "kipmesh/log.py").write_text("def append(): ...\n")
+    row = "| 227-01 | what `a/b` is | `{}` | not yet | `metric` |"
+    for code, findings in [
+        ("kipmesh/log.py", 0),
+        ("kipmesh/log.py::append", 0),
+        ("kipmesh/log.py::appen", 1),
+        ("kipmesh/none.py", 1),
+        ("plain_name", 0),
+    ]:
+        assert len(list(repo_checks.broken_references(PAGE, row.format(code), tmp_path))) == findings, code
+
+
+def test_undocumented_targets_are_found() -> None:
+    makefile = ".PHONY: a b \\\n  c\na: b ## says\nb:\nc: ## says\nd: ## says\n"
+    assert list(repo_checks.undocumented_targets(makefile)) == [
+        "Makefile: b has no ## line",
+        "Makefile: d is not in .PHONY",
+    ]
+    text = "`make a` and\nmake e\nto make clear"
+    assert list(repo_checks.unknown_targets(PAGE, text, makefile)) == [f"{PAGE}: no target e in the Makefile"]
+
+
+def test_loose_lines_of_the_lock_are_found() -> None:
+    good = "# made\na==1.0\nb-c==2.0.post1 ; python_version < '3.12'\n"
+    assert not list(repo_checks.loose_lock_lines(good))
+    for bad in ["a>=1.0", "--index-url x", "a @ file:x", "-e ."]:
+        assert list(repo_checks.loose_lock_lines(bad)), bad
