@@ -64,7 +64,9 @@ class Connection:
             self._calls[service, name] = call
         return call
 
-    async def call(self, service: str, method: str, request: Value, timeout_s: float, wait_for_ready: bool = False) -> Value:
+    async def call(
+        self, service: str, method: str, request: Value, timeout_s: float, wait_for_ready: bool = False
+    ) -> Value:
         """One unary call; raises TransportError. `wait_for_ready` waits for a connection within the time limit."""
         try:
             return await self._callable(service, method)(
@@ -88,6 +90,7 @@ class FetchStream:
     def __init__(self, address: str, call: Any) -> None:
         self._address = address
         self._call = call
+        self._dropped = False
 
     async def exchange(self, request: Value, timeout_s: float) -> Value:
         """Send one FetchRequest and wait for its FetchResponse."""
@@ -100,6 +103,11 @@ class FetchStream:
             raise TransportError(self._address, "FetchStream", grpc.StatusCode.DEADLINE_EXCEEDED, "no answer") from None
         except grpc.aio.AioRpcError as error:
             raise _transport_error(self._address, "FetchStream", error) from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._dropped and not (task and task.cancelling()):
+                raise TransportError(self._address, "FetchStream", grpc.StatusCode.CANCELLED, "dropped") from None
+            raise
         except asyncio.InvalidStateError as error:
             raise TransportError(self._address, "FetchStream", grpc.StatusCode.UNAVAILABLE, str(error)) from None
         if response is grpc.aio.EOF:
@@ -107,7 +115,8 @@ class FetchStream:
         return response
 
     def cancel(self) -> None:
-        """Drop the stream."""
+        """Drop the stream: a running exchange ends with a TransportError (CANCELLED)."""
+        self._dropped = True
         self._call.cancel()
 
 

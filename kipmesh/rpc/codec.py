@@ -32,8 +32,10 @@ class Translator:
         fields: Sequence[_descriptor.FieldDescriptor] = descriptor.fields
         self._names = tuple(field.name for field in fields)
         getter = attrgetter(*self._names)
-        self._get: Callable[[Message], tuple[Any, ...]] = getter if len(fields) > 1 else lambda message: (getter(message),)
-        defaults = cast(Any, self.value_type)._field_defaults
+        self._get: Callable[[Message], tuple[Any, ...]] = (
+            getter if len(fields) > 1 else lambda message: (getter(message),)
+        )
+        defaults = cast("Any", self.value_type)._field_defaults
         # (position, name, default) of scalars whose absence means something else than zero.
         self._optional = [
             (position, field.name, defaults[field.name])
@@ -43,7 +45,9 @@ class Translator:
         self._nested: list[tuple[int, str, bool, Translator]] = []
         self._lists: list[int] = []
         for position, field in enumerate(fields):
-            repeated = field.is_repeated if hasattr(field, "is_repeated") else field.label == _FieldDescriptor.LABEL_REPEATED
+            repeated = (
+                field.is_repeated if hasattr(field, "is_repeated") else field.label == _FieldDescriptor.LABEL_REPEATED
+            )
             if field.message_type is not None:
                 inner = known.get(field.message_type.name) or Translator(field.message_type, known)
                 self._nested.append((position, field.name, repeated, inner))

@@ -55,7 +55,9 @@ def _unary(method: Method, handler: Handler) -> Any:
 
 
 def _stream(method: Method, handler: Handler) -> Any:
-    async def answer(requests: AsyncIterator[Value], context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Value]:
+    async def answer(
+        requests: AsyncIterator[Value], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[Value]:
         who = _context(context)
         async for request in requests:
             yield await handler(request, who)

@@ -6,9 +6,9 @@ Topic ids are 16 bytes, `b""` when unknown.
 """
 
 from kipmesh.core.messages.admin import (
+    AlterableConfig,
     AlterConfigsResource,
     AlterConfigsResourceResponse,
-    AlterableConfig,
     ConfigEntry,
     CreatableReplicaAssignment,
     CreatableTopic,
@@ -21,9 +21,9 @@ from kipmesh.core.messages.admin import (
     CreateTopicsRequest,
     CreateTopicsResponse,
     DeletableTopicResult,
-    DeleteTopicState,
     DeleteTopicsRequest,
     DeleteTopicsResponse,
+    DeleteTopicState,
     DescribeConfigsRequest,
     DescribeConfigsResource,
     DescribeConfigsResourceResult,
@@ -52,11 +52,11 @@ from kipmesh.core.messages.broker_lifecycle import (
 from kipmesh.core.messages.fetch import (
     AbortedTransaction,
     EpochEndOffset,
+    FetchableTopicResponse,
     FetchPartition,
     FetchRequest,
     FetchResponse,
     FetchTopic,
-    FetchableTopicResponse,
     ForgottenTopic,
     LeaderIdAndEpoch,
     NodeEndpoint,

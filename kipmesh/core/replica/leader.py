@@ -1,0 +1,200 @@
+"""A partition's leader: replicas' log ends, ISR and high watermark ("Log truth" in docs/rules.md).
+
+Pure state: the driver tells it of appends, of followers' fetches and of the controller's answers, and asks it what
+to do. Invariants:
+
+- `high_watermark` never goes back within one leadership and never passes the leader's own log end;
+- it is the least log end over the maximal ISR (committed and pending members) and over joiners that are caught up,
+  and does not move while the ISR is below `min_insync_replicas`;
+- at most one ISR change is in flight; until the controller has answered, both ISRs count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+UNKNOWN_OFFSET = -1
+
+
+class FollowerProgress:
+    """How far one follower is, from its fetches. `last_caught_up_ms` is when it last had the leader's whole log."""
+
+    __slots__ = ("last_caught_up_ms", "last_fetch_leader_end", "last_fetch_ms", "log_end_offset", "log_start_offset")
+
+    def __init__(self, last_caught_up_ms: int) -> None:
+        self.log_end_offset = UNKNOWN_OFFSET
+        self.log_start_offset = UNKNOWN_OFFSET
+        self.last_caught_up_ms = last_caught_up_ms
+        self.last_fetch_ms = 0
+        self.last_fetch_leader_end = UNKNOWN_OFFSET
+
+    def fetched(self, fetch_offset: int, log_start_offset: int, leader_end: int, now_ms: int) -> None:
+        """A fetch from `fetch_offset`: the follower has everything below it."""
+        if fetch_offset >= leader_end:
+            self.last_caught_up_ms = max(self.last_caught_up_ms, now_ms)
+        elif fetch_offset >= self.last_fetch_leader_end >= 0:
+            # It has by now what the leader had at its last fetch: it was caught up then.
+            self.last_caught_up_ms = max(self.last_caught_up_ms, self.last_fetch_ms)
+        self.log_end_offset = fetch_offset
+        self.log_start_offset = log_start_offset
+        self.last_fetch_ms = now_ms
+        self.last_fetch_leader_end = leader_end
+
+    def is_caught_up(self, leader_end: int, now_ms: int, lag_max_ms: int) -> bool:
+        """Whether it has the whole log, or had within `lag_max_ms`."""
+        return self.log_end_offset == leader_end or now_ms - self.last_caught_up_ms <= lag_max_ms
+
+
+class PartitionLeader:
+    """The leader's view of one partition during one leader epoch."""
+
+    __slots__ = (
+        "_may_join",
+        "broker_id",
+        "epoch_start_offset",
+        "followers",
+        "high_watermark",
+        "isr",
+        "lag_max_ms",
+        "leader_epoch",
+        "log_end_offset",
+        "min_insync_replicas",
+        "partition_epoch",
+        "pending_isr",
+    )
+
+    def __init__(
+        self,
+        *,
+        broker_id: int,
+        leader_epoch: int,
+        partition_epoch: int,
+        replicas: Sequence[int],
+        isr: Collection[int],
+        log_end_offset: int,
+        high_watermark: int,
+        min_insync_replicas: int,
+        lag_max_ms: int,
+        may_join: Callable[[int], bool],
+        now_ms: int,
+    ) -> None:
+        # Whether a broker may be an ISR member now: registered, not fenced, not shutting down.
+        self._may_join = may_join
+        self.broker_id = broker_id
+        self.leader_epoch = leader_epoch
+        self.partition_epoch = partition_epoch
+        self.isr: frozenset[int] = frozenset(isr)
+        self.pending_isr: frozenset[int] | None = None
+        self.log_end_offset = log_end_offset
+        self.epoch_start_offset = log_end_offset
+        self.high_watermark = min(high_watermark, log_end_offset)
+        self.min_insync_replicas = min(min_insync_replicas, len(replicas))
+        self.lag_max_ms = lag_max_ms
+        self.followers: dict[int, FollowerProgress] = {
+            # A member of the ISR is given the whole lag time to show itself.
+            replica: FollowerProgress(now_ms if replica in self.isr else -lag_max_ms)
+            for replica in replicas
+            if replica != broker_id
+        }
+        self._advance(now_ms)
+
+    @property
+    def maximal_isr(self) -> frozenset[int]:
+        """Committed and pending members: whoever of them is elected must have what we acknowledged."""
+        return self.isr | self.pending_isr if self.pending_isr else self.isr
+
+    @property
+    def is_under_min_isr(self) -> bool:
+        """Whether writes with acks=all are to be refused."""
+        return len(self.isr) < self.min_insync_replicas
+
+    @property
+    def high_watermark_is_known(self) -> bool:
+        """Whether the high watermark has reached this leader's epoch (392-09, ListOffsets on a new leader)."""
+        return self.high_watermark >= self.epoch_start_offset
+
+    def appended(self, log_end_offset: int, now_ms: int) -> bool:
+        """The leader's own log grew; returns whether the high watermark moved (it is the whole ISR)."""
+        self.log_end_offset = log_end_offset
+        return self._advance(now_ms)
+
+    def follower_fetched(self, replica: int, fetch_offset: int, log_start_offset: int, now_ms: int) -> bool:
+        """A follower's fetch; returns whether the high watermark moved. The replica must be in `followers`."""
+        self.followers[replica].fetched(fetch_offset, log_start_offset, self.log_end_offset, now_ms)
+        return self._advance(now_ms)
+
+    def _advance(self, now_ms: int) -> bool:
+        if self.is_under_min_isr:
+            return False
+        least = self.log_end_offset
+        maximal = self.maximal_isr
+        for replica, progress in self.followers.items():
+            if progress.log_end_offset < least and (
+                replica in maximal
+                or (progress.is_caught_up(self.log_end_offset, now_ms, self.lag_max_ms) and self._may_join(replica))
+            ):
+                least = progress.log_end_offset
+        if least <= self.high_watermark:
+            return False
+        self.high_watermark = least
+        return True
+
+    def isr_to_join(self, replica: int) -> frozenset[int] | None:
+        """The ISR to ask the controller for after a fetch of `replica`: with it, if it is in sync and not a member."""
+        if self.pending_isr is not None or replica in self.isr or not self._may_join(replica):
+            return None
+        end = self.followers[replica].log_end_offset
+        if end >= self.high_watermark and end >= self.epoch_start_offset:
+            return self.isr | {replica}
+        return None
+
+    def isr_without_laggards(self, now_ms: int) -> frozenset[int] | None:
+        """The ISR to ask for, without members that are behind for longer than `lag_max_ms`; None for no change."""
+        if self.pending_isr is not None:
+            return None
+        out = {
+            replica
+            for replica in self.isr
+            if replica in self.followers
+            and not self.followers[replica].is_caught_up(self.log_end_offset, now_ms, self.lag_max_ms)
+        }
+        return self.isr - out if out else None
+
+    def isr_change_sent(self, isr: frozenset[int]) -> None:
+        """The controller was asked for `isr`."""
+        self.pending_isr = isr
+
+    def isr_change_refused(self) -> None:
+        """The controller certainly did not make the change (INELIGIBLE_REPLICA).
+
+        After any other failure the pending ISR goes on counting: the change may have been made, and the metadata log
+        will tell.
+        """
+        self.pending_isr = None
+
+    def isr_changed(self, isr: Collection[int], partition_epoch: int, now_ms: int) -> bool:
+        """What the controller holds now; older news is ignored. Returns whether the high watermark moved."""
+        if partition_epoch <= self.partition_epoch:
+            return False
+        self.partition_epoch = partition_epoch
+        self.isr = frozenset(isr)
+        self.pending_isr = None
+        return self._advance(now_ms)
+
+    def brokers_changed(self, now_ms: int) -> bool:
+        """Brokers were fenced or unfenced; returns whether the high watermark moved."""
+        return self._advance(now_ms)
+
+    def replicas_changed(self, replicas: Sequence[int], min_insync_replicas: int, now_ms: int) -> None:
+        """The assignment or the topic's configuration changed."""
+        self.min_insync_replicas = min(min_insync_replicas, len(replicas))
+        wanted = set(replicas) - {self.broker_id}
+        for gone in self.followers.keys() - wanted:
+            del self.followers[gone]
+        for new in wanted - self.followers.keys():
+            self.followers[new] = FollowerProgress(-self.lag_max_ms)
+        self._advance(now_ms)
+
+    def lags(self) -> Mapping[int, int]:
+        """Records that each follower lacks (all of them while it is unknown)."""
+        return {replica: self.log_end_offset - max(p.log_end_offset, 0) for replica, p in self.followers.items()}

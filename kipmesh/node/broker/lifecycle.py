@@ -1,0 +1,155 @@
+"""A broker's life as the controller sees it: registration, heartbeats, controlled shutdown.
+
+An unclean stop is told by `previous_broker_epoch` -1: the broker then leaves every ISR and leadership before it is
+unfenced. A heartbeat may be answered with partitions whose log ends the controller needs to elect a leader ("Log
+truth"); the next one, sent at once, brings them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from kipmesh.core.config import BrokerConfig
+from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.core.messages import (
+    BrokerHeartbeatRequest,
+    BrokerHeartbeatResponse,
+    BrokerRegistrationRequest,
+    Feature,
+    Listener,
+    PartitionLogEnd,
+    TopicIdPartition,
+)
+from kipmesh.core.metadata.image import LEADER_ROLE_FEATURE
+from kipmesh.node.broker.controller_channel import ControllerChannel
+from kipmesh.rpc.client import TransportError
+
+log = structlog.get_logger(__name__)
+
+REGISTRATION_BACKOFF_S = 0.1
+# Refusals that waiting does not cure.
+_FATAL = frozenset({ErrorCode.INCONSISTENT_CLUSTER_ID, ErrorCode.INVALID_REQUEST, ErrorCode.UNSUPPORTED_VERSION})
+
+
+class BrokerLifecycle:
+    """Registers, then beats; `broker_epoch` is -1 until registered."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        channel: ControllerChannel,
+        *,
+        incarnation_id: bytes,
+        is_leader_role: bool,
+        previous_broker_epoch: int,
+        metadata_offset: Callable[[], int],
+        log_ends: Callable[[Sequence[TopicIdPartition]], list[PartitionLogEnd]],
+    ) -> None:
+        self._config = config
+        self._channel = channel
+        self._incarnation_id = incarnation_id
+        self._is_leader_role = is_leader_role
+        self._previous_broker_epoch = previous_broker_epoch
+        self._metadata_offset = metadata_offset
+        self._log_ends = log_ends
+        self._wanted: Sequence[TopicIdPartition] = ()
+        self._wake = asyncio.Event()
+        self._want_shut_down = False
+        self._may_stop = asyncio.Event()
+        self.broker_epoch = -1
+        self.is_fenced = True
+
+    async def register(self, listeners: Sequence[Listener]) -> None:
+        """Until the controller accepts; raises KafkaError when it never will."""
+        request = BrokerRegistrationRequest(
+            broker_id=self._config.node_id,
+            cluster_id=self._config.cluster_id,
+            incarnation_id=self._incarnation_id,
+            listeners=listeners,
+            features=[Feature(LEADER_ROLE_FEATURE, 0, 1)] if self._is_leader_role else (),
+            rack=self._config.broker_rack,
+            previous_broker_epoch=self._previous_broker_epoch,
+        )
+        told = None
+        while True:
+            try:
+                response = await self._channel.call("Controller", "BrokerRegistration", request, self._timeout_s)
+            except TransportError as error:
+                reason = str(error)
+            else:
+                if not response.error_code:
+                    self.broker_epoch = response.broker_epoch
+                    log.info("registered", broker_epoch=self.broker_epoch, clean=self._previous_broker_epoch >= 0)
+                    return
+                code = ErrorCode(response.error_code)
+                reason = f"{code.name}: {response.error_message}"
+                if code in _FATAL:
+                    raise KafkaError(code, response.error_message or "the controller refused this broker")
+            if reason != told:
+                log.warning("registration failed, trying again", error=reason)
+                told = reason
+            await asyncio.sleep(REGISTRATION_BACKOFF_S)
+
+    @property
+    def _timeout_s(self) -> float:
+        return self._config.broker_session_timeout_ms / 1000
+
+    async def beat(self) -> None:
+        """Heartbeats for ever; raises KafkaError when another incarnation has taken this broker's id."""
+        interval_s = self._config.broker_heartbeat_interval_ms / 1000
+        while True:
+            self._wake.clear()
+            try:
+                response = await self._channel.call("Controller", "BrokerHeartbeat", self._heartbeat(), self._timeout_s)
+            except TransportError as error:
+                log.warning("heartbeat failed", error=str(error))
+            else:
+                self._take(response)
+            if not self._wanted:
+                try:
+                    async with asyncio.timeout(interval_s):
+                        await self._wake.wait()
+                except TimeoutError:
+                    pass
+
+    def _heartbeat(self) -> BrokerHeartbeatRequest:
+        wanted, self._wanted = self._wanted, ()
+        return BrokerHeartbeatRequest(
+            broker_id=self._config.node_id,
+            broker_epoch=self.broker_epoch,
+            current_metadata_offset=self._metadata_offset(),
+            want_shut_down=self._want_shut_down,
+            log_ends=self._log_ends(wanted) if wanted else (),
+        )
+
+    def _take(self, response: BrokerHeartbeatResponse) -> None:
+        if response.error_code:
+            code = ErrorCode(response.error_code)
+            if code == ErrorCode.STALE_BROKER_EPOCH:
+                raise KafkaError(code, f"broker {self._config.node_id} was registered again by another process")
+            log.warning("heartbeat refused", error=code.name)
+            return
+        if response.is_fenced != self.is_fenced:
+            log.info("fenced" if response.is_fenced else "unfenced")
+        self.is_fenced = response.is_fenced
+        self._wanted = response.wanted_log_ends
+        if response.should_shut_down:
+            self._may_stop.set()
+
+    def metadata_advanced(self) -> None:
+        """The metadata cache moved on while fenced: tell the controller now, not at the next beat."""
+        if self.is_fenced:
+            self._wake.set()
+
+    async def shut_down(self, timeout_s: float) -> None:
+        """Ask to hand over leaderships and wait until the controller says so, at most `timeout_s`."""
+        self._want_shut_down = True
+        self._wake.set()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._may_stop.wait()
+        except TimeoutError:
+            log.warning("stopping without the controller's consent", waited_s=timeout_s)

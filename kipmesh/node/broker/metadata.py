@@ -1,0 +1,83 @@
+"""Metadata (API key 3), on every broker, from its own metadata cache.
+
+An empty topic list asks for no topic (526-09). Topics are named or given by id; an unknown one has its error in its
+place. Brokers that are fenced are not listed, and a replica on one counts as offline. A broker
+without metadata yet answers BROKER_NOT_AVAILABLE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kipmesh.core.errors import ErrorCode
+from kipmesh.core.messages import (
+    MetadataRequest,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+from kipmesh.core.metadata.image import MetadataImage, TopicState
+from kipmesh.rpc.server import RequestContext
+
+
+class MetadataHandler:
+    """Answers Metadata."""
+
+    def __init__(
+        self,
+        image: Callable[[], MetadataImage | None],
+        *,
+        cluster_id: str,
+        listener: str,
+        controller_id: Callable[[], int],
+    ) -> None:
+        self._image = image
+        self._cluster_id = cluster_id
+        self._listener = listener
+        self._controller_id = controller_id
+
+    async def metadata(self, request: MetadataRequest, context: RequestContext) -> MetadataResponse:
+        """Answer one request."""
+        image = self._image()
+        if image is None:
+            return MetadataResponse(error_code=ErrorCode.BROKER_NOT_AVAILABLE)
+        brokers, available = [], set()
+        for broker in image.brokers.values():
+            endpoint = broker.endpoints.get(self._listener)
+            if not broker.fenced:
+                available.add(broker.broker_id)
+            if not broker.fenced and endpoint is not None:
+                host, port = endpoint
+                brokers.append(MetadataResponseBroker(broker.broker_id, host, port, broker.rack))
+        if request.all_topics:
+            topics = [_topic(topic, available) for topic in image.topics.values()]
+        else:
+            topics = [_asked(image, asked.topic_id, asked.name, available) for asked in request.topics]
+        return MetadataResponse(
+            brokers=brokers, cluster_id=self._cluster_id, controller_id=self._controller_id(), topics=topics
+        )
+
+
+def _asked(image: MetadataImage, topic_id: bytes, name: str | None, available: set[int]) -> MetadataResponseTopic:
+    topic = image.topics.get(topic_id) if topic_id else image.topic_by_name(name or "")
+    if topic is None:
+        code = ErrorCode.UNKNOWN_TOPIC_ID if topic_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return MetadataResponseTopic(code, name, topic_id)
+    return _topic(topic, available)
+
+
+def _topic(topic: TopicState, available: set[int]) -> MetadataResponseTopic:
+    partitions = [
+        MetadataResponsePartition(
+            ErrorCode.NONE if state.leader >= 0 else ErrorCode.LEADER_NOT_AVAILABLE,
+            index,
+            state.leader,
+            state.leader_epoch,
+            state.replicas,
+            state.isr,
+            [replica for replica in state.replicas if replica not in available],
+        )
+        for index, state in sorted(topic.partitions.items())
+    ]
+    return MetadataResponseTopic(ErrorCode.NONE, topic.name, topic.topic_id, False, partitions)

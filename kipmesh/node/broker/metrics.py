@@ -1,0 +1,79 @@
+"""A broker's metrics, under the names that Kafka dashboards use; `kipmesh_*` where Kafka has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from kipmesh.core.errors import ErrorCode
+
+
+class BrokerMetrics:
+    """Counters that handlers move, and gauges that are computed when somebody looks."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+            return Counter(name, text, labels, registry=registry)
+
+        topic = "kafka_server_brokertopicmetrics_"
+        self._bytes_in = counter(topic + "bytesin", "Bytes of batches that producers wrote.")
+        self._messages_in = counter(topic + "messagesin", "Records that producers wrote.")
+        self._bytes_out = counter(topic + "bytesout", "Bytes of batches that consumers read.")
+        self._replication_bytes_in = counter(topic + "replicationbytesin", "Bytes read from leaders.")
+        self._replication_bytes_out = counter(topic + "replicationbytesout", "Bytes that followers read.")
+        self._produce_requests = counter(topic + "totalproducerequests", "Partitions written by producers.")
+        self._fetch_requests = counter("kipmesh_broker_fetch_requests", "Fetches by who asked.", ("role",))
+        self._produce_failed = counter("kipmesh_broker_produce_failures", "Batches refused, by error.", ("error",))
+        self._replication_failed = counter(
+            "kipmesh_broker_replication_failures",
+            "Partitions whose fetched records were refused, by error.",
+            ("error",),
+        )
+        self._fetches_failed = counter("kipmesh_broker_fetcher_transport_failures", "Follower fetches without answer.")
+        self._isr_shrinks = counter("kafka_server_replicamanager_isrshrinks", "ISR shrinks asked for.")
+        self._isr_expands = counter("kafka_server_replicamanager_isrexpands", "ISR expansions asked for.")
+        self._fetch_consumer = self._fetch_requests.labels("consumer")
+        self._fetch_follower = self._fetch_requests.labels("follower")
+
+    def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
+        """A number that `read` computes at every scrape."""
+        Gauge(name, text, registry=self._registry).set_function(read)
+
+    def produced(self, size_bytes: int, records: int) -> None:
+        """A batch was appended."""
+        self._bytes_in.inc(size_bytes)
+        self._messages_in.inc(records)
+        self._produce_requests.inc()
+
+    def refused(self, code: ErrorCode) -> None:
+        """A producer's batch was refused."""
+        self._produce_failed.labels(code.name).inc()
+
+    def fetched(self, is_follower: bool, size_bytes: int) -> None:
+        """A fetch was answered."""
+        if is_follower:
+            self._fetch_follower.inc()
+            self._replication_bytes_out.inc(size_bytes)
+        else:
+            self._fetch_consumer.inc()
+            self._bytes_out.inc(size_bytes)
+
+    def replicated(self, size_bytes: int) -> None:
+        """A follower appended what it fetched."""
+        if size_bytes:
+            self._replication_bytes_in.inc(size_bytes)
+
+    def replication_failed(self, code: ErrorCode) -> None:
+        """A follower could not append what it fetched."""
+        self._replication_failed.labels(code.name).inc()
+
+    def fetch_failed(self) -> None:
+        """A follower's fetch got no answer."""
+        self._fetches_failed.inc()
+
+    def isr_asked(self, grows: bool) -> None:
+        """The controller was asked for another ISR."""
+        (self._isr_expands if grows else self._isr_shrinks).inc()

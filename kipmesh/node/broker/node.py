@@ -1,0 +1,317 @@
+"""The broker process: what it is made of, in which order it starts and stops.
+
+Leader and follower services run the same object; only the role that it registers with differs. Tasks: the lifecycle
+(registration, heartbeats), the metadata observer (which alone changes what is hosted), one fetcher a leader, the ISR
+changes, the housekeeping. A task that fails ends the node through `failed`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import Coroutine
+from typing import Any
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from kipmesh.core.config import BrokerConfig, Endpoint
+from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.core.messages import DescribeQuorumRequest, DescribeQuorumResponse, Listener
+from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
+from kipmesh.node.broker.admin import AdminHandler
+from kipmesh.node.broker.controller_channel import ControllerChannel
+from kipmesh.node.broker.disk import Disk
+from kipmesh.node.broker.fetch import FetchHandler
+from kipmesh.node.broker.isr_changes import IsrChanges
+from kipmesh.node.broker.lifecycle import BrokerLifecycle
+from kipmesh.node.broker.maintenance import Maintenance
+from kipmesh.node.broker.metadata import MetadataHandler
+from kipmesh.node.broker.metadata_observer import MetadataObserver
+from kipmesh.node.broker.metrics import BrokerMetrics
+from kipmesh.node.broker.offsets import OffsetsHandler
+from kipmesh.node.broker.partitions import Partitions
+from kipmesh.node.broker.produce import ProduceHandler
+from kipmesh.node.broker.replica_manager import ReplicaManager
+from kipmesh.rpc.client import ConnectionPool, TransportError
+from kipmesh.rpc.server import RequestContext, Server
+from kipmesh.storage.fs import FileSystem, RealFileSystem
+from kipmesh.storage.log import Log
+from kipmesh.storage.log_manager import LogManager
+
+log = structlog.get_logger(__name__)
+
+STOP_GRACE_S = 0.2
+QUORUM_TIMEOUT_S = 10.0
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+class _BrokerService:
+    """The gRPC service Broker: each method is its handler's."""
+
+    def __init__(
+        self, produce: ProduceHandler, fetch: FetchHandler, offsets: OffsetsHandler, metadata: MetadataHandler
+    ) -> None:
+        self.produce = produce.produce
+        self.fetch = fetch.fetch
+        self.list_offsets = offsets.list_offsets
+        self.offsets_for_leader_epoch = offsets.offsets_for_leader_epoch
+        self.delete_records = offsets.delete_records
+        self.metadata = metadata.metadata
+
+
+class _QuorumService:
+    """Of the service Quorum, a broker answers what clients ask: DescribeQuorum, forwarded."""
+
+    def __init__(self, channel: ControllerChannel) -> None:
+        self._channel = channel
+
+    async def describe_quorum(self, request: DescribeQuorumRequest, context: RequestContext) -> DescribeQuorumResponse:
+        """DescribeQuorum (API key 55)."""
+        try:
+            answer: DescribeQuorumResponse = await self._channel.call(
+                "Quorum", "DescribeQuorum", request, QUORUM_TIMEOUT_S
+            )
+        except TransportError as error:
+            return DescribeQuorumResponse(ErrorCode.REQUEST_TIMED_OUT, str(error))
+        return answer
+
+
+class BrokerNode:
+    """One broker; make it and use it inside one event loop."""
+
+    def __init__(self, config: BrokerConfig, *, is_leader_role: bool, fs: FileSystem | None = None) -> None:
+        self.config = config
+        self.registry = CollectorRegistry()
+        self.grpc_port = 0
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._is_leader_role = is_leader_role
+        self._log_manager = LogManager(
+            fs or RealFileSystem(),
+            config.log_dirs,
+            cluster_id=config.cluster_id,
+            node_id=config.node_id,
+            defaults=config.topic_defaults(),
+            open_files_max=config.log_open_files_max,
+        )
+        self._metrics = BrokerMetrics(self.registry)
+        self._disk = Disk(f"broker-{config.node_id}", self._fsync_failed)
+        self._pool = ConnectionPool(f"broker-{config.node_id}")
+        self._channel = ControllerChannel(config.voters, self._pool)
+        self._partitions = Partitions(MetadataImage())
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_stopped = False
+        self._is_loaded = False
+        self._has_metadata = False
+        self._lifecycle: BrokerLifecycle | None = None
+        self._observer: MetadataObserver | None = None
+        self._server: Server | None = None
+        self._replica_manager = ReplicaManager(
+            config,
+            self._partitions,
+            self._log_manager,
+            self._disk,
+            self._pool,
+            self._metrics,
+            _now_ms,
+            _monotonic_ms,
+            self._broker_epoch,
+        )
+        self._isr_changes = IsrChanges(
+            config.node_id, self._partitions, self._channel, self._metrics, self._broker_epoch, _monotonic_ms
+        )
+
+    def _broker_epoch(self) -> int:
+        return self._lifecycle.broker_epoch if self._lifecycle else -1
+
+    def _fsync_failed(self, failed_log: Log, error: KafkaError) -> None:
+        # What the kernel dropped cannot be told from what it kept: stop, and let the other replicas lead.
+        self._fail(
+            KafkaError(error.code, f"fsync of {failed_log.topic}-{failed_log.partition} failed: {error.message}")
+        )
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(error)
+            self.failed.exception()  # somebody may never look: no warning then
+
+    @property
+    def ready(self) -> bool:
+        """Registered, unfenced, and caught up with the metadata that says so."""
+        if self._lifecycle is None or self._observer is None or self._is_stopped:
+            return False
+        me = self._partitions.image.brokers.get(self.config.node_id)
+        is_current = me is not None and me.broker_epoch == self._lifecycle.broker_epoch and not me.fenced
+        return is_current and not self._lifecycle.is_fenced
+
+    async def start(self) -> None:
+        """Load the logs, listen, and begin to register; returns once it listens."""
+        try:
+            await self._disk.run(lambda: self._log_manager.load(_now_ms()))
+            self._is_loaded = True
+            metadata_log = await self._disk.run(lambda: self._log_manager.open_metadata_log(_now_ms()))
+            self._observer = MetadataObserver(self.config, metadata_log, self._channel, self._publish, _now_ms)
+            self._lifecycle = BrokerLifecycle(
+                self.config,
+                self._channel,
+                incarnation_id=uuid.uuid4().bytes,
+                is_leader_role=self._is_leader_role,
+                previous_broker_epoch=self._log_manager.clean_shutdown_epoch,
+                metadata_offset=lambda: self._observer.published_offset if self._observer else -1,
+                log_ends=self._replica_manager.log_ends,
+            )
+            self._server = self._make_server()
+            endpoint = self._mesh_endpoint()
+            self.grpc_port = await self._server.start(endpoint.host, endpoint.port)
+        except BaseException:
+            await self.abort()
+            raise
+        self._add_gauges()
+        self._spawn(self._live(self._lifecycle, self._observer), "lifecycle")
+        self._spawn(self._observer.run(), "metadata-observer")
+        self._spawn(self._isr_changes.run(), "isr-changes")
+        maintenance = Maintenance(
+            self.config,
+            self._partitions,
+            self._replica_manager,
+            self._log_manager,
+            self._disk,
+            self._isr_changes,
+            _now_ms,
+        )
+        self._spawn(maintenance.run(), "maintenance")
+
+    def _mesh_endpoint(self) -> Endpoint:
+        name = self.config.inter_broker_listener_name
+        for endpoint in self.config.endpoints:
+            if endpoint.name == name:
+                return endpoint
+        raise KafkaError(ErrorCode.INVALID_CONFIG, f"listeners has no {name} (inter.broker.listener.name)")
+
+    def _advertised(self) -> list[Listener]:
+        name = self.config.inter_broker_listener_name
+        advertised = [Endpoint.from_text(text) for text in self.config.advertised_listeners]
+        if not any(endpoint.name == name for endpoint in advertised):
+            mine = self._mesh_endpoint()
+            advertised.append(Endpoint(name=name, host=mine.host, port=self.grpc_port))
+        return [Listener(e.name, e.host, e.port or self.grpc_port) for e in advertised]
+
+    def _make_server(self) -> Server:
+        config = self.config
+        produce = ProduceHandler(
+            self._partitions, self._metrics, self._disk, _now_ms, queued_bytes_max=config.queued_max_request_bytes
+        )
+        fetch = FetchHandler(
+            self._partitions,
+            self._metrics,
+            self._isr_changes.propose,
+            cluster_id=config.cluster_id,
+            response_bytes_max=config.fetch_max_bytes,
+        )
+        metadata = MetadataHandler(
+            lambda: self._partitions.image if self._has_metadata else None,
+            cluster_id=config.cluster_id,
+            listener=config.inter_broker_listener_name,
+            controller_id=lambda: self._channel.voter.id,
+        )
+        services = {
+            "Broker": _BrokerService(produce, fetch, OffsetsHandler(self._partitions), metadata),
+            "Admin": AdminHandler(self._channel),
+            "Quorum": _QuorumService(self._channel),
+        }
+        return Server(services, config.socket_request_max_bytes)
+
+    def _add_gauges(self) -> None:
+        def leaders(condition: str) -> int:
+            count = 0
+            for replica in self._partitions:
+                leader = replica.leader
+                if leader is not None:
+                    count += (
+                        condition == "all"
+                        or (condition == "under" and len(leader.isr) <= len(leader.followers))
+                        or (condition == "min" and leader.is_under_min_isr)
+                    )
+            return count
+
+        gauge, prefix = self._metrics.gauge, "kafka_server_replicamanager_"
+        gauge(prefix + "partitioncount", "Partitions here.", lambda: sum(1 for _ in self._partitions))
+        gauge(prefix + "leadercount", "Partitions led here.", lambda: leaders("all"))
+        gauge(
+            prefix + "underreplicatedpartitions",
+            "Led partitions with an ISR that lacks a replica.",
+            lambda: leaders("under"),
+        )
+        gauge(prefix + "underminisrpartitioncount", "Led partitions below min.insync.replicas.", lambda: leaders("min"))
+        gauge("kipmesh_broker_metadata_offset", "Last metadata offset applied.", lambda: self._partitions.image.offset)
+        gauge("kipmesh_broker_fenced", "1 while the controller fences this broker.", lambda: float(not self.ready))
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(self._task_done)
+        self._tasks.append(task)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            error = task.exception()
+            assert error is not None
+            log.error("task failed", task=task.get_name(), error=str(error), exc_info=error)
+            self._fail(error)
+
+    async def _live(self, lifecycle: BrokerLifecycle, observer: MetadataObserver) -> None:
+        await lifecycle.register(self._advertised())
+        observer.publish_from(lifecycle.broker_epoch)
+        await lifecycle.beat()
+
+    async def _publish(self, image: MetadataImage, delta: MetadataDelta) -> None:
+        await self._replica_manager.apply(image, delta)
+        self._has_metadata = True
+        if self._lifecycle is not None:
+            self._lifecycle.metadata_advanced()
+        if self._server is not None:
+            await self._server.set_serving(self.ready)
+
+    async def stop(self) -> None:
+        """Hand over leaderships, stop, and leave clean logs; idempotent."""
+        if self._is_stopped:
+            return
+        if self.ready and self._lifecycle is not None:
+            await self._lifecycle.shut_down(self.config.shutdown_grace_ms / 1000)
+        broker_epoch = self._broker_epoch()
+        await self._end()
+        if self._is_loaded and not self.failed.done():
+            await self._disk.run(lambda: self._log_manager.checkpoint_high_watermarks(self._high_watermarks))
+            await self._disk.run(lambda: self._log_manager.close(broker_epoch))
+        self._disk.close()
+
+    async def abort(self) -> None:
+        """Stop as a crash would, as far as one process can: nothing is flushed or marked clean."""
+        if self._is_stopped:
+            return
+        await self._end()
+        if self._is_loaded:
+            await self._disk.run(self._log_manager.abandon)
+        self._disk.close()
+
+    async def _end(self) -> None:
+        self._is_stopped = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._high_watermarks = self._replica_manager.high_watermarks()
+        await self._replica_manager.stop()
+        if self._observer is not None:
+            self._observer.close()
+        if self._server is not None:
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._server.stop(STOP_GRACE_S)
+        await self._pool.close()

@@ -1,0 +1,165 @@
+"""ListOffsets (API key 2), OffsetForLeaderEpoch (23) and DeleteRecords (21), on leaders.
+
+A new leader does not know its high watermark until it reaches its own epoch: until then the latest offset, and
+timestamps beyond, are OFFSET_NOT_AVAILABLE ("Log truth", 392-09). A consumer's answers end at the high watermark.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.core.messages import (
+    DeleteRecordsPartition,
+    DeleteRecordsPartitionResult,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopicResult,
+    ListOffsetsPartition,
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+    OffsetForLeaderPartition,
+    OffsetForLeaderPartitionResult,
+    OffsetForLeaderTopicResult,
+    OffsetsForLeaderEpochRequest,
+    OffsetsForLeaderEpochResponse,
+)
+from kipmesh.node.broker.partitions import Partitions
+from kipmesh.node.broker.replica import Replica
+from kipmesh.rpc.server import RequestContext
+
+LATEST_TIMESTAMP = -1
+EARLIEST_TIMESTAMP = -2
+MAX_TIMESTAMP = -3
+
+
+class OffsetsHandler:
+    """Answers the three."""
+
+    def __init__(self, partitions: Partitions) -> None:
+        self._partitions = partitions
+
+    async def list_offsets(self, request: ListOffsetsRequest, context: RequestContext) -> ListOffsetsResponse:
+        """The offset of a timestamp, or of the log's ends."""
+
+        def answer(topic_id: bytes, name: str, asked: ListOffsetsPartition) -> ListOffsetsPartitionResponse:
+            try:
+                replica = self._partitions.require(topic_id, name, asked.partition_index)
+                return self._list(replica, asked, is_consumer=request.replica_id < 0)
+            except KafkaError as error:
+                return ListOffsetsPartitionResponse(asked.partition_index, error.code)
+
+        return ListOffsetsResponse(
+            topics=[
+                ListOffsetsTopicResponse(
+                    topic.name,
+                    topic.topic_id,
+                    [answer(topic.topic_id, topic.name, asked) for asked in topic.partitions],
+                )
+                for topic in request.topics
+            ]
+        )
+
+    def _list(
+        self, replica: Replica, asked: ListOffsetsPartition, *, is_consumer: bool
+    ) -> ListOffsetsPartitionResponse:
+        leader = replica.require_leader(asked.current_leader_epoch)
+        log, index = replica.log, asked.partition_index
+        end = replica.high_watermark if is_consumer else log.log_end_offset
+        withheld = is_consumer and not leader.high_watermark_is_known
+        if asked.timestamp == EARLIEST_TIMESTAMP:
+            return ListOffsetsPartitionResponse(index, 0, -1, log.log_start_offset, log.epoch_at(log.log_start_offset))
+        if asked.timestamp == LATEST_TIMESTAMP:
+            if withheld:
+                raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE)
+            return ListOffsetsPartitionResponse(index, 0, -1, end, replica.leader_epoch)
+        if asked.timestamp == MAX_TIMESTAMP:
+            found = log.max_timestamp_offset(end)
+        elif asked.timestamp >= 0:
+            found = log.offset_for_timestamp(asked.timestamp, end)
+        else:
+            raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"timestamp {asked.timestamp} is not known")
+        if found is None:
+            if withheld:
+                raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE)
+            return ListOffsetsPartitionResponse(index)
+        return ListOffsetsPartitionResponse(index, 0, *found)
+
+    async def offsets_for_leader_epoch(
+        self, request: OffsetsForLeaderEpochRequest, context: RequestContext
+    ) -> OffsetsForLeaderEpochResponse:
+        """Where a leader epoch ended."""
+
+        def answer(topic_id: bytes, name: str, asked: OffsetForLeaderPartition) -> OffsetForLeaderPartitionResult:
+            try:
+                replica = self._partitions.require(topic_id, name, asked.partition)
+                leader = replica.require_leader(asked.current_leader_epoch)
+                is_consumer = request.replica_id < 0
+                if is_consumer and asked.leader_epoch >= replica.leader_epoch and not leader.high_watermark_is_known:
+                    raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE)
+            except KafkaError as error:
+                return OffsetForLeaderPartitionResult(asked.partition, error.code)
+            found = replica.log.end_offset_for_epoch(asked.leader_epoch)
+            end = min(found.end_offset, replica.high_watermark) if is_consumer else found.end_offset
+            return OffsetForLeaderPartitionResult(asked.partition, 0, found.epoch, end)
+
+        return OffsetsForLeaderEpochResponse(
+            topics=[
+                OffsetForLeaderTopicResult(
+                    topic.topic,
+                    topic.topic_id,
+                    [answer(topic.topic_id, topic.topic, asked) for asked in topic.partitions],
+                )
+                for topic in request.topics
+            ]
+        )
+
+    async def delete_records(self, request: DeleteRecordsRequest, context: RequestContext) -> DeleteRecordsResponse:
+        """Raise log starts; answered when every live replica has done the same, or the time is over."""
+        moved: list[tuple[Replica, int]] = []
+
+        def delete(name: str, asked: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
+            try:
+                replica = self._partitions.require(b"", name, asked.partition_index)
+                replica.require_leader()
+                offset = replica.high_watermark if asked.offset == -1 else asked.offset
+                if not 0 <= offset <= replica.high_watermark:
+                    raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
+                replica.log.increment_log_start_offset(offset)
+            except KafkaError as error:
+                return DeleteRecordsPartitionResult(asked.partition_index, error_code=error.code)
+            moved.append((replica, offset))
+            return DeleteRecordsPartitionResult(asked.partition_index, replica.log.log_start_offset)
+
+        topics = [
+            DeleteRecordsTopicResult(topic.name, [delete(topic.name, asked) for asked in topic.partitions])
+            for topic in request.topics
+        ]
+        late = await self._wait_for_followers(moved, request.timeout_ms)
+        if late:
+            topics = [
+                topic._replace(
+                    partitions=[
+                        result._replace(error_code=ErrorCode.REQUEST_TIMED_OUT)
+                        if (topic.name, result.partition_index) in late
+                        else result
+                        for result in topic.partitions
+                    ]
+                )
+                for topic in topics
+            ]
+        return DeleteRecordsResponse(topics=topics)
+
+    async def _wait_for_followers(self, moved: list[tuple[Replica, int]], timeout_ms: int) -> set[tuple[str, int]]:
+        waits = [(replica, replica.when_deleted(offset)) for replica, offset in moved]
+        if not waits:
+            return set()
+        await asyncio.wait([done for _, done in waits], timeout=timeout_ms / 1000)
+        late = set()
+        for replica, done in waits:
+            if not done.done():
+                done.cancel()
+                late.add((replica.topic, replica.partition))
+        return late

@@ -1,0 +1,184 @@
+"""Produce (API key 0), on leaders.
+
+Batches are opaque: the log checks CRC, size and header, and gives offsets. acks=0 and 1 are answered after the append
+(and the fsync, where `flush.messages` asks for one), acks=all when the high watermark has passed the batch. What
+waits is bounded by `queued.max.request.bytes`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.core.messages import (
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+    TopicProduceResponse,
+)
+from kipmesh.node.broker.disk import Disk
+from kipmesh.node.broker.metrics import BrokerMetrics
+from kipmesh.node.broker.partitions import Partitions
+from kipmesh.node.broker.replica import AckWaiter, Replica
+from kipmesh.rpc.server import RequestContext
+
+ACKS_ALL = -1
+
+
+class _Acks:
+    """The partitions of one request that wait for their replicas."""
+
+    def __init__(self) -> None:
+        self.codes: dict[int, ErrorCode] = {}
+        self._waiting: dict[int, tuple[Replica, AckWaiter]] = {}
+        self._done: asyncio.Future[None] | None = None
+
+    def add(self, index: int, replica: Replica, offset: int) -> None:
+        """Wait for `offset` under the number `index`."""
+
+        def done(code: ErrorCode) -> None:
+            self.codes[index] = code
+            self._waiting.pop(index, None)
+            if not self._waiting and self._done is not None and not self._done.done():
+                self._done.set_result(None)
+
+        waiter = replica.when_replicated(offset, done)
+        if waiter is not None:
+            self._waiting[index] = (replica, waiter)
+
+    async def wait(self, timeout_ms: int) -> None:
+        """Until all are answered; what is not in time gets REQUEST_TIMED_OUT."""
+        if not self._waiting:
+            return
+        loop = asyncio.get_running_loop()
+        self._done = loop.create_future()
+        timer = loop.call_later(timeout_ms / 1000, self._time_out)
+        try:
+            await self._done
+        finally:
+            timer.cancel()
+            self._time_out()
+
+    def _time_out(self) -> None:
+        for replica, waiter in list(self._waiting.values()):
+            replica.forget(waiter)
+            waiter.done(ErrorCode.REQUEST_TIMED_OUT)
+
+
+class ProduceHandler:
+    """Answers Produce."""
+
+    def __init__(
+        self,
+        partitions: Partitions,
+        metrics: BrokerMetrics,
+        disk: Disk,
+        now_ms: Callable[[], int],
+        *,
+        queued_bytes_max: int,
+    ) -> None:
+        self._partitions = partitions
+        self._metrics = metrics
+        self._disk = disk
+        self._now_ms = now_ms
+        self._queued_bytes_max = queued_bytes_max
+        self._queued_bytes = 0
+
+    async def produce(self, request: ProduceRequest, context: RequestContext) -> ProduceResponse:
+        """Append every partition's batch and answer as `acks` says. Errors are per partition."""
+        size = sum(len(data.records) for topic in request.topic_data for data in topic.partition_data)
+        refusal = self._refusal(request, size)
+        if refusal:
+            return _response(request, lambda _topic, data: _error(data, refusal))
+        self._queued_bytes += size
+        try:
+            return await self._append_and_wait(request)
+        finally:
+            self._queued_bytes -= size
+
+    def _refusal(self, request: ProduceRequest, size: int) -> KafkaError | None:
+        if request.acks not in (ACKS_ALL, 0, 1):
+            return KafkaError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {request.acks}; 0, 1 and -1 are known")
+        if request.transactional_id is not None:
+            return KafkaError(ErrorCode.INVALID_REQUEST, "transactions are not supported")
+        if self._queued_bytes and self._queued_bytes + size > self._queued_bytes_max:
+            return KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, "queued.max.request.bytes are waiting already")
+        return None
+
+    async def _append_and_wait(self, request: ProduceRequest) -> ProduceResponse:
+        acks = _Acks()
+        appended: list[tuple[int, Replica, int]] = []
+        unsynced: list[Replica] = []
+        now_ms = self._now_ms()
+
+        def append(topic: TopicProduceData, data: PartitionProduceData) -> PartitionProduceResponse:
+            try:
+                replica = self._partitions.require(topic.topic_id, topic.name, data.index)
+            except KafkaError as error:
+                return _error(data, error)
+            try:
+                info = replica.append(data.records, request.acks, now_ms)
+            except KafkaError as error:
+                self._metrics.refused(error.code)
+                moved = error.code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+                return _error(data, error)._replace(current_leader=replica.current_leader if moved else None)
+            self._metrics.produced(len(data.records), info.record_count)
+            if replica.log.must_flush:
+                unsynced.append(replica)
+            appended.append((len(appended), replica, info.last_offset))
+            return PartitionProduceResponse(
+                data.index, 0, info.first_offset, info.log_append_time_ms, replica.log.log_start_offset
+            )
+
+        response = _response(request, append)
+        failed = await self._flush(unsynced)
+        if request.acks == ACKS_ALL:
+            for index, replica, last_offset in appended:
+                acks.add(index, replica, last_offset)
+            await acks.wait(request.timeout_ms)
+        codes = acks.codes | {index: ErrorCode.KAFKA_STORAGE_ERROR for index, r, _ in appended if r in failed}
+        return _with_codes(response, codes) if any(codes.values()) else response
+
+    async def _flush(self, replicas: list[Replica]) -> set[Replica]:
+        failed = set()
+        for replica in replicas:
+            try:
+                await self._disk.flush(replica.log)
+            except KafkaError:
+                failed.add(replica)
+        return failed
+
+
+def _error(data: PartitionProduceData, error: KafkaError) -> PartitionProduceResponse:
+    return PartitionProduceResponse(data.index, error.code, error_message=error.message)
+
+
+def _response(
+    request: ProduceRequest, answer: Callable[[TopicProduceData, PartitionProduceData], PartitionProduceResponse]
+) -> ProduceResponse:
+    return ProduceResponse(
+        [
+            TopicProduceResponse(topic.name, topic.topic_id, [answer(topic, data) for data in topic.partition_data])
+            for topic in request.topic_data
+        ]
+    )
+
+
+def _with_codes(response: ProduceResponse, codes: dict[int, ErrorCode]) -> ProduceResponse:
+    """`codes` by the number of the appended partition, counted over those without an error."""
+    number, topics = 0, []
+    for topic in response.responses:
+        partitions = []
+        for partition in topic.partition_responses:
+            answer = partition
+            if not partition.error_code:
+                code = codes.get(number, ErrorCode.NONE)
+                number += 1
+                if code:
+                    answer = PartitionProduceResponse(partition.index, code, error_message=code.name)
+            partitions.append(answer)
+        topics.append(topic._replace(partition_responses=partitions))
+    return response._replace(responses=topics)

@@ -1,0 +1,350 @@
+"""One partition that this broker hosts: its log, its role, and those who wait for it.
+
+The driver of `kipmesh.core.replica`: it appends and reads, moves the numbers, and wakes what waits - produce requests
+for the high watermark, fetches for new records. It is owned by the event loop; only fsyncs run elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import NamedTuple, Protocol
+
+from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.core.messages import EpochEndOffset, FetchPartition, LeaderIdAndEpoch, PartitionData
+from kipmesh.core.metadata.image import PartitionState
+from kipmesh.core.replica.follower import follower_high_watermark, has_diverged, truncation_offset
+from kipmesh.core.replica.leader import PartitionLeader
+from kipmesh.storage.log import AppendInfo, Log
+
+
+class FetchWaiter(Protocol):
+    """A fetch that waits; told which of its partitions changed."""
+
+    def partition_changed(self, token: int) -> None:
+        """Partition number `token` of the fetch has news."""
+
+
+class AckWaiter(NamedTuple):
+    """A produce request that waits until `offset` is below the high watermark."""
+
+    offset: int
+    done: Callable[[ErrorCode], None]
+
+
+class ReadResult(NamedTuple):
+    """What a fetch of one partition found.
+
+    `has_news`: it is answered at once, however few bytes there are (227-21). `isr_to_join`: the ISR to ask the
+    controller for, when the follower that fetched is in sync and not a member.
+    """
+
+    data: PartitionData
+    has_news: bool = False
+    isr_to_join: frozenset[int] | None = None
+
+
+def _wake(waiters: dict[FetchWaiter, int]) -> None:
+    for waiter, token in waiters.items():
+        waiter.partition_changed(token)
+
+
+class DeleteWaiter(NamedTuple):
+    """A DeleteRecords that waits until every live replica's log starts at `offset` or above."""
+
+    offset: int
+    done: asyncio.Future[None]
+
+
+class Replica:
+    """A partition on this broker, leading, following, or without a leader."""
+
+    __slots__ = (
+        "_ack_waiters",
+        "_consumer_waiters",
+        "_delete_waiters",
+        "_follower_waiters",
+        "_monotonic_ms",
+        "broker_id",
+        "high_watermark",
+        "leader",
+        "leader_epoch",
+        "leader_id",
+        "log",
+        "partition",
+        "topic",
+        "topic_id",
+    )
+
+    def __init__(self, broker_id: int, log: Log, high_watermark: int, monotonic_ms: Callable[[], int]) -> None:
+        # Who is in sync is judged by a clock that never jumps; records are stamped by the wall clock.
+        self._monotonic_ms = monotonic_ms
+        self.broker_id = broker_id
+        self.log = log
+        self.topic: str = log.topic
+        self.topic_id: bytes = log.topic_id
+        self.partition: int = log.partition
+        self.high_watermark = min(max(high_watermark, log.log_start_offset), log.log_end_offset)
+        self.leader: PartitionLeader | None = None
+        self.leader_id = -1
+        self.leader_epoch = -1
+        self._ack_waiters: deque[AckWaiter] = deque()
+        self._delete_waiters: list[DeleteWaiter] = []
+        # Followers wait for the log end, consumers for the high watermark; both for a change of the leader.
+        self._follower_waiters: dict[FetchWaiter, int] = {}
+        self._consumer_waiters: dict[FetchWaiter, int] = {}
+
+    # --- roles -----------------------------------------------------------------------------------------------------
+
+    def become_leader(
+        self,
+        state: PartitionState,
+        *,
+        min_insync_replicas: int,
+        lag_max_ms: int,
+        may_join: Callable[[int], bool],
+    ) -> None:
+        """Lead in `state.leader_epoch`; within an epoch only the ISR and the assignment may have changed."""
+        if self.leader is not None and self.leader.leader_epoch == state.leader_epoch:
+            self.leader.replicas_changed(state.replicas, min_insync_replicas, self._monotonic_ms())
+            self.isr_changed(state.isr, state.partition_epoch)
+            return
+        self._drop_leadership()
+        self.log.assign_epoch(state.leader_epoch, self.log.log_end_offset)
+        self.leader = PartitionLeader(
+            broker_id=self.broker_id,
+            leader_epoch=state.leader_epoch,
+            partition_epoch=state.partition_epoch,
+            replicas=state.replicas,
+            isr=state.isr,
+            log_end_offset=self.log.log_end_offset,
+            high_watermark=self.high_watermark,
+            min_insync_replicas=min_insync_replicas,
+            lag_max_ms=lag_max_ms,
+            may_join=may_join,
+            now_ms=self._monotonic_ms(),
+        )
+        self.leader_id, self.leader_epoch = self.broker_id, state.leader_epoch
+        self.high_watermark = self.leader.high_watermark
+        self._leadership_changed()
+
+    def become_follower(self, state: PartitionState) -> None:
+        """Follow `state.leader`, or nobody when it is -1."""
+        self._drop_leadership()
+        self.leader_id, self.leader_epoch = state.leader, state.leader_epoch
+        self._leadership_changed()
+
+    def _drop_leadership(self) -> None:
+        self.leader = None
+        waiters, self._ack_waiters = self._ack_waiters, deque()
+        for waiter in waiters:
+            waiter.done(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+    def stop(self) -> None:
+        """The partition leaves this broker: whoever waits is answered."""
+        self._drop_leadership()
+        self.leader_id = -1
+        self._leadership_changed()
+
+    def check_epoch(self, current_leader_epoch: int) -> ErrorCode:
+        """A request's epoch: FENCED_LEADER_EPOCH when older than ours, UNKNOWN_LEADER_EPOCH when newer; -1 passes."""
+        if current_leader_epoch < 0 or current_leader_epoch == self.leader_epoch:
+            return ErrorCode.NONE
+        older = current_leader_epoch < self.leader_epoch
+        return ErrorCode.FENCED_LEADER_EPOCH if older else ErrorCode.UNKNOWN_LEADER_EPOCH
+
+    def require_leader(self, current_leader_epoch: int = -1) -> PartitionLeader:
+        """The leader's state; raises NOT_LEADER_OR_FOLLOWER or the epoch's error."""
+        code = self.check_epoch(current_leader_epoch)
+        if code:
+            raise KafkaError(code, f"{self.topic}-{self.partition} is in leader epoch {self.leader_epoch}")
+        if self.leader is None:
+            raise KafkaError(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.topic}-{self.partition} is led by {self.leader_id}"
+            )
+        return self.leader
+
+    @property
+    def current_leader(self) -> LeaderIdAndEpoch:
+        """Whom to ask instead."""
+        return LeaderIdAndEpoch(self.leader_id, self.leader_epoch)
+
+    # --- leading ---------------------------------------------------------------------------------------------------
+
+    def append(self, batch: bytes, acks: int, now_ms: int) -> AppendInfo:
+        """Append a producer's batch; raises KafkaError. With acks=all the ISR must be large enough."""
+        leader = self.require_leader()
+        if acks == -1 and leader.is_under_min_isr:
+            raise KafkaError(
+                ErrorCode.NOT_ENOUGH_REPLICAS,
+                f"{self.topic}-{self.partition}: {len(leader.isr)} in sync, {leader.min_insync_replicas} needed",
+            )
+        info = self.log.append_as_leader(batch, leader.leader_epoch, now_ms)
+        if leader.appended(self.log.log_end_offset, self._monotonic_ms()):
+            self._high_watermark_moved(leader)
+        _wake(self._follower_waiters)
+        return info
+
+    def when_replicated(self, offset: int, done: Callable[[ErrorCode], None]) -> AckWaiter | None:
+        """Call `done` once `offset` is below the high watermark or cannot be any more; None when it was called now."""
+        leader = self.leader
+        if leader is None:
+            done(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        elif leader.high_watermark > offset:
+            done(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND if leader.is_under_min_isr else ErrorCode.NONE)
+        else:
+            waiter = AckWaiter(offset, done)
+            self._ack_waiters.append(waiter)
+            return waiter
+        return None
+
+    def forget(self, waiter: AckWaiter) -> None:
+        """A produce request that timed out waits no more."""
+        if waiter in self._ack_waiters:
+            self._ack_waiters.remove(waiter)
+
+    def brokers_changed(self) -> None:
+        """Brokers were fenced or unfenced: a joiner that is gone is not waited for."""
+        if self.leader is not None and self.leader.brokers_changed(self._monotonic_ms()):
+            self._high_watermark_moved(self.leader)
+
+    def isr_changed(self, isr: Collection[int], partition_epoch: int) -> None:
+        """The controller's word on the ISR."""
+        leader = self.leader
+        if leader is None:
+            return
+        if leader.isr_changed(isr, partition_epoch, self._monotonic_ms()):
+            self._high_watermark_moved(leader)
+        if leader.is_under_min_isr:
+            waiters, self._ack_waiters = self._ack_waiters, deque()
+            for waiter in waiters:
+                waiter.done(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
+
+    def _high_watermark_moved(self, leader: PartitionLeader) -> None:
+        self.high_watermark = high_watermark = leader.high_watermark
+        waiters = self._ack_waiters
+        while waiters and waiters[0].offset < high_watermark:
+            waiters.popleft().done(ErrorCode.NONE)
+        _wake(self._consumer_waiters)
+
+    # --- reading ---------------------------------------------------------------------------------------------------
+
+    def read(self, request: FetchPartition, replica_id: int, max_bytes: int, min_one_batch: bool) -> ReadResult:
+        """What a fetch of this partition gets now; errors are in the result.
+
+        A follower (`replica_id` >= 0) reads to the log end and moves its position; others to the high watermark.
+        """
+        try:
+            leader = self.require_leader(request.current_leader_epoch)
+            log, join = self.log, None
+            if request.last_fetched_epoch >= 0:
+                at_leader = log.end_offset_for_epoch(request.last_fetched_epoch)
+                if at_leader.end_offset < 0:
+                    raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, "no common leader epoch")
+                if has_diverged(request.fetch_offset, request.last_fetched_epoch, at_leader):
+                    return ReadResult(self._partition_data(diverging_epoch=at_leader), True)
+            end = self.high_watermark
+            if replica_id >= 0:
+                end = log.log_end_offset
+                join = self._follower_fetched(leader, replica_id, request)
+            if request.fetch_offset == end or (max_bytes <= 0 and not min_one_batch):
+                return ReadResult(self._partition_data(), False, join)
+            if end < request.fetch_offset <= log.log_end_offset:
+                return ReadResult(self._partition_data())  # uncommitted yet (392-03)
+            records = log.read(request.fetch_offset, max_bytes, end, min_one_batch)
+            return ReadResult(self._partition_data(records=records), False, join)
+        except KafkaError as error:
+            return ReadResult(self._partition_data(error_code=error.code), True)
+
+    def when_deleted(self, offset: int) -> asyncio.Future[None]:
+        """Done once every replica that is in the ISR has its log start at `offset` or above; cancel to give up."""
+        waiter = DeleteWaiter(offset, asyncio.get_running_loop().create_future())
+        self._delete_waiters.append(waiter)
+        self._check_deleted()
+        return waiter.done
+
+    def _check_deleted(self) -> None:
+        low = self.log.log_start_offset
+        if self.leader is not None:
+            followers = self.leader.followers
+            low = min([low, *(followers[r].log_start_offset for r in self.leader.isr if r in followers)])
+        for waiter in self._delete_waiters:
+            if waiter.offset <= low and not waiter.done.done():
+                waiter.done.set_result(None)
+        self._delete_waiters = [waiter for waiter in self._delete_waiters if not waiter.done.done()]
+
+    def _follower_fetched(
+        self, leader: PartitionLeader, replica_id: int, request: FetchPartition
+    ) -> frozenset[int] | None:
+        if replica_id not in leader.followers:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"broker {replica_id} has no replica here")
+        if not self.log.log_start_offset <= request.fetch_offset <= self.log.log_end_offset:
+            raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"{request.fetch_offset} is outside of the log")
+        if leader.follower_fetched(replica_id, request.fetch_offset, request.log_start_offset, self._monotonic_ms()):
+            self._high_watermark_moved(leader)
+        if self._delete_waiters:
+            self._check_deleted()
+        return leader.isr_to_join(replica_id)
+
+    def _partition_data(
+        self, error_code: int = 0, diverging_epoch: EpochEndOffset | None = None, records: bytes = b""
+    ) -> PartitionData:
+        # Positional: this is built once a partition a fetch. Every answer says where the log begins (392-07).
+        return PartitionData(
+            self.partition,
+            error_code,
+            self.high_watermark,
+            self.high_watermark,
+            self.log.log_start_offset,
+            diverging_epoch,
+            self.current_leader if error_code else None,
+            None,
+            (),
+            -1,
+            records,
+        )
+
+    def watch(self, waiter: FetchWaiter, token: int, replica_id: int) -> None:
+        """Tell `waiter` of what concerns it, under its own number for this partition."""
+        (self._follower_waiters if replica_id >= 0 else self._consumer_waiters)[waiter] = token
+
+    def unwatch(self, waiter: FetchWaiter) -> None:
+        """Tell it no more."""
+        self._follower_waiters.pop(waiter, None)
+        self._consumer_waiters.pop(waiter, None)
+
+    def _leadership_changed(self) -> None:
+        _wake(self._follower_waiters)
+        _wake(self._consumer_waiters)
+
+    # --- following -------------------------------------------------------------------------------------------------
+
+    def append_from_leader(self, data: PartitionData, now_ms: int) -> int:
+        """Take the records and offsets of the leader's answer; returns the bytes appended. Raises KafkaError."""
+        size = 0
+        if data.records:
+            info = self.log.append_as_follower(data.records, now_ms)
+            size = info.size_bytes if info else 0
+        if data.log_start_offset > self.log.log_start_offset:
+            self.log.increment_log_start_offset(min(data.log_start_offset, self.log.log_end_offset))
+        self.high_watermark = follower_high_watermark(data.high_watermark, self.log.log_end_offset, self.high_watermark)
+        return size
+
+    def truncate_diverged(self, diverging: EpochEndOffset) -> int:
+        """Drop what the leader never had; returns the new log end."""
+        local = self.log.end_offset_for_epoch(diverging.epoch)
+        self._truncate(truncation_offset(diverging, local, self.log.log_end_offset))
+        return self.log.log_end_offset
+
+    def restart_in_range(self, leader_start: int) -> bool:
+        """After OFFSET_OUT_OF_RANGE: begin anew at the leader's log start when the log ends below it."""
+        if self.log.log_end_offset >= leader_start:
+            return False
+        self.log.truncate_fully_and_start_at(leader_start)
+        self.high_watermark = leader_start
+        return True
+
+    def _truncate(self, offset: int) -> None:
+        self.log.truncate_to(offset)
+        self.high_watermark = min(self.high_watermark, self.log.log_end_offset)

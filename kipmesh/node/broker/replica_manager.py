@@ -1,0 +1,285 @@
+"""Makes this broker host what the metadata says: creates and deletes logs, gives every partition its role.
+
+One task (the metadata observer's) calls `apply`; its work is O(what changed). A partition is known by its topic id: a
+topic that was deleted and created again under its name never meets its old log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import structlog
+
+from kipmesh.core.config import BrokerConfig, TopicConfig
+from kipmesh.core.messages import PartitionLogEnd, TopicIdPartition
+from kipmesh.core.metadata.image import MetadataDelta, MetadataImage, PartitionState
+from kipmesh.node.broker.disk import Disk
+from kipmesh.node.broker.fetcher import ReplicaFetcher
+from kipmesh.node.broker.metrics import BrokerMetrics
+from kipmesh.node.broker.partitions import Partitions
+from kipmesh.node.broker.replica import Replica
+from kipmesh.rpc.client import ConnectionPool
+from kipmesh.storage.log_manager import LogManager
+
+log = structlog.get_logger(__name__)
+
+
+class _Wanted(NamedTuple):
+    """A partition that this broker is to host."""
+
+    topic_id: bytes
+    topic: str
+    partition: int
+    state: PartitionState
+
+
+class ReplicaManager:
+    """Owns the replicas, their logs' lives, and the fetchers."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        partitions: Partitions,
+        log_manager: LogManager,
+        disk: Disk,
+        pool: ConnectionPool,
+        metrics: BrokerMetrics,
+        now_ms: Callable[[], int],
+        monotonic_ms: Callable[[], int],
+        broker_epoch: Callable[[], int],
+    ) -> None:
+        self._config = config
+        self._broker_id = config.node_id
+        self._partitions = partitions
+        self._log_manager = log_manager
+        self._disk = disk
+        self._pool = pool
+        self._metrics = metrics
+        self._now_ms = now_ms
+        self._monotonic_ms = monotonic_ms
+        self._broker_epoch = broker_epoch
+        self._defaults = config.topic_defaults()
+        self._topic_configs: dict[str, TopicConfig] = {}
+        self._fetchers: dict[int, ReplicaFetcher] = {}
+        self._is_first = True
+
+    async def apply(self, image: MetadataImage, delta: MetadataDelta) -> None:
+        """Follow what `delta` says has changed in `image`."""
+        self._partitions.image = image
+        for name in delta.changed_topic_configs:
+            self._topic_configs.pop(name, None)
+        await self._delete(delta, image)
+        wanted = self._wanted(image, delta)
+        await self._create_logs(wanted)
+        self._give_roles(wanted)
+        self._update_configs(image, delta)
+        if delta.changed_brokers:
+            self._follow_brokers(image, delta)
+        await self._stop_idle_fetchers()
+        self._is_first = False
+
+    # --- what to host ----------------------------------------------------------------------------------------------
+
+    def _wanted(self, image: MetadataImage, delta: MetadataDelta) -> list[_Wanted]:
+        wanted = []
+        for topic_id, partition in delta.changed_partitions:
+            topic = image.topics[topic_id]
+            state = topic.partitions[partition]
+            if self._broker_id in state.replicas:
+                wanted.append(_Wanted(topic_id, topic.name, partition, state))
+        return wanted
+
+    async def _delete(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        """Logs of deleted topics, of partitions that moved away, and at the start those that nothing names."""
+        gone: set[tuple[str, int]] = set()
+        for topic in delta.deleted_topics:
+            gone.update((topic.name, partition) for partition in topic.partitions)
+        for topic_id, partition in delta.changed_partitions:
+            topic = image.topics[topic_id]
+            if self._broker_id not in topic.partitions[partition].replicas:
+                gone.add((topic.name, partition))
+        if self._is_first:
+            gone.update(self._log_manager.logs)
+        deleted = []
+        for name, partition in gone:
+            held = self._log_manager.get(name, partition)
+            if held is None:
+                continue
+            state = image.partition(held.topic_id, partition)
+            if state is not None and self._broker_id in state.replicas:
+                continue
+            replica = self._partitions.get(held.topic_id, partition)
+            if replica is not None:
+                self._forget(replica)
+            deleted.append((name, partition))
+        if deleted:
+            now_ms = self._now_ms()
+
+            def delete() -> None:
+                for name, partition in deleted:
+                    self._log_manager.delete(name, partition, now_ms)
+
+            await self._disk.run(delete)
+            log.info("logs deleted", partitions=len(deleted))
+
+    def _forget(self, replica: Replica) -> None:
+        replica.stop()
+        for fetcher in self._fetchers.values():
+            fetcher.forget(replica)
+        self._partitions.remove(replica)
+
+    async def _create_logs(self, wanted: Iterable[_Wanted]) -> None:
+        missing = [item for item in wanted if self._partitions.get(item.topic_id, item.partition) is None]
+        if not missing:
+            return
+        configs = {item.topic: self._topic_config(item.topic) for item in missing}
+        now_ms = self._now_ms()
+
+        def create() -> list[Replica]:
+            replicas = []
+            for item in missing:
+                held = self._log_manager.get(item.topic, item.partition)
+                if held is not None and held.topic_id != item.topic_id:
+                    self._log_manager.delete(item.topic, item.partition, now_ms)
+                    held = None
+                high_watermark = 0
+                if held is None:
+                    held = self._log_manager.create(
+                        item.topic, item.partition, item.topic_id, configs[item.topic], now_ms
+                    )
+                else:
+                    high_watermark = self._log_manager.checkpointed_high_watermark(item.topic, item.partition)
+                    held.update_config(configs[item.topic])
+                replicas.append(Replica(self._broker_id, held, high_watermark, self._monotonic_ms))
+            return replicas
+
+        for replica in await self._disk.run(create):
+            self._partitions.add(replica)
+
+    # --- roles -----------------------------------------------------------------------------------------------------
+
+    def _give_roles(self, wanted: Iterable[_Wanted]) -> None:
+        to_follow: dict[int, list[Replica]] = {}
+        for item in wanted:
+            replica = self._partitions.get(item.topic_id, item.partition)
+            if replica is None:
+                continue
+            state = item.state
+            if state.leader == self._broker_id:
+                self._stop_following(replica)
+                replica.become_leader(
+                    state,
+                    min_insync_replicas=self._topic_config(item.topic).min_insync_replicas,
+                    lag_max_ms=self._config.replica_lag_time_max_ms,
+                    may_join=self._may_join,
+                )
+            elif (replica.leader_id, replica.leader_epoch) != (state.leader, state.leader_epoch):
+                self._stop_following(replica)
+                replica.become_follower(state)
+                if state.leader >= 0:
+                    to_follow.setdefault(state.leader, []).append(replica)
+        for leader_id, replicas in to_follow.items():
+            self._follow(leader_id, replicas)
+
+    def _may_join(self, broker_id: int) -> bool:
+        broker = self._partitions.image.brokers.get(broker_id)
+        return broker is not None and broker.can_lead
+
+    def _stop_following(self, replica: Replica) -> None:
+        fetcher = self._fetchers.get(replica.leader_id)
+        if fetcher is not None:
+            fetcher.forget(replica)
+
+    def _follow(self, leader_id: int, replicas: list[Replica]) -> None:
+        address = self._address(leader_id)
+        if address is None:
+            return  # it is registered before it can lead; its next registration brings the address
+        fetcher = self._fetchers.get(leader_id)
+        if fetcher is None:
+            fetcher = self._fetchers[leader_id] = ReplicaFetcher(
+                leader_id,
+                self._pool.get(address),
+                self._config,
+                self._disk,
+                self._metrics,
+                self._now_ms,
+                self._broker_epoch,
+            )
+        fetcher.follow(replicas)
+
+    def _address(self, broker_id: int) -> str | None:
+        broker = self._partitions.image.brokers.get(broker_id)
+        endpoint = broker.endpoints.get(self._config.inter_broker_listener_name) if broker else None
+        return f"{endpoint[0]}:{endpoint[1]}" if endpoint else None
+
+    def _follow_brokers(self, image: MetadataImage, delta: MetadataDelta) -> None:
+        """Leaders that came back elsewhere get new connections; leaders stop waiting for fenced joiners."""
+        for broker_id in delta.changed_brokers:
+            fetcher = self._fetchers.get(broker_id)
+            address = self._address(broker_id)
+            if fetcher is not None and address is not None and address != fetcher.address:
+                fetcher.reconnect(self._pool.get(address))
+        for replica in self._partitions:
+            replica.brokers_changed()
+
+    async def _stop_idle_fetchers(self) -> None:
+        for leader_id, fetcher in list(self._fetchers.items()):
+            if not fetcher.partition_count:
+                del self._fetchers[leader_id]
+                await fetcher.stop()
+
+    # --- configuration ---------------------------------------------------------------------------------------------
+
+    def _topic_config(self, name: str) -> TopicConfig:
+        config = self._topic_configs.get(name)
+        if config is None:
+            overrides = self._partitions.image.topic_config(name)
+            config = TopicConfig.parse(self._defaults.as_dict() | dict(overrides)) if overrides else self._defaults
+            self._topic_configs[name] = config
+        return config
+
+    def _update_configs(self, image: MetadataImage, delta: MetadataDelta) -> None:
+        now_ms = self._monotonic_ms()
+        for name in delta.changed_topic_configs:
+            topic = image.topic_by_name(name)
+            if topic is None:
+                continue
+            config = self._topic_config(name)
+            for partition, state in topic.partitions.items():
+                replica = self._partitions.get(topic.topic_id, partition)
+                if replica is not None:
+                    replica.log.update_config(config)
+                    if replica.leader is not None:
+                        replica.leader.replicas_changed(state.replicas, config.min_insync_replicas, now_ms)
+
+    # --- questions -------------------------------------------------------------------------------------------------
+
+    def log_ends(self, wanted: Iterable[TopicIdPartition]) -> list[PartitionLogEnd]:
+        """Where this broker's logs of these partitions end; those that it has not are left out."""
+        ends = []
+        for topic_id, partition in wanted:
+            replica = self._partitions.get(topic_id, partition)
+            if replica is not None:
+                ends.append(PartitionLogEnd(topic_id, partition, replica.log.latest_epoch, replica.log.log_end_offset))
+        return ends
+
+    def shrink_isrs(self, propose: Callable[[Replica, frozenset[int]], None]) -> None:
+        """Ask for ISRs without followers that lag behind for too long."""
+        now_ms = self._monotonic_ms()
+        for replica in self._partitions:
+            isr = replica.leader.isr_without_laggards(now_ms) if replica.leader is not None else None
+            if isr is not None:
+                propose(replica, isr)
+
+    def high_watermarks(self) -> dict[tuple[str, int], int]:
+        """What to checkpoint."""
+        return {(replica.topic, replica.partition): replica.high_watermark for replica in self._partitions}
+
+    async def stop(self) -> None:
+        """Stop fetching and answer those who wait."""
+        for fetcher in self._fetchers.values():
+            await fetcher.stop()
+        self._fetchers.clear()
+        for replica in self._partitions:
+            replica.stop()

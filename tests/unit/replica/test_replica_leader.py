@@ -1,0 +1,212 @@
+"""A partition leader's numbers: by table, and against an oracle that computes them anew from everything it saw."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kipmesh.core.replica.leader import PartitionLeader
+
+LAG_MS = 1000
+
+
+def leader(
+    *,
+    replicas: tuple[int, ...] = (1, 2, 3),
+    isr: tuple[int, ...] = (1, 2, 3),
+    end: int = 0,
+    high_watermark: int = 0,
+    min_isr: int = 2,
+    fenced: frozenset[int] | set[int] = frozenset(),
+    now_ms: int = 10_000,
+) -> PartitionLeader:
+    return PartitionLeader(
+        broker_id=1,
+        leader_epoch=5,
+        partition_epoch=7,
+        replicas=replicas,
+        isr=isr,
+        log_end_offset=end,
+        high_watermark=high_watermark,
+        min_insync_replicas=min_isr,
+        lag_max_ms=LAG_MS,
+        may_join=lambda broker: broker not in fenced,
+        now_ms=now_ms,
+    )
+
+
+def test_high_watermark_is_the_least_log_end_of_the_isr() -> None:
+    it = leader()
+    assert not it.appended(10, 10_000)
+    assert not it.follower_fetched(2, 10, 0, 10_001)
+    assert it.high_watermark == 0
+    assert it.follower_fetched(3, 6, 0, 10_002)
+    assert it.high_watermark == 6
+    assert it.follower_fetched(3, 10, 0, 10_003)
+    assert it.high_watermark == 10
+
+
+def test_a_lone_replica_commits_by_itself() -> None:
+    it = leader(replicas=(1,), isr=(1,), min_isr=2)
+    assert it.min_insync_replicas == 1
+    assert it.appended(3, 10_000)
+    assert it.high_watermark == 3
+
+
+def test_below_min_isr_nothing_is_committed() -> None:
+    it = leader(isr=(1,))
+    assert it.is_under_min_isr
+    assert not it.appended(3, 10_000)
+    assert it.high_watermark == 0
+    assert it.isr_changed((1, 2), 8, 10_000) is False  # 2 has not fetched yet
+    assert it.follower_fetched(2, 3, 0, 10_001)
+    assert it.high_watermark == 3
+
+
+def test_old_news_of_the_isr_is_ignored() -> None:
+    it = leader()
+    assert not it.isr_changed((1,), 7, 10_000)
+    assert it.isr == {1, 2, 3}
+
+
+def test_a_pending_joiner_counts_until_it_is_certain_that_it_did_not_join() -> None:
+    it = leader(isr=(1, 2))
+    it.follower_fetched(2, 0, 0, 10_000)
+    joined = it.follower_fetched(3, 0, 0, 10_000) or it.isr_to_join(3)
+    assert joined == {1, 2, 3}
+    it.isr_change_sent(frozenset({1, 2, 3}))
+    assert it.isr_to_join(3) is None
+    it.appended(5, 20_000)
+    it.follower_fetched(2, 5, 0, 20_000)
+    assert it.high_watermark == 0  # 3 may be in the ISR by now
+    it.isr_change_refused()
+    it.follower_fetched(2, 5, 0, 40_000)
+    assert it.high_watermark == 5
+
+
+def test_a_caught_up_joiner_is_waited_for_unless_it_is_fenced() -> None:
+    fenced: set[int] = set()
+    it = leader(isr=(1, 2), fenced=fenced)
+    it.follower_fetched(3, 0, 0, 10_000)
+    it.appended(5, 10_001)
+    it.follower_fetched(2, 5, 0, 10_002)
+    assert it.high_watermark == 0
+    fenced.add(3)
+    assert it.brokers_changed(10_003)
+    assert it.high_watermark == 5
+    assert it.isr_to_join(3) is None
+
+
+def test_joining_needs_the_high_watermark_and_the_start_of_the_epoch() -> None:
+    it = leader(isr=(1, 2), end=8, high_watermark=4)
+    assert not it.high_watermark_is_known
+    it.follower_fetched(3, 3, 0, 10_000)
+    assert it.isr_to_join(3) is None
+    it.follower_fetched(3, 5, 0, 10_000)
+    assert it.isr_to_join(3) is None  # above the high watermark, below the epoch's start
+    it.follower_fetched(3, 8, 0, 10_000)
+    assert it.isr_to_join(3) == {1, 2, 3}
+
+
+def test_laggards_leave_and_the_idle_do_not() -> None:
+    it = leader()
+    it.follower_fetched(2, 0, 0, 10_000)
+    it.follower_fetched(3, 0, 0, 10_000)
+    assert it.isr_without_laggards(99_000) is None  # at the log end, however long ago
+    it.appended(4, 99_000)
+    it.follower_fetched(2, 4, 0, 99_100)
+    assert it.isr_without_laggards(99_200) == {1, 2}
+    it.isr_change_sent(frozenset({1, 2}))
+    assert it.isr_without_laggards(99_300) is None
+
+
+def test_a_follower_that_reaches_the_last_fetch_s_end_was_caught_up_then() -> None:
+    it = leader()
+    it.appended(10, 10_000)
+    it.follower_fetched(2, 5, 0, 10_000)
+    it.appended(20, 10_500)
+    it.follower_fetched(2, 10, 0, 10_900)
+    progress = it.followers[2]
+    assert progress.last_caught_up_ms == 10_000
+    assert progress.is_caught_up(20, 11_000, LAG_MS)
+    assert not progress.is_caught_up(20, 11_001, LAG_MS)
+
+
+def test_replicas_come_and_go() -> None:
+    it = leader(isr=(1, 2))
+    it.replicas_changed((1, 2, 4), 2, 10_000)
+    assert set(it.followers) == {2, 4}
+    assert it.lags() == {2: 0, 4: 0}
+
+
+class Oracle:
+    """The definition of the high watermark, written down once more without any state but the history."""
+
+    def __init__(self) -> None:
+        self.ends = {2: -1, 3: -1}
+        self.high_watermark = 0
+
+    def step(self, it: PartitionLeader, now_ms: int) -> None:
+        if len(it.isr) < 2:
+            return
+        counted = [it.log_end_offset]
+        for replica in (2, 3):
+            member = replica in it.isr or (it.pending_isr is not None and replica in it.pending_isr)
+            if member or it.followers[replica].is_caught_up(it.log_end_offset, now_ms, LAG_MS):
+                counted.append(self.ends[replica])
+        self.high_watermark = max(self.high_watermark, min(counted))
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.integers(1, 5)),
+        st.tuples(st.just("fetch2"), st.integers(0, 5)),
+        st.tuples(st.just("fetch3"), st.integers(0, 5)),
+        st.tuples(st.just("wait"), st.integers(1, 2 * LAG_MS)),
+        st.tuples(st.just("ask"), st.sampled_from([2, 3])),
+        st.tuples(st.just("shrink"), st.just(0)),
+        st.tuples(st.just("answer"), st.booleans()),
+    ),
+    max_size=60,
+)
+
+
+@given(EVENTS)
+def test_high_watermark_equals_the_oracle_s_and_never_goes_back(events: list[tuple[str, int]]) -> None:
+    it, oracle, now_ms, partition_epoch = leader(), Oracle(), 10_000, 7
+    for kind, argument in events:
+        before = it.high_watermark
+        if kind == "append":
+            it.appended(it.log_end_offset + argument, now_ms)
+        elif kind.startswith("fetch"):
+            replica = int(kind[-1])
+            offset = min(max(oracle.ends[replica], 0) + argument, it.log_end_offset)
+            oracle.ends[replica] = offset
+            it.follower_fetched(replica, offset, 0, now_ms)
+        elif kind == "wait":
+            now_ms += argument
+            continue
+        elif kind == "ask":
+            isr = it.isr_to_join(argument)
+            if isr is not None:
+                it.isr_change_sent(isr)
+        elif kind == "shrink":
+            isr = it.isr_without_laggards(now_ms)
+            if isr is not None:
+                it.isr_change_sent(isr)
+        elif kind == "answer" and it.pending_isr is not None:
+            if argument:
+                partition_epoch += 1
+                it.isr_changed(it.pending_isr, partition_epoch, now_ms)
+            else:
+                it.isr_change_refused()
+                continue  # what is committed is decided at the next event
+        if kind in ("append", "fetch2", "fetch3", "answer"):
+            oracle.step(it, now_ms)
+        assert it.high_watermark == oracle.high_watermark
+        assert before <= it.high_watermark <= it.log_end_offset
+        assert (
+            all(oracle.ends[r] >= it.high_watermark for r in it.isr - {1})
+            or it.is_under_min_isr
+            or not it.high_watermark
+        )
