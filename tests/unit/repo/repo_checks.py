@@ -19,8 +19,31 @@ TEST_LINES_MAX = 600
 
 # core/ gets time, randomness and ids as arguments and does no IO.
 IMPURE_MODULES = frozenset(
-    "asyncio concurrent ctypes google grpc http io multiprocessing os pathlib random secrets select shutil signal socket ssl "
-    "subprocess tempfile threading time urllib uuid".split()
+    [
+        "asyncio",
+        "concurrent",
+        "ctypes",
+        "google",
+        "grpc",
+        "http",
+        "io",
+        "multiprocessing",
+        "os",
+        "pathlib",
+        "random",
+        "secrets",
+        "select",
+        "shutil",
+        "signal",
+        "socket",
+        "ssl",
+        "subprocess",
+        "tempfile",
+        "threading",
+        "time",
+        "urllib",
+        "uuid",
+    ]
 )
 IMPURE_CALLS = frozenset({"open", "input", "print", "datetime.now", "datetime.utcnow", "date.today", "datetime.today"})
 
@@ -28,8 +51,18 @@ IMPURE_CALLS = frozenset({"open", "input", "print", "datetime.now", "datetime.ut
 UNFINISHED = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X|HA" r"CK)\b")
 MACHINE_PATH = re.compile(r"(?<![\w.$}\)/-])/(wo" r"rk|fa" r"rm|tm" r"p|ro" r"ot|ho" r"me)/")
 REGISTRY_HOST = re.compile(
-    r"\b(pyp" r"i\.org|python" r"hosted\.org|repo1?\.ma" r"ven|search\.ma" r"ven|npm" r"js\.org|cra" r"tes\.io|"
-    r"proxy\.gol" r"ang|ghc" r"r\.io|qua" r"y\.io|doc" r"ker\.io)"
+    r"\b(pyp"
+    r"i\.org|python"
+    r"hosted\.org|repo1?\.ma"
+    r"ven|search\.ma"
+    r"ven|npm"
+    r"js\.org|cra"
+    r"tes\.io|"
+    r"proxy\.gol"
+    r"ang|ghc"
+    r"r\.io|qua"
+    r"y\.io|doc"
+    r"ker\.io)"
 )
 RULE = re.compile(r"\b(?:227|392|526|630)-\d\d\b")
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")

@@ -8,6 +8,7 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescriptor
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from kipmesh.core import messages
 from kipmesh.rpc import codec
 
@@ -95,4 +96,6 @@ def test_methods_translate_their_own_messages() -> None:
     for methods in codec.METHODS.values():
         for method in methods.values():
             assert method.request.value_type.__name__.endswith("Request")
-            assert method.response.value_type.__name__ == method.request.value_type.__name__.replace("Request", "Response")
+            assert method.response.value_type.__name__ == method.request.value_type.__name__.replace(
+                "Request", "Response"
+            )

@@ -118,7 +118,11 @@ def test_lock_is_exact_and_within_the_bounds() -> None:
         if line and not line.startswith("#"):
             name, _, version = line.partition(" ;")[0].partition("==")
             locked.setdefault(name.lower().replace("_", "-"), []).append(version)
-    bounds = [*PROJECT["project"]["dependencies"], *PROJECT["dependency-groups"]["dev"], *PROJECT["build-system"]["requires"]]
+    bounds = [
+        *PROJECT["project"]["dependencies"],
+        *PROJECT["dependency-groups"]["dev"],
+        *PROJECT["build-system"]["requires"],
+    ]
     for extra in PROJECT["project"]["optional-dependencies"].values():
         bounds += [bound for bound in extra if not bound.startswith("kipmesh")]
     for bound in map(Requirement, bounds):

@@ -71,7 +71,9 @@ def test_registry_hosts_are_found(host: str) -> None:
 def test_unknown_rules_are_found() -> None:
     known = set(repo_checks.rules_of("| rule | what |\n|---|---|\n| 227-01 | a |\n| 630-02 | b, see 227-07 |\n"))
     assert known == {"227-01", "630-02"}
-    assert list(repo_checks.unknown_rules(SOURCE, "227-01 and 227-99", known)) == [f"{SOURCE}:1: no rule 227-99 in docs/rules.md"]
+    assert list(repo_checks.unknown_rules(SOURCE, "227-01 and 227-99", known)) == [
+        f"{SOURCE}:1: no rule 227-99 in docs/rules.md"
+    ]
 
 
 def test_broken_links_are_found(tmp_path: Path) -> None:

@@ -1,0 +1,119 @@
+"""Write docs/configuration.md from the models of `kipmesh.core.config`; `--check` only says whether it is current."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from kipmesh.core import config
+
+# Parsed out of other keys' values, not configured by themselves.
+PARTS = (config.Endpoint, config.Voter)
+TARGET = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
+NAMES = {int: "integer", str: "text", bool: "true or false", float: "number", tuple: "list", type(None): "none"}
+HEADER = """\
+# Configuration
+
+Written by `make docs` from the models in `kipmesh/core/config`; do not edit.
+
+Keys are Apache Kafka's, with Kafka's defaults unless a rule says otherwise. Values come, later ones winning, from the
+defaults, a file (`--config-file`), the environment (`KIPMESH_CONFIG_` and the key in upper case with dots as
+underscores: `KIPMESH_CONFIG_LOG_SEGMENT_BYTES`), and the command line (`--config key=value`). An unknown key or a bad
+value stops the process with one line that names the key.
+"""
+
+
+def _type_name(annotation: Any) -> str:
+    origin = typing.get_origin(annotation)
+    if origin is typing.Annotated:
+        return _type_name(typing.get_args(annotation)[0])
+    if origin is typing.Literal:
+        return " or ".join(f"`{value}`" for value in typing.get_args(annotation))
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_type_name(part) for part in typing.get_args(annotation))
+    return NAMES.get(origin or annotation, getattr(annotation, "__name__", str(annotation)))
+
+
+def _bounds(field: FieldInfo) -> str:
+    said = []
+    for constraint in field.metadata:
+        for attribute, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<")):
+            value = getattr(constraint, attribute, None)
+            if value is not None:
+                said.append(f"{sign} {value:,}" if isinstance(value, int) else f"{sign} {value}")
+    return ", ".join(said)
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=False)
+    if field.is_required():
+        return "required"
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return f"`{','.join(map(str, value))}`" if value else "empty"
+    if isinstance(value, int | float):
+        return str(value)
+    return f"`{value}`" if value != "" else "empty"
+
+
+def _rows(model: type[config.Config], without: frozenset[str]) -> Iterator[str]:
+    for name, field in sorted(model.model_fields.items()):
+        if name in without:
+            continue
+        kind = " ".join(filter(None, [_type_name(field.annotation), _bounds(field)]))
+        text = " ".join((field.description or "").split()).replace("|", "\\|")
+        yield f"| `{field.alias or name}` | {kind} | {_default(field)} | {text} |"
+
+
+def models() -> list[type[config.Config]]:
+    """Every configuration of the package, those that others extend first."""
+    for module in pkgutil.iter_modules(config.__path__, f"{config.__name__}."):
+        importlib.import_module(module.name)
+    found: set[type[config.Config]] = set()
+    waiting: list[type[config.Config]] = [config.Config]
+    while waiting:
+        below = [model for model in waiting.pop().__subclasses__() if model.__module__.startswith(config.__name__)]
+        found.update(below)
+        waiting += below
+    return sorted(found.difference(PARTS), key=lambda model: (len(model.__mro__), model.__name__))
+
+
+def render() -> str:
+    """The whole document."""
+    parts = [HEADER]
+    for model in models():
+        base = model.__mro__[1]
+        inherited = frozenset(base.model_fields) if issubclass(base, config.Config) else frozenset()
+        parts.append(f"\n## {model.__name__}\n\n{(model.__doc__ or '').strip().splitlines()[0]}\n")
+        if inherited:
+            parts.append(f"\nBeside the keys of [{base.__name__}](#{base.__name__.lower()}):\n")
+        parts.append("\n| key | type | default | what |\n|---|---|---|---|\n")
+        parts += [row + "\n" for row in _rows(model, inherited)]
+    return "".join(parts)
+
+
+def main(arguments: list[str]) -> int:
+    """Write, or with `--check` compare; 1 when the document is not current."""
+    text = render()
+    if "--check" in arguments:
+        current = TARGET.exists() and TARGET.read_text(encoding="utf-8") == text
+        if not current:
+            sys.stderr.write("docs/configuration.md is not what kipmesh.core.config says: make docs\n")
+        return 0 if current else 1
+    TARGET.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
