@@ -129,6 +129,7 @@ class MetadataImage:
         "_leaderless",
         "_of_broker",
         "_topic_names",
+        "_unified_names",
         "_unproven",
         "brokers",
         "epoch",
@@ -151,6 +152,7 @@ class MetadataImage:
         self.next_producer_id = 0
         self.partition_count = 0
         self._topic_names: dict[str, bytes] = {}
+        self._unified_names: dict[str, str] = {}
         self._configs: dict[tuple[int, str], dict[str, str]] = {}
         # Dicts as ordered sets: equal logs must give equal orders, and so equal records.
         self._of_broker: dict[int, dict[PartitionKey, None]] = {}
@@ -173,6 +175,10 @@ class MetadataImage:
         """The topic of that name."""
         topic_id = self._topic_names.get(name)
         return None if topic_id is None else self.topics[topic_id]
+
+    def colliding_topic(self, name: str) -> str | None:
+        """The topic whose name differs from this one only in `.` for `_`: the two would be one in metrics' names."""
+        return self._unified_names.get(unified(name))
 
     def partition(self, topic_id: bytes, partition: int) -> PartitionState | None:
         """A partition's state."""
@@ -280,6 +286,8 @@ class MetadataImage:
             raise CorruptRecordError(f"offset {self.offset}: topic {record.name!r} exists")
         self.topics[record.topic_id] = TopicState(record.name, record.topic_id)
         self._topic_names[record.name] = record.topic_id
+        if "." in record.name or "_" in record.name:
+            self._unified_names[unified(record.name)] = record.name
 
     def _topic(self, topic_id: bytes) -> TopicState:
         topic = self.topics.get(topic_id)
@@ -295,6 +303,8 @@ class MetadataImage:
             delta.changed_partitions.discard(key)
         del self.topics[topic.topic_id]
         del self._topic_names[topic.name]
+        if self._unified_names.get(unified(topic.name)) == topic.name:
+            del self._unified_names[unified(topic.name)]
         self._configs.pop((TOPIC_RESOURCE, topic.name), None)
         delta.changed_topic_configs.discard(topic.name)
         delta.deleted_topics.append(topic)
@@ -380,6 +390,11 @@ class MetadataImage:
             unproven.pop(key, None)
             if not unproven:
                 del self._unproven[leader]
+
+
+def unified(topic_name: str) -> str:
+    """The name as metrics show it."""
+    return topic_name.replace(".", "_")
 
 
 def changed(state: PartitionState, record: r.PartitionChangeRecord) -> PartitionState:

@@ -1,0 +1,325 @@
+"""The life of brokers: registration, heartbeats, fencing, controlled shutdown, and the elections that follow.
+
+| state                  | event                                      | then                                         |
+| ---------------------- | ------------------------------------------ | -------------------------------------------- |
+| any                    | registers, another incarnation is alive    | DUPLICATE_BROKER_REGISTRATION                |
+| any                    | registers, was stopped uncleanly           | fenced; leaves every ISR and leadership      |
+| any                    | registers, was stopped cleanly             | fenced; as if its session had ended          |
+| fenced                 | heartbeat, has applied its registration    | unfenced; leads where only it was missing    |
+| unfenced               | no heartbeat for the session timeout       | fenced; leaves ISRs but as the last member   |
+| unfenced               | heartbeat wants to shut down               | shutting down; leaves as above               |
+| shutting down          | heartbeat, all others have applied that    | fenced; told to stop                         |
+
+A broker epoch is the offset of the registration's record. Sessions and reported log ends are in memory only; all else
+follows from the image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+from kipmesh.core.errors import ErrorCode
+from kipmesh.core.messages import (
+    BrokerHeartbeatRequest,
+    BrokerHeartbeatResponse,
+    BrokerRegistrationRequest,
+    BrokerRegistrationResponse,
+    PartitionLogEnd,
+    TopicIdPartition,
+)
+from kipmesh.core.metadata import elections
+from kipmesh.core.metadata.decision import Decision
+from kipmesh.core.metadata.elections import CanLead, LogEnd
+from kipmesh.core.metadata.image import BrokerState, MetadataDelta, MetadataImage, PartitionKey
+from kipmesh.core.metadata.records import (
+    NO_LEADER,
+    BrokerEndpoint,
+    BrokerFeature,
+    BrokerRegistrationChangeRecord,
+    PartitionChangeRecord,
+    Record,
+    RegisterBrokerRecord,
+)
+from kipmesh.core.metadata.sessions import BrokerSessions, Session
+
+BROKERS_MAX = 10_000
+WANTED_LOG_ENDS_MAX = 10_000
+"""Most partitions that one heartbeat response asks about; the next ones ask for the rest."""
+
+UncleanAllowed = Callable[[str], bool]
+"""Whether the topic of this name has `unclean.leader.election.enable`."""
+
+
+class BrokerLifecycle:
+    """Decides about brokers. It reads the image, which the owner changes by the records that are returned."""
+
+    def __init__(
+        self, image: MetadataImage, sessions: BrokerSessions, cluster_id: str, unclean_allowed: UncleanAllowed
+    ) -> None:
+        self._image = image
+        self._sessions = sessions
+        self._cluster_id = cluster_id
+        self._unclean_allowed = unclean_allowed
+        # Reported log ends of partitions without a leader: key -> broker -> (its epoch then, log end).
+        self._log_ends: dict[PartitionKey, dict[int, tuple[int, LogEnd]]] = {}
+
+    def forget_decided(self, delta: MetadataDelta) -> None:
+        """Drop the log ends of partitions that have a leader by now or are gone."""
+        if not self._log_ends:
+            return
+        for key in list(self._log_ends):
+            state = self._image.partition(*key)
+            if state is None or (key in delta.changed_partitions and state.leader != NO_LEADER):
+                del self._log_ends[key]
+
+    # --- registration
+
+    def register(
+        self, request: BrokerRegistrationRequest, now_ms: int, next_offset: int
+    ) -> Decision[BrokerRegistrationResponse]:
+        """Register a broker; its record, the first of the decision's, must get the offset `next_offset`."""
+        existing = self._image.brokers.get(request.broker_id)
+        code, message = self._refusal(request, existing, now_ms)
+        if code is not ErrorCode.NONE:
+            return Decision((), BrokerRegistrationResponse(error_code=code, error_message=message))
+        again = existing is not None and existing.incarnation_id == request.incarnation_id
+        epoch = existing.broker_epoch if existing is not None and again else next_offset
+        record = RegisterBrokerRecord(
+            broker_id=request.broker_id,
+            incarnation_id=request.incarnation_id,
+            broker_epoch=epoch,
+            end_points=tuple([BrokerEndpoint(*listener) for listener in request.listeners]),
+            features=tuple([BrokerFeature(*feature) for feature in request.features]),
+            rack=request.rack,
+            fenced=existing.fenced if existing is not None and again else True,
+            in_controlled_shutdown=existing.in_controlled_shutdown if existing is not None and again else False,
+            log_dirs=tuple(request.log_dirs),
+        )
+        records: list[Record] = [record]
+        if not again:
+            clean = existing is not None and request.previous_broker_epoch == existing.broker_epoch
+            records += self._departure((request.broker_id,), unclean=not clean)
+        self._sessions.touch(request.broker_id, epoch, now_ms)
+        return Decision(records, BrokerRegistrationResponse(broker_epoch=epoch))
+
+    def _refusal(
+        self, request: BrokerRegistrationRequest, existing: BrokerState | None, now_ms: int
+    ) -> tuple[ErrorCode, str | None]:
+        if request.cluster_id != self._cluster_id:
+            return ErrorCode.INCONSISTENT_CLUSTER_ID, (
+                f"this is cluster {self._cluster_id!r}, the broker belongs to {request.cluster_id!r}"
+            )
+        if not 0 <= request.broker_id < 2**31 or len(request.incarnation_id) != 16 or not request.listeners:
+            return ErrorCode.INVALID_REQUEST, "a registration has a broker id, an incarnation id and listeners"
+        if any(len(directory) != 16 for directory in request.log_dirs):
+            return ErrorCode.INVALID_REQUEST, "a log folder's id has 16 bytes"
+        if any(not 0 <= listener.port <= 65535 for listener in request.listeners):
+            return ErrorCode.INVALID_REQUEST, "a listener's port is not between 0 and 65535"
+        if existing is None:
+            if len(self._image.brokers) >= BROKERS_MAX:
+                return ErrorCode.POLICY_VIOLATION, f"there are {BROKERS_MAX} brokers already"
+        elif existing.incarnation_id != request.incarnation_id and self._sessions.is_live(request.broker_id, now_ms):
+            return ErrorCode.DUPLICATE_BROKER_REGISTRATION, (
+                f"broker {request.broker_id} is registered by another process that was heard of within "
+                f"{self._sessions.timeout_ms} ms"
+            )
+        return ErrorCode.NONE, None
+
+    # --- heartbeats
+
+    def heartbeat(
+        self, request: BrokerHeartbeatRequest, now_ms: int, next_offset: int
+    ) -> Decision[BrokerHeartbeatResponse]:
+        """A broker says that it lives, what it wants and what it knows; `next_offset` is the next record's."""
+        broker = self._image.brokers.get(request.broker_id)
+        if broker is None:
+            return Decision((), BrokerHeartbeatResponse(error_code=ErrorCode.BROKER_ID_NOT_REGISTERED))
+        if broker.broker_epoch != request.broker_epoch:
+            return Decision((), BrokerHeartbeatResponse(error_code=ErrorCode.STALE_BROKER_EPOCH))
+        session = self._sessions.touch(broker.broker_id, broker.broker_epoch, now_ms, request.current_metadata_offset)
+        caught_up = request.current_metadata_offset >= broker.broker_epoch
+        fenced, should_stop = broker.fenced, False
+        records: list[Record] = []
+        if request.want_shut_down:
+            records, should_stop = self._shut_down(broker, session, next_offset)
+            fenced = fenced or should_stop
+        elif broker.fenced:
+            if caught_up and not request.want_fence:
+                records, fenced = self._unfence(broker), False
+        elif request.want_fence:
+            records, fenced = self._fence(broker, ()), True
+        else:
+            records = self._prove(broker.broker_id, request.current_metadata_offset)
+        changed = {(record.topic_id, record.partition_id) for record in records if _is_partition_change(record)}
+        reported = self._note_log_ends(broker, request.log_ends)
+        can_lead = self._can_lead_with(broker.broker_id, not fenced and not request.want_shut_down)
+        records += self._elect_by_log_end([key for key in reported if key not in changed], can_lead)
+        response = BrokerHeartbeatResponse(
+            is_caught_up=caught_up,
+            is_fenced=fenced,
+            should_shut_down=should_stop,
+            wanted_log_ends=() if should_stop else self._wanted_log_ends(broker),
+        )
+        return Decision(records, response)
+
+    def _unfence(self, broker: BrokerState) -> list[Record]:
+        records: list[Record] = [BrokerRegistrationChangeRecord(broker.broker_id, broker.broker_epoch, fenced=-1)]
+        can_lead = self._can_lead_with(broker.broker_id, not broker.in_controlled_shutdown)
+        rest = []
+        for key in self._leaderless_of(broker.broker_id):
+            state = self._image.topics[key[0]].partitions[key[1]]
+            change = elections.elect_clean(key, state, can_lead)
+            if change is not None:
+                records.append(change)
+            elif key in self._log_ends:
+                rest.append(key)
+        return records + self._elect_by_log_end(rest, can_lead)
+
+    def _prove(self, broker_id: int, metadata_offset: int) -> list[Record]:
+        unproven = self._image.unproven(broker_id)
+        return [elections.proven(key) for key, offset in unproven.items() if offset <= metadata_offset]
+
+    def _shut_down(self, broker: BrokerState, session: Session, next_offset: int) -> tuple[list[Record], bool]:
+        """Controlled shutdown: first everything moves away; the broker stops when all others have seen that."""
+        if broker.fenced:
+            self._sessions.end(broker.broker_id)
+            return [], True
+        records: list[Record] = []
+        if not broker.in_controlled_shutdown:
+            records = self._departure((broker.broker_id,), unclean=False)
+            session.shutdown_offset = next_offset + len(records)
+        elif session.shutdown_offset is None:  # told to another controller
+            session.shutdown_offset = next_offset - 1
+        others = [
+            other.broker_id
+            for other in self._image.brokers.values()
+            if other.can_lead and other.broker_id != broker.broker_id
+        ]
+        seen = self._sessions.least_metadata_offset(others)
+        should_stop = seen is None or (session.shutdown_offset is not None and seen >= session.shutdown_offset)
+        if should_stop or not broker.in_controlled_shutdown:
+            records.append(
+                BrokerRegistrationChangeRecord(
+                    broker.broker_id, broker.broker_epoch, fenced=1 if should_stop else 0, in_controlled_shutdown=1
+                )
+            )
+        if should_stop:
+            self._sessions.end(broker.broker_id)
+        return records, should_stop
+
+    # --- fencing
+
+    def expired(self, now_ms: int) -> list[int]:
+        """End the sessions that were not used for too long; the brokers among them that have to be fenced."""
+        ended = self._sessions.expired(now_ms)
+        for broker_id in ended:
+            self._sessions.end(broker_id)
+        return [broker_id for broker_id in ended if (b := self._image.brokers.get(broker_id)) and not b.fenced]
+
+    def fence(self, broker_id: int, also_gone: Collection[int] = ()) -> list[Record]:
+        """Fence a broker; none of `also_gone`, whose turn comes next, is elected in its place."""
+        return self._fence(self._image.brokers[broker_id], also_gone)
+
+    def _fence(self, broker: BrokerState, also_gone: Collection[int]) -> list[Record]:
+        """The place where one event record is to stand for all of these (630-16)."""
+        records: list[Record] = [BrokerRegistrationChangeRecord(broker.broker_id, broker.broker_epoch, fenced=1)]
+        return records + self._departure((broker.broker_id, *also_gone), unclean=False)
+
+    def _departure(self, gone: Collection[int], *, unclean: bool) -> list[Record]:
+        """The first of `gone` leaves its ISRs and leaderships; none of them is elected."""
+        broker_id = next(iter(gone))
+        can_lead = self._can_lead_without(gone)
+        topics = self._image.topics
+        records: list[Record] = []
+        for key in self._image.partitions_of_broker(broker_id):
+            state = topics[key[0]].partitions[key[1]]
+            change = elections.leave_isr(key, state, broker_id, can_lead, unclean=unclean)
+            if change is not None:
+                records.append(change)
+        return records
+
+    # --- elections
+
+    def elect_pending(self) -> list[Record]:
+        """Elect where the log ends told so far suffice now, since a configuration changed or a broker is gone."""
+        return self._elect_by_log_end(list(self._log_ends), self._can_lead_without(()))
+
+    def _elect_by_log_end(self, keys: Iterable[PartitionKey], can_lead: CanLead) -> list[Record]:
+        records: list[Record] = []
+        for key in keys:
+            topic = self._image.topics[key[0]]
+            change = elections.elect_by_log_end(
+                key,
+                topic.partitions[key[1]],
+                self._current_log_ends(key),
+                can_lead,
+                unclean_allowed=self._unclean_allowed(topic.name),
+            )
+            if change is not None:
+                records.append(change)
+        return records
+
+    def _current_log_ends(self, key: PartitionKey) -> Mapping[int, LogEnd]:
+        """Log ends of brokers that have not registered again since they told them."""
+        brokers = self._image.brokers
+        return {
+            broker_id: log_end
+            for broker_id, (epoch, log_end) in self._log_ends.get(key, {}).items()
+            if broker_id in brokers and brokers[broker_id].broker_epoch == epoch
+        }
+
+    def _note_log_ends(self, broker: BrokerState, log_ends: Iterable[PartitionLogEnd]) -> list[PartitionKey]:
+        noted: dict[PartitionKey, None] = {}
+        for end in log_ends:
+            key = (end.topic_id, end.partition)
+            state = self._image.partition(*key)
+            if state is not None and state.leader == NO_LEADER and broker.broker_id in state.replicas:
+                answers = self._log_ends.setdefault(key, {})
+                answers[broker.broker_id] = (broker.broker_epoch, LogEnd(end.last_epoch, end.log_end_offset))
+                noted[key] = None
+        return list(noted)
+
+    def _wanted_log_ends(self, broker: BrokerState) -> list[TopicIdPartition]:
+        wanted: list[TopicIdPartition] = []
+        for key in self._leaderless_of(broker.broker_id):
+            topic = self._image.topics[key[0]]
+            answer = self._log_ends.get(key, {}).get(broker.broker_id)
+            if answer is not None and answer[0] == broker.broker_epoch:
+                continue
+            allowed = self._unclean_allowed(topic.name)
+            if elections.wants_log_end(topic.partitions[key[1]], broker.broker_id, unclean_allowed=allowed):
+                wanted.append(TopicIdPartition(*key))
+                if len(wanted) == WANTED_LOG_ENDS_MAX:
+                    break
+        return wanted
+
+    def _leaderless_of(self, broker_id: int) -> list[PartitionKey]:
+        leaderless = self._image.leaderless
+        if not leaderless:
+            return []
+        own = self._image.partitions_of_broker(broker_id)
+        return [key for key in leaderless if key in own]
+
+    def _can_lead_with(self, broker_id: int, can_lead: bool) -> CanLead:
+        brokers = self._image.brokers
+
+        def decide(candidate: int) -> bool:
+            if candidate == broker_id:
+                return can_lead
+            broker = brokers.get(candidate)
+            return broker is not None and broker.can_lead
+
+        return decide
+
+    def _can_lead_without(self, gone: Collection[int]) -> CanLead:
+        brokers = self._image.brokers
+
+        def decide(candidate: int) -> bool:
+            broker = brokers.get(candidate)
+            return broker is not None and broker.can_lead and candidate not in gone
+
+        return decide
+
+
+def _is_partition_change(record: Record) -> bool:
+    return isinstance(record, PartitionChangeRecord)

@@ -1,0 +1,178 @@
+"""IncrementalAlterConfigs and DescribeConfigs of topics. Brokers' configurations are theirs to describe."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from kipmesh.core.config import TopicConfig
+from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
+from kipmesh.core.messages import (
+    AlterConfigsResource,
+    AlterConfigsResourceResponse,
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResourceResult,
+    DescribeConfigsResponse,
+    DescribeConfigsResult,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+from kipmesh.core.metadata.decision import Decision
+from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, TOPIC_RESOURCE, MetadataImage, TopicState
+from kipmesh.core.metadata.records import ConfigRecord, Record
+
+MIN_INSYNC_REPLICAS = "min.insync.replicas"
+UNCLEAN_LEADER_ELECTION = "unclean.leader.election.enable"
+
+
+class ConfigOperation(IntEnum):
+    """What an alteration does with its key."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+class ConfigSource(IntEnum):
+    """Where a value comes from."""
+
+    TOPIC = 1
+    STATIC_BROKER = 4
+    DEFAULT = 5
+
+
+def unclean_election_allowed(image: MetadataImage, topic_name: str) -> bool:
+    """Whether the topic's `unclean.leader.election.enable` is set; the default is no."""
+    return image.topic_config(topic_name).get(UNCLEAN_LEADER_ELECTION, "false").lower() in _TRUE
+
+
+_TRUE = frozenset({"true", "1", "on", "t", "y", "yes"})  # what TopicConfig reads as true
+
+
+def alter_configs(
+    image: MetadataImage, request: IncrementalAlterConfigsRequest
+) -> Decision[IncrementalAlterConfigsResponse]:
+    """Set or remove single keys; a resource's alterations hold together."""
+    records: list[Record] = []
+    responses = []
+    seen: set[tuple[int, str]] = set()
+    for resource in request.resources:
+        code, message = ErrorCode.NONE, None
+        name = (resource.resource_type, resource.resource_name)
+        try:
+            if name in seen:
+                raise KafkaError(ErrorCode.INVALID_REQUEST, "the request has the resource more than once")
+            seen.add(name)
+            changes = _alterations(image, resource)
+            if not request.validate_only:
+                records += changes
+        except KafkaError as error:
+            code, message = error.code, error.message
+        responses.append(AlterConfigsResourceResponse(code, message, *name))
+    return Decision(records, IncrementalAlterConfigsResponse(responses=tuple(responses)))
+
+
+def _topic(image: MetadataImage, resource_type: int, name: str) -> TopicState:
+    if resource_type != TOPIC_RESOURCE:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST, f"the controller has no configuration of resource type {resource_type}"
+        )
+    if name == CLUSTER_METADATA_TOPIC:
+        raise KafkaError(ErrorCode.POLICY_VIOLATION, f"the configuration of topic {name!r} is fixed")
+    topic = image.topic_by_name(name)
+    if topic is None:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic {name!r}")
+    return topic
+
+
+def _alterations(image: MetadataImage, resource: AlterConfigsResource) -> list[Record]:
+    topic = _topic(image, resource.resource_type, resource.resource_name)
+    before = image.topic_config(topic.name)
+    after = dict(before)
+    altered: dict[str, None] = {}
+    known = TopicConfig.keys()
+    for config in resource.configs:
+        if config.name in altered:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"configuration key {config.name!r} is altered twice")
+        altered[config.name] = None
+        match config.config_operation:
+            case ConfigOperation.SET:
+                if config.value is None:
+                    raise KafkaError(ErrorCode.INVALID_REQUEST, f"configuration key {config.name!r} has no value")
+                after[config.name] = config.value
+            case ConfigOperation.DELETE:
+                if config.name not in known:
+                    raise InvalidConfigError(f"unknown configuration key {config.name!r}")
+                after.pop(config.name, None)
+            case ConfigOperation.APPEND | ConfigOperation.SUBTRACT:
+                raise InvalidConfigError(f"configuration key {config.name!r} is not a list")
+            case _:
+                raise KafkaError(ErrorCode.INVALID_REQUEST, f"no configuration operation {config.config_operation}")
+    TopicConfig.parse(after)
+    return [
+        ConfigRecord(TOPIC_RESOURCE, topic.name, name, after.get(name))
+        for name in altered
+        if after.get(name) != before.get(name)
+    ]
+
+
+class TopicDefaultValues(NamedTuple):
+    """Topic defaults that a node's own configuration may set."""
+
+    values: Mapping[str, Any]
+    """Where they differ from TopicConfig's own."""
+    static: Collection[str]
+    """Those of them that the node's file or environment names."""
+
+
+def describe_configs(
+    image: MetadataImage, request: DescribeConfigsRequest, node_defaults: TopicDefaultValues
+) -> DescribeConfigsResponse:
+    """Values, and where they are from."""
+    return DescribeConfigsResponse(
+        results=tuple([_described(image, resource, node_defaults, request) for resource in request.resources])
+    )
+
+
+def _described(
+    image: MetadataImage,
+    resource: DescribeConfigsResource,
+    node_defaults: TopicDefaultValues,
+    request: DescribeConfigsRequest,
+) -> DescribeConfigsResult:
+    try:
+        topic = _topic(image, resource.resource_type, resource.resource_name)
+    except KafkaError as error:
+        return DescribeConfigsResult(error.code, error.message, resource.resource_type, resource.resource_name)
+    own = image.topic_config(topic.name)
+    defaults = TopicConfig.parse(node_defaults.values).as_dict()
+    # The default asks for no more in-sync replicas than the topic has replicas.
+    replicas = min((len(state.replicas) for state in topic.partitions.values()), default=1)
+    defaults[MIN_INSYNC_REPLICAS] = min(defaults[MIN_INSYNC_REPLICAS], replicas)
+    wanted = resource.configuration_keys or tuple(defaults)
+    entries = []
+    for (name, value), field in zip(defaults.items(), TopicConfig.model_fields.values(), strict=True):
+        if name not in wanted:
+            continue
+        if name in own:
+            source = ConfigSource.TOPIC
+        else:
+            source = ConfigSource.STATIC_BROKER if name in node_defaults.static else ConfigSource.DEFAULT
+        entries.append(
+            DescribeConfigsResourceResult(
+                name,
+                own[name] if name in own else _as_text(value),
+                config_source=source,
+                documentation=field.description if request.include_documentation else None,
+            )
+        )
+    return DescribeConfigsResult(
+        resource_type=resource.resource_type, resource_name=resource.resource_name, configs=tuple(entries)
+    )
+
+
+def _as_text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

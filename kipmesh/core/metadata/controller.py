@@ -1,0 +1,134 @@
+"""The active controller's decisions in one place: what a request changes, and what is answered once that is durable.
+
+Sans-IO: the owner passes times (a monotonic clock, ms) and the offset that the next record will get, appends the
+records of each decision as one batch and gives that batch to `applied` before it asks for the next decision.
+
+Invariant: no decision changes the image; `applied` alone does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kipmesh.core.config import ControllerConfig
+from kipmesh.core.config.base import dotted
+from kipmesh.core.messages import (
+    AlterPartitionRequest,
+    AlterPartitionResponse,
+    BrokerHeartbeatRequest,
+    BrokerHeartbeatResponse,
+    BrokerRegistrationRequest,
+    BrokerRegistrationResponse,
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DescribeConfigsRequest,
+    DescribeConfigsResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+from kipmesh.core.metadata import configs, topics
+from kipmesh.core.metadata.brokers import BrokerLifecycle
+from kipmesh.core.metadata.decision import Decision
+from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
+from kipmesh.core.metadata.partitions import alter_partition
+from kipmesh.core.metadata.records import METADATA_VERSION, METADATA_VERSION_LEVEL, FeatureLevelRecord, Record
+from kipmesh.core.metadata.sessions import BrokerSessions
+
+
+class MetadataController:
+    """The decisions over one image. Not before the log has been replayed into the image."""
+
+    def __init__(self, config: ControllerConfig, image: MetadataImage, new_topic_id: Callable[[], bytes]) -> None:
+        self.image = image
+        self._sessions = BrokerSessions(config.broker_session_timeout_ms)
+        self._brokers = BrokerLifecycle(
+            image, self._sessions, config.cluster_id, lambda name: configs.unclean_election_allowed(image, name)
+        )
+        self._defaults = topics.TopicDefaults(
+            config.num_partitions, config.default_replication_factor, config.max_partitions_per_request
+        )
+        self._topic_defaults = configs.TopicDefaultValues(
+            {configs.MIN_INSYNC_REPLICAS: config.min_insync_replicas},
+            {dotted(name) for name in config.model_fields_set},
+        )
+        self._new_topic_id = new_topic_id
+
+    def activate(self, now_ms: int) -> list[Record]:
+        """Become the active controller: fresh sessions for all; what a new log begins with."""
+        for broker in self.image.brokers.values():
+            if not broker.fenced:
+                self._sessions.grant(broker.broker_id, broker.broker_epoch, now_ms)
+        if METADATA_VERSION in self.image.features:
+            return []
+        return [FeatureLevelRecord(METADATA_VERSION, METADATA_VERSION_LEVEL)]
+
+    def applied(self, batch: bytes) -> MetadataDelta:
+        """Apply a batch that was appended; says what changed."""
+        delta = MetadataDelta()
+        self.image.replay(batch, delta)
+        self._brokers.forget_decided(delta)
+        return delta
+
+    # --- brokers
+
+    def register(
+        self, request: BrokerRegistrationRequest, now_ms: int, next_offset: int
+    ) -> Decision[BrokerRegistrationResponse]:
+        """BrokerRegistration."""
+        return self._brokers.register(request, now_ms, next_offset)
+
+    def heartbeat(
+        self, request: BrokerHeartbeatRequest, now_ms: int, next_offset: int
+    ) -> Decision[BrokerHeartbeatResponse]:
+        """BrokerHeartbeat."""
+        return self._brokers.heartbeat(request, now_ms, next_offset)
+
+    def alter_partition(self, request: AlterPartitionRequest) -> Decision[AlterPartitionResponse]:
+        """AlterPartition."""
+        return alter_partition(self.image, request)
+
+    def next_deadline_ms(self) -> int | None:
+        """When `expired` should be asked next; None for never, as things are."""
+        return self._sessions.next_deadline_ms()
+
+    def expired(self, now_ms: int) -> list[int]:
+        """Brokers that are to be fenced, one after the other."""
+        return self._brokers.expired(now_ms)
+
+    def extend_sessions(self, now_ms: int) -> None:
+        """The controller itself was away: nobody's silence means anything."""
+        self._sessions.extend(now_ms)
+
+    def fence(self, broker_ids: list[int]) -> list[Record]:
+        """Fence the first of the brokers, electing none of them; the records are to be applied before the next."""
+        return self._brokers.fence(broker_ids[0], broker_ids[1:])
+
+    def elect_pending(self) -> list[Record]:
+        """Elections that fencing or a configuration has made possible."""
+        return self._brokers.elect_pending()
+
+    # --- administration
+
+    def create_topics(self, request: CreateTopicsRequest) -> Decision[CreateTopicsResponse]:
+        """CreateTopics."""
+        return topics.create_topics(self.image, request, self._defaults, self._new_topic_id)
+
+    def delete_topics(self, request: DeleteTopicsRequest) -> Decision[DeleteTopicsResponse]:
+        """DeleteTopics."""
+        return topics.delete_topics(self.image, request)
+
+    def create_partitions(self, request: CreatePartitionsRequest) -> Decision[CreatePartitionsResponse]:
+        """CreatePartitions."""
+        return topics.create_partitions(self.image, request, self._defaults)
+
+    def alter_configs(self, request: IncrementalAlterConfigsRequest) -> Decision[IncrementalAlterConfigsResponse]:
+        """IncrementalAlterConfigs."""
+        return configs.alter_configs(self.image, request)
+
+    def describe_configs(self, request: DescribeConfigsRequest) -> Decision[DescribeConfigsResponse]:
+        """DescribeConfigs."""
+        return Decision((), configs.describe_configs(self.image, request, self._topic_defaults))

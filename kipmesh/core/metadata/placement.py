@@ -1,0 +1,132 @@
+"""Where the replicas of new partitions go.
+
+- The first replica, the preferred leader, is on a leader-role broker, evenly over all of them; without one, on any.
+- The others are spread over the racks: no rack has a second replica of a partition while another has none. Brokers
+  without a rack count as one rack.
+- Within that, the least loaded broker is taken: first by replicas of this topic, then by replicas of all.
+- Fenced brokers are taken only when there are not enough others.
+
+The work is O(replicas x (racks + log brokers)). No randomness: equal input gives equal placement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+
+class PlaceableBroker(NamedTuple):
+    """What placement needs to know of a broker."""
+
+    broker_id: int
+    rack: str | None
+    is_leader_role: bool
+    fenced: bool = False
+    replica_count: int = 0
+    """Replicas that it has already, of all topics."""
+
+
+_Load = tuple[int, int, int]
+"""Replicas of this topic, of all topics, broker id: the least goes first."""
+
+
+class _Heap:
+    """Brokers by load; an entry whose load has changed since is put back at its place when it comes up."""
+
+    def __init__(self, brokers: Iterable[int], load: Mapping[int, int], before: Mapping[int, int]) -> None:
+        self._load = load
+        self._before = before
+        self._entries = [self._entry(broker) for broker in brokers]
+        heapify(self._entries)
+
+    def _entry(self, broker: int) -> _Load:
+        return (self._load[broker], self._before[broker], broker)
+
+    def peek(self, taken: Sequence[int], aside: list[int]) -> _Load | None:
+        """The least loaded broker that is not taken; taken ones go `aside` until they are put back."""
+        entries = self._entries
+        while entries:
+            entry = entries[0]
+            broker = entry[2]
+            if broker in taken:
+                heappop(entries)
+                aside.append(broker)
+            elif entry[0] != self._load[broker]:
+                heappop(entries)
+                heappush(entries, self._entry(broker))
+            else:
+                return entry
+        return None
+
+    def put_back(self, brokers: Iterable[int]) -> None:
+        for broker in brokers:
+            heappush(self._entries, self._entry(broker))
+
+
+class Placement:
+    """Places the partitions of one topic, one after the other."""
+
+    def __init__(self, brokers: Sequence[PlaceableBroker], replication_factor: int) -> None:
+        """Raises ValueError unless there are that many brokers and one of them is not fenced."""
+        usable = [broker for broker in brokers if not broker.fenced]
+        if not usable or not 0 < replication_factor <= len(brokers):
+            raise ValueError(f"{replication_factor} replicas on {len(brokers)} brokers ({len(usable)} unfenced)")
+        if len(usable) < replication_factor:
+            usable = [*usable, *(broker for broker in brokers if broker.fenced)]
+        self._replication_factor = replication_factor
+        self._rack_of = {broker.broker_id: broker.rack or "" for broker in usable}
+        before = {broker.broker_id: broker.replica_count for broker in usable}
+        self._load = dict.fromkeys(before, 0)
+        self._leader_load = dict.fromkeys(before, 0)
+        racks: dict[str, list[int]] = {}
+        for broker in usable:
+            racks.setdefault(broker.rack or "", []).append(broker.broker_id)
+        self._racks = {rack: _Heap(members, self._load, before) for rack, members in sorted(racks.items())}
+        unfenced = [broker for broker in usable if not broker.fenced]
+        leaders = [broker for broker in unfenced if broker.is_leader_role] or unfenced
+        self._leaders = _Heap([broker.broker_id for broker in leaders], self._leader_load, before)
+
+    def add_existing(self, replicas: Sequence[int]) -> None:
+        """Count a partition that the topic has already."""
+        for position, broker in enumerate(replicas):
+            if broker in self._load:
+                self._load[broker] += 1
+                self._leader_load[broker] += position == 0
+
+    def place(self) -> tuple[int, ...]:
+        """The replicas of the next partition, the preferred leader first."""
+        first = self._leaders.peek((), [])
+        if first is None:  # the constructor has seen an unfenced broker
+            raise ValueError("no broker may lead")
+        leader = first[2]
+        self._leader_load[leader] += 1
+        taken = [leader]
+        used = dict.fromkeys(self._racks, 0)
+        used[self._rack_of[leader]] = 1
+        aside: dict[str, list[int]] = {rack: [] for rack in self._racks}
+        while len(taken) < self._replication_factor:
+            rack, broker = self._next(taken, used, aside)
+            used[rack] += 1
+            taken.append(broker)
+        for broker in taken:
+            self._load[broker] += 1
+        for rack, brokers in aside.items():
+            self._racks[rack].put_back(brokers)
+        return self._rotated(taken)
+
+    def _next(self, taken: list[int], used: dict[str, int], aside: dict[str, list[int]]) -> tuple[str, int]:
+        best: tuple[int, _Load, str] | None = None
+        for rack, heap in self._racks.items():
+            entry = heap.peek(taken, aside[rack])
+            if entry is not None and (best is None or (used[rack], entry) < best[:2]):
+                best = (used[rack], entry, rack)
+        if best is None:  # the constructor has counted the brokers
+            raise ValueError("no broker is left")
+        return best[2], best[1][2]
+
+    def _rotated(self, taken: list[int]) -> tuple[int, ...]:
+        """Followers in turn, so that a leader's partitions do not all fail over to the same broker."""
+        leader, followers = taken[0], taken[1:]
+        turn = self._leader_load[leader] % len(followers) if followers else 0
+        return (leader, *followers[turn:], *followers[:turn])
