@@ -1,0 +1,180 @@
+"""`python -m bench`: figures of a local cluster with three replicas and acks=all, each the median of several runs.
+
+Each run is a new cluster of processes, which is gone at the end, also after an interruption. Progress goes to standard
+error, the figures to standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from bench import report, system, workload
+from kipmesh.cluster import ClusterError, LocalCluster
+
+T = TypeVar("T")
+Samples = defaultdict[str, list[float]]
+
+_TOPIC_PARTITIONS = 100  # of one topic, where many partitions are wanted
+
+
+def arguments(given: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--runs", type=int, default=None, help="how often (5; 1 with --quick or --partitions)")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the load: seconds instead of minutes")
+    parser.add_argument(
+        "--partitions", type=int, default=0, help="only: idle CPU and traffic with so many partitions x 3"
+    )
+    parser.add_argument("--idle-seconds", type=float, default=None, help="how long to watch an idle cluster")
+    parser.add_argument("--config", action="append", default=[], metavar="KEY=VALUE", help="configuration of the nodes")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="one JSON object")
+    form.add_argument("--markdown", action="store_true", help="a table for docs/benchmarks.md")
+    options = parser.parse_args(given)
+    options.runs = options.runs or (1 if options.quick or options.partitions else 5)
+    options.idle_seconds = options.idle_seconds or (30.0 if options.partitions else 3.0 if options.quick else 10.0)
+    if options.runs < 1 or not 0 <= options.partitions <= 100_000 or not 0 < options.idle_seconds <= 600:
+        parser.error("runs from 1, partitions up to 100,000, idle seconds up to 600")
+    return options
+
+
+class Progress:
+    """Lines on standard error: what is going on, and what came of it."""
+
+    def __init__(self) -> None:
+        self._run = ""
+
+    def start_run(self, run: int, runs: int) -> None:
+        """The lines that follow belong to this run."""
+        self._run = f"run {run}/{runs}"
+
+    def say(self, text: str) -> None:
+        """One line."""
+        sys.stderr.write(f"bench: {self._run}: {text}\n")
+        sys.stderr.flush()
+
+    def run(self, what: str, work: Coroutine[Any, Any, T]) -> T:
+        """Do a step that has a loop of its own."""
+        self.say(f"{what} ...")
+        return asyncio.run(work)
+
+
+def pids_of(cluster: LocalCluster) -> list[int]:
+    """All processes of the cluster."""
+    return system.with_children(node.pid for node in cluster.nodes if node.pid is not None)
+
+
+def measure_idle(cluster: LocalCluster, seconds: float, samples: Samples) -> None:
+    """CPU and loopback traffic while nobody does anything."""
+    pids = pids_of(cluster)
+    cpu, loopback, begin = system.cpu_seconds(pids), system.loopback_bytes(), time.perf_counter()
+    time.sleep(seconds)
+    passed = time.perf_counter() - begin
+    samples["idle_cpu_percent"].append((system.cpu_seconds(pids) - cpu) / passed * 100)
+    samples["idle_loopback_kb_s"].append((system.loopback_bytes() - loopback) / passed / 1e3)
+
+
+def measure_load(cluster: LocalCluster, options: argparse.Namespace, progress: Progress, samples: Samples) -> None:
+    """Throughput and latency through the client library."""
+    bootstrap, share = cluster.bootstrap, 10 if options.quick else 1
+    topic = "bench"
+    progress.run("creating topics", workload.create_topic(bootstrap, topic, workload.PARTITIONS))
+    progress.run("warming up", workload.produce(bootstrap, topic, workload.values_of(1000), 20_000))
+    total = 20_000
+    for name, values, count in (
+        ("1000B", workload.values_of(1000), 300_000 // share),
+        ("100B", workload.values_of(100), 1_000_000 // share),
+        ("mixed", workload.mixed_values(4000), 100_000 // share),
+    ):
+        rate = progress.run(f"producing {count:,} records, {name}", workload.produce(bootstrap, topic, values, count))
+        progress.say(f"  {rate.mb_s:.1f} MB/s, {rate.records_s:,.0f} records/s")
+        samples[f"produce_{name}_mb_s"].append(rate.mb_s)
+        samples[f"produce_{name}_records_s"].append(rate.records_s)
+        total += count
+    rate = progress.run(f"consuming {total:,} records", workload.consume(bootstrap, topic, workload.PARTITIONS, total))
+    progress.say(f"  {rate.mb_s:.1f} MB/s, {rate.records_s:,.0f} records/s")
+    samples["consume_mb_s"].append(rate.mb_s)
+    samples["consume_records_s"].append(rate.records_s)
+    progress.run("creating topics", workload.create_topic(bootstrap, f"{topic}-latency", 1))
+    times = progress.run(
+        "latency of single records", workload.latencies_ms(bootstrap, f"{topic}-latency", 1600 // share)
+    )
+    samples["latency_p50_ms"].append(workload.percentile(times, 0.5))
+    samples["latency_p99_ms"].append(workload.percentile(times, 0.99))
+    progress.say(f"  p50 {samples['latency_p50_ms'][-1]:.2f} ms, p99 {samples['latency_p99_ms'][-1]:.2f} ms")
+
+
+def measure_partitions(cluster: LocalCluster, partitions: int, progress: Progress, samples: Samples) -> None:
+    """How long it takes to create many partitions."""
+    begin = time.perf_counter()
+    for first in range(0, partitions, _TOPIC_PARTITIONS):
+        count = min(_TOPIC_PARTITIONS, partitions - first)
+        asyncio.run(workload.create_topic(cluster.bootstrap, f"many-{first:06}", count))
+        progress.say(f"created {first + count:,} of {partitions:,} partitions")
+    samples["create_s"].append(time.perf_counter() - begin)
+    time.sleep(10)  # what creating left to do
+
+
+def run_once(options: argparse.Namespace, progress: Progress, samples: Samples) -> None:
+    """One cluster from start to stop."""
+    config = dict(item.split("=", 1) for item in options.config)
+    progress.say("starting 1 controller, 1 leader, 2 followers ...")
+    begin = time.perf_counter()
+    with LocalCluster(mode="processes", controllers=1, leaders=1, followers=2, config=config) as cluster:
+        samples["ready_s"].append(time.perf_counter() - begin)
+        progress.say(f"  ready after {samples['ready_s'][-1]:.2f} s")
+        samples["memory_ready_mib"].append(system.pss_bytes(pids_of(cluster)) / (1 << 20))
+        if options.partitions:
+            measure_partitions(cluster, options.partitions, progress, samples)
+        else:
+            measure_load(cluster, options, progress, samples)
+            time.sleep(2)
+        samples["memory_loaded_mib"].append(system.pss_bytes(pids_of(cluster)) / (1 << 20))
+        progress.say(f"watching the idle cluster for {options.idle_seconds:g} s ...")
+        measure_idle(cluster, options.idle_seconds, samples)
+
+
+def _interrupted(signum: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def main(given: Sequence[str]) -> int:
+    """Run, and print the figures of the runs that were completed."""
+    options = arguments(given)
+    signal.signal(signal.SIGTERM, _interrupted)
+    progress, samples, done = Progress(), Samples(list), 0
+    about = {"machine": system.describe_machine(), "quick": options.quick, "partitions": options.partitions}
+    status = 0
+    try:
+        for run in range(1, options.runs + 1):
+            progress.start_run(run, options.runs)
+            mine = Samples(list)
+            run_once(options, progress, mine)
+            for key, values in mine.items():
+                samples[key] += values
+            done += 1
+    except KeyboardInterrupt:
+        progress.say("interrupted")
+        status = 130
+    except (ClusterError, workload.BenchError, TimeoutError) as error:
+        progress.say(f"failed: {error or 'out of time'}")
+        status = 1
+    if done:
+        summaries = report.summarize(samples)
+        if options.json:
+            text = report.as_json(summaries, about)
+        else:
+            text = report.as_markdown(summaries) if options.markdown else report.as_text(summaries)
+        sys.stdout.write(f"{text}\n")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,103 @@
+"""Figures of several runs as a table for people, for Markdown and as JSON: the median, and the range it is from."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+
+class Figure(NamedTuple):
+    """A thing that is measured; a target is the least value, or the greatest where `is_upper` is set."""
+
+    key: str
+    label: str
+    unit: str
+    target: float | None = None
+    is_upper: bool = False
+
+    def verdict(self, value: float) -> str:
+        """The target, and whether `value` meets it; empty without a target."""
+        if self.target is None:
+            return ""
+        met = value <= self.target if self.is_upper else value >= self.target
+        return f"{'<=' if self.is_upper else '>='} {self.target:g}: {'met' if met else 'missed'}"
+
+
+FIGURES: Sequence[Figure] = (
+    Figure("ready_s", "start of all processes to ready", "s", 4, True),
+    Figure("produce_1000B_mb_s", "produce, 1,000 B records", "MB/s", 30),
+    Figure("produce_1000B_records_s", "the same", "records/s"),
+    Figure("produce_100B_mb_s", "produce, 100 B records", "MB/s"),
+    Figure("produce_100B_records_s", "the same", "records/s"),
+    Figure("produce_mixed_mb_s", "produce, records of 1 to 4,000 B", "MB/s"),
+    Figure("consume_mb_s", "consume, all of them", "MB/s", 80),
+    Figure("consume_records_s", "the same", "records/s"),
+    Figure("latency_p50_ms", "produce to consume, 100 B, one at a time: p50", "ms", 3, True),
+    Figure("latency_p99_ms", "the same: p99", "ms"),
+    Figure("memory_ready_mib", "memory of all processes when ready", "MiB"),
+    Figure("memory_loaded_mib", "memory of all processes after the load", "MiB", 400, True),
+    Figure("idle_cpu_percent", "idle CPU of all processes, percent of one core", "%", 50, True),
+    Figure("idle_loopback_kb_s", "idle loopback traffic", "kB/s"),
+    Figure("create_s", "creating the partitions", "s"),
+    Figure("spark_first_records_s", "Spark batch read on local[2], first", "records/s"),
+    Figure("spark_records_s", "Spark batch read on local[2], second and later", "records/s", 200_000),
+)
+
+
+class Summary(NamedTuple):
+    """One figure over all runs."""
+
+    figure: Figure
+    median: float
+    least: float
+    greatest: float
+    runs: int
+
+
+def summarize(samples: Mapping[str, Sequence[float]]) -> list[Summary]:
+    """The figures that were measured, in the order of `FIGURES`."""
+    return [
+        Summary(figure, statistics.median(values), min(values), max(values), len(values))
+        for figure in FIGURES
+        if (values := samples.get(figure.key))
+    ]
+
+
+def number(value: float) -> str:
+    """Three digits that say something, without exponents."""
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def as_text(summaries: Iterable[Summary]) -> str:
+    """A table for a terminal."""
+    lines = [f"{'':<48} {'median':>10} {'min .. max':>22}  {'unit':<10} target"]
+    for figure, median, least, greatest, _ in summaries:
+        span = f"{number(least)} .. {number(greatest)}"
+        lines.append(
+            f"{figure.label:<48} {number(median):>10} {span:>22}  {figure.unit:<10} {figure.verdict(median)}".rstrip()
+        )
+    return "\n".join(lines)
+
+
+def as_markdown(summaries: Iterable[Summary]) -> str:
+    """A table for docs/benchmarks.md."""
+    lines = ["| what | median | min .. max | runs | target |", "|---|---:|---:|---:|---|"]
+    lines += [
+        f"| {figure.label} | {number(median)} {figure.unit} | {number(least)} .. {number(greatest)} | {runs} "
+        f"| {figure.verdict(median)} |"
+        for figure, median, least, greatest, runs in summaries
+    ]
+    return "\n".join(lines)
+
+
+def as_json(summaries: Iterable[Summary], about: Mapping[str, object]) -> str:
+    """Everything, on one line."""
+    figures = {
+        figure.key: {"median": median, "min": least, "max": greatest, "runs": runs, "unit": figure.unit}
+        for figure, median, least, greatest, runs in summaries
+    }
+    return json.dumps({**about, "figures": figures})
