@@ -19,7 +19,13 @@ from kipmesh.v1 import services_pb2
 
 Value = Any  # one of the NamedTuples of kipmesh.core.messages
 
-_FieldDescriptor = _descriptor.FieldDescriptor
+
+def _is_repeated(field: _descriptor.FieldDescriptor) -> bool:
+    newer: bool | None = getattr(field, "is_repeated", None)  # `label` goes away in later protobufs
+    if newer is not None:
+        return newer
+    older: int = getattr(field, "label")  # noqa: B009
+    return older == _descriptor.FieldDescriptor.LABEL_REPEATED
 
 
 class Translator:
@@ -45,9 +51,7 @@ class Translator:
         self._nested: list[tuple[int, str, bool, Translator]] = []
         self._lists: list[int] = []
         for position, field in enumerate(fields):
-            repeated = (
-                field.is_repeated if hasattr(field, "is_repeated") else field.label == _FieldDescriptor.LABEL_REPEATED
-            )
+            repeated = _is_repeated(field)
             if field.message_type is not None:
                 inner = known.get(field.message_type.name) or Translator(field.message_type, known)
                 self._nested.append((position, field.name, repeated, inner))

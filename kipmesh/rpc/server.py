@@ -105,7 +105,7 @@ class Server:
     async def start(self, host: str, port: int) -> int:
         """Bind and serve; returns the bound port (the given one, or a free one for 0). Raises PortInUseError."""
         try:
-            bound = self._server.add_insecure_port(f"{host}:{port}")
+            bound: int = self._server.add_insecure_port(f"{host}:{port}")
         except RuntimeError as error:
             raise PortInUseError(f"cannot listen on {host}:{port}: {error}") from None
         if not bound:

@@ -187,7 +187,7 @@ class ReplicaFetcher:
                     self._asked[replica] = None
                     self._delay(replica)
                 else:
-                    if data.records and replica.log.needs_flush(now_ms):
+                    if data.records and replica.must_flush:
                         unsynced.append(replica)
         for replica in unsynced:
             try:

@@ -107,7 +107,7 @@ class BrokerNode:
         self._disk = Disk(f"broker-{config.node_id}", self._fsync_failed)
         self._pool = ConnectionPool(f"broker-{config.node_id}")
         self._channel = ControllerChannel(config.voters, self._pool)
-        self._partitions = Partitions(MetadataImage())
+        self.partitions = Partitions(MetadataImage())
         self._tasks: list[asyncio.Task[None]] = []
         self._is_stopped = False
         self._is_loaded = False
@@ -117,7 +117,7 @@ class BrokerNode:
         self._server: Server | None = None
         self._replica_manager = ReplicaManager(
             config,
-            self._partitions,
+            self.partitions,
             self._log_manager,
             self._disk,
             self._pool,
@@ -127,7 +127,7 @@ class BrokerNode:
             self._broker_epoch,
         )
         self._isr_changes = IsrChanges(
-            config.node_id, self._partitions, self._channel, self._metrics, self._broker_epoch, _monotonic_ms
+            config.node_id, self.partitions, self._channel, self._metrics, self._broker_epoch, _monotonic_ms
         )
 
     def _broker_epoch(self) -> int:
@@ -149,7 +149,7 @@ class BrokerNode:
         """Registered, unfenced, and caught up with the metadata that says so."""
         if self._lifecycle is None or self._observer is None or self._is_stopped:
             return False
-        me = self._partitions.image.brokers.get(self.config.node_id)
+        me = self.partitions.image.brokers.get(self.config.node_id)
         is_current = me is not None and me.broker_epoch == self._lifecycle.broker_epoch and not me.fenced
         return is_current and not self._lifecycle.is_fenced
 
@@ -181,7 +181,7 @@ class BrokerNode:
         self._spawn(self._isr_changes.run(), "isr-changes")
         maintenance = Maintenance(
             self.config,
-            self._partitions,
+            self.partitions,
             self._replica_manager,
             self._log_manager,
             self._disk,
@@ -208,23 +208,23 @@ class BrokerNode:
     def _make_server(self) -> Server:
         config = self.config
         produce = ProduceHandler(
-            self._partitions, self._metrics, self._disk, _now_ms, queued_bytes_max=config.queued_max_request_bytes
+            self.partitions, self._metrics, self._disk, _now_ms, queued_bytes_max=config.queued_max_request_bytes
         )
         fetch = FetchHandler(
-            self._partitions,
+            self.partitions,
             self._metrics,
             self._isr_changes.propose,
             cluster_id=config.cluster_id,
             response_bytes_max=config.fetch_max_bytes,
         )
         metadata = MetadataHandler(
-            lambda: self._partitions.image if self._has_metadata else None,
+            lambda: self.partitions.image if self._has_metadata else None,
             cluster_id=config.cluster_id,
             listener=config.inter_broker_listener_name,
             controller_id=lambda: self._channel.voter.id,
         )
         services = {
-            "Broker": _BrokerService(produce, fetch, OffsetsHandler(self._partitions), metadata),
+            "Broker": _BrokerService(produce, fetch, OffsetsHandler(self.partitions), metadata),
             "Admin": AdminHandler(self._channel),
             "Quorum": _QuorumService(self._channel),
         }
@@ -233,7 +233,7 @@ class BrokerNode:
     def _add_gauges(self) -> None:
         def leaders(condition: str) -> int:
             count = 0
-            for replica in self._partitions:
+            for replica in self.partitions:
                 leader = replica.leader
                 if leader is not None:
                     count += (
@@ -244,7 +244,7 @@ class BrokerNode:
             return count
 
         gauge, prefix = self._metrics.gauge, "kafka_server_replicamanager_"
-        gauge(prefix + "partitioncount", "Partitions here.", lambda: sum(1 for _ in self._partitions))
+        gauge(prefix + "partitioncount", "Partitions here.", lambda: sum(1 for _ in self.partitions))
         gauge(prefix + "leadercount", "Partitions led here.", lambda: leaders("all"))
         gauge(
             prefix + "underreplicatedpartitions",
@@ -252,7 +252,7 @@ class BrokerNode:
             lambda: leaders("under"),
         )
         gauge(prefix + "underminisrpartitioncount", "Led partitions below min.insync.replicas.", lambda: leaders("min"))
-        gauge("kipmesh_broker_metadata_offset", "Last metadata offset applied.", lambda: self._partitions.image.offset)
+        gauge("kipmesh_broker_metadata_offset", "Last metadata offset applied.", lambda: self.partitions.image.offset)
         gauge("kipmesh_broker_fenced", "1 while the controller fences this broker.", lambda: float(not self.ready))
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:

@@ -125,8 +125,8 @@ class ProduceHandler:
                 self._metrics.refused(error.code)
                 moved = error.code == ErrorCode.NOT_LEADER_OR_FOLLOWER
                 return _error(data, error)._replace(current_leader=replica.current_leader if moved else None)
-            self._metrics.produced(len(data.records), info.record_count)
-            if replica.log.must_flush:
+            self._metrics.produced(len(data.records), info.last_offset - info.first_offset + 1)
+            if replica.must_flush:
                 unsynced.append(replica)
             appended.append((len(appended), replica, info.last_offset))
             return PartitionProduceResponse(

@@ -111,7 +111,7 @@ class Replica:
             self.isr_changed(state.isr, state.partition_epoch)
             return
         self._drop_leadership()
-        self.log.assign_epoch(state.leader_epoch, self.log.log_end_offset)
+        self.log.assign_epoch(state.leader_epoch)
         self.leader = PartitionLeader(
             broker_id=self.broker_id,
             leader_epoch=state.leader_epoch,
@@ -169,6 +169,11 @@ class Replica:
     def current_leader(self) -> LeaderIdAndEpoch:
         """Whom to ask instead."""
         return LeaderIdAndEpoch(self.leader_id, self.leader_epoch)
+
+    @property
+    def must_flush(self) -> bool:
+        """Whether `flush.messages` asks for an fsync before anybody is told of the last records."""
+        return self.log.unflushed_messages >= self.log.config.flush_messages
 
     # --- leading ---------------------------------------------------------------------------------------------------
 
