@@ -1,0 +1,228 @@
+"""Records on their way: batches a partition, the futures of their delivery, and the bytes that they may take.
+
+All of it belongs to one event loop. A partition's queue holds closed batches in order, then at most one open batch that
+takes records. Invariants: a record is in exactly one batch; a batch is in one queue or in flight or finished; at most
+one batch of a partition is in flight, so retries keep the order; bytes reserved = the sum over unfinished batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Generator
+from contextvars import Context
+from typing import Any
+
+from kipmesh.client.records import new_builder
+from kipmesh.client.types import RecordMetadata
+from kipmesh.core.errors import KafkaError
+
+
+class Batch:
+    """Records of one partition that are sent together. Times are seconds of the loop's clock."""
+
+    __slots__ = (
+        "append",
+        "attempts",
+        "base_offset",
+        "builder",
+        "callbacks",
+        "children",
+        "count",
+        "created_s",
+        "error",
+        "finished",
+        "log_append_time_ms",
+        "payload",
+        "queue",
+        "reserved_bytes",
+        "ripe",
+        "waiter",
+    )
+
+    def __init__(self, queue: PartitionQueue, reserved_bytes: int, size_bytes_max: int, created_s: float) -> None:
+        self.queue = queue
+        self.reserved_bytes = reserved_bytes
+        self.created_s = created_s
+        self.builder: Any = new_builder(size_bytes_max)
+        self.append = self.builder.append
+        self.count = 0
+        self.attempts = 0
+        self.payload: bytes | None = None
+        self.base_offset = -1
+        self.log_append_time_ms = -1
+        self.error: KafkaError | None = None
+        self.finished = False
+        self.ripe = False
+        self.waiter: asyncio.Future[None] | None = None
+        self.callbacks: list[Callable[[], None]] = []
+        self.children: list[tuple[int, Batch]] = []
+
+    def size_bytes(self) -> int:
+        """Bytes on the wire, or before compression an upper bound."""
+        return len(self.payload) if self.payload is not None else int(self.builder.size())
+
+    def finish(self) -> None:
+        """Everything is known: wake who waits. Set the outcome before."""
+        self.finished = True
+        self.builder = self.append = self.payload = None
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+        callbacks, self.callbacks = self.callbacks, []
+        for callback in callbacks:
+            callback()
+
+    def future(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
+        """Done when the batch is finished, whatever the outcome."""
+        if self.waiter is None:
+            self.waiter = loop.create_future()
+            if self.finished:
+                self.waiter.set_result(None)
+        return self.waiter
+
+
+class Delivery:
+    """The outcome of one record: a future of RecordMetadata or KafkaError, ten times cheaper than asyncio.Future.
+
+    It can be awaited, gathered and given callbacks like one; `cancel` does nothing, because a record that is under way
+    cannot be called back.
+    """
+
+    __slots__ = ("_batch", "_index", "_timestamp")
+
+    # asyncio takes objects with this attribute as futures (`asyncio.isfuture`).
+    _asyncio_future_blocking = False
+
+    def __init__(self, batch: Batch, index: int, timestamp: int) -> None:
+        self._batch = batch
+        self._index = index
+        self._timestamp = timestamp
+
+    def _place(self) -> tuple[Batch, int]:
+        batch, index = self._batch, self._index
+        while batch.children:
+            first, child = next(pair for pair in reversed(batch.children) if pair[0] <= index)
+            batch, index = child, index - first
+        return batch, index
+
+    def done(self) -> bool:
+        """Whether the outcome is known."""
+        return self._place()[0].finished
+
+    def cancelled(self) -> bool:
+        """Never."""
+        return False
+
+    def cancel(self, msg: object = None) -> bool:
+        """Not possible: false."""
+        return False
+
+    def exception(self) -> KafkaError | None:
+        """The error, or None; InvalidStateError while the outcome is not known."""
+        batch, _ = self._place()
+        if not batch.finished:
+            raise asyncio.InvalidStateError("the record is not delivered yet")
+        return batch.error
+
+    def result(self) -> RecordMetadata:
+        """Where the record is; raises the delivery's KafkaError, or InvalidStateError."""
+        batch, index = self._place()
+        if not batch.finished:
+            raise asyncio.InvalidStateError("the record is not delivered yet")
+        if batch.error is not None:
+            raise batch.error.with_traceback(None)
+        offset = batch.base_offset + index if batch.base_offset >= 0 else -1
+        timestamp = self._timestamp if batch.log_append_time_ms < 0 else batch.log_append_time_ms
+        return RecordMetadata(batch.queue.topic, batch.queue.partition, offset, timestamp)
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """The producer's event loop."""
+        return self._batch.queue.loop
+
+    def add_done_callback(self, callback: Callable[[Any], object], *, context: Context | None = None) -> None:
+        """Call `callback(self)` soon after the outcome is known."""
+
+        def call() -> None:
+            if self.done():
+                self.get_loop().call_soon(callback, self, context=context)
+            else:
+                self._place()[0].callbacks.append(call)
+
+        call()
+
+    def remove_done_callback(self, callback: Callable[[Any], object]) -> int:
+        """Not supported: 0 callbacks removed."""
+        return 0
+
+    def __await__(self) -> Generator[Any, None, RecordMetadata]:
+        while not self.done():
+            # A cancelled waiter must not cancel what the other records of the batch wait for.
+            yield from asyncio.shield(self._place()[0].future(self.get_loop())).__await__()
+        return self.result()
+
+
+class PartitionQueue:
+    """Batches of one partition, oldest first; `open` is the last of them or None."""
+
+    __slots__ = ("_on_closed", "batches", "in_flight", "loop", "open", "partition", "retry_at_s", "topic")
+
+    def __init__(
+        self, topic: str, partition: int, loop: asyncio.AbstractEventLoop, on_closed: Callable[[int, int], None]
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.loop = loop
+        self.batches: deque[Batch] = deque()
+        self.open: Batch | None = None
+        self.in_flight: Batch | None = None
+        self.retry_at_s = 0.0
+        self._on_closed = on_closed
+
+    def report_closed(self, batch: Batch) -> None:
+        """The open batch takes no more records: tell the partitioner."""
+        self._on_closed(self.partition, batch.size_bytes())
+
+
+class BufferMemory:
+    """`buffer.memory`: bytes that batches reserve; who finds no room waits in order."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self.total_bytes = total_bytes
+        self.free_bytes = total_bytes
+        self.waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    def take(self, size_bytes: int) -> bool:
+        """Reserve at once; false when there is no room or somebody waits already."""
+        if self.waiters or self.free_bytes < size_bytes:
+            return False
+        self.free_bytes -= size_bytes
+        return True
+
+    async def wait(self, size_bytes: int, timeout_s: float) -> bool:
+        """Reserve, waiting at most so long; false when there was no room in time."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter = (size_bytes, future)
+        self.waiters.append(waiter)
+        self._grant()
+        try:
+            await asyncio.wait([future], timeout=timeout_s)
+        except asyncio.CancelledError:
+            if future.done():
+                self.give(size_bytes)
+            raise
+        finally:
+            if not future.done():
+                self.waiters.remove(waiter)
+                self._grant()
+        return future.done()
+
+    def give(self, size_bytes: int) -> None:
+        """Return what a batch had reserved."""
+        self.free_bytes += size_bytes
+        self._grant()
+
+    def _grant(self) -> None:
+        while self.waiters and self.free_bytes >= self.waiters[0][0]:
+            size_bytes, future = self.waiters.popleft()
+            self.free_bytes -= size_bytes
+            future.set_result(None)

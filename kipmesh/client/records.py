@@ -1,0 +1,205 @@
+"""Between records and record batches v2, with aiokafka's Cython code and all of Kafka's compressions.
+
+Building: `new_builder` collects records (uncompressed); `seal` makes the bytes to send, compressed if that makes them
+smaller. Reading: `consumer_records` for polls, `decode_columns` for readers who want columns. Invariant: bad bytes
+raise `CorruptRecordError` (`UNSUPPORTED_COMPRESSION_TYPE` for an unknown compression) and nothing else.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable, Sequence
+from struct import Struct
+from typing import Any, NamedTuple
+
+import cramjam
+from aiokafka.codec import snappy_encode
+from aiokafka.errors import UnsupportedCodecError
+from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
+from crc32c import crc32c
+
+from kipmesh.client.types import ConsumerRecord, Headers
+from kipmesh.core.errors import CorruptRecordError, ErrorCode, KafkaError
+from kipmesh.core.record_batch import HEADER_BYTES, BatchHeader, Buffer, check_crc, iterate
+
+COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
+"""Names of Kafka's compressions by their numbers."""
+
+_LENGTH = Struct(">i")
+_ATTRIBUTES = Struct(">h")
+_CRC = Struct(">I")
+_LENGTH_AT, _CRC_AT, _ATTRIBUTES_AT = 8, 17, 21
+_LOG_OVERHEAD_BYTES = 12
+
+
+class Compression(NamedTuple):
+    """A compression and its level (which snappy has not)."""
+
+    number: int
+    level: int = -1
+
+
+def _gzip(data: memoryview, level: int) -> bytes:
+    return gzip.compress(data, compresslevel=level, mtime=0)
+
+
+def _snappy(data: memoryview, _level: int) -> bytes:
+    return bytes(snappy_encode(data))
+
+
+def _lz4(data: memoryview, level: int) -> bytes:
+    # Apache Kafka reads frames of independent blocks only (KIP-57).
+    compressor = cramjam.lz4.Compressor(level=level, content_checksum=False, block_linked=False)
+    compressor.compress(bytes(data))
+    return bytes(compressor.finish())
+
+
+def _zstd(data: memoryview, level: int) -> bytes:
+    return bytes(cramjam.zstd.compress(data, level=level))
+
+
+_COMPRESS: tuple[Callable[[memoryview, int], bytes], ...] = (
+    lambda data, _level: bytes(data),
+    _gzip,
+    _snappy,
+    _lz4,
+    _zstd,
+)
+
+
+def new_builder(size_bytes_max: int) -> Any:
+    """An empty batch: `append(index, timestamp_ms, key, value, headers list)` is None when the batch is full.
+
+    The first record always fits. What `append` returns has the `size` of the record in bytes.
+    """
+    return DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, size_bytes_max)
+
+
+def record_bytes_max(key: bytes | None, value: bytes | None, headers: Headers) -> int:
+    """Upper bound of the bytes of a batch with this one record."""
+    return int(DefaultRecordBatchBuilder.estimate_size_in_bytes(key, value, list(headers)))
+
+
+def seal(builder: Any, compression: Compression) -> bytes:
+    """The batch of `builder`, compressed where that makes it smaller. CPU-bound; may run on a thread."""
+    plain = builder.build()
+    if compression.number == 0:
+        return bytes(plain)
+    body = _COMPRESS[compression.number](memoryview(plain)[HEADER_BYTES:], compression.level)
+    if len(body) + HEADER_BYTES >= len(plain):
+        return bytes(plain)
+    head = bytearray(memoryview(plain)[:HEADER_BYTES])
+    _LENGTH.pack_into(head, _LENGTH_AT, HEADER_BYTES + len(body) - _LOG_OVERHEAD_BYTES)
+    _ATTRIBUTES.pack_into(head, _ATTRIBUTES_AT, _ATTRIBUTES.unpack_from(head, _ATTRIBUTES_AT)[0] | compression.number)
+    _CRC.pack_into(head, _CRC_AT, crc32c(body, crc32c(memoryview(head)[_ATTRIBUTES_AT:])))
+    return b"".join((head, body))
+
+
+def encode_batch(
+    records: Sequence[tuple[bytes | None, bytes | None]],
+    *,
+    timestamp_ms: int,
+    compression: str = "none",
+    base_offset: int = 0,
+    leader_epoch: int = -1,
+) -> bytes:
+    """One batch of keys and values (at least one record), for tests and tools."""
+    builder = new_builder(1 << 31)
+    for index, (key, value) in enumerate(records):
+        builder.append(index, timestamp_ms, key, value, [])
+    batch = bytearray(seal(builder, default_compression(compression)))
+    batch[:8] = base_offset.to_bytes(8, "big")
+    batch[12:16] = leader_epoch.to_bytes(4, "big", signed=True)
+    return bytes(batch)
+
+
+def default_compression(name: str) -> Compression:
+    """A compression at Kafka's default level."""
+    return Compression(COMPRESSIONS.index(name), {"gzip": -1, "lz4": 9, "zstd": 3}.get(name, 0))
+
+
+def read_batch(data: Buffer, position: int, header: BatchHeader) -> list[Any]:
+    """The records of the batch at `position`: objects with offset, timestamp, key, value, headers."""
+    try:
+        return list(DefaultRecordBatch(memoryview(data)[position : position + header.size_bytes]))
+    except UnsupportedCodecError as error:
+        raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, str(error)) from None
+    except Exception as error:
+        # The decoder and five decompressors have an exception each for bytes that they cannot read.
+        raise CorruptRecordError(f"batch at offset {header.base_offset} cannot be read: {error}") from error
+
+
+def consumer_records(
+    topic: str, partition: int, data: Buffer, position: int, header: BatchHeader, from_offset: int
+) -> list[ConsumerRecord]:
+    """The records of the batch at `position` from offset `from_offset` on; control batches have none."""
+    if header.is_control or header.record_count == 0:
+        return []
+    kind = 1 if header.is_log_append_time else 0
+    epoch = header.partition_leader_epoch
+    records = [
+        ConsumerRecord(topic, partition, each.offset, each.timestamp, kind, each.key, each.value, each.headers, epoch)
+        for each in read_batch(data, position, header)
+    ]
+    if header.base_offset < from_offset:
+        return [record for record in records if record.offset >= from_offset]
+    return records
+
+
+class Columns(NamedTuple):
+    """Records as columns of one length; `headers` is empty unless it was asked for."""
+
+    offsets: list[int]
+    timestamps: list[int]
+    timestamp_types: list[int]
+    keys: list[bytes | None]
+    values: list[bytes | None]
+    headers: list[Headers]
+
+
+def decode_columns(
+    data: Buffer,
+    *,
+    start_offset: int = 0,
+    end_offset: int | None = None,
+    check_crcs: bool = True,
+    with_headers: bool = False,
+) -> Columns:
+    """The records of whole batches with start_offset <= offset < end_offset as columns, without control batches."""
+    columns = Columns([], [], [], [], [], [])
+    for position, header in iterate(data):
+        if header.next_offset <= start_offset:
+            continue
+        if end_offset is not None and header.base_offset >= end_offset:
+            break
+        if check_crcs:
+            check_crc(data, position, header)
+        if header.is_control or header.record_count == 0:
+            continue
+        records = read_batch(data, position, header)
+        if header.base_offset < start_offset or (end_offset is not None and header.last_offset >= end_offset):
+            stop = header.next_offset if end_offset is None else end_offset
+            records = [each for each in records if start_offset <= each.offset < stop]
+        columns.offsets.extend([each.offset for each in records])
+        columns.timestamps.extend([each.timestamp for each in records])
+        columns.timestamp_types.extend([1 if header.is_log_append_time else 0] * len(records))
+        columns.keys.extend([each.key for each in records])
+        columns.values.extend([each.value for each in records])
+        if with_headers:
+            columns.headers.extend([each.headers for each in records])
+    return columns
+
+
+__all__ = [
+    "COMPRESSIONS",
+    "Columns",
+    "Compression",
+    "consumer_records",
+    "decode_columns",
+    "default_compression",
+    "encode_batch",
+    "new_builder",
+    "read_batch",
+    "record_bytes_max",
+    "seal",
+]

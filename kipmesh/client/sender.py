@@ -1,0 +1,383 @@
+"""Sends ready batches: one Produce request a broker carries every ready partition, one batch of each.
+
+A batch is ready when it is full, `linger.ms` old, or when somebody flushes or waits for room. One task drains the
+queues; each request is a task that ends in `_settle`. Invariants: a partition is in `_ready` only while nothing of it
+is in flight and its backoff is over; a batch that fails retriably goes back to the head of its queue; every batch is
+finished exactly once, at the latest `delivery.timeout.ms` after it was made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+import structlog
+
+from kipmesh.client.accumulator import Batch, BufferMemory, PartitionQueue
+from kipmesh.client.backoff import Backoff
+from kipmesh.client.metadata import Metadata
+from kipmesh.client.records import COMPRESSIONS, Compression, read_batch, seal
+from kipmesh.core.config import ProducerConfig
+from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.core.messages import (
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+from kipmesh.core.record_batch import parse_header
+from kipmesh.rpc.client import ConnectionPool, TransportError
+
+log = structlog.get_logger(__name__)
+
+_COMPRESS_ON_LOOP_BYTES_MAX = 32 << 10
+_REQUEST_OVERHEAD_BYTES = 128
+
+
+class Sender:
+    """The network side of a producer."""
+
+    def __init__(self, config: ProducerConfig, metadata: Metadata, pool: ConnectionPool, memory: BufferMemory) -> None:
+        self.incomplete: dict[Batch, None] = {}
+        self._config = config
+        self._metadata = metadata
+        self._pool = pool
+        self._memory = memory
+        level = {
+            "gzip": config.compression_gzip_level,
+            "lz4": config.compression_lz4_level,
+            "zstd": config.compression_zstd_level,
+        }
+        self._compression = Compression(
+            COMPRESSIONS.index(config.compression_type), level.get(config.compression_type, 0)
+        )
+        self._linger_s = config.linger_ms / 1000
+        self._delivery_timeout_s = config.delivery_timeout_ms / 1000
+        self._backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms)
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._ready: dict[PartitionQueue, None] = {}
+        self._delayed: dict[PartitionQueue, None] = {}
+        self._lingering: deque[Batch] = deque()
+        self._by_age: deque[Batch] = deque()
+        self._requests: dict[int, int] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._flushes = 0
+        self._task = asyncio.create_task(self._run(), name="kipmesh-producer")
+
+    # -- from the producer
+
+    def opened(self, batch: Batch) -> None:
+        """A queue has a new open batch."""
+        self.incomplete[batch] = None
+        self._by_age.append(batch)
+        self._lingering.append(batch)
+        if self._linger_s == 0 or self._flushes or self._memory.waiters or len(self._lingering) == 1:
+            self._wake.set()
+
+    def closed(self, queue: PartitionQueue) -> None:
+        """A queue's open batch became full."""
+        self._mark_ready(queue)
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Something changed that may let batches go: metadata, or somebody waits for room."""
+        self._wake.set()
+
+    async def flush(self) -> None:
+        """Send everything that is there now, and wait until it is delivered or has failed."""
+        self._flushes += 1
+        self._wake.set()
+        try:
+            for batch in list(self.incomplete):
+                await self._finished(batch)
+        finally:
+            self._flushes -= 1
+
+    async def _finished(self, batch: Batch) -> None:
+        if not batch.finished:
+            await asyncio.shield(batch.future(self._loop))
+        for _, child in batch.children:
+            await self._finished(child)
+
+    def discard(self, batch: Batch) -> None:
+        """A new batch stays empty, because its first record is not one."""
+        self._remove(batch.queue, batch)
+        self._complete(batch, None)
+        self._memory.give(batch.reserved_bytes)
+
+    async def close(self) -> None:
+        """Stop; what is not delivered fails."""
+        tasks = [self._task, *self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._fail_all(KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the producer was closed before it was delivered"))
+
+    # -- the task
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                self._drain(self._loop.time())
+        except Exception as error:
+            log.exception("the producer's task failed")
+            self._fail_all(KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the producer's task failed: {error}"))
+            raise
+
+    def _drain(self, now: float) -> None:
+        self._expire(now)
+        self._ripen(now)
+        for queue in [queue for queue in self._delayed if queue.retry_at_s <= now]:
+            del self._delayed[queue]
+            self._mark_ready(queue)
+        for leader_id, batches in self._plan():
+            self._requests[leader_id] = self._requests.get(leader_id, 0) + 1
+            task = asyncio.create_task(self._send(leader_id, batches))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        self._set_timer()
+
+    def _mark_ready(self, queue: PartitionQueue) -> None:
+        if queue.in_flight is None and queue not in self._delayed:
+            self._ready[queue] = None
+
+    def _expire(self, now: float) -> None:
+        while self._by_age:
+            batch = self._by_age[0]
+            if not batch.finished:
+                if now < batch.created_s + self._delivery_timeout_s:
+                    return
+                self._expire_batch(batch)
+            self._by_age.popleft()
+
+    def _expire_batch(self, batch: Batch) -> None:
+        queue = batch.queue
+        timeout_ms = self._config.delivery_timeout_ms
+        text = f"{batch.count} records for {queue.topic}-{queue.partition} were not delivered within {timeout_ms} ms"
+        self._complete(batch, KafkaError(ErrorCode.REQUEST_TIMED_OUT, text))
+        if queue.in_flight is not batch:
+            self._remove(queue, batch)
+            self._memory.give(batch.reserved_bytes)
+
+    def _remove(self, queue: PartitionQueue, batch: Batch) -> None:
+        queue.batches.remove(batch)
+        if queue.open is batch:
+            queue.open = None
+        if not queue.batches:
+            self._ready.pop(queue, None)
+            self._delayed.pop(queue, None)
+
+    def _ripen(self, now: float) -> None:
+        forced = self._flushes > 0 or bool(self._memory.waiters)
+        while self._lingering:
+            batch = self._lingering[0]
+            if not batch.finished and batch.queue.open is batch:
+                if not forced and now < batch.created_s + self._linger_s:
+                    return
+                batch.ripe = True
+                self._mark_ready(batch.queue)
+            self._lingering.popleft()
+
+    def _set_timer(self) -> None:
+        due = [queue.retry_at_s for queue in self._delayed]
+        if self._lingering:
+            due.append(self._lingering[0].created_s + self._linger_s)
+        if self._by_age:
+            due.append(self._by_age[0].created_s + self._delivery_timeout_s)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if due:
+            self._timer = self._loop.call_at(min(due), self._wake.set)
+
+    def _plan(self) -> list[tuple[int, list[Batch]]]:
+        """Take the ready batches that may go now, by request; the others stay ready."""
+        plan: list[tuple[int, list[Batch]]] = []
+        filling: dict[int, tuple[list[Batch], int]] = {}
+        started: dict[int, int] = {}
+        limit = self._config.max_in_flight_requests_per_connection
+        without_leader: set[str] = set()
+        for queue in list(self._ready):
+            partition = self._metadata.partition(queue.topic, queue.partition)
+            if partition is None or partition.leader_id not in self._metadata.brokers:
+                without_leader.add(queue.topic)
+                continue
+            leader_id = partition.leader_id
+            batch = queue.batches[0]
+            size = batch.size_bytes() + _REQUEST_OVERHEAD_BYTES
+            batches, total = filling.get(leader_id, ([], 0))
+            if not batches or total + size > self._config.max_request_size:
+                if self._requests.get(leader_id, 0) + started.get(leader_id, 0) >= limit:
+                    continue
+                started[leader_id] = started.get(leader_id, 0) + 1
+                batches, total = [], 0
+                plan.append((leader_id, batches))
+            batches.append(batch)
+            filling[leader_id] = (batches, total + size)
+            self._take(queue, batch)
+        if without_leader:
+            self._metadata.request_refresh(without_leader)
+        return plan
+
+    def _take(self, queue: PartitionQueue, batch: Batch) -> None:
+        del self._ready[queue]
+        queue.batches.popleft()
+        queue.in_flight = batch
+        if queue.open is batch:
+            queue.open = None
+            queue.report_closed(batch)
+
+    # -- one request
+
+    async def _send(self, leader_id: int, batches: list[Batch]) -> None:
+        results: dict[tuple[str, int], PartitionProduceResponse] = {}
+        failure: KafkaError | None = KafkaError(ErrorCode.NETWORK_EXCEPTION, "cancelled")
+        try:
+            request = await self._request(batches)
+            address = self._metadata.address(leader_id)
+            if not request.topic_data:
+                return
+            if address is None:
+                failure = KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"broker {leader_id} is gone")
+                return
+            if self._config.acks == 0:
+                for batch in batches:
+                    self._complete(batch, None)
+            timeout_s = self._config.request_timeout_ms / 1000
+            response: ProduceResponse = await self._pool.get(address).call("Broker", "Produce", request, timeout_s)
+            self._learn_leaders(response)
+            results = {
+                (topic.name, each.index): each for topic in response.responses for each in topic.partition_responses
+            }
+            failure = None
+        except TransportError as error:
+            code = ErrorCode.REQUEST_TIMED_OUT if error.timed_out else ErrorCode.NETWORK_EXCEPTION
+            failure = KafkaError(code, str(error))
+        except Exception as error:
+            log.exception("a produce request failed")
+            failure = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the request could not be made: {error}")
+        finally:
+            self._requests[leader_id] -= 1
+            for batch in batches:
+                self._settle(batch, results.get((batch.queue.topic, batch.queue.partition)), failure)
+            self._wake.set()
+
+    async def _request(self, batches: list[Batch]) -> ProduceRequest:
+        fresh = [batch for batch in batches if batch.payload is None and not batch.finished]
+        if self._compression.number and sum(map(Batch.size_bytes, fresh)) > _COMPRESS_ON_LOOP_BYTES_MAX:
+            builders = [batch.builder for batch in fresh]
+            payloads = await asyncio.to_thread(_seal_all, builders, self._compression)
+        else:
+            payloads = _seal_all([batch.builder for batch in fresh], self._compression)
+        for batch, payload in zip(fresh, payloads, strict=True):
+            if not batch.finished:
+                batch.payload = payload
+        topics: dict[str, list[PartitionProduceData]] = {}
+        for batch in batches:
+            if batch.payload is not None:
+                queue = batch.queue
+                topics.setdefault(queue.topic, []).append(PartitionProduceData(queue.partition, batch.payload))
+        return ProduceRequest(
+            acks=self._config.acks,
+            timeout_ms=self._config.request_timeout_ms,
+            topic_data=tuple(TopicProduceData(name, self._topic_id(name), parts) for name, parts in topics.items()),
+        )
+
+    def _topic_id(self, name: str) -> bytes:
+        metadata = self._metadata.topic(name)
+        return metadata.topic_id if metadata is not None else b""
+
+    def _learn_leaders(self, response: ProduceResponse) -> None:
+        for topic in response.responses:
+            for each in topic.partition_responses:
+                if each.current_leader is not None:
+                    self._metadata.apply_leader(topic.name, each.index, each.current_leader, response.node_endpoints)
+
+    # -- outcomes
+
+    def _settle(self, batch: Batch, result: PartitionProduceResponse | None, failure: KafkaError | None) -> None:
+        """The request of `batch` has ended, however; decide what becomes of the batch and its queue."""
+        queue = batch.queue
+        queue.in_flight = None
+        error = failure
+        if error is None and result is None:
+            error = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the broker's answer does not mention the partition")
+        elif error is None and result is not None and result.error_code:
+            error = KafkaError(result.error_code, result.error_message or "")
+        if error is not None and error.code.refreshes_metadata:
+            self._metadata.request_refresh((queue.topic,))
+        if batch.finished:
+            self._memory.give(batch.reserved_bytes)
+        elif error is None and result is not None:
+            batch.base_offset = result.base_offset
+            batch.log_append_time_ms = result.log_append_time_ms
+            self._complete(batch, None)
+            self._memory.give(batch.reserved_bytes)
+        elif error is not None:
+            self._failed(queue, batch, error)
+        self._resume(queue)
+
+    def _failed(self, queue: PartitionQueue, batch: Batch, error: KafkaError) -> None:
+        batch.attempts += 1
+        if error.code is ErrorCode.MESSAGE_TOO_LARGE and batch.count > 1:
+            self._split(queue, batch)
+        elif error.retriable and batch.attempts <= self._config.retries:
+            log.debug("produce failed", topic=queue.topic, partition=queue.partition, error=str(error))
+            queue.batches.appendleft(batch)
+            queue.retry_at_s = self._loop.time() + self._backoff.delay_s(batch.attempts)
+            self._delayed[queue] = None
+        else:
+            self._complete(batch, error)
+            self._memory.give(batch.reserved_bytes)
+
+    def _resume(self, queue: PartitionQueue) -> None:
+        if queue.batches and (queue.batches[0] is not queue.open or queue.batches[0].ripe):
+            self._mark_ready(queue)
+
+    def _complete(self, batch: Batch, error: KafkaError | None) -> None:
+        if error is not None:
+            queue = batch.queue
+            log.warning(
+                "records failed", topic=queue.topic, partition=queue.partition, records=batch.count, error=str(error)
+            )
+        batch.error = error
+        self.incomplete.pop(batch, None)
+        batch.finish()
+
+    def _split(self, queue: PartitionQueue, batch: Batch) -> None:
+        """Two batches in place of one that the broker takes as too large."""
+        payload = batch.payload or b""
+        records = read_batch(payload, 0, parse_header(payload))
+        middle = len(records) // 2
+        children = []
+        for first, part in ((0, records[:middle]), (middle, records[middle:])):
+            child = Batch(queue, 0, len(payload) + (1 << 31), batch.created_s)
+            for each in part:
+                child.append(child.count, each.timestamp, each.key, each.value, list(each.headers))
+                child.count += 1
+            children.append((first, child))
+            self.incomplete[child] = None
+        children[0][1].reserved_bytes = batch.reserved_bytes
+        batch.children = children
+        queue.batches.extendleft(child for _, child in reversed(children))
+        self._by_age.extendleft(child for _, child in reversed(children))
+        self.incomplete.pop(batch, None)
+        batch.finish()
+
+    def _fail_all(self, error: KafkaError) -> None:
+        for batch in list(self.incomplete):
+            self._complete(batch, error)
+        while self._memory.waiters:
+            self._memory.waiters.popleft()[1].cancel()
+
+
+def _seal_all(builders: Sequence[object], compression: Compression) -> list[bytes]:
+    return [seal(builder, compression) for builder in builders]

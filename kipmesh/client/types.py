@@ -1,0 +1,205 @@
+"""Values that the client library takes and gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+TIMESTAMP_LATEST = -1
+TIMESTAMP_EARLIEST = -2
+TIMESTAMP_MAX = -3
+"""ListOffsets: the offset of the largest timestamp."""
+
+
+class TopicPartition(NamedTuple):
+    """One partition of a topic."""
+
+    topic: str
+    partition: int
+
+
+class RecordMetadata(NamedTuple):
+    """Where an acknowledged record is; the offset is -1 with acks=0."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+
+
+class TimestampType(IntEnum):
+    """Whose clock a record's timestamp is from."""
+
+    CREATE_TIME = 0
+    LOG_APPEND_TIME = 1
+
+
+class ConsumerRecord(NamedTuple):
+    """A record as it was read; `timestamp_type` is a number of TimestampType."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    timestamp_type: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    leader_epoch: int
+
+
+class FetchedBatches(NamedTuple):
+    """Whole record batches of one partition as they are on disk; the first may begin before `position`."""
+
+    topic: str
+    partition: int
+    topic_id: bytes
+    position: int
+    next_position: int
+    high_watermark: int
+    log_start_offset: int
+    records: bytes
+
+
+class OffsetAndTimestamp(NamedTuple):
+    """A record's place as ListOffsets answers it."""
+
+    offset: int
+    timestamp: int
+    leader_epoch: int
+
+
+class Node(NamedTuple):
+    """A broker."""
+
+    node_id: int
+    host: str
+    port: int
+    rack: str | None = None
+
+    @property
+    def address(self) -> str:
+        """`host:port`."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class PartitionMetadata(NamedTuple):
+    """What metadata says about a partition; the leader is -1 when there is none."""
+
+    partition: int
+    leader_id: int
+    leader_epoch: int
+    replicas: Sequence[int]
+    isr: Sequence[int]
+    offline_replicas: Sequence[int]
+    error_code: int = 0
+    preferred_read_replica: int = -1
+
+
+class TopicMetadata(NamedTuple):
+    """What metadata says about a topic."""
+
+    name: str
+    topic_id: bytes
+    partitions: Mapping[int, PartitionMetadata]
+    is_internal: bool = False
+
+
+class ClusterDescription(NamedTuple):
+    """The brokers of a cluster, and the id of its active controller (-1: not known)."""
+
+    cluster_id: str | None
+    controller_id: int
+    brokers: Sequence[Node]
+
+
+class NewTopic(NamedTuple):
+    """A topic to create; -1 takes the cluster's default."""
+
+    name: str
+    num_partitions: int = -1
+    replication_factor: int = -1
+    configs: Mapping[str, str] = {}
+    assignments: Mapping[int, Sequence[int]] = {}
+
+
+class CreatedTopic(NamedTuple):
+    """A topic that was created (or, with `validate_only`, that could be)."""
+
+    name: str
+    topic_id: bytes
+    num_partitions: int
+    replication_factor: int
+
+
+class ResourceType(IntEnum):
+    """What a configuration belongs to."""
+
+    TOPIC = 2
+    BROKER = 4
+
+
+class ConfigResource(NamedTuple):
+    """The owner of a configuration: a topic's name or a broker's id as text."""
+
+    resource_type: int
+    name: str
+
+
+class ConfigSource(IntEnum):
+    """Where a configuration value is from."""
+
+    UNKNOWN = 0
+    TOPIC = 1
+    STATIC_BROKER = 4
+    DEFAULT = 5
+
+
+class ConfigValue(NamedTuple):
+    """One value of a configuration; `source` is a number of ConfigSource."""
+
+    name: str
+    value: str | None
+    read_only: bool
+    source: int
+    documentation: str | None
+
+
+class AlterOperation(IntEnum):
+    """What an alteration does with a key."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+class ConfigAlteration(NamedTuple):
+    """A change of one configuration key."""
+
+    name: str
+    value: str | None
+    operation: int = AlterOperation.SET
+
+
+class QuorumReplica(NamedTuple):
+    """A voter or observer of the metadata quorum, as its leader sees it; -1 where that is not known."""
+
+    replica_id: int
+    log_end_offset: int
+    last_fetch_timestamp: int
+    last_caught_up_timestamp: int
+
+
+class QuorumDescription(NamedTuple):
+    """The metadata quorum."""
+
+    leader_id: int
+    leader_epoch: int
+    high_watermark: int
+    voters: Sequence[QuorumReplica]
+    observers: Sequence[QuorumReplica]
+    nodes: Sequence[Node]

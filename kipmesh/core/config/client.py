@@ -1,0 +1,105 @@
+"""Configuration of clients: Kafka's keys and defaults for producers, consumers and administration.
+
+Keys of what is not built yet are refused (`transactional.id`) or take the one true value (`enable.idempotence`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from kipmesh.core.config.base import Config, NotNegative, Positive
+from kipmesh.core.messages.limits import MAX_INT32
+
+
+class ClientConfig(Config):
+    """What all clients share."""
+
+    client_id: Annotated[str, Field(max_length=249)] = ""
+    """This client's name for itself, in the servers' logs and metrics."""
+    request_timeout_ms: Positive = 30_000
+    """Longest time in ms for the answer to one request."""
+    retry_backoff_ms: NotNegative = 100
+    """Time in ms before the first retry; it doubles with each further one."""
+    retry_backoff_max_ms: NotNegative = 1000
+    """Longest time in ms between two retries."""
+    metadata_max_age_ms: Positive = 300_000
+    """Age in ms at which metadata is fetched again without need."""
+    socket_connection_setup_timeout_ms: Positive = 10_000
+    """Longest time in ms that one bootstrap address is tried."""
+
+
+class ApiConfig(ClientConfig):
+    """What clients with blocking calls share."""
+
+    default_api_timeout_ms: Positive = 60_000
+    """Longest time in ms of one call of the library, its retries included."""
+
+
+class AdminConfig(ApiConfig):
+    """An administration client's configuration."""
+
+
+def _acks(value: Any) -> Any:
+    return {"all": -1, "-1": -1, "0": 0, "1": 1}.get(value, value) if isinstance(value, str) else value
+
+
+class ProducerConfig(ClientConfig):
+    """A producer's configuration. `batch.size` counts uncompressed bytes."""
+
+    acks: Annotated[Literal[-1, 0, 1], BeforeValidator(_acks)] = -1
+    """Who has a record before it counts as sent: all (-1) in-sync replicas, the leader (1), nobody (0)."""
+    batch_size: NotNegative = 16_384
+    """Bytes of records that a partition collects into one batch; a larger record is a batch of its own."""
+    linger_ms: NotNegative = 5
+    """Time in ms that a batch waits for more records."""
+    compression_type: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "none"
+    """How batches are compressed."""
+    compression_gzip_level: Annotated[int, Field(ge=-1, le=9)] = -1
+    """Level of gzip; -1 is zlib's own default."""
+    compression_lz4_level: Annotated[int, Field(ge=1, le=17)] = 9
+    """Level of lz4."""
+    compression_zstd_level: Annotated[int, Field(ge=-131072, le=22)] = 3
+    """Level of zstd."""
+    max_request_size: Positive = 1_048_576
+    """Largest request in bytes, so also the largest record."""
+    buffer_memory: Positive = 33_554_432
+    """Bytes of records that wait or are under way; beyond them `send` waits."""
+    max_block_ms: NotNegative = 60_000
+    """Longest time in ms that `send` waits for metadata or room."""
+    retries: Annotated[int, Field(ge=0, le=MAX_INT32)] = MAX_INT32
+    """How often a batch is sent again; `delivery.timeout.ms` is the better bound."""
+    delivery_timeout_ms: Positive = 120_000
+    """Longest time in ms from `send` to success or failure."""
+    max_in_flight_requests_per_connection: Positive = 5
+    """Requests that wait for one broker's answer; of one partition there is never more than one batch among them."""
+    partitioner_ignore_keys: bool = False
+    """Whether records with keys are spread like those without."""
+    enable_idempotence: Literal[False] = False
+    """Not built yet: a retry after a lost answer may write a batch twice."""
+
+
+class ConsumerConfig(ApiConfig):
+    """A consumer's configuration."""
+
+    group_id: str | None = None
+    """Not built yet: `subscribe` is refused when it is set."""
+    client_rack: str = ""
+    """The rack that this client is in."""
+    fetch_min_bytes: NotNegative = 1
+    """Bytes that a broker waits for before it answers a fetch."""
+    fetch_max_bytes: Positive = 52_428_800
+    """Largest answer of one broker in bytes, and what is held undelivered before fetching pauses."""
+    fetch_max_wait_ms: NotNegative = 500
+    """Longest time in ms that a broker waits for `fetch.min.bytes`."""
+    max_partition_fetch_bytes: Positive = 1_048_576
+    """Bytes of one partition in one answer; a first batch that is larger still comes whole."""
+    max_poll_records: Positive = 500
+    """Records of one poll."""
+    auto_offset_reset: Literal["earliest", "latest", "none", "error"] = "latest"
+    """Where to go on without a valid position; `none` and `error` raise."""
+    check_crcs: bool = True
+    """Whether each batch's CRC is checked."""
+    isolation_level: Literal["read_uncommitted"] = "read_uncommitted"
+    """There are no transactions yet."""

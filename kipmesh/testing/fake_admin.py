@@ -1,0 +1,123 @@
+"""The service `Admin` of the cluster in memory; see `fake_broker`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kipmesh.core.errors import ErrorCode
+from kipmesh.core.messages import (
+    AlterConfigsResourceResponse,
+    CreatableTopicResult,
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeletableTopicResult,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DescribeConfigsRequest,
+    DescribeConfigsResourceResult,
+    DescribeConfigsResponse,
+    DescribeConfigsResult,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+from kipmesh.rpc.server import RequestContext
+
+if TYPE_CHECKING:
+    from kipmesh.testing.fake_broker import FakeCluster
+
+
+class FakeAdmin:
+    """Topics and their configurations."""
+
+    def __init__(self, cluster: FakeCluster, node_id: int) -> None:
+        self._cluster = cluster
+        self._node_id = node_id
+
+    async def _fault(self, method: str, request: object) -> ErrorCode | None:
+        fault = await self._cluster.meet(method, self._node_id, request)
+        if fault is not None and fault.code is None:
+            raise ConnectionAbortedError("injected")
+        return fault.code if fault is not None else None
+
+    async def create_topics(self, request: CreateTopicsRequest, _context: RequestContext) -> CreateTopicsResponse:
+        """CreateTopics."""
+        code = await self._fault("CreateTopics", request)
+        results = []
+        for topic in request.topics:
+            error = code or (ErrorCode.TOPIC_ALREADY_EXISTS if topic.name in self._cluster.topics else None)
+            count = 1 if topic.num_partitions < 0 else topic.num_partitions
+            if error is not None:
+                results.append(CreatableTopicResult(topic.name, error_code=error, error_message=f"{topic.name}: no"))
+                continue
+            topic_id = b"\0" * 16
+            if not request.validate_only:
+                created = self._cluster.create_topic(topic.name, count)
+                created.configs.update({each.name: each.value or "" for each in topic.configs})
+                topic_id = created.topic_id
+            results.append(CreatableTopicResult(topic.name, topic_id, num_partitions=count, replication_factor=1))
+        return CreateTopicsResponse(topics=results)
+
+    async def delete_topics(self, request: DeleteTopicsRequest, _context: RequestContext) -> DeleteTopicsResponse:
+        """DeleteTopics, by name."""
+        code = await self._fault("DeleteTopics", request)
+        results = []
+        for topic in request.topics:
+            found = None if code else self._cluster.topics.pop(topic.name or "", None)
+            error = code or (ErrorCode.NONE if found else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            results.append(DeletableTopicResult(topic.name, found.topic_id if found else b"", error))
+        return DeleteTopicsResponse(responses=results)
+
+    async def create_partitions(
+        self, request: CreatePartitionsRequest, _context: RequestContext
+    ) -> CreatePartitionsResponse:
+        """CreatePartitions."""
+        code = await self._fault("CreatePartitions", request)
+        results = []
+        for asked in request.topics:
+            found = self._cluster.topics.get(asked.name)
+            if code or found is None or asked.count <= len(found.partitions):
+                error = code or (ErrorCode.INVALID_PARTITIONS if found else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+                results.append(CreatePartitionsTopicResult(asked.name, error))
+                continue
+            fresh = self._cluster.partitions(asked.count)
+            found.partitions.extend(fresh[len(found.partitions) :])
+            results.append(CreatePartitionsTopicResult(asked.name))
+        return CreatePartitionsResponse(results=results)
+
+    async def describe_configs(
+        self, request: DescribeConfigsRequest, _context: RequestContext
+    ) -> DescribeConfigsResponse:
+        """DescribeConfigs of topics: what was set."""
+        code = await self._fault("DescribeConfigs", request)
+        results = []
+        for asked in request.resources:
+            found = self._cluster.topics.get(asked.resource_name)
+            error = code or (ErrorCode.NONE if found else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            values = [
+                DescribeConfigsResourceResult(name, value, False, 1)
+                for name, value in (found.configs if found else {}).items()
+                if not asked.configuration_keys or name in asked.configuration_keys
+            ]
+            results.append(DescribeConfigsResult(error, None, asked.resource_type, asked.resource_name, values))
+        return DescribeConfigsResponse(results=results)
+
+    async def incremental_alter_configs(
+        self, request: IncrementalAlterConfigsRequest, _context: RequestContext
+    ) -> IncrementalAlterConfigsResponse:
+        """IncrementalAlterConfigs of topics: set and delete."""
+        code = await self._fault("IncrementalAlterConfigs", request)
+        responses = []
+        for asked in request.resources:
+            found = self._cluster.topics.get(asked.resource_name)
+            error = code or (ErrorCode.NONE if found else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            if found is not None and not error and not request.validate_only:
+                for each in asked.configs:
+                    if each.config_operation == 1:
+                        found.configs.pop(each.name, None)
+                    else:
+                        found.configs[each.name] = each.value or ""
+            responses.append(AlterConfigsResourceResponse(error, None, asked.resource_type, asked.resource_name))
+        return IncrementalAlterConfigsResponse(responses=responses)

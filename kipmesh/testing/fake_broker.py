@@ -1,0 +1,464 @@
+"""A small cluster in memory that serves real gRPC: what clients are tested against, with faults on demand.
+
+`FakeCluster` has topics, partitions and brokers; each broker is a gRPC server of its own. There is no replication: the
+leader of a partition is whoever the test says (`move_leader`), and all brokers share the partition's log. Faults are
+queued by method with `inject`, or made by `hook`. If you are about to test a server, use the real broker instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kipmesh.core.errors import ErrorCode
+from kipmesh.core.messages import (
+    DeleteRecordsPartitionResult,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopicResult,
+    EpochEndOffset,
+    FetchableTopicResponse,
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    LeaderIdAndEpoch,
+    ListOffsetsPartition,
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+    MetadataRequest,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+    NodeEndpoint,
+    OffsetForLeaderPartitionResult,
+    OffsetForLeaderTopicResult,
+    OffsetsForLeaderEpochRequest,
+    OffsetsForLeaderEpochResponse,
+    PartitionData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceResponse,
+)
+from kipmesh.core.record_batch import BatchHeader, assign, check_crc, parse_header
+from kipmesh.rpc.server import RequestContext, Server
+from kipmesh.testing.fake_admin import FakeAdmin
+
+Hook = Callable[[str, int, Any], Awaitable[Any]]
+
+
+@dataclass(slots=True)
+class FakePartition:
+    """A partition: its batches, and who leads it since where."""
+
+    leader_id: int
+    leader_epoch: int = 0
+    log_start_offset: int = 0
+    batches: list[tuple[BatchHeader, bytes]] = field(default_factory=list)
+    end_offset: int = 0
+
+    def append(self, batch: bytes) -> int:
+        """Append as the leader; the base offset."""
+        base = self.end_offset
+        stored = assign(batch, base, self.leader_epoch)
+        header = parse_header(stored)
+        self.batches.append((header, stored))
+        self.end_offset = header.next_offset
+        return base
+
+    def truncate(self, offset: int) -> None:
+        """Drop all batches from `offset` on."""
+        self.batches = [each for each in self.batches if each[0].next_offset <= offset]
+        self.end_offset = self.batches[-1][0].next_offset if self.batches else self.log_start_offset
+
+
+@dataclass(slots=True)
+class FakeTopic:
+    """A topic."""
+
+    name: str
+    topic_id: bytes
+    partitions: list[FakePartition]
+    configs: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Fault:
+    """What happens to the next calls of a method; see FakeCluster.inject."""
+
+    code: ErrorCode | None
+    times: int
+    after: bool
+    hang: bool
+    malformed: Any
+    topic: str | None
+
+
+class FakeCluster:
+    """Brokers 1 to `brokers`. Use `async with`."""
+
+    def __init__(self, brokers: int = 1) -> None:
+        self.topics: dict[str, FakeTopic] = {}
+        self.brokers: dict[int, FakeBroker] = {}
+        self.calls: list[tuple[str, int, Any]] = []
+        self.message_bytes_max = 1 << 20
+        self.hook: Hook | None = None
+        self.appended = asyncio.Event()
+        self._faults: dict[str, list[Fault]] = {}
+        self._count = brokers
+
+    async def __aenter__(self) -> FakeCluster:
+        for node_id in range(1, self._count + 1):
+            await self.add_broker(node_id)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for broker in list(self.brokers.values()):
+            await broker.stop()
+
+    @property
+    def bootstrap(self) -> str:
+        """The brokers' addresses."""
+        return ",".join(f"127.0.0.1:{broker.port}" for broker in self.brokers.values())
+
+    async def add_broker(self, node_id: int) -> FakeBroker:
+        """One more broker."""
+        broker = self.brokers[node_id] = FakeBroker(node_id, self)
+        await broker.start()
+        return broker
+
+    def create_topic(self, name: str, partitions: int = 1) -> FakeTopic:
+        """A new topic with leaders in turn; an old one of that name is forgotten with its records."""
+        self.topics[name] = FakeTopic(name, secrets.token_bytes(16), self.partitions(partitions))
+        return self.topics[name]
+
+    def partitions(self, count: int) -> list[FakePartition]:
+        """Empty partitions, led by the brokers in turn."""
+        ids = sorted(self.brokers)
+        return [FakePartition(ids[index % len(ids)]) for index in range(count)]
+
+    def move_leader(self, topic: str, partition: int, leader_id: int) -> None:
+        """Another leader, in the next epoch."""
+        found = self.topics[topic].partitions[partition]
+        found.leader_id = leader_id
+        found.leader_epoch += 1
+
+    def inject(
+        self,
+        method: str,
+        code: ErrorCode | None = None,
+        *,
+        times: int = 1,
+        after: bool = False,
+        hang: bool = False,
+        malformed: Any = None,
+        topic: str | None = None,
+    ) -> None:
+        """The next `times` calls of `method` (as `Produce`) fail.
+
+        With `code` every partition (or those of `topic`) has that error; with `after` the request is done all the same.
+        `hang` never answers, `malformed` is answered as it is, and none of the three breaks the call.
+        """
+        self._faults.setdefault(method, []).append(Fault(code, times, after, hang, malformed, topic))
+
+    async def meet(self, method: str, node_id: int, request: Any) -> Fault | None:
+        """The fault of this call."""
+        self.calls.append((method, node_id, request))
+        if self.hook is not None:
+            await self.hook(method, node_id, request)
+        queue = self._faults.get(method, [])
+        if not queue:
+            return None
+        fault = queue[0]
+        fault.times -= 1
+        if fault.times <= 0:
+            queue.pop(0)
+        return fault
+
+
+class FakeBroker:
+    """One broker; offers the services `Broker` and `Admin`."""
+
+    def __init__(self, node_id: int, cluster: FakeCluster) -> None:
+        self.node_id = node_id
+        self.port = 0
+        self._cluster = cluster
+        self._server: Server | None = None
+        self._stopping = asyncio.Event()
+
+    async def start(self, port: int = 0) -> None:
+        """Serve, again on the same port after a stop."""
+        self._stopping.clear()
+        self._server = Server({"Broker": self, "Admin": FakeAdmin(self._cluster, self.node_id)})
+        self.port = await self._server.start("127.0.0.1", port or self.port)
+
+    async def stop(self) -> None:
+        """Answer no more."""
+        self._stopping.set()
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(0)
+
+    async def _answer(self, method: str, request: Any, do: Callable[[Any, Fault | None], Any]) -> Any:
+        fault = await self._cluster.meet(method, self.node_id, request)
+        if fault is None:
+            return do(request, None)
+        response = do(request, fault)
+        if fault.hang:
+            await self._stopping.wait()
+        if fault.malformed is not None:
+            return fault.malformed
+        if fault.code is None:
+            raise ConnectionAbortedError("injected")
+        return response
+
+    def _find(self, topic: str, topic_id: bytes, index: int) -> FakePartition | ErrorCode:
+        found = self._cluster.topics.get(topic)
+        if found is None:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if topic_id and topic_id != found.topic_id:
+            return ErrorCode.UNKNOWN_TOPIC_ID
+        if not 0 <= index < len(found.partitions):
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return found.partitions[index]
+
+    def _led(self, topic: str, topic_id: bytes, index: int, epoch: int = -1) -> FakePartition | ErrorCode:
+        found = self._find(topic, topic_id, index)
+        if isinstance(found, ErrorCode):
+            return found
+        if found.leader_id != self.node_id:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if epoch >= 0 and epoch != found.leader_epoch:
+            fenced = epoch < found.leader_epoch
+            return ErrorCode.FENCED_LEADER_EPOCH if fenced else ErrorCode.UNKNOWN_LEADER_EPOCH
+        return found
+
+    # -- Broker
+
+    async def produce(self, request: ProduceRequest, _context: RequestContext) -> ProduceResponse:
+        """Produce."""
+        response: ProduceResponse = await self._answer("Produce", request, self._produce)
+        return response
+
+    def _produce(self, request: ProduceRequest, fault: Fault | None) -> ProduceResponse:
+        topics = []
+        for topic in request.topic_data:
+            parts = []
+            for each in topic.partition_data:
+                failing = fault is not None and fault.topic in (None, topic.name)
+                code = fault.code if fault is not None and failing else None
+                if failing and fault is not None and not fault.after:
+                    parts.append(PartitionProduceResponse(each.index, code or ErrorCode.UNKNOWN_SERVER_ERROR))
+                    continue
+                answer = self._append(topic.name, topic.topic_id, each.index, each.records)
+                parts.append(answer._replace(error_code=code, base_offset=-1) if code else answer)
+            topics.append(TopicProduceResponse(topic.name, topic.topic_id, parts))
+        return ProduceResponse(topics, node_endpoints=self._endpoints())
+
+    def _append(self, topic: str, topic_id: bytes, index: int, records: bytes) -> PartitionProduceResponse:
+        found = self._led(topic, topic_id, index)
+        if isinstance(found, ErrorCode):
+            return PartitionProduceResponse(index, found, current_leader=self._leader(topic, index))
+        if len(records) > self._cluster.message_bytes_max:
+            return PartitionProduceResponse(index, ErrorCode.MESSAGE_TOO_LARGE)
+        header = parse_header(records)
+        check_crc(records, 0, header)
+        base = found.append(records)
+        self._cluster.appended.set()
+        self._cluster.appended = asyncio.Event()
+        return PartitionProduceResponse(index, 0, base, -1, found.log_start_offset)
+
+    def _leader(self, topic: str, index: int) -> LeaderIdAndEpoch | None:
+        found = self._find(topic, b"", index)
+        return None if isinstance(found, ErrorCode) else LeaderIdAndEpoch(found.leader_id, found.leader_epoch)
+
+    def _endpoints(self) -> list[NodeEndpoint]:
+        return [NodeEndpoint(each.node_id, "127.0.0.1", each.port) for each in self._cluster.brokers.values()]
+
+    async def fetch(self, request: FetchRequest, _context: RequestContext) -> FetchResponse:
+        """Fetch, waiting for min_bytes at most max_wait_ms."""
+        fault = await self._cluster.meet("Fetch", self.node_id, request)
+        if fault is not None:
+            if fault.hang:
+                await self._stopping.wait()
+            if fault.malformed is not None:
+                malformed: FetchResponse = fault.malformed
+                return malformed
+            if fault.code is None:
+                raise ConnectionAbortedError("injected")
+            return self._fetch(request, fault)[0]
+        deadline = asyncio.get_running_loop().time() + request.max_wait_ms / 1000
+        while True:
+            appended = self._cluster.appended
+            response, size, at_once = self._fetch(request, None)
+            left = deadline - asyncio.get_running_loop().time()
+            if at_once or size >= request.min_bytes or left <= 0 or self._stopping.is_set():
+                return response
+            waits = [asyncio.ensure_future(appended.wait()), asyncio.ensure_future(self._stopping.wait())]
+            await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+
+    def _fetch(self, request: FetchRequest, fault: Fault | None) -> tuple[FetchResponse, int, bool]:
+        topics, total, at_once = [], 0, False
+        for topic in request.topics:
+            parts = []
+            for each in topic.partitions:
+                if fault is not None and fault.topic in (None, topic.topic):
+                    parts.append(PartitionData(each.partition, fault.code or 0))
+                    continue
+                data = self._read(topic.topic, topic.topic_id, each, request.max_bytes - total, total == 0)
+                total += len(data.records)
+                at_once = at_once or data.error_code != 0
+                parts.append(data)
+            topics.append(FetchableTopicResponse(topic.topic, topic.topic_id, parts))
+        return FetchResponse(responses=topics, node_endpoints=self._endpoints()), total, at_once
+
+    def _read(self, topic: str, topic_id: bytes, asked: FetchPartition, left: int, first: bool) -> PartitionData:
+        found = self._led(topic, topic_id, asked.partition, asked.current_leader_epoch)
+        if isinstance(found, ErrorCode):
+            return PartitionData(asked.partition, found, current_leader=self._leader(topic, asked.partition))
+        data = PartitionData(
+            asked.partition, 0, found.end_offset, found.end_offset, found.log_start_offset, records=b""
+        )
+        if not found.log_start_offset <= asked.fetch_offset <= found.end_offset:
+            return data._replace(error_code=ErrorCode.OFFSET_OUT_OF_RANGE)
+        limit = min(left, asked.partition_max_bytes)
+        records: list[bytes] = []
+        for header, batch in found.batches:
+            if header.next_offset > asked.fetch_offset:
+                if len(batch) > limit and not (first and not records):
+                    break
+                records.append(batch)
+                limit -= len(batch)
+        return data._replace(records=b"".join(records))
+
+    async def list_offsets(self, request: ListOffsetsRequest, _context: RequestContext) -> ListOffsetsResponse:
+        """ListOffsets; timestamps are those of whole batches."""
+        response: ListOffsetsResponse = await self._answer("ListOffsets", request, self._list_offsets)
+        return response
+
+    def _list_offsets(self, request: ListOffsetsRequest, fault: Fault | None) -> ListOffsetsResponse:
+        return ListOffsetsResponse(
+            topics=[
+                ListOffsetsTopicResponse(
+                    topic.name,
+                    topic.topic_id,
+                    [self._offset(topic.name, topic.topic_id, each, fault) for each in topic.partitions],
+                )
+                for topic in request.topics
+            ]
+        )
+
+    def _offset(
+        self, topic: str, topic_id: bytes, asked: ListOffsetsPartition, fault: Fault | None
+    ) -> ListOffsetsPartitionResponse:
+        index = asked.partition_index
+        if fault is not None:
+            return ListOffsetsPartitionResponse(index, fault.code or 0)
+        found = self._led(topic, topic_id, index, asked.current_leader_epoch)
+        if isinstance(found, ErrorCode):
+            return ListOffsetsPartitionResponse(index, found)
+        epoch = found.leader_epoch
+        if asked.timestamp == -1:
+            return ListOffsetsPartitionResponse(index, 0, -1, found.end_offset, epoch)
+        if asked.timestamp == -2:
+            return ListOffsetsPartitionResponse(index, 0, -1, found.log_start_offset, epoch)
+        headers = [header for header, _ in found.batches]
+        if asked.timestamp == -3:
+            headers = sorted(headers, key=lambda header: -header.max_timestamp)
+        for header in headers:
+            if asked.timestamp == -3 or header.max_timestamp >= asked.timestamp:
+                place = (header.max_timestamp, header.base_offset, header.partition_leader_epoch)
+                return ListOffsetsPartitionResponse(index, 0, *place)
+        return ListOffsetsPartitionResponse(index, 0)
+
+    async def offsets_for_leader_epoch(
+        self, request: OffsetsForLeaderEpochRequest, _context: RequestContext
+    ) -> OffsetsForLeaderEpochResponse:
+        """OffsetsForLeaderEpoch."""
+        response: OffsetsForLeaderEpochResponse = await self._answer("OffsetsForLeaderEpoch", request, self._epochs)
+        return response
+
+    def _epochs(self, request: OffsetsForLeaderEpochRequest, fault: Fault | None) -> OffsetsForLeaderEpochResponse:
+        topics = []
+        for topic in request.topics:
+            parts = []
+            for each in topic.partitions:
+                found = self._led(topic.topic, topic.topic_id, each.partition, each.current_leader_epoch)
+                if fault is not None:
+                    found = fault.code or ErrorCode.NONE
+                if isinstance(found, ErrorCode):
+                    parts.append(OffsetForLeaderPartitionResult(each.partition, found))
+                    continue
+                end = epoch_end(found, each.leader_epoch)
+                parts.append(OffsetForLeaderPartitionResult(each.partition, 0, end.epoch, end.end_offset))
+            topics.append(OffsetForLeaderTopicResult(topic.topic, topic.topic_id, parts))
+        return OffsetsForLeaderEpochResponse(topics=topics)
+
+    async def delete_records(self, request: DeleteRecordsRequest, _context: RequestContext) -> DeleteRecordsResponse:
+        """DeleteRecords."""
+        response: DeleteRecordsResponse = await self._answer("DeleteRecords", request, self._delete_records)
+        return response
+
+    def _delete_records(self, request: DeleteRecordsRequest, fault: Fault | None) -> DeleteRecordsResponse:
+        topics = []
+        for topic in request.topics:
+            parts = []
+            for each in topic.partitions:
+                found = self._led(topic.name, b"", each.partition_index)
+                if fault is not None:
+                    found = fault.code or ErrorCode.NONE
+                if isinstance(found, ErrorCode):
+                    parts.append(DeleteRecordsPartitionResult(each.partition_index, -1, found))
+                    continue
+                offset = found.end_offset if each.offset == -1 else each.offset
+                if offset > found.end_offset:
+                    parts.append(DeleteRecordsPartitionResult(each.partition_index, -1, ErrorCode.OFFSET_OUT_OF_RANGE))
+                    continue
+                found.log_start_offset = max(found.log_start_offset, offset)
+                parts.append(DeleteRecordsPartitionResult(each.partition_index, found.log_start_offset))
+            topics.append(DeleteRecordsTopicResult(topic.name, parts))
+        return DeleteRecordsResponse(topics=topics)
+
+    async def metadata(self, request: MetadataRequest, _context: RequestContext) -> MetadataResponse:
+        """Metadata."""
+        response: MetadataResponse = await self._answer("Metadata", request, self._metadata)
+        return response
+
+    def _metadata(self, request: MetadataRequest, fault: Fault | None) -> MetadataResponse:
+        cluster = self._cluster
+        names = list(cluster.topics) if request.all_topics else [each.name or "" for each in request.topics]
+        topics = []
+        for name in names:
+            topic = cluster.topics.get(name)
+            if topic is None or (fault is not None and fault.topic in (None, name)):
+                code = fault.code if fault is not None and fault.code else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                topics.append(MetadataResponseTopic(code, name))
+                continue
+            parts = [
+                MetadataResponsePartition(
+                    0, index, each.leader_id, each.leader_epoch, (each.leader_id,), (each.leader_id,)
+                )
+                for index, each in enumerate(topic.partitions)
+            ]
+            topics.append(MetadataResponseTopic(0, name, topic.topic_id, partitions=parts))
+        brokers = [MetadataResponseBroker(each.node_id, "127.0.0.1", each.port) for each in cluster.brokers.values()]
+        return MetadataResponse(brokers=brokers, cluster_id="fake", controller_id=100, topics=topics)
+
+
+def epoch_end(partition: FakePartition, epoch: int) -> EpochEndOffset:
+    """Where the largest epoch <= `epoch` ends."""
+    if epoch == partition.leader_epoch:
+        return EpochEndOffset(epoch, partition.end_offset)
+    earlier = [header for header, _ in partition.batches if header.partition_leader_epoch <= epoch]
+    later = [header for header, _ in partition.batches if header.partition_leader_epoch > epoch]
+    if not earlier:
+        return EpochEndOffset(-1, -1) if not later else EpochEndOffset(epoch, later[0].base_offset)
+    return EpochEndOffset(earlier[-1].partition_leader_epoch, earlier[-1].next_offset)
