@@ -1,1 +1,1 @@
-"""cli."""
+"""The command line `kipmesh`. Commands import what they need when they run, so that `--help` is fast."""

@@ -13,6 +13,7 @@ from kipmesh.cluster.layout import ClusterState, NodeInfo, Role, properties
 from kipmesh.core.config import BrokerConfig, Config, ControllerConfig
 from kipmesh.core.config.consumer_service import ConsumerServiceConfig
 from kipmesh.core.errors import InvalidConfigError
+from kipmesh.node import settings
 
 OURS = frozenset(
     {
@@ -69,3 +70,8 @@ def for_role(config: Mapping[str, str], role: Role) -> dict[str, str]:
 def parsed(state: ClusterState, node: NodeInfo) -> Config:
     """A node's whole configuration, checked; raises InvalidConfigError."""
     return config_type(node.role).parse(properties(state, node, for_role(state.config, node.role)))
+
+
+def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The keys that `KIPMESH_CONFIG_*` variables set, of whichever service; raises InvalidConfigError."""
+    return settings.from_environment(environment, frozenset[str]().union(*(_keys(role) for role in Role)))

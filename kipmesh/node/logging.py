@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 import structlog
 
-_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
 class _Unfailing:
@@ -51,7 +51,7 @@ class _ToStructlog(logging.Handler):
 
 def configure(*, level: str, form: str, context: dict[str, Any], stream: TextIO | None = None) -> None:
     """Set up this process's logs; `context` is added to each line."""
-    least = _LEVELS[level]
+    least = LEVELS[level]
     out: Any = _Unfailing(stream if stream is not None else sys.stderr)
 
     def add_context(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

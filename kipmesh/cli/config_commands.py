@@ -1,0 +1,126 @@
+"""`kipmesh config`: settings of topics and brokers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kipmesh.cli.common import (
+    DEFAULT_DIR,
+    AsJson,
+    Bootstrap,
+    Dir,
+    bootstrap_of,
+    examples,
+    make_app,
+    parse_pairs,
+    print_json,
+    print_table,
+    run,
+)
+
+if TYPE_CHECKING:
+    from kipmesh.client.types import ConfigAlteration, ConfigResource, ConfigValue
+
+app = make_app(
+    "Show and change the settings of topics and brokers.",
+    """
+    kipmesh config describe topic flights
+    kipmesh config describe broker 1
+    kipmesh config alter topic flights --set retention.ms=60000
+    """,
+)
+
+
+class Kind(StrEnum):
+    """Whose settings."""
+
+    TOPIC = "topic"
+    BROKER = "broker"
+
+
+Of = Annotated[Kind, typer.Argument(metavar="topic|broker")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the topic, or id of the broker.")]
+
+
+def _resource(kind: Kind, name: str) -> ConfigResource:
+    from kipmesh.client.types import ConfigResource, ResourceType
+
+    return ConfigResource(ResourceType.TOPIC if kind is Kind.TOPIC else ResourceType.BROKER, name)
+
+
+def alterations(sets: Mapping[str, str], deletes: Sequence[str]) -> list[ConfigAlteration]:
+    """What to change of a configuration."""
+    from kipmesh.client.types import AlterOperation, ConfigAlteration
+
+    changes = [ConfigAlteration(key, value) for key, value in sets.items()]
+    return changes + [ConfigAlteration(key, None, AlterOperation.DELETE) for key in deletes]
+
+
+@app.command(epilog=examples("kipmesh config describe topic flights\nkipmesh config describe broker 1 --json"))
+def describe(
+    kind: Of, name: Name, bootstrap: Bootstrap = None, folder: Dir = DEFAULT_DIR, as_json: AsJson = False
+) -> None:
+    """Show all settings, and where each value is from."""
+    address = bootstrap_of(bootstrap, folder)
+
+    async def work() -> Sequence[ConfigValue]:
+        from kipmesh.client import AdminClient
+
+        resource = _resource(kind, name)
+        async with AdminClient(address) as admin:
+            return (await admin.describe_configs([resource]))[resource]
+
+    values = sorted(run(work))
+    if as_json:
+        for value in values:
+            print_json({**value._asdict(), "source": _source(value.source)})
+        return
+    rows = [(value.name, value.value if value.value is not None else "-", _source(value.source)) for value in values]
+    print_table(("KEY", "VALUE", "FROM"), rows)
+
+
+def _source(number: int) -> str:
+    from kipmesh.client.types import ConfigSource
+
+    try:
+        return ConfigSource(number).name
+    except ValueError:
+        return str(number)
+
+
+@app.command(
+    epilog=examples(
+        """
+        kipmesh config alter topic flights --set retention.ms=60000 --set segment.bytes=1048576
+        kipmesh config alter topic flights --delete retention.ms
+        """
+    )
+)
+def alter(
+    kind: Of,
+    name: Name,
+    sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Repeatable.")] = None,
+    deletes: Annotated[
+        list[str] | None, typer.Option("--delete", metavar="KEY", help="Back to the default; repeatable.")
+    ] = None,
+    bootstrap: Bootstrap = None,
+    folder: Dir = DEFAULT_DIR,
+) -> None:
+    """Change settings."""
+    changes = parse_pairs(sets or (), "--set")
+    if not changes and not deletes:
+        raise typer.BadParameter("nothing to alter: give --set or --delete")
+    address = bootstrap_of(bootstrap, folder)
+
+    async def work() -> None:
+        from kipmesh.client import AdminClient
+
+        async with AdminClient(address) as admin:
+            await admin.alter_configs({_resource(kind, name): alterations(changes, deletes or ())})
+
+    run(work)
+    print(f"{kind} {name}: altered")

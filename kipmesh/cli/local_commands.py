@@ -1,0 +1,181 @@
+"""`kipmesh local`: a cluster of processes on this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kipmesh.cli.common import DEFAULT_DIR, AsJson, Dir, examples, make_app, parse_pairs, print_json, print_table
+
+if TYPE_CHECKING:
+    from kipmesh.cluster.process_cluster import OnEvent, ProcessCluster
+
+app = make_app(
+    "Start, stop and break a cluster of processes on this machine.",
+    """
+    kipmesh local up --dir /tmp/mesh --followers 2 --consumers 1
+    kipmesh local status --dir /tmp/mesh
+    kipmesh local kill follower-1 --dir /tmp/mesh
+    kipmesh local start follower-1 --dir /tmp/mesh
+    kipmesh local down --dir /tmp/mesh
+    """,
+)
+
+NodeName = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node, for example follower-1.")]
+
+
+def _cluster(folder: Any, **options: Any) -> ProcessCluster:
+    from kipmesh.cluster.process_cluster import ProcessCluster
+
+    return ProcessCluster(folder, **options)
+
+
+@app.command(
+    epilog=examples(
+        """
+        kipmesh local up
+        kipmesh local up --dir /tmp/mesh --leaders 1 --followers 2 --consumers 1
+        kipmesh local up --dir /tmp/mesh --config log.segment.bytes=1048576 --config log.level=debug
+        """
+    )
+)
+def up(
+    folder: Dir = DEFAULT_DIR,
+    controllers: Annotated[int | None, typer.Option(min=1, max=5, help="1, 3 or 5 (a new cluster: 1).")] = None,
+    leaders: Annotated[int | None, typer.Option(min=0, help="Brokers preferred as leaders (a new cluster: 1).")] = None,
+    followers: Annotated[int | None, typer.Option(min=0, help="Brokers preferred as replicas (2).")] = None,
+    consumers: Annotated[int | None, typer.Option(min=0, help="HTTP consumer services (0).")] = None,
+    config: Annotated[
+        list[str] | None, typer.Option("--config", metavar="KEY=VALUE", help="For every node that knows the key.")
+    ] = None,
+    timeout_s: Annotated[float, typer.Option("--timeout", min=1, help="Seconds to wait until all are ready.")] = 60.0,
+    as_json: AsJson = False,
+) -> None:
+    """Start a cluster, or restart the one in the folder on its data, and return when it is ready.
+
+    The folder then holds cluster.json and a folder a node: node.properties, data, node.log.
+    """
+    from kipmesh.cluster.layout import Counts
+
+    values = {**_from_environment(), **parse_pairs(config or (), "--config")}
+    if controllers not in (None, 1, 3, 5):
+        raise typer.BadParameter("1, 3 or 5", param_hint="--controllers")
+    begin = time.monotonic()
+    with _progress() as on_event:
+        cluster = _cluster(folder, start_timeout_s=timeout_s, on_event=on_event)
+        started = cluster.up(Counts(controllers, leaders, followers, consumers), values)
+        cluster.detach()
+    state = cluster.state()
+    if as_json:
+        for node in state.nodes:
+            print_json(asdict(node))
+        return
+    took = f"ready in {time.monotonic() - begin:.1f} s" if started else "runs already"
+    print(f"{len(state.nodes)} nodes in {cluster.folder}: {took}")
+    print(f"bootstrap: {state.bootstrap}")
+
+
+def _from_environment() -> dict[str, str]:
+    if not any(name.startswith("KIPMESH_CONFIG_") for name in os.environ):
+        return {}
+    from kipmesh.cluster.settings import from_environment
+
+    return from_environment(os.environ)
+
+
+@contextmanager
+def _progress() -> Iterator[OnEvent | None]:
+    """On a terminal, a line a node that shows what it is doing."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(finished_text="✓"), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def on_event(name: str, event: str) -> None:
+            if name not in tasks:
+                tasks[name] = progress.add_task(name, total=1)
+            done = 1 if event in ("ready", "stopped") else 0
+            progress.update(tasks[name], description=f"{name:<14} {event}", completed=done)
+
+        yield on_event
+
+
+@app.command(epilog=examples("kipmesh local down\nkipmesh local down --dir /tmp/mesh"))
+def down(
+    folder: Dir = DEFAULT_DIR,
+    timeout_s: Annotated[float, typer.Option("--timeout", min=0, help="Seconds before SIGKILL.")] = 15.0,
+) -> None:
+    """Stop all nodes cleanly; those that take too long are killed. The data stays."""
+    with _progress() as on_event:
+        cluster = _cluster(folder, stop_timeout_s=timeout_s, on_event=on_event)
+        stopped = cluster.down()
+    print(f"{cluster.folder}: {'stopped' if stopped else 'nothing ran'}")
+
+
+@app.command(epilog=examples("kipmesh local status --dir /tmp/mesh\nkipmesh local status --dir /tmp/mesh --json"))
+def status(folder: Dir = DEFAULT_DIR, as_json: AsJson = False) -> None:
+    """Show every node: ready, not ready, paused or stopped. Exit code 0 when all are ready, 1 otherwise."""
+    cluster = _cluster(folder)
+    states = cluster.status()
+    if as_json:
+        for node, how in states:
+            print_json({**asdict(node), "state": how})
+    else:
+        rows = [
+            (node.name, how, node.node_id or "-", node.rack, node.pid or "-", node.grpc or "-", node.http or "-")
+            for node, how in states
+        ]
+        print_table(("NODE", "STATE", "ID", "RACK", "PID", "GRPC", "HTTP"), rows)
+        print(f"bootstrap: {cluster.state().bootstrap}")
+    if any(how != "ready" for _node, how in states):
+        raise typer.Exit(1)
+
+
+@app.command(epilog=examples("kipmesh local start follower-1 --dir /tmp/mesh"))
+def start(name: NodeName, folder: Dir = DEFAULT_DIR) -> None:
+    """Start a node that does not run, on its data, and return when it is ready."""
+    begin = time.monotonic()
+    cluster = _cluster(folder)
+    node = cluster.start(name)
+    cluster.detach()
+    print(f"{name}: ready in {time.monotonic() - begin:.1f} s (pid {node.pid})")
+
+
+@app.command(epilog=examples("kipmesh local stop follower-1 --dir /tmp/mesh"))
+def stop(name: NodeName, folder: Dir = DEFAULT_DIR) -> None:
+    """Stop one node cleanly (SIGTERM)."""
+    _cluster(folder).stop(name)
+    print(f"{name}: stopped")
+
+
+@app.command(epilog=examples("kipmesh local kill leader-1 --dir /tmp/mesh"))
+def kill(name: NodeName, folder: Dir = DEFAULT_DIR) -> None:
+    """Kill one node at once (SIGKILL)."""
+    _cluster(folder).kill(name)
+    print(f"{name}: killed")
+
+
+@app.command(epilog=examples("kipmesh local pause leader-1 --dir /tmp/mesh"))
+def pause(name: NodeName, folder: Dir = DEFAULT_DIR) -> None:
+    """Hold one node (SIGSTOP): it keeps its connections and answers nothing."""
+    _cluster(folder).pause(name)
+    print(f"{name}: paused")
+
+
+@app.command(epilog=examples("kipmesh local resume leader-1 --dir /tmp/mesh"))
+def resume(name: NodeName, folder: Dir = DEFAULT_DIR) -> None:
+    """Let a held node go on (SIGCONT)."""
+    _cluster(folder).resume(name)
+    print(f"{name}: resumed")

@@ -1,0 +1,156 @@
+"""`kipmesh log`: what is in a segment file."""
+
+from __future__ import annotations
+
+import base64
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kipmesh.cli.common import AsJson, CommandError, examples, make_app, print_json
+
+if TYPE_CHECKING:
+    from kipmesh.core.record_batch import BatchHeader, Buffer
+
+METADATA_FOLDER = "__cluster_metadata-"
+
+app = make_app("Look into log files.", "kipmesh log dump /tmp/mesh/leader-1/data/flights-0/00000000000000000000.log")
+
+
+@app.command(
+    epilog=examples(
+        """
+        kipmesh log dump data/flights-0/00000000000000000000.log
+        kipmesh log dump data/flights-0/00000000000000000000.log --print-records
+        kipmesh log dump data/__cluster_metadata-0/00000000000000000000.log --print-records --json
+        """
+    )
+)
+def dump(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A segment: <20 digits>.log")],
+    print_records: Annotated[bool, typer.Option("--print-records", help="Also print every record.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print the record batches of a segment, a line each, and check their CRCs.
+
+    What is wrong with a file is printed in its place; the exit code is then 1. Records of the metadata log are decoded.
+    """
+    if not file.is_file():
+        raise CommandError(f"{file}: no such file")
+    if file.stat().st_size == 0:
+        return
+    faults = 0
+    with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        view = memoryview(data)
+        try:
+            is_metadata = file.absolute().parent.name.startswith(METADATA_FOLDER)
+            for one in _objects(view, print_records=print_records, is_metadata=is_metadata):
+                faults += "error" in one
+                print_json(one) if as_json else print(_text(one))
+        finally:
+            view.release()
+    if faults:
+        raise typer.Exit(1)
+
+
+def _objects(data: Buffer, *, print_records: bool, is_metadata: bool) -> Iterator[dict[str, Any]]:
+    from kipmesh.core.errors import KafkaError
+    from kipmesh.core.record_batch import check_crc, iterate
+
+    position = 0
+    expected = -1
+    batches = iterate(data)
+    while True:
+        try:
+            following = next(batches, None)
+        except KafkaError as error:
+            yield {"position": position, "error": error.message}
+            return
+        if following is None:
+            return
+        position, header = following
+        one = _batch_object(position, header)
+        try:
+            if header.base_offset < expected:
+                one["error"] = f"base offset {header.base_offset} is below the offset {expected} that comes next"
+            check_crc(data, position, header)
+            records = _record_objects(data, position, header, is_metadata=is_metadata) if print_records else []
+        except KafkaError as error:
+            one["error"] = error.message
+            records = []
+        yield one
+        yield from records
+        expected = header.next_offset
+        position += header.size_bytes
+
+
+def _batch_object(position: int, header: BatchHeader) -> dict[str, Any]:
+    from kipmesh.client.records import COMPRESSIONS
+
+    codec = header.compression
+    return {
+        "base_offset": header.base_offset,
+        "last_offset": header.last_offset,
+        "count": header.record_count,
+        "base_sequence": header.base_sequence,
+        "producer_id": header.producer_id,
+        "producer_epoch": header.producer_epoch,
+        "partition_leader_epoch": header.partition_leader_epoch,
+        "is_transactional": header.is_transactional,
+        "is_control": header.is_control,
+        "position": position,
+        "timestamp_type": "LogAppendTime" if header.is_log_append_time else "CreateTime",
+        "base_timestamp": header.base_timestamp,
+        "max_timestamp": header.max_timestamp,
+        "size": header.size_bytes,
+        "magic": header.magic,
+        "compresscodec": COMPRESSIONS[codec] if codec < len(COMPRESSIONS) else str(codec),
+        "crc": header.crc,
+    }
+
+
+def _record_objects(data: Buffer, position: int, header: BatchHeader, *, is_metadata: bool) -> list[dict[str, Any]]:
+    from kipmesh.client.records import read_batch
+    from kipmesh.core.json_form import header_object, put_bytes
+
+    objects = []
+    for record in read_batch(data, position, header):
+        one: dict[str, Any] = {"offset": record.offset, "timestamp": record.timestamp}
+        put_bytes(one, "key", record.key)
+        if is_metadata and not header.is_control:
+            one["payload"] = _metadata_object(record.value)
+        else:
+            put_bytes(one, "value", record.value)
+        one["headers"] = [header_object(name, value) for name, value in record.headers]
+        objects.append(one)
+    return objects
+
+
+def _metadata_object(value: bytes) -> dict[str, Any]:
+    from kipmesh.core.errors import CorruptRecordError
+    from kipmesh.core.metadata.records import decode_record
+
+    try:
+        record = decode_record(value)
+    except CorruptRecordError as error:
+        return {"error": error.message}
+    return {"type": type(record).__name__, "data": _plain(record)}
+
+
+def _plain(value: Any) -> Any:
+    """Named tuples as objects, 16-byte ids as Kafka prints them."""
+    if hasattr(value, "_asdict"):
+        return {name: _plain(field) for name, field in value._asdict().items()}
+    if isinstance(value, bytes):
+        return base64.urlsafe_b64encode(value).rstrip(b"=").decode()
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _text(one: dict[str, Any]) -> str:
+    mark = "| " if "offset" in one else ""
+    return mark + " ".join(f"{name}: {value}" for name, value in one.items())

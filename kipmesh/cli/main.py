@@ -1,0 +1,91 @@
+"""`kipmesh`: the commands, and what is common to them.
+
+Rules: an error is one clear line on stderr and exit code 1, wrong usage 2; a closed pipe and Ctrl-C end quietly
+(141 and 130, as shells expect). Command modules import clients, clusters and storage inside their functions only.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from kipmesh.cli import cluster_commands, config_commands, local_commands, log_commands, record_commands, topic_commands
+from kipmesh.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED, make_app
+
+app = make_app(
+    "A Kafka-compatible replicated log made of small services.",
+    """
+    kipmesh local up
+    kipmesh topic create flights --partitions 6 --replication-factor 3
+    seq 1000 | kipmesh produce flights
+    kipmesh consume flights --from-beginning --max-messages 10
+    """,
+)
+app.add_typer(local_commands.app, name="local")
+app.add_typer(topic_commands.app, name="topic")
+record_commands.register(app)
+app.add_typer(log_commands.app, name="log")
+app.add_typer(cluster_commands.quorum_app, name="quorum")
+app.add_typer(cluster_commands.cluster_app, name="cluster")
+app.add_typer(config_commands.app, name="config")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"kipmesh {version('kipmesh')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    del version
+
+
+def main() -> None:
+    """The entry point of the script `kipmesh`."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    try:
+        code = app(standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes stdout once more at exit: give it somewhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = EXIT_PIPE_CLOSED
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    except Exception as error:
+        code = _explain(error)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _explain(error: Exception) -> int:
+    import click
+
+    if isinstance(error, click.exceptions.Abort):
+        return EXIT_INTERRUPTED
+    if isinstance(error, click.ClickException):
+        error.show()
+        return error.exit_code
+    expected = type(error).__module__.startswith("kipmesh.") or isinstance(error, (OSError, TimeoutError))
+    if not expected or os.environ.get("KIPMESH_TRACEBACK"):
+        import traceback
+
+        traceback.print_exc()
+    message = getattr(error, "message", None) or str(error) or type(error).__name__
+    code = getattr(error, "code", None)
+    name = f"{code.name}: " if hasattr(code, "name") and code.name not in message else ""
+    print(f"kipmesh: {name}{message}", file=sys.stderr)
+    return EXIT_FAILED
+
+
+if __name__ == "__main__":
+    main()

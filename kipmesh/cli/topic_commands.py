@@ -1,0 +1,258 @@
+"""`kipmesh topic`: create, describe, list, delete and alter topics."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kipmesh.cli.common import (
+    DEFAULT_DIR,
+    AsJson,
+    Bootstrap,
+    Dir,
+    bootstrap_of,
+    comma_list,
+    examples,
+    make_app,
+    parse_pairs,
+    print_json,
+    print_table,
+    run,
+)
+
+if TYPE_CHECKING:
+    from kipmesh.client.types import ConfigValue, CreatedTopic, TopicMetadata
+
+app = make_app(
+    "Create, describe, list, delete and alter topics.",
+    """
+    kipmesh topic create flights --partitions 6 --replication-factor 3
+    kipmesh topic describe flights
+    kipmesh topic delete flights
+    """,
+)
+
+Name = Annotated[str, typer.Argument(metavar="NAME")]
+Config = Annotated[list[str] | None, typer.Option("--config", metavar="KEY=VALUE", help="A topic setting; repeatable.")]
+
+
+def topic_id_text(topic_id: bytes) -> str:
+    """As Kafka prints it."""
+    return base64.urlsafe_b64encode(topic_id).rstrip(b"=").decode()
+
+
+@app.command(
+    epilog=examples(
+        """
+        kipmesh topic create flights --partitions 6 --replication-factor 3
+        kipmesh topic create events --partitions 1 --config retention.ms=60000 --config min.insync.replicas=2
+        """
+    )
+)
+def create(
+    name: Name,
+    partitions: Annotated[int, typer.Option("--partitions", min=-1, help="-1: the cluster's default.")] = -1,
+    replication_factor: Annotated[
+        int, typer.Option("--replication-factor", min=-1, help="-1: the cluster's default.")
+    ] = -1,
+    config: Config = None,
+    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="An existing topic is no error.")] = False,
+    bootstrap: Bootstrap = None,
+    folder: Dir = DEFAULT_DIR,
+    as_json: AsJson = False,
+) -> None:
+    """Create a topic."""
+    address = bootstrap_of(bootstrap, folder)
+    configs = parse_pairs(config or (), "--config")
+
+    async def work() -> CreatedTopic | None:
+        from kipmesh.client import AdminClient, NewTopic
+        from kipmesh.core.errors import ErrorCode, KafkaError
+
+        async with AdminClient(address) as admin:
+            try:
+                created = await admin.create_topics([NewTopic(name, partitions, replication_factor, configs)])
+            except KafkaError as error:
+                if if_not_exists and error.code is ErrorCode.TOPIC_ALREADY_EXISTS:
+                    return None
+                raise
+            return created[0]
+
+    created = run(work)
+    if created is None:
+        print(f"{name} exists")
+    elif as_json:
+        print_json({**created._asdict(), "topic_id": topic_id_text(created.topic_id)})
+    else:
+        print(f"{name}: {created.num_partitions} partitions, {created.replication_factor} replicas each")
+
+
+@app.command(name="list", epilog=examples("kipmesh topic list\nkipmesh topic list --json"))
+def list_(bootstrap: Bootstrap = None, folder: Dir = DEFAULT_DIR, as_json: AsJson = False) -> None:
+    """List all topics, a name a line."""
+    address = bootstrap_of(bootstrap, folder)
+
+    async def work() -> list[TopicMetadata]:
+        from kipmesh.client import AdminClient
+
+        async with AdminClient(address) as admin:
+            return sorted(await admin.list_topics(), key=lambda topic: topic.name)
+
+    for topic in run(work):
+        if as_json:
+            print_json(
+                {"name": topic.name, "topic_id": topic_id_text(topic.topic_id), "is_internal": topic.is_internal}
+            )
+        else:
+            print(topic.name)
+
+
+@app.command(
+    epilog=examples("kipmesh topic describe\nkipmesh topic describe flights --json\nkipmesh topic describe flights")
+)
+def describe(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="All when left out.")] = None,
+    bootstrap: Bootstrap = None,
+    folder: Dir = DEFAULT_DIR,
+    as_json: AsJson = False,
+) -> None:
+    """Show partitions, leaders, replicas, in-sync replicas, and for whom a partition without a leader waits."""
+    address = bootstrap_of(bootstrap, folder)
+
+    async def work() -> list[tuple[TopicMetadata, list[ConfigValue]]]:
+        from kipmesh.client import AdminClient
+        from kipmesh.client.types import ConfigResource, ResourceType
+
+        async with AdminClient(address) as admin:
+            found = await (admin.describe_topics(names) if names else admin.list_topics())
+            resources = [ConfigResource(ResourceType.TOPIC, topic.name) for topic in found]
+            configs = await admin.describe_configs(resources) if resources else {}
+            return [(topic, list(configs[resource])) for topic, resource in zip(found, resources, strict=True)]
+
+    for index, (topic, configs) in enumerate(run(work)):
+        own = {value.name: value.value for value in configs if value.source == _topic_source()}
+        if as_json:
+            print_json(_topic_object(topic, own))
+            continue
+        if index:
+            print()
+        settings = comma_list(f"{key}={value}" for key, value in own.items())
+        print(f"topic {topic.name}  id {topic_id_text(topic.topic_id)}  partitions {len(topic.partitions)}  {settings}")
+        rows = [
+            (
+                one["partition_index"],
+                one["leader_id"] if one["leader_id"] >= 0 else "none",
+                one["leader_epoch"],
+                comma_list(one["replica_nodes"]),
+                comma_list(one["isr_nodes"]),
+                comma_list(one["offline_replicas"]),
+                comma_list(one["waits_for"]),
+            )
+            for one in _partition_objects(topic)
+        ]
+        print_table(("PARTITION", "LEADER", "EPOCH", "REPLICAS", "ISR", "OFFLINE", "WAITS FOR"), rows)
+
+
+def _topic_source() -> int:
+    from kipmesh.client.types import ConfigSource
+
+    return ConfigSource.TOPIC
+
+
+def _topic_object(topic: TopicMetadata, configs: Mapping[str, str | None]) -> dict[str, Any]:
+    return {
+        "name": topic.name,
+        "topic_id": topic_id_text(topic.topic_id),
+        "is_internal": topic.is_internal,
+        "partitions": list(_partition_objects(topic)),
+        "configs": dict(configs),
+    }
+
+
+def _partition_objects(topic: TopicMetadata) -> Iterator[dict[str, Any]]:
+    for number in sorted(topic.partitions):
+        one = topic.partitions[number]
+        waits = [replica for replica in one.isr if replica in one.offline_replicas] if one.leader_id < 0 else []
+        yield {
+            "partition_index": one.partition,
+            "error_code": one.error_code,
+            "leader_id": one.leader_id,
+            "leader_epoch": one.leader_epoch,
+            "replica_nodes": list(one.replicas),
+            "isr_nodes": list(one.isr),
+            "offline_replicas": list(one.offline_replicas),
+            "waits_for": waits,
+        }
+
+
+@app.command(epilog=examples("kipmesh topic delete flights\nkipmesh topic delete flights events --if-exists"))
+def delete(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...")],
+    if_exists: Annotated[bool, typer.Option("--if-exists", help="An unknown topic is no error.")] = False,
+    bootstrap: Bootstrap = None,
+    folder: Dir = DEFAULT_DIR,
+) -> None:
+    """Delete topics and all their records."""
+    address = bootstrap_of(bootstrap, folder)
+
+    async def work() -> None:
+        from kipmesh.client import AdminClient
+        from kipmesh.core.errors import ErrorCode, KafkaError
+
+        async with AdminClient(address) as admin:
+            for name in names:
+                try:
+                    await admin.delete_topics([name])
+                except KafkaError as error:
+                    if not (if_exists and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+                        raise
+                    sys.stdout.write(f"{name} does not exist\n")
+                else:
+                    sys.stdout.write(f"{name}: deleted\n")
+
+    run(work)
+
+
+@app.command(
+    epilog=examples(
+        """
+        kipmesh topic alter flights --partitions 12
+        kipmesh topic alter flights --config retention.ms=60000
+        kipmesh topic alter flights --delete-config retention.ms
+        """
+    )
+)
+def alter(
+    name: Name,
+    partitions: Annotated[int | None, typer.Option("--partitions", min=1, help="The new, larger number.")] = None,
+    config: Config = None,
+    delete_config: Annotated[
+        list[str] | None, typer.Option("--delete-config", metavar="KEY", help="Back to the default; repeatable.")
+    ] = None,
+    bootstrap: Bootstrap = None,
+    folder: Dir = DEFAULT_DIR,
+) -> None:
+    """Add partitions to a topic, or change its settings."""
+    sets = parse_pairs(config or (), "--config")
+    if partitions is None and not sets and not delete_config:
+        raise typer.BadParameter("nothing to alter: give --partitions, --config or --delete-config")
+    address = bootstrap_of(bootstrap, folder)
+
+    async def work() -> None:
+        from kipmesh.cli.config_commands import alterations
+        from kipmesh.client import AdminClient
+        from kipmesh.client.types import ConfigResource, ResourceType
+
+        async with AdminClient(address) as admin:
+            if sets or delete_config:
+                resource = ConfigResource(ResourceType.TOPIC, name)
+                await admin.alter_configs({resource: alterations(sets, delete_config or ())})
+            if partitions is not None:
+                await admin.create_partitions({name: partitions})
+
+    run(work)
+    print(f"{name}: altered")

@@ -1,0 +1,44 @@
+"""`python -m kipmesh_consumer`: records of a mesh over HTTP, as a process."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from kipmesh.node.runtime import Node, Service, main
+
+if TYPE_CHECKING:
+    from kipmesh.core.config.consumer_service import ConsumerServiceConfig
+
+_EXAMPLES = """\
+examples:
+  python -m kipmesh_consumer --config-file consumer.properties
+  python -m kipmesh_consumer --config bootstrap.servers=127.0.0.1:19092 --config http.listener=127.0.0.1:8080
+  curl 'http://127.0.0.1:8080/v1/topics/flights/records?from=earliest&limit=10'
+  curl -H 'Accept: text/event-stream' 'http://127.0.0.1:8080/v1/topics/flights/records?from=latest&follow=true'
+"""
+
+
+def _config_type() -> type[ConsumerServiceConfig]:
+    from kipmesh.core.config.consumer_service import ConsumerServiceConfig
+
+    return ConsumerServiceConfig
+
+
+def _make(config: ConsumerServiceConfig) -> Node:
+    from kipmesh_consumer.node import ConsumerNode
+
+    return ConsumerNode(config)
+
+
+SERVICE = Service(
+    module="kipmesh_consumer",
+    summary="Reads topics and streams their records over HTTP as NDJSON or server-sent events; reports lag.",
+    examples=_EXAMPLES,
+    config_type=_config_type,
+    make=_make,
+    has_own_http=True,
+)
+
+if __name__ == "__main__":
+    sys.exit(main(SERVICE))

@@ -1,0 +1,185 @@
+"""The HTTP API: `/v1/topics`, `/v1/topics/{topic}/records`, `/v1/lag`, and the probes.
+
+Every error is JSON with Kafka's code: 400 for a wrong parameter, 404 for an unknown topic or partition, 416 for an
+offset that is not there, 503 when the service has no place left or the mesh does not answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Header, Path, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse
+from prometheus_client import generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+
+from kipmesh.client import TopicPartition
+from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.core.messages.limits import MAX_INT64
+from kipmesh_consumer import models, streams
+from kipmesh_consumer.backend import Backend
+from kipmesh_consumer.errors import error_object, status_of
+from kipmesh_consumer.parameters import choose_format, choose_partitions, parse_start
+from kipmesh_consumer.response import RecordResponse
+from kipmesh_consumer.streams import StreamsExhaustedError
+
+TopicName = Annotated[str, Path(min_length=1, max_length=249, description="Name of the topic")]
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"model": models.Error, "description": "A parameter is wrong"},
+    404: {"model": models.Error, "description": "No such topic or partition"},
+    416: {"model": models.Error, "description": "No such offset"},
+    503: {"model": models.Error, "description": "No place for another stream, or the mesh does not answer"},
+}
+_RECORDS_DESCRIPTION = """\
+Streams records as NDJSON (a record a line) or as server-sent events. Without `follow` it ends at the end offsets of
+the moment of the request. Fields are Kafka's in snake case; `key_b64`, `value_b64` where the bytes are not UTF-8.
+The id of an SSE event is what `from` takes to go on after it; a reader that reconnects with Last-Event-ID does so.
+An error after the first byte comes as a last line `{"error": ...}` (SSE: event `error`)."""
+
+
+def make_app(backend: Backend) -> FastAPI:
+    """The application over a backend; it holds no state of its own."""
+    app = FastAPI(title="kipmesh consumer", version=version("kipmesh"), description="Records of a mesh over HTTP.")
+    _add_errors(app)
+    _add_probes(app, backend)
+    _add_records(app, backend)
+    _add_views(app, backend)
+    return app
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(KafkaError)
+    async def kafka_error(_request: Request, error: KafkaError) -> JSONResponse:
+        return JSONResponse(error_object(error), status_of(error))
+
+    @app.exception_handler(StreamsExhaustedError)
+    async def exhausted(_request: Request, error: StreamsExhaustedError) -> JSONResponse:
+        body = {"error": {"code": -1, "name": "STREAMS_EXHAUSTED", "message": str(error)}}
+        return JSONResponse(body, 503, headers={"Retry-After": "1"})
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        name = str(first["loc"][-1]) if first["loc"] else ""
+        return JSONResponse(error_object(KafkaError(ErrorCode.INVALID_REQUEST, f"{name}: {first['msg']}")), 400)
+
+
+def _add_probes(app: FastAPI, backend: Backend) -> None:
+    @app.get("/healthz", include_in_schema=False)
+    async def healthz() -> PlainTextResponse:
+        return PlainTextResponse("alive\n")
+
+    @app.get("/readyz", include_in_schema=False)
+    async def readyz() -> PlainTextResponse:
+        return PlainTextResponse("ready\n") if backend.ready else PlainTextResponse("not ready\n", 503)
+
+    @app.get("/metrics", include_in_schema=False)
+    async def metrics() -> Response:
+        body = await asyncio.to_thread(generate_latest, backend.registry)
+        return Response(body, media_type=CONTENT_TYPE_LATEST)
+
+
+def _add_records(app: FastAPI, backend: Backend) -> None:
+    @app.get(
+        "/v1/topics/{topic}/records",
+        summary="Records of a topic",
+        description=_RECORDS_DESCRIPTION,
+        response_class=Response,
+        responses={
+            **_ERRORS,
+            200: {"content": {"application/x-ndjson": {}, "text/event-stream": {}}, "description": "Records"},
+        },
+    )
+    async def records(
+        topic: TopicName,
+        begin: Annotated[
+            str, Query(alias="from", max_length=200_000, description="earliest, latest, or partition:offset,...")
+        ] = "earliest",
+        partition: Annotated[
+            list[int] | None, Query(max_length=10_000, description="Only this one; repeatable")
+        ] = None,
+        limit: Annotated[int | None, Query(ge=1, le=MAX_INT64, description="End after so many records")] = None,
+        follow: Annotated[bool, Query(description="Go on with new records as they come")] = False,
+        timeout_ms: Annotated[
+            int | None, Query(ge=1, le=86_400_000, description="End after this long without a record")
+        ] = None,
+        form: Annotated[str | None, Query(alias="format", description="ndjson or sse; wins over Accept")] = None,
+        accept: Annotated[str | None, Header()] = None,
+        last_event_id: Annotated[str | None, Header(max_length=200_000)] = None,
+    ) -> Response:
+        chosen = choose_format(form, accept)
+        start = parse_start(last_event_id or begin)
+        existing = await backend.partitions(topic)
+        request = streams.Request(
+            topic=topic,
+            partitions=choose_partitions(existing, partition or (), start),
+            start=start,
+            limit=limit,
+            timeout_ms=timeout_ms,
+            follow=follow,
+        )
+        stream = await backend.open_stream(request)
+        return RecordResponse(backend.streams, stream, chosen)
+
+
+def _add_views(app: FastAPI, backend: Backend) -> None:
+    @app.get("/v1/topics", summary="All topics", responses={503: _ERRORS[503]})
+    async def topics() -> models.Topics:
+        found = await backend.topics()
+        return models.Topics(
+            topics=[
+                models.Topic(
+                    name=topic.name,
+                    topic_id=base64.urlsafe_b64encode(topic.topic_id).rstrip(b"=").decode(),
+                    partitions=sorted(topic.partitions),
+                )
+                for topic in found
+            ]
+        )
+
+    @app.get("/v1/lag", summary="How far behind this service and its open streams are", responses={503: _ERRORS[503]})
+    async def lag(
+        topic: Annotated[str | None, Query(max_length=249, description="Only this topic")] = None,
+    ) -> models.Lag:
+        delivered = backend.streams.delivered.of(topic)
+        open_streams = [one for one in backend.streams.open.values() if topic in (None, one.request.topic)]
+        wanted = {TopicPartition(one.topic, one.partition) for one in delivered}
+        for stream in open_streams:
+            wanted |= {TopicPartition(stream.request.topic, partition) for partition in stream.positions}
+        ends = await backend.end_offsets(sorted(wanted))
+        return models.Lag(
+            partitions=[
+                models.PartitionLag(
+                    topic=one.topic,
+                    partition=one.partition,
+                    position=one.position,
+                    end_offset=ends[TopicPartition(one.topic, one.partition)],
+                    lag=max(0, ends[TopicPartition(one.topic, one.partition)] - one.position),
+                )
+                for one in delivered
+                if TopicPartition(one.topic, one.partition) in ends
+            ],
+            streams=_stream_lags(open_streams, ends),
+        )
+
+
+def _stream_lags(open_streams: Sequence[streams.Stream], ends: Mapping[TopicPartition, int]) -> list[models.StreamLag]:
+    return [
+        models.StreamLag(
+            stream_id=stream.stream_id,
+            topic=stream.request.topic,
+            partition=partition,
+            position=position,
+            end_offset=ends[TopicPartition(stream.request.topic, partition)],
+            lag=max(0, ends[TopicPartition(stream.request.topic, partition)] - position),
+        )
+        for stream in open_streams
+        for partition, position in sorted(stream.positions.items())
+        if TopicPartition(stream.request.topic, partition) in ends
+    ]

@@ -1,0 +1,125 @@
+"""The consumer service as a node: the HTTP server and the clients behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+
+import structlog
+import uvicorn
+from prometheus_client import CollectorRegistry, ProcessCollector
+
+from kipmesh.core.config.consumer_service import ConsumerServiceConfig
+from kipmesh.node.http import HttpAddressError
+from kipmesh_consumer.app import make_app
+from kipmesh_consumer.backend import Backend
+
+BACKLOG = 256
+KEEP_ALIVE_TIMEOUT_S = 15
+CONNECTIONS_BESIDE_STREAMS_MAX = 64
+
+log = structlog.get_logger(__name__)
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn within somebody else's event loop: it catches no signals, and sleeps instead of ticking."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_up = asyncio.Event()
+        self.ends = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.is_up.set()
+
+    async def main_loop(self) -> None:
+        await self.ends.wait()
+
+
+class ConsumerNode:
+    """Serves the API on `http.listener`; ready when it has reached the mesh."""
+
+    def __init__(self, config: ConsumerServiceConfig) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.http_port = 0
+        self._config = config
+        self._backend = Backend(config, self.registry)
+        self._server: _Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._connecting: asyncio.Task[None] | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether it serves and the mesh answered."""
+        return self._backend.ready
+
+    async def start(self) -> None:
+        """Bind and serve; the mesh may come later. Raises HttpAddressError."""
+        listener = _bind(self._config)
+        self.http_port = listener.getsockname()[1]
+        config = uvicorn.Config(
+            make_app(self._backend),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            date_header=False,
+            server_header=False,
+            backlog=BACKLOG,
+            limit_concurrency=self._config.streams_max + CONNECTIONS_BESIDE_STREAMS_MAX,
+            timeout_keep_alive=KEEP_ALIVE_TIMEOUT_S,
+            timeout_graceful_shutdown=max(1, self._config.shutdown_grace_ms // 1000),
+        )
+        server = self._server = _Server(config)
+        self._serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
+        self._serving.add_done_callback(self._on_server_end)
+        await server.is_up.wait()
+        self._connecting = asyncio.create_task(self._backend.connect(), name="connect")
+        log.info("the API is served", port=self.http_port)
+
+    async def stop(self) -> None:
+        """End the streams at a record's end, then the server and the clients; idempotent."""
+        self._backend.stop_streams()
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.gather(self._connecting, return_exceptions=True)
+        if self._server is not None:
+            self._server.should_exit = True
+            self._server.ends.set()
+        if self._serving is not None:
+            await asyncio.gather(self._serving, return_exceptions=True)
+        await self._backend.close()
+
+    def _on_server_end(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or self.failed.done():
+            return
+        error = task.exception()
+        if error is not None:
+            with suppress(asyncio.InvalidStateError):
+                self.failed.set_exception(error)
+
+
+def _bind(config: ConsumerServiceConfig) -> socket.socket:
+    endpoint = config.http_endpoint
+    family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((endpoint.host, endpoint.port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise HttpAddressError(
+            f"cannot listen on {endpoint.host}:{endpoint.port} (http.listener): {error.strerror}"
+        ) from None
+    return listener

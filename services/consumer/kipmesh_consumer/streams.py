@@ -1,0 +1,231 @@
+"""One answer of records: a consumer of its own, read only as fast as the reader takes.
+
+Rules:
+- A stream holds at most one poll of records beside what its consumer has fetched ahead (`fetch.max.bytes`) and the
+  socket's buffer: a stalled reader costs that much and no more, and is dropped after `stream.write.timeout.ms`.
+- At most `streams.max` streams at a time; one more is refused, before anything was opened for it.
+- Whatever ends a stream (limit, end, reader gone, error, shutdown) closes its consumer and frees its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kipmesh.client import Consumer, ConsumerRecord, TopicPartition
+from kipmesh.core.config.consumer_service import ConsumerServiceConfig
+from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh_consumer.metrics import ServiceMetrics
+from kipmesh_consumer.parameters import Edge, Start
+from kipmesh_consumer.positions import DeliveredPositions
+
+IDLE_POLL_MS_MAX = 60_000
+"""A follower of a quiet topic looks at its own limits at least this often; records wake it at once."""
+
+
+class StreamsExhaustedError(Exception):
+    """All places for streams are taken (HTTP 503)."""
+
+
+class End(StrEnum):
+    """Why a stream ended."""
+
+    END_OFFSET = "end_offset"
+    LIMIT = "limit"
+    TIMEOUT = "timeout"
+    SHUTDOWN = "shutdown"
+    ERROR = "error"
+    READER_GONE = "reader_gone"
+    READER_STALLED = "reader_stalled"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a stream is to deliver."""
+
+    topic: str
+    partitions: Sequence[int]
+    start: Start
+    limit: int | None
+    timeout_ms: int | None
+    follow: bool
+
+
+class Streams:
+    """All streams of a service, and what they share: places, delivered positions, metrics."""
+
+    def __init__(self, config: ConsumerServiceConfig, metrics: ServiceMetrics) -> None:
+        self.config = config
+        self.metrics = metrics
+        self.delivered = DeliveredPositions(config.lag_partitions_max)
+        self.stopping = asyncio.Event()
+        self.open: dict[int, Stream] = {}
+        self._places = config.streams_max
+        self._ids = itertools.count(1)
+
+    def take_place(self) -> int:
+        """Reserve a place; returns the stream's id. Raises StreamsExhaustedError."""
+        if self._places == 0:
+            self.metrics.streams_refused.inc()
+            raise StreamsExhaustedError(f"all {self.config.streams_max} streams are in use (streams.max)")
+        self._places -= 1
+        self.metrics.streams_open.inc()
+        return next(self._ids)
+
+    def free_place(self, stream_id: int) -> None:
+        """Give a place back."""
+        self.open.pop(stream_id, None)
+        self._places += 1
+        self.metrics.streams_open.dec()
+
+    async def open_stream(self, request: Request, consumer: Consumer) -> Stream:
+        """Begin a stream on a started consumer, which belongs to the stream from here on; raises KafkaError."""
+        stream_id = self.take_place()
+        stream = Stream(self, stream_id, request, consumer)
+        try:
+            await stream.begin()
+        except BaseException:
+            await stream.close(End.ERROR)
+            raise
+        self.open[stream_id] = stream
+        return stream
+
+
+class Stream:
+    """Reads the requested records in the order they arrive; belongs to the task of its HTTP request."""
+
+    def __init__(self, streams: Streams, stream_id: int, request: Request, consumer: Consumer) -> None:
+        self.stream_id = stream_id
+        self.request = request
+        self.end: End | None = None
+        self.positions: dict[int, int] = {}
+        self._streams = streams
+        self._consumer: Consumer | None = consumer
+        self._end_offsets: dict[int, int] = {}
+        self._left = request.limit
+
+    async def begin(self) -> None:
+        """Find the offsets to begin at; raises KafkaError(OFFSET_OUT_OF_RANGE) for one that is not there."""
+        consumer = self._require_consumer()
+        request = self.request
+        wanted = [TopicPartition(request.topic, partition) for partition in request.partitions]
+        first = await consumer.beginning_offsets(wanted)
+        last = await consumer.end_offsets(wanted)
+        begin = {one.partition: first[one] for one in wanted}
+        end = {one.partition: last[one] for one in wanted}
+        self.positions = _start_positions(request.start, begin, end)
+        self._end_offsets = end
+        consumer.assign(wanted)
+        for one in wanted:
+            consumer.seek(one, self.positions[one.partition])
+
+    async def batches(self) -> AsyncGenerator[Sequence[ConsumerRecord], None]:
+        """Records as they come, some at a time, and `()` when a heartbeat is due; then `end` says why it ended."""
+        heartbeat_s = self._streams.config.stream_heartbeat_interval_ms / 1000
+        limit_s = self.request.timeout_ms / 1000 if self.request.timeout_ms is not None else None
+        last_record = last_sign = time.monotonic()
+        while True:
+            if self._is_done():
+                return
+            now = time.monotonic()
+            left_s = None if limit_s is None else last_record + limit_s - now
+            if left_s is not None and left_s <= 0:
+                self.end = End.TIMEOUT
+                return
+            wait_s = min(heartbeat_s, IDLE_POLL_MS_MAX / 1000, heartbeat_s if left_s is None else left_s)
+            records = self._wanted(await self._poll(wait_s))
+            now = time.monotonic()
+            if records:
+                last_record = last_sign = now
+                yield records
+            elif now - last_sign >= heartbeat_s:
+                last_sign = now
+                yield ()
+
+    def note_delivered(self, records: Sequence[ConsumerRecord]) -> None:
+        """These records have gone to the reader."""
+        topic = self.request.topic
+        for record in records:
+            self.positions[record.partition] = record.offset + 1
+        for partition in {record.partition for record in records}:
+            self._streams.delivered.deliver(topic, partition, self.positions[partition])
+        self._streams.metrics.records_delivered.inc(len(records))
+
+    async def close(self, end: End | None = None) -> None:
+        """Free everything; idempotent."""
+        consumer, self._consumer = self._consumer, None
+        if consumer is None:
+            return
+        self.end = self.end or end
+        self._streams.free_place(self.stream_id)
+        if self.end is not None:
+            self._streams.metrics.streams_ended.labels(self.end.value).inc()
+        with suppress(Exception):
+            await consumer.close()
+
+    def _require_consumer(self) -> Consumer:
+        if self._consumer is None:
+            raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the stream is closed")
+        return self._consumer
+
+    async def _poll(self, wait_s: float) -> Sequence[ConsumerRecord]:
+        """Up to `max.poll.records`; returns early when the service stops."""
+        consumer = self._require_consumer()
+        records_max = self._streams.config.max_poll_records
+        if self._left is not None:
+            records_max = min(records_max, self._left)
+        if self._streams.stopping.is_set():
+            return ()
+        poll = asyncio.ensure_future(consumer.poll(timeout_ms=max(1, round(wait_s * 1000)), max_records=records_max))
+        stopping = asyncio.ensure_future(self._streams.stopping.wait())
+        try:
+            await asyncio.wait([poll, stopping], return_when=asyncio.FIRST_COMPLETED)
+            return poll.result() if poll.done() else ()
+        finally:
+            for task in (poll, stopping):
+                task.cancel()
+            await asyncio.gather(poll, stopping, return_exceptions=True)
+
+    def _wanted(self, records: Sequence[ConsumerRecord]) -> Sequence[ConsumerRecord]:
+        if not self.request.follow:
+            end = self._end_offsets
+            records = [record for record in records if record.offset < end[record.partition]]
+        if self._left is not None:
+            records = records[: self._left]
+            self._left -= len(records)
+        return records
+
+    def _is_done(self) -> bool:
+        if self._left == 0:
+            self.end = End.LIMIT
+        elif self._streams.stopping.is_set():
+            self.end = End.SHUTDOWN
+        elif not self.request.follow and all(
+            self._position(partition) >= end for partition, end in self._end_offsets.items()
+        ):
+            self.end = End.END_OFFSET
+        return self.end is not None
+
+    def _position(self, partition: int) -> int:
+        """Where the consumer is: beyond the last record, where what follows it is none (control batches)."""
+        position = self._require_consumer().position(TopicPartition(self.request.topic, partition))
+        return max(self.positions[partition], position)
+
+
+def _start_positions(start: Start, begin: Mapping[int, int], end: Mapping[int, int]) -> dict[int, int]:
+    if start.edge is Edge.LATEST:
+        return dict(end)
+    positions = dict(begin)
+    for partition, offset in (start.offsets or {}).items():
+        if not begin[partition] <= offset <= end[partition]:
+            raise KafkaError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"partition {partition} has offsets {begin[partition]} to {end[partition]}, {offset} is none of them",
+            )
+        positions[partition] = offset
+    return positions

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kipmesh.core.config import BrokerConfig
+from kipmesh.core.errors import InvalidConfigError
+from kipmesh.node import settings
+
+NEEDED = ["node.id=1", "cluster.id=c", "controller.quorum.voters=1001@127.0.0.1:1", "log.dirs=/tmp/x"]
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "node.properties"
+    file.write_text(text)
+    return file
+
+
+def test_later_sources_win(tmp_path: Path) -> None:
+    file = write(tmp_path, "log.segment.bytes=100\nlog.retention.ms=1\nbroker.rack=file\n")
+    environment = {"KIPMESH_CONFIG_LOG_SEGMENT_BYTES": "200", "KIPMESH_CONFIG_LOG_RETENTION_MS": "2", "PATH": "/bin"}
+    config = settings.load(
+        BrokerConfig, file=file, environment=environment, overrides=[*NEEDED, "log.segment.bytes=300"]
+    )
+    assert (config.log_segment_bytes, config.log_retention_ms, config.broker_rack) == (300, 2, "file")
+
+
+def test_properties_have_comments_both_separators_and_joined_lines(tmp_path: Path) -> None:
+    text = "# a comment\n! another\n\n  a.b = one two \nc.d:127.0.0.1:1\ne.f=x,\\\n   y\ng.h=\na.b=last\nurl=k=v\n"
+    assert settings.read_properties(write(tmp_path, text)) == {
+        "a.b": "last",
+        "c.d": "127.0.0.1:1",
+        "e.f": "x,y",
+        "g.h": "",
+        "url": "k=v",
+    }
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    values = {"a": "1", "b.c": "MESH://127.0.0.1:9", "d": ""}
+    assert settings.read_properties(write(tmp_path, settings.write_properties(values, title="t"))) == values
+
+
+@pytest.mark.parametrize("value", ["a\nb", "a\\"])
+def test_what_cannot_be_read_back_is_not_written(value: str) -> None:
+    with pytest.raises(InvalidConfigError, match="cannot be written"):
+        settings.write_properties({"a": value}, title="t")
+
+
+@pytest.mark.parametrize("text", ["no separator", "=value"])
+def test_a_line_that_is_none_is_named(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InvalidConfigError, match=r"line 2: .* is not key=value"):
+        settings.read_properties(write(tmp_path, f"a=b\n{text}\n"))
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfigError, match="No such file"):
+        settings.read_properties(tmp_path / "missing")
+    (tmp_path / "binary").write_bytes(b"a=\xff")
+    with pytest.raises(InvalidConfigError, match="not UTF-8"):
+        settings.read_properties(tmp_path / "binary")
+    (tmp_path / "large").write_bytes(b"#" * (settings.FILE_BYTES_MAX + 1))
+    with pytest.raises(InvalidConfigError, match="larger than"):
+        settings.read_properties(tmp_path / "large")
+
+
+def test_an_unknown_key_is_refused_from_every_source(tmp_path: Path) -> None:
+    file = write(tmp_path, "log.segmant.bytes=1\n")
+    with pytest.raises(InvalidConfigError, match=r"key 'log\.segmant\.bytes' \(did you mean 'log\.segment"):
+        settings.load(BrokerConfig, file=file, environment={}, overrides=NEEDED)
+    with pytest.raises(InvalidConfigError, match=r"unknown configuration key 'x\.y'"):
+        settings.load(BrokerConfig, file=None, environment={}, overrides=["x.y=1"])
+    with pytest.raises(InvalidConfigError, match=r"KIPMESH_CONFIG_NODE_IDD .*did you mean KIPMESH_CONFIG_NODE_ID"):
+        settings.load(BrokerConfig, file=None, environment={"KIPMESH_CONFIG_NODE_IDD": "1"}, overrides=NEEDED)
+
+
+def test_a_bad_value_names_its_key() -> None:
+    with pytest.raises(InvalidConfigError, match=r"'log\.segment\.bytes': 'many'"):
+        settings.load(BrokerConfig, file=None, environment={}, overrides=[*NEEDED, "log.segment.bytes=many"])
+
+
+def test_variables_of_kubernetes_are_not_ours() -> None:
+    environment = {"KIPMESH_LEADER_SERVICE_HOST": "10.0.0.1", "KIPMESH_BOOTSTRAP": "x"}
+    assert settings.from_environment(environment, BrokerConfig.keys()) == {}
+
+
+@pytest.mark.parametrize("text", ["node.id", "=1"])
+def test_an_override_without_value(text: str) -> None:
+    with pytest.raises(InvalidConfigError, match="is not key=value"):
+        settings.from_overrides([text])
