@@ -1,0 +1,168 @@
+"""The small files beside the segments, in Kafka's formats: offset and epoch checkpoints, `partition.metadata`,
+`meta.properties` and the clean-shutdown marker.
+
+Offset checkpoints and epochs are text: a line with the version (0), a line with the number of entries, a line for
+each entry. Every file is replaced atomically: a crash leaves the old one or the new.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from kipmesh.core.errors import CorruptRecordError
+from kipmesh.storage.fs import FileSystem, read_file, write_atomic
+
+RECOVERY_POINT_CHECKPOINT = "recovery-point-offset-checkpoint"
+LOG_START_CHECKPOINT = "log-start-offset-checkpoint"
+HIGH_WATERMARK_CHECKPOINT = "replication-offset-checkpoint"
+LEADER_EPOCH_CHECKPOINT = "leader-epoch-checkpoint"
+META_PROPERTIES = "meta.properties"
+CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
+
+TopicPartition = tuple[str, int]
+
+
+def _read_lines(fs: FileSystem, path: str, width: int) -> list[list[str]]:
+    """The entries of a checkpoint; none when there is no file; CorruptRecordError."""
+    try:
+        lines = read_file(fs, path).decode().splitlines()
+    except FileNotFoundError:
+        return []
+    except UnicodeDecodeError:
+        raise CorruptRecordError(f"{path} is not text") from None
+    if not lines:  # Kafka makes the file empty before it first writes it
+        return []
+    try:
+        version, count = int(lines[0]), int(lines[1])
+    except (ValueError, IndexError):
+        raise CorruptRecordError(f"{path} does not begin with a version and a number of entries") from None
+    entries = [line.split() for line in lines[2:] if line.strip()]
+    if version != 0:
+        raise CorruptRecordError(f"{path} has version {version}, expected 0")
+    if len(entries) != count or any(len(entry) != width for entry in entries):
+        raise CorruptRecordError(f"{path} does not have {count} entries of {width} words")
+    return entries
+
+
+def _format_lines(lines: Iterable[str]) -> bytes:
+    entries = list(lines)
+    return "\n".join(["0", str(len(entries)), *entries, ""]).encode()
+
+
+def read_offsets(fs: FileSystem, path: str) -> dict[TopicPartition, int]:
+    """An offset checkpoint; empty when there is none; CorruptRecordError."""
+    try:
+        return {(topic, int(partition)): int(offset) for topic, partition, offset in _read_lines(fs, path, 3)}
+    except ValueError:
+        raise CorruptRecordError(f"{path} has a word where a number should be") from None
+
+
+def write_offsets(fs: FileSystem, path: str, offsets: Mapping[TopicPartition, int]) -> None:
+    """Replace an offset checkpoint; OSError."""
+    write_atomic(fs, path, _format_lines(f"{topic} {part} {offset}" for (topic, part), offset in offsets.items()))
+
+
+def read_epochs(fs: FileSystem, folder: str) -> tuple[tuple[int, int], ...]:
+    """(epoch, start offset) of a log; empty when there is no checkpoint; CorruptRecordError."""
+    path = f"{folder}/{LEADER_EPOCH_CHECKPOINT}"
+    try:
+        entries = tuple((int(epoch), int(offset)) for epoch, offset in _read_lines(fs, path, 2))
+    except ValueError:
+        raise CorruptRecordError(f"{path} has a word where a number should be") from None
+    if any(epoch < 0 or offset < 0 for epoch, offset in entries):
+        raise CorruptRecordError(f"{path} has a negative number")
+    return entries
+
+
+def write_epochs(fs: FileSystem, folder: str, entries: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    """Replace the epochs of a log and give what was written; the caller syncs the folder. OSError."""
+    lines = _format_lines(f"{epoch} {offset}" for epoch, offset in entries)
+    write_atomic(fs, f"{folder}/{LEADER_EPOCH_CHECKPOINT}", lines, sync_dir=False)
+    return entries
+
+
+def uuid_text(identity: bytes) -> str:
+    """A 16-byte id as Kafka writes it: URL-safe base64 without padding."""
+    return base64.urlsafe_b64encode(identity).decode().rstrip("=")
+
+
+def format_partition_metadata(topic_id: bytes) -> bytes:
+    """The content of `partition.metadata`."""
+    return f"version: 0\ntopic_id: {uuid_text(topic_id)}".encode()
+
+
+def parse_partition_metadata(data: bytes) -> bytes:
+    """The topic id; b"" when the content is not whole, as a crash may leave it."""
+    try:
+        fields = dict(line.split(": ", 1) for line in data.decode().splitlines() if line)
+        identity = base64.urlsafe_b64decode(fields["topic_id"].strip() + "==")
+    except (ValueError, KeyError):
+        return b""
+    return identity if len(identity) == 16 and fields.get("version") == "0" else b""
+
+
+class MetaProperties(NamedTuple):
+    """Whose a data folder is."""
+
+    cluster_id: str
+    node_id: int
+    directory_id: str
+
+
+def read_meta_properties(fs: FileSystem, folder: str) -> MetaProperties | None:
+    """None when the folder is new; CorruptRecordError when the file is not whole."""
+    path = f"{folder}/{META_PROPERTIES}"
+    try:
+        data = read_file(fs, path)
+    except FileNotFoundError:
+        return None
+    fields = {}
+    for line in data.decode(errors="replace").splitlines():
+        key, separator, value = line.partition("=")
+        if separator and not line.startswith(("#", "!")):
+            fields[key.strip()] = value.strip().replace("\\", "")
+    try:
+        return MetaProperties(fields["cluster.id"], int(fields["node.id"]), fields.get("directory.id", ""))
+    except (KeyError, ValueError):
+        raise CorruptRecordError(f"{path} lacks cluster.id or node.id") from None
+
+
+def write_meta_properties(fs: FileSystem, folder: str, properties: MetaProperties) -> None:
+    """Make the folder this node's; OSError."""
+    lines = [
+        "#",
+        f"cluster.id={properties.cluster_id}",
+        f"directory.id={properties.directory_id}",
+        f"node.id={properties.node_id}",
+        "version=1",
+        "",
+    ]
+    write_atomic(fs, f"{folder}/{META_PROPERTIES}", "\n".join(lines).encode())
+
+
+def read_clean_shutdown(fs: FileSystem, folder: str) -> int | None:
+    """The broker epoch of the last clean stop, -1 if it is not readable; None after an unclean stop."""
+    try:
+        content = json.loads(read_file(fs, f"{folder}/{CLEAN_SHUTDOWN}"))
+        return int(content["brokerEpoch"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError):
+        return -1
+
+
+def write_clean_shutdown(fs: FileSystem, folder: str, broker_epoch: int) -> None:
+    """Say that everything in the folder is whole and durable; OSError."""
+    content = json.dumps({"version": 0, "brokerEpoch": broker_epoch}, separators=(",", ":"))
+    write_atomic(fs, f"{folder}/{CLEAN_SHUTDOWN}", content.encode())
+
+
+def remove_clean_shutdown(fs: FileSystem, folder: str) -> None:
+    """From now on a stop is unclean until proven otherwise; OSError."""
+    if fs.exists(f"{folder}/{CLEAN_SHUTDOWN}"):
+        fs.remove(f"{folder}/{CLEAN_SHUTDOWN}")
+        fs.sync_dir(os.path.normpath(folder))

@@ -1,0 +1,124 @@
+"""The two sparse indexes of a segment: offset -> position, and timestamp -> offset.
+
+The files are Kafka's: entries of 8 bytes (relative offset, position) and of 12 (timestamp, relative offset), big
+endian, not preallocated. An offset entry names the last offset of the batch at its position; a time entry the largest
+timestamp so far and the last offset of the batch that has it.
+
+Entries gather in memory and are written some hundreds at a time; what a crash loses of them, recovery builds anew
+from the log. A look-up bisects blocks of the file, so that nothing but the unwritten tail is held in memory.
+
+Invariants: keys rise strictly; `pending` is at most `_PENDING_BYTES_MAX` long unless the disk is full.
+"""
+
+from __future__ import annotations
+
+import os
+from struct import Struct
+
+from kipmesh.core.errors import CorruptRecordError
+from kipmesh.storage.errors import is_no_space
+from kipmesh.storage.open_files import OpenFiles
+
+OFFSET_ENTRY = Struct(">ii")
+TIME_ENTRY = Struct(">qi")
+Entry = tuple[int, int]
+
+_PENDING_BYTES_MAX = 4096
+_BLOCK_ENTRIES = 512
+
+
+class SparseIndex:
+    """An append-only file of pairs whose first and second numbers rise."""
+
+    __slots__ = ("_entry", "_pending", "_written", "last", "path")
+
+    def __init__(self, path: str, entry: Struct) -> None:
+        self.path = path
+        self._entry = entry
+        self._written = 0  # entries in the file
+        self._pending = bytearray()
+        self.last: Entry | None = None
+
+    @property
+    def count(self) -> int:
+        """Entries, written or not."""
+        return self._written + len(self._pending) // self._entry.size
+
+    def load(self, files: OpenFiles, file_bytes: int) -> None:
+        """Take over a file; CorruptRecordError when it is not whole entries."""
+        if file_bytes % self._entry.size:
+            raise CorruptRecordError(f"{os.path.basename(self.path)} is not a multiple of {self._entry.size} bytes")
+        self._written = file_bytes // self._entry.size
+        self._pending.clear()
+        self.last = self.at(files, self._written - 1) if self._written else None
+
+    def append(self, files: OpenFiles, first: int, second: int) -> None:
+        """Add an entry; OSError when the disk fails. A full disk only delays the writing."""
+        self._pending += self._entry.pack(first, second)
+        self.last = (first, second)
+        if len(self._pending) >= _PENDING_BYTES_MAX:
+            try:
+                self.write(files)
+            except OSError as error:
+                if not is_no_space(error):
+                    raise
+
+    def write(self, files: OpenFiles) -> None:
+        """Bring the file up to date, creating it where missing. Writing the same again is harmless."""
+        file = files.get(self.path, create=True)
+        if self._pending:
+            file.write_at(self._pending, self._written * self._entry.size)
+            self._written += len(self._pending) // self._entry.size
+            self._pending.clear()
+
+    def at(self, files: OpenFiles, number: int) -> Entry:
+        """The entry of that number, from 0."""
+        return self._block(files, number, 1)[0]
+
+    def floor(self, files: OpenFiles, key: int, *, field: int = 0) -> int:
+        """Number of the last entry whose first (or second: field=1) number is at most `key`; -1 if there is none."""
+        low, high = 0, self.count  # the answer + 1 is within [low, high]
+        while low < high:
+            middle = (low + high) // 2
+            start = max(low, min(middle - _BLOCK_ENTRIES // 2, high - _BLOCK_ENTRIES))
+            block = self._block(files, start, min(_BLOCK_ENTRIES, high - start))
+            if block[0][field] > key:
+                high = start
+            elif block[-1][field] <= key:
+                low = start + len(block)
+            else:
+                return start + sum(1 for entry in block if entry[field] <= key) - 1
+        return low - 1
+
+    def truncate(self, files: OpenFiles, count: int) -> None:
+        """Keep the first `count` entries."""
+        if count >= self.count:
+            return
+        if count >= self._written:
+            del self._pending[(count - self._written) * self._entry.size :]
+        else:
+            self._pending.clear()
+            files.get(self.path).truncate(count * self._entry.size)
+            self._written = count
+        self.last = self.at(files, count - 1) if count else None
+
+    def reset(self, files: OpenFiles) -> None:
+        """Start anew, whatever the file held."""
+        self._pending.clear()
+        self._written = 0
+        self.last = None
+        if files.fs.exists(self.path):
+            files.get(self.path).truncate(0)
+
+    def _block(self, files: OpenFiles, start: int, count: int) -> list[Entry]:
+        size = self._entry.size
+        data = b""
+        if start < self._written:
+            in_file = min(count, self._written - start)
+            data = files.get(self.path).read_at(in_file * size, start * size)
+            if len(data) != in_file * size:
+                raise CorruptRecordError(f"{os.path.basename(self.path)} is shorter than it was")
+        if start + count > self._written:
+            first = max(0, start - self._written)
+            data += self._pending[first * size : (start + count - self._written) * size]
+        return [(entry[0], entry[1]) for entry in self._entry.iter_unpack(data)]

@@ -1,0 +1,230 @@
+"""Makes a `Log` of a folder: creates it, loads it after a clean stop, or recovers it.
+
+What a crash can leave, and what becomes of it:
+
+- A new partition is a folder and a small `partition.metadata`, neither synced when it is created (3,000 partitions
+  would be 9,000 fsyncs). They are synced before the recovery point first moves, and by the manager's periodic
+  checkpoint. Until then a power cut may lose the folder, or leave it with an empty `partition.metadata`: the topic id
+  then reads b"" and `LogManager.create` decides.
+- The `.log` is made by the first append, so an empty partition is a folder without segments, and begins at its
+  checkpointed log start.
+- After an unclean stop, segments from the recovery point on are checked batch by batch, and the log is cut at the
+  first that is torn, out of order or of a lower leader epoch; what follows the cut is removed. Indexes and epochs
+  from there on are built anew. Below the recovery point everything was synced, and indexes are only looked at.
+- An index that is missing or implausible is built anew, whatever the stop.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from kipmesh.core.config import TopicConfig
+from kipmesh.core.errors import CorruptRecordError
+from kipmesh.storage.checkpoint import format_partition_metadata, parse_partition_metadata, read_epochs
+from kipmesh.storage.epochs import LeaderEpochs
+from kipmesh.storage.errors import StorageError
+from kipmesh.storage.fs import FileStat, FileSystem, read_file, write_file
+from kipmesh.storage.log import METADATA_TOPIC, METADATA_TOPIC_ID, PARTITION_METADATA, Log
+from kipmesh.storage.open_files import OpenFiles
+from kipmesh.storage.segment import DELETED_SUFFIX, INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, Segment
+
+_LOG = logging.getLogger(__name__)
+_OFFSET_DIGITS = 20
+
+
+def open_log(
+    files: OpenFiles | FileSystem,
+    folder: str,
+    topic: str,
+    partition: int,
+    config: TopicConfig,
+    now_ms: int,
+    *,
+    topic_id: bytes = b"",
+    clean: bool = False,
+    recovery_point: int = 0,
+    log_start_offset: int = 0,
+    on_recovery_point_lowered: Callable[[], None] | None = None,
+) -> Log:
+    """The log in `folder`, created if there is none. StorageError when the disk fails.
+
+    `topic_id` is for a new folder; one that exists keeps its own. `clean` says that it was closed well: nothing is
+    checked then. Otherwise everything from `recovery_point` on is.
+    """
+    files = files if isinstance(files, OpenFiles) else OpenFiles(files)
+    try:
+        is_new = not files.fs.exists(folder)
+        if is_new:
+            files.fs.make_dirs(folder)
+        if topic == METADATA_TOPIC:
+            topic_id = METADATA_TOPIC_ID
+        if is_new and topic_id:
+            write_identity(files.fs, folder, topic_id)
+        loading = _Loading(files, folder, config, now_ms, {} if is_new else files.fs.list_dir(folder))
+        loading.run(clean, recovery_point, log_start_offset)
+    except OSError as error:
+        raise StorageError(f"cannot load {topic}-{partition}: {error}") from error
+    log = Log(
+        files,
+        folder,
+        topic,
+        partition,
+        topic_id=topic_id if is_new or topic == METADATA_TOPIC else loading.topic_id,
+        config=config,
+        segments=loading.segments,
+        epochs=loading.epochs,
+        log_start_offset=loading.log_start_offset,
+        log_end_offset=loading.log_end_offset,
+        recovery_point=loading.recovery_point,
+        now_ms=now_ms,
+        on_recovery_point_lowered=on_recovery_point_lowered,
+    )
+    log.identity_dirty = is_new and topic_id != b""
+    log.names_dirty = loading.names_changed
+    return log
+
+
+def write_identity(fs: FileSystem, folder: str, topic_id: bytes) -> None:
+    """Write `partition.metadata`, unsynced; see the module. OSError."""
+    write_file(fs, f"{folder}/{PARTITION_METADATA}", format_partition_metadata(topic_id), sync=False)
+
+
+def _base_offset(name: str) -> int | None:
+    """The base offset in the name of a segment's file; None if it is not one."""
+    digits = name[:_OFFSET_DIGITS]
+    return int(digits) if digits.isdigit() and len(digits) == _OFFSET_DIGITS and name[_OFFSET_DIGITS] == "." else None
+
+
+@dataclass(slots=True)
+class _Loading:
+    """One folder being loaded; the fields without comment are the results."""
+
+    files: OpenFiles
+    folder: str
+    config: TopicConfig
+    now_ms: int
+    entries: Mapping[str, FileStat]
+    segments: list[Segment] = field(default_factory=list)
+    epochs: LeaderEpochs = field(default_factory=LeaderEpochs)
+    topic_id: bytes = b""
+    log_start_offset: int = 0
+    log_end_offset: int = 0
+    recovery_point: int = 0
+    names_changed: bool = False
+
+    def run(self, clean: bool, recovery_point: int, log_start_offset: int) -> None:
+        """Fill in the results; OSError."""
+        self._remove_leftovers()
+        if PARTITION_METADATA in self.entries:
+            self.topic_id = parse_partition_metadata(read_file(self.files.fs, f"{self.folder}/{PARTITION_METADATA}"))
+        stored: tuple[tuple[int, int], ...] | None
+        try:
+            stored = read_epochs(self.files.fs, self.folder)
+        except CorruptRecordError as error:
+            _LOG.warning("%s: leader epochs are read from the batches", error.message)
+            stored, clean, recovery_point = None, False, 0
+        bases = sorted(
+            base for name in self.entries if name.endswith(LOG_SUFFIX) and (base := _base_offset(name)) is not None
+        )
+        epochs = list(stored or ())
+        self.log_end_offset = self._load_segments(bases, clean, recovery_point, epochs)
+        if not self.segments:
+            self.segments.append(Segment(self.files, self.folder, log_start_offset, self.now_ms))
+            self.log_end_offset = log_start_offset
+        self.log_start_offset = max(log_start_offset, self.segments[0].base_offset)
+        self.epochs = LeaderEpochs(tuple(epochs))
+        self.epochs.written = stored
+        if self.log_end_offset < self.log_start_offset:
+            self._start_over()
+        self.epochs.truncate_from_end(self.log_end_offset)
+        self.epochs.truncate_from_start(self.log_start_offset)
+        self.recovery_point = self.log_end_offset if clean else min(recovery_point, self.log_end_offset)
+
+    def _remove_leftovers(self) -> None:
+        for name in self.entries:
+            is_index = name.endswith((INDEX_SUFFIX, TIME_INDEX_SUFFIX)) and _base_offset(name) is not None
+            is_orphan = is_index and name[:_OFFSET_DIGITS] + LOG_SUFFIX not in self.entries
+            if name.endswith((DELETED_SUFFIX, ".tmp")) or is_orphan:
+                self.files.fs.remove(f"{self.folder}/{name}")
+                self.names_changed = True
+
+    def _load_segments(self, bases: list[int], clean: bool, recovery_point: int, epochs: list[tuple[int, int]]) -> int:
+        """Load or recover each segment in turn, up to the first that ends early; gives the log end offset."""
+        sizes = {name: stat.size_bytes for name, stat in self.entries.items()}
+        end = 0
+        recovering = False
+        for number, base in enumerate(bases):
+            segment = Segment(self.files, self.folder, base, self.entries[f"{base:020d}{LOG_SUFFIX}"].modified_ms)
+            following = bases[number + 1] if number + 1 < len(bases) else None
+            if not clean and (following is None or following > recovery_point):
+                if not recovering:  # epochs from here on come from the batches
+                    recovering = True
+                    epochs[:] = [entry for entry in epochs if entry[1] < base]
+                segment.exists, segment.size_bytes = True, sizes[f"{base:020d}{LOG_SUFFIX}"]
+                end, whole = self._recover(segment, epochs)
+            else:
+                end, whole = self._load(segment, sizes, following)
+            self.segments.append(segment)
+            if not whole or (following is not None and end != following):
+                if following is not None:
+                    _LOG.warning("%s: removing what follows offset %d: %s", self.folder, end, bases[number + 1 :])
+                    self._remove_segments(bases[number + 1 :])
+                break
+            if following is not None:
+                segment.seal()
+        return end
+
+    def _load(self, segment: Segment, sizes: dict[str, int], following: int | None) -> tuple[int, bool]:
+        """Take a segment as it is; gives its end offset and whether it is whole."""
+        try:
+            segment.load(sizes)
+            return (segment.end_offset() if following is None else following), True
+        except CorruptRecordError as error:
+            _LOG.warning(
+                "%s: rebuilding the indexes of segment %d: %s", self.folder, segment.base_offset, error.message
+            )
+            segment.exists, segment.size_bytes = True, sizes[f"{segment.base_offset:020d}{LOG_SUFFIX}"]
+            end, whole = self._recover(segment, [])
+            segment.seal()
+            segment.sync(with_indexes=True)  # the recovery point is beyond it: no later flush does
+            self.names_changed = True
+            return end, whole
+
+    def _recover(self, segment: Segment, epochs: list[tuple[int, int]]) -> tuple[int, bool]:
+        recovered = segment.recover(self.config.index_interval_bytes, epochs)
+        self.names_changed = True
+        if recovered.problem:
+            _LOG.warning(
+                "%s: cutting segment %d at offset %d, %d of %d bytes: %s",
+                self.folder,
+                segment.base_offset,
+                recovered.end_offset,
+                recovered.size_bytes,
+                segment.size_bytes,
+                recovered.problem,
+            )
+            self.files.get(segment.path).truncate(recovered.size_bytes)
+            segment.size_bytes = recovered.size_bytes
+        return recovered.end_offset, not recovered.problem
+
+    def _remove_segments(self, bases: list[int]) -> None:
+        for base in reversed(bases):
+            for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+                name = f"{base:020d}{suffix}"
+                if name in self.entries:
+                    self.files.fs.remove(f"{self.folder}/{name}")
+
+    def _start_over(self) -> None:
+        """What is left ends before the log start: begin there."""
+        _LOG.warning("%s: ends at %d, before its start %d", self.folder, self.log_end_offset, self.log_start_offset)
+        for segment in self.segments:
+            for path, _ in segment.suffixed(""):
+                self.files.fs.remove(path)
+        segment = Segment(self.files, self.folder, self.log_start_offset, self.now_ms)
+        segment.create()
+        self.segments[:] = [segment]
+        self.log_end_offset = self.log_start_offset
+        self.names_changed = True
+        self.epochs.clear()

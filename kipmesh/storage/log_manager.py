@@ -1,0 +1,390 @@
+"""All logs of a node: its data folders, who may use them, checkpoints, and what a stop leaves behind.
+
+Everything here blocks. `load` and `close` belong on a thread; `checkpoint_*` may run on one while the owner's loop
+creates and deletes partitions. The rest is the owner's.
+
+A data folder has `.lock` (one process at a time), `meta.properties` (one node of one cluster), three offset
+checkpoints, the clean-shutdown marker, and a folder `<topic>-<partition>` a log. The marker is written by `close` when
+everything is durable, and removed by `load` before anything is touched.
+
+Invariants: a partition is in one data folder; an entry of a checkpoint belongs to the partition that is there now: one
+recreated under its name never meets the old one's offsets.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+
+from kipmesh.core.config import TopicConfig
+from kipmesh.core.errors import CorruptRecordError, ErrorCode, InvalidConfigError, KafkaError
+from kipmesh.storage import checkpoint
+from kipmesh.storage.checkpoint import MetaProperties, TopicPartition, uuid_text
+from kipmesh.storage.errors import StorageError
+from kipmesh.storage.fs import FileLock, FileSystem
+from kipmesh.storage.log import METADATA_TOPIC, METADATA_TOPIC_ID, Log
+from kipmesh.storage.log_loader import open_log, write_identity
+from kipmesh.storage.open_files import OpenFiles
+
+_LOG = logging.getLogger(__name__)
+
+_FOLDER = re.compile(r"^(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<partition>\d{1,10})$")
+_DELETED_FOLDER = re.compile(r"^.+-\d+\.[0-9a-f]{32}-delete$")
+_NAME_MAX = 255
+_CLOSING_THREADS = 8
+
+
+@dataclass(slots=True)
+class _DataFolder:
+    path: str
+    lock: FileLock
+    directory_id: str
+    clean_epoch: int | None
+    log_count: int = 0
+
+
+class LogManager:
+    """See the module."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        log_dirs: Sequence[str],
+        *,
+        cluster_id: str,
+        node_id: int,
+        defaults: TopicConfig,
+        open_files_max: int = 4000,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """`on_progress(loaded, total)` is called from `load`, after each log."""
+        if not log_dirs or len(set(log_dirs)) != len(log_dirs):
+            raise InvalidConfigError("log.dirs names no folder, or one twice")
+        self.fs = fs
+        self.files = OpenFiles(fs, open_files_max)
+        self.clean_shutdown_epoch = -1
+        """The broker epoch of the last stop if it was clean in every data folder, else -1."""
+        self._paths = [path.rstrip("/") or "/" for path in log_dirs]
+        self._cluster_id = cluster_id
+        self._node_id = node_id
+        self._defaults = defaults
+        self._on_progress = on_progress
+        self._folders: list[_DataFolder] = []
+        self._logs: dict[TopicPartition, Log] = {}
+        self._metadata_log: Log | None = None
+        self._folder_of: dict[TopicPartition, _DataFolder] = {}
+        self._high_watermarks: dict[TopicPartition, int] = {}
+        self._stale: set[TopicPartition] = set()  # may be in a checkpoint, and are no more
+        self._deleted: list[tuple[int, str]] = []
+        self._checkpoint_lock = threading.Lock()
+
+    # -- what is there
+
+    @property
+    def logs(self) -> Mapping[TopicPartition, Log]:
+        """Logs by topic and partition, without the metadata log."""
+        return MappingProxyType(self._logs)
+
+    @property
+    def directory_ids(self) -> tuple[str, ...]:
+        """The ids of the data folders, for the broker's registration."""
+        return tuple(folder.directory_id for folder in self._folders)
+
+    def get(self, topic: str, partition: int) -> Log | None:
+        """The log, the metadata log included."""
+        if topic == METADATA_TOPIC:
+            return self._metadata_log
+        return self._logs.get((topic, partition))
+
+    def checkpointed_high_watermark(self, topic: str, partition: int) -> int:
+        """The last high watermark that was checkpointed, within the log; 0 if there is none."""
+        log = self.get(topic, partition)
+        stored = self._high_watermarks.get((topic, partition), 0)
+        return stored if log is None else max(log.log_start_offset, min(stored, log.log_end_offset))
+
+    def logs_to_flush(self, now_ms: int) -> list[Log]:
+        """Logs whose configuration asks for a flush now."""
+        return [log for log in self._every_log() if log.needs_flush(now_ms)]
+
+    def _every_log(self) -> list[Log]:
+        return [*self._logs.values(), *([self._metadata_log] if self._metadata_log else [])]
+
+    # -- starting
+
+    def load(self, now_ms: int) -> None:
+        """Take the data folders and load every log; KafkaError, one clear line, when they are not ours to take."""
+        try:
+            for path in self._paths:
+                self._folders.append(self._take(path))
+            clean = [folder.clean_epoch for folder in self._folders]
+            self.clean_shutdown_epoch = clean[0] if clean[0] is not None and len(set(clean)) == 1 else -1
+            self._load_logs(now_ms)
+        except OSError as error:
+            self.abandon()
+            raise StorageError(f"cannot load the data folders {', '.join(self._paths)}: {error}") from error
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _take(self, path: str) -> _DataFolder:
+        self.fs.make_dirs(path)
+        try:
+            lock = self.fs.lock(f"{path}/.lock")
+        except BlockingIOError:
+            raise StorageError(f"the data folder {path} is in use by another process") from None
+        try:
+            properties = checkpoint.read_meta_properties(self.fs, path)
+            if properties is None:
+                directory_id = uuid_text(uuid.uuid4().bytes)
+                properties = MetaProperties(self._cluster_id, self._node_id, directory_id)
+                checkpoint.write_meta_properties(self.fs, path, properties)
+            elif properties.cluster_id != self._cluster_id:
+                raise KafkaError(
+                    ErrorCode.INCONSISTENT_CLUSTER_ID,
+                    f"the data folder {path} is of cluster {properties.cluster_id!r}, not of {self._cluster_id!r}",
+                )
+            elif properties.node_id != self._node_id:
+                raise InvalidConfigError(
+                    f"the data folder {path} is of node {properties.node_id}, but node.id is {self._node_id}"
+                )
+            clean_epoch = checkpoint.read_clean_shutdown(self.fs, path)
+            checkpoint.remove_clean_shutdown(self.fs, path)
+        except BaseException:
+            lock.release()
+            raise
+        return _DataFolder(path, lock, properties.directory_id, clean_epoch)
+
+    def _load_logs(self, now_ms: int) -> None:
+        found = []
+        for folder in self._folders:
+            recovery_points = self._read_offsets(folder, checkpoint.RECOVERY_POINT_CHECKPOINT)
+            log_starts = self._read_offsets(folder, checkpoint.LOG_START_CHECKPOINT)
+            self._high_watermarks |= self._read_offsets(folder, checkpoint.HIGH_WATERMARK_CHECKPOINT)
+            self._stale |= recovery_points.keys() | log_starts.keys()
+            for name, stat in sorted(self.fs.list_dir(folder.path).items()):
+                if stat.is_dir and _DELETED_FOLDER.match(name):
+                    self.fs.remove_tree(f"{folder.path}/{name}")
+                elif stat.is_dir and (match := _FOLDER.match(name)):
+                    key = (match["topic"], int(match["partition"]))
+                    found.append((folder, key, recovery_points.get(key, 0), log_starts.get(key, 0)))
+        self._stale |= self._high_watermarks.keys()
+        for number, (folder, key, recovery_point, log_start) in enumerate(found):
+            if key in self._folder_of:
+                raise StorageError(f"{key[0]}-{key[1]} is in {self._folder_of[key].path} and in {folder.path}")
+            self._open(folder, key, self._defaults, now_ms, recovery_point=recovery_point, log_start_offset=log_start)
+            self._stale.discard(key)
+            if self._on_progress:
+                self._on_progress(number + 1, len(found))
+
+    def _read_offsets(self, folder: _DataFolder, name: str) -> dict[TopicPartition, int]:
+        try:
+            return checkpoint.read_offsets(self.fs, f"{folder.path}/{name}")
+        except CorruptRecordError as error:
+            _LOG.warning("%s: it is taken as empty", error.message)
+            return {}
+
+    def _open(
+        self,
+        folder: _DataFolder,
+        key: TopicPartition,
+        config: TopicConfig,
+        now_ms: int,
+        *,
+        topic_id: bytes = b"",
+        recovery_point: int = 0,
+        log_start_offset: int = 0,
+    ) -> Log:
+        log = open_log(
+            self.files,
+            f"{folder.path}/{key[0]}-{key[1]}",
+            key[0],
+            key[1],
+            config,
+            now_ms,
+            topic_id=topic_id,
+            clean=folder.clean_epoch is not None,
+            recovery_point=recovery_point,
+            log_start_offset=log_start_offset,
+            on_recovery_point_lowered=partial(self._write_recovery_points, folder),
+        )
+        self._folder_of[key] = folder
+        folder.log_count += 1
+        if key[0] == METADATA_TOPIC:
+            self._metadata_log = log
+        else:
+            self._logs[key] = log
+        return log
+
+    # -- partitions
+
+    def create(self, topic: str, partition: int, topic_id: bytes, config: TopicConfig, now_ms: int) -> Log:
+        """The log of a partition, made if there is none; KafkaError(INCONSISTENT_TOPIC_ID) if another topic's is there.
+
+        One whose `partition.metadata` a power cut destroyed is taken over when it is empty, else set aside (Kafka's
+        `-stray`): it was never synced, so nothing in it was promised, and it might be of a topic that is no more.
+        """
+        key = (topic, partition)
+        existing = self.get(topic, partition)
+        try:
+            if existing and not existing.topic_id and existing.log_end_offset > existing.log_start_offset:
+                _LOG.warning("%s has records and no topic id: setting it aside", existing.dir)
+                self._set_aside(existing, "stray")
+                existing = None
+            if existing:
+                if not existing.topic_id:
+                    write_identity(self.fs, existing.dir, topic_id)
+                    existing.topic_id, existing.identity_dirty = topic_id, True
+                if existing.topic_id != topic_id:
+                    raise KafkaError(
+                        ErrorCode.INCONSISTENT_TOPIC_ID,
+                        f"{existing.dir} is of topic id {uuid_text(existing.topic_id)}, not {uuid_text(topic_id)}",
+                    )
+                existing.update_config(config)
+                return existing
+            if key in self._stale:
+                self._drop_stale()
+        except OSError as error:
+            raise StorageError(f"cannot create {topic}-{partition}: {error}") from error
+        folder = min(self._folders, key=lambda folder: folder.log_count)
+        if topic == METADATA_TOPIC:
+            topic_id = METADATA_TOPIC_ID
+        return self._open(folder, key, config, now_ms, topic_id=topic_id)
+
+    def delete(self, topic: str, partition: int, now_ms: int) -> None:
+        """Take a log out of use: its folder gets another name, and is removed after `file.delete.delay.ms`."""
+        log = self._logs.get((topic, partition))
+        if log is None:
+            return
+        try:
+            renamed = self._set_aside(log, "delete")
+        except OSError as error:
+            raise StorageError(f"cannot delete {topic}-{partition}: {error}") from error
+        self._deleted.append((now_ms + log.config.file_delete_delay_ms, renamed))
+
+    def _set_aside(self, log: Log, suffix: str) -> str:
+        key = (log.topic, log.partition)
+        folder = self._folder_of[key]
+        ending = f"-{log.partition}.{uuid.uuid4().hex}-{suffix}"
+        renamed = f"{folder.path}/{log.topic[: _NAME_MAX - len(ending)]}{ending}"
+        log.abandon()
+        self.fs.rename(log.dir, renamed)
+        del self._logs[key], self._folder_of[key]
+        folder.log_count -= 1
+        self._high_watermarks.pop(key, None)
+        self._stale.add(key)
+        return renamed
+
+    def _drop_stale(self) -> None:
+        """Rewrite the checkpoints without what is no more, all at once, before one of the names is used again."""
+        for folder in self._folders:
+            for name, values in self._checkpoints(folder):
+                self._write_offsets(folder, name, values)
+        self._stale.clear()
+
+    def remove_deleted(self, now_ms: int) -> int:
+        """Remove what has been out of use long enough, folders and segments; gives how many."""
+        count = 0
+        for due in [entry for entry in self._deleted if entry[0] <= now_ms]:
+            self._deleted.remove(due)
+            try:
+                self.fs.remove_tree(due[1])
+                count += 1
+            except OSError as error:  # the next start tries again
+                _LOG.warning("cannot remove %s: %s", due[1], error)
+        return count + sum(log.remove_deleted(now_ms) for log in list(self._logs.values()))
+
+    # -- checkpoints
+
+    def checkpoint_high_watermarks(self, high_watermarks: Mapping[TopicPartition, int]) -> None:
+        """Write the high watermarks; those not given keep their last value. StorageError."""
+        known = self._folder_of
+        self._high_watermarks.update({key: value for key, value in high_watermarks.items() if key in known})
+        self._checkpoint(checkpoint.HIGH_WATERMARK_CHECKPOINT)
+
+    def checkpoint_recovery_points(self) -> None:
+        """Write the recovery points, and make new partitions durable. StorageError."""
+        new = [log for log in self._every_log() if log.identity_dirty and not log.failed]
+        try:
+            for log in new:
+                log.sync_identity()
+            for path in {log.dir.rpartition("/")[0] for log in new}:
+                self.fs.sync_dir(path)
+        except OSError as error:
+            raise StorageError(f"cannot sync the data folders: {error}") from error
+        self._checkpoint(checkpoint.RECOVERY_POINT_CHECKPOINT)
+
+    def checkpoint_log_starts(self) -> None:
+        """Write the log starts. StorageError."""
+        self._checkpoint(checkpoint.LOG_START_CHECKPOINT)
+
+    def _checkpoint(self, name: str) -> None:
+        try:
+            for folder in self._folders:
+                self._write_offsets(folder, name, dict(self._checkpoints(folder))[name])
+        except OSError as error:
+            raise StorageError(f"cannot write {name}: {error}") from error
+
+    def _checkpoints(self, folder: _DataFolder) -> Iterable[tuple[str, dict[TopicPartition, int]]]:
+        logs = [log for log in self._every_log() if log.dir.rpartition("/")[0] == folder.path]
+        by_key = {(log.topic, log.partition): log for log in logs}
+        yield checkpoint.RECOVERY_POINT_CHECKPOINT, {key: log.recovery_point for key, log in by_key.items()}
+        starts = {key: log.log_start_offset for key, log in by_key.items() if log.log_start_offset > 0}
+        yield checkpoint.LOG_START_CHECKPOINT, starts
+        known = self._high_watermarks
+        yield checkpoint.HIGH_WATERMARK_CHECKPOINT, {key: known[key] for key in by_key if key in known}
+
+    def _write_recovery_points(self, folder: _DataFolder) -> None:
+        points = dict(self._checkpoints(folder))[checkpoint.RECOVERY_POINT_CHECKPOINT]
+        try:
+            self._write_offsets(folder, checkpoint.RECOVERY_POINT_CHECKPOINT, points)
+        except OSError as error:
+            raise StorageError(f"cannot write the recovery points: {error}") from error
+
+    def _write_offsets(self, folder: _DataFolder, name: str, offsets: Mapping[TopicPartition, int]) -> None:
+        with self._checkpoint_lock:
+            checkpoint.write_offsets(self.fs, f"{folder.path}/{name}", offsets)
+
+    # -- stopping
+
+    def close(self, broker_epoch: int) -> None:
+        """Flush and close every log, write checkpoints, and the marker where all of that went well."""
+        healthy = {folder.path for folder in self._folders}
+        with ThreadPoolExecutor(_CLOSING_THREADS, thread_name_prefix="log-close") as pool:
+            for log, problem in pool.map(_close_log, self._every_log()):
+                if problem:
+                    _LOG.error("%s", problem)
+                    healthy.discard(log.dir.rpartition("/")[0])
+        for folder in self._folders:
+            try:
+                for name, values in self._checkpoints(folder):
+                    self._write_offsets(folder, name, values)
+                if folder.path in healthy:
+                    checkpoint.write_clean_shutdown(self.fs, folder.path, broker_epoch)
+            except OSError as error:
+                _LOG.error("cannot close the data folder %s: %s", folder.path, error)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Let everything go as a crash of the process would, without writing anything."""
+        for log in self._every_log():
+            log.abandon()
+        self.files.close()
+        for folder in self._folders:
+            folder.lock.release()
+        self._folders.clear()
+
+
+def _close_log(log: Log) -> tuple[Log, str]:
+    """What went wrong, in words; called from several threads."""
+    try:
+        log.close()
+    except KafkaError as error:
+        return log, f"cannot close {log.topic}-{log.partition}: {error.message}"
+    return log, ""

@@ -1,0 +1,321 @@
+"""One segment of a log: `<20 digits>.log` and its two indexes.
+
+The rules of indexing are Kafka's: the first batch of a segment gets no entry, every later one does whose distance to
+the last entry exceeds `index.interval.bytes`; the time index gets the largest timestamp so far, and that once more
+when the segment stops being the active one.
+
+Invariants: the file has exactly `size_bytes` bytes, all of whole batches, while the log is not failed: what a failed
+write left behind is cut, or else the failure is for good. The file is made by the first write (an empty partition
+costs none) or by `create`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from struct import Struct
+from typing import NamedTuple
+
+from kipmesh.core.errors import CorruptRecordError
+from kipmesh.core.record_batch import HEADER_BYTES, BatchHeader, check_crc, parse_header
+from kipmesh.storage.index import OFFSET_ENTRY, TIME_ENTRY, SparseIndex
+from kipmesh.storage.open_files import OpenFiles
+
+LOG_SUFFIX = ".log"
+INDEX_SUFFIX = ".index"
+TIME_INDEX_SUFFIX = ".timeindex"
+DELETED_SUFFIX = ".deleted"
+
+NO_TIMESTAMP = -1
+MAX_RELATIVE_OFFSET = (1 << 31) - 1
+
+OFFSET_LENGTH_DELTA = Struct(">qi11xi")
+"""Base offset, batch length, last offset delta: what a read needs of a header."""
+_SCAN_BYTES = 64 << 10
+_RECOVERY_BYTES = 4 << 20
+
+
+class Recovered(NamedTuple):
+    """What a scan of a segment found."""
+
+    end_offset: int
+    size_bytes: int
+    problem: str
+    """Why it ends there; empty when it ends where the file does."""
+
+
+def segment_path(folder: str, base_offset: int, suffix: str) -> str:
+    """Path of a segment's file."""
+    return f"{folder}/{base_offset:020d}{suffix}"
+
+
+class Segment:
+    """A segment; offsets are absolute."""
+
+    __slots__ = (
+        "base_offset",
+        "bytes_since_index",
+        "created_ms",
+        "exists",
+        "files",
+        "first_timestamp",
+        "folder",
+        "is_sealed",
+        "max_timestamp",
+        "max_timestamp_offset",
+        "offset_index",
+        "path",
+        "size_bytes",
+        "time_index",
+    )
+
+    def __init__(self, files: OpenFiles, folder: str, base_offset: int, created_ms: int) -> None:
+        self.files = files
+        self.folder = folder
+        self.base_offset = base_offset
+        self.created_ms = created_ms
+        """When it was made; for one found on disk, when it was last written."""
+        self.path = segment_path(folder, base_offset, LOG_SUFFIX)
+        self.exists = False
+        self.size_bytes = 0
+        self.offset_index = SparseIndex(segment_path(folder, base_offset, INDEX_SUFFIX), OFFSET_ENTRY)
+        self.time_index = SparseIndex(segment_path(folder, base_offset, TIME_INDEX_SUFFIX), TIME_ENTRY)
+        self.is_sealed = False
+        """Whether the index files have everything that they should."""
+        self.bytes_since_index = 0
+        self.max_timestamp = NO_TIMESTAMP
+        self.max_timestamp_offset = base_offset
+        self.first_timestamp: int | None = None
+        """Largest timestamp of the first batch, by which the segment's age is counted; None when not yet read."""
+
+    # -- writing
+
+    def create(self) -> None:
+        """Make the file."""
+        self.files.get(self.path, create=True)
+        self.exists = True
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Append whole batches with one write and give their position. OSError leaves the file as it was.
+
+        When not even that works, the error is EIO, whatever it was that began it: the file is not to be trusted.
+        """
+        position = self.size_bytes
+        file = self.files.get(self.path, create=not self.exists)
+        self.exists = True
+        try:
+            file.write_at(data, position)
+        except OSError as error:
+            try:
+                file.truncate(position)
+            except OSError as second:
+                raise OSError(errno.EIO, f"could not cut {self.path} after a failed write: {second}") from error
+            raise
+        self.size_bytes = position + len(data)
+        return position
+
+    def note(self, position: int, size: int, last_offset: int, max_timestamp: int, interval_bytes: int) -> None:
+        """Index a batch that was written."""
+        self.is_sealed = False
+        if position == 0:
+            self.first_timestamp = max_timestamp
+        if max_timestamp > self.max_timestamp:
+            self.max_timestamp = max_timestamp
+            self.max_timestamp_offset = last_offset
+        if self.bytes_since_index > interval_bytes:
+            self.offset_index.append(self.files, last_offset - self.base_offset, position)
+            self.note_max_timestamp()
+            self.bytes_since_index = 0
+        self.bytes_since_index += size
+
+    def note_max_timestamp(self) -> None:
+        """Put the largest timestamp so far into the time index, unless it is there."""
+        last = self.time_index.last
+        if self.max_timestamp > (last[0] if last else NO_TIMESTAMP):
+            self.time_index.append(self.files, self.max_timestamp, self.max_timestamp_offset - self.base_offset)
+
+    def seal(self) -> None:
+        """Bring the index files up to date, both made even if empty: a missing one is a lost one."""
+        if self.is_sealed or not self.exists:
+            return
+        self.note_max_timestamp()
+        self.offset_index.write(self.files)
+        self.time_index.write(self.files)
+        self.is_sealed = True
+
+    def sync(self, *, with_indexes: bool) -> None:
+        """Make the log, and for a sealed segment its indexes, durable. Called from any thread."""
+        if not self.exists:
+            return
+        self.files.get(self.path).sync()
+        if with_indexes:
+            self.files.get(self.offset_index.path).sync()
+            self.files.get(self.time_index.path).sync()
+
+    def is_index_full(self, index_bytes_max: int) -> bool:
+        """Whether one of the indexes has no room for another entry."""
+        return (
+            self.offset_index.count >= index_bytes_max // OFFSET_ENTRY.size
+            or self.time_index.count >= index_bytes_max // TIME_ENTRY.size - 1
+        )
+
+    # -- reading
+
+    def read_at(self, size: int, position: int) -> bytes:
+        """At most `size` bytes at a position within the segment."""
+        return self.files.get(self.path).read_at(min(size, self.size_bytes - position), position)
+
+    def find(self, offset: int) -> tuple[int, BatchHeader] | None:
+        """The first batch whose last offset is `offset` or more; None when there is none."""
+        at = self.offset_index.floor(self.files, offset - self.base_offset)
+        position = self.offset_index.at(self.files, at)[1] if at >= 0 else 0
+        for found, header in self.batches(position):
+            if header.last_offset >= offset:
+                return found, header
+        return None
+
+    def batches(self, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
+        """Position and header of each batch from a batch's position on; CorruptRecordError on garbage."""
+        chunk, start = b"", position
+        while position < self.size_bytes:
+            if position + HEADER_BYTES > start + len(chunk):
+                start = position
+                chunk = self.read_at(_SCAN_BYTES, position)
+            header = parse_header(chunk, position - start)
+            yield position, header
+            position += header.size_bytes
+
+    def batch(self, position: int, header: BatchHeader) -> bytes:
+        """A whole batch."""
+        return self.read_at(header.size_bytes, position)
+
+    def largest_timestamp(self, modified_ms: int) -> int:
+        """What retention goes by: the largest timestamp, or when the file was last written if no record has one."""
+        return self.max_timestamp if self.max_timestamp >= 0 else modified_ms
+
+    def age_ms(self, now_ms: int, timestamp: int) -> int:
+        """How long the segment has been the active one for a batch of that timestamp, as Kafka counts."""
+        if self.first_timestamp is None and self.size_bytes:
+            self.first_timestamp = next(self.batches())[1].max_timestamp
+        if self.first_timestamp is not None and self.first_timestamp >= 0:
+            return timestamp - self.first_timestamp
+        return now_ms - self.created_ms
+
+    # -- cutting
+
+    def truncate(self, position: int, offset: int) -> None:
+        """Cut at the position of the batch that begins at `offset`."""
+        if self.exists:
+            self.files.get(self.path).truncate(position)
+        self.size_bytes = position
+        self.is_sealed = False
+        relative = offset - self.base_offset
+        self.offset_index.truncate(self.files, self.offset_index.floor(self.files, relative - 1) + 1)
+        self.time_index.truncate(self.files, self.time_index.floor(self.files, relative - 1, field=1) + 1)
+        self.bytes_since_index = 0
+        if position == 0:
+            self.first_timestamp = None
+        self.read_max_timestamp()
+
+    def read_max_timestamp(self) -> None:
+        """Find the largest timestamp by the last time entry and the batches after it."""
+        entry = self.time_index.last
+        self.max_timestamp, self.max_timestamp_offset = NO_TIMESTAMP, self.base_offset
+        position = 0
+        if entry:
+            self.max_timestamp, self.max_timestamp_offset = entry[0], self.base_offset + entry[1]
+        last = self.offset_index.last
+        if entry and last:
+            at = self.offset_index.floor(self.files, entry[1])
+            position = self.offset_index.at(self.files, at)[1] if at >= 0 else 0
+        for _, header in self.batches(position):
+            if header.max_timestamp > self.max_timestamp:
+                self.max_timestamp, self.max_timestamp_offset = header.max_timestamp, header.last_offset
+
+    def suffixed(self, suffix: str) -> list[tuple[str, str]]:
+        """Each file there is and its name with a suffix; the open ones are let go."""
+        self.forget_files()
+        paths = (self.path, self.offset_index.path, self.time_index.path)
+        return [(path, path + suffix) for path in paths if self.files.fs.exists(path)]
+
+    def forget_files(self) -> None:
+        """Let the open files go."""
+        for path in (self.path, self.offset_index.path, self.time_index.path):
+            self.files.forget(path)
+
+    # -- loading
+
+    def load(self, sizes: dict[str, int]) -> None:
+        """Take over files by their sizes; CorruptRecordError when an index cannot be right."""
+        self.exists = True
+        self.size_bytes = sizes[os.path.basename(self.path)]
+        for index in (self.offset_index, self.time_index):
+            name = os.path.basename(index.path)
+            if name not in sizes:
+                raise CorruptRecordError(f"{name} is missing")
+            index.load(self.files, sizes[name])
+        last, last_time = self.offset_index.last, self.time_index.last
+        if last and not (last[0] >= 0 and 0 < last[1] < self.size_bytes):
+            raise CorruptRecordError(f"{os.path.basename(self.offset_index.path)} ends with {last}")
+        if last_time and (last_time[1] < 0 or last_time[0] < self.time_index.at(self.files, 0)[0]):
+            raise CorruptRecordError(f"{os.path.basename(self.time_index.path)} ends with {last_time}")
+        if last_time:
+            self.max_timestamp, self.max_timestamp_offset = last_time[0], self.base_offset + last_time[1]
+        self.is_sealed = True
+
+    def end_offset(self) -> int:
+        """Offset after the last batch, by the index and the batches after it."""
+        last = self.offset_index.last
+        position = last[1] if last else 0
+        end = self.base_offset
+        for at, header in self.batches(position):
+            if at + header.size_bytes > self.size_bytes:
+                raise CorruptRecordError(f"{os.path.basename(self.path)} ends within a batch")
+            if last and at == position and header.last_offset != self.base_offset + last[0]:
+                raise CorruptRecordError(f"{os.path.basename(self.offset_index.path)} does not fit its log")
+            end = header.next_offset
+        self.bytes_since_index = self.size_bytes - position
+        return end
+
+    def recover(self, interval_bytes: int, epochs: list[tuple[int, int]]) -> Recovered:
+        """Check every batch, build the indexes anew and say where the valid part ends; nothing is cut yet.
+
+        `epochs` gets (leader epoch, base offset) of each batch where the epoch rises. Beyond wrong CRCs, what ends a
+        segment is a gap in the offsets or a leader epoch that falls: remains of a truncation that was not durable.
+        """
+        self.offset_index.reset(self.files)
+        self.time_index.reset(self.files)
+        self.bytes_since_index = 0
+        self.is_sealed = False
+        self.max_timestamp, self.max_timestamp_offset, self.first_timestamp = NO_TIMESTAMP, self.base_offset, None
+        position, offset, problem = 0, self.base_offset, ""
+        chunk, start = b"", 0
+        while position < self.size_bytes:
+            try:
+                if position + HEADER_BYTES > start + len(chunk):
+                    chunk, start = self.read_at(_RECOVERY_BYTES, position), position
+                header = parse_header(chunk, position - start)
+                if header.size_bytes > self.size_bytes - position:
+                    raise CorruptRecordError(f"the batch at position {position} is cut")
+                if position + header.size_bytes > start + len(chunk):
+                    chunk, start = self.read_at(max(_RECOVERY_BYTES, header.size_bytes), position), position
+                check_crc(chunk, position - start, header)
+                self._check_order(header, offset, epochs)
+            except CorruptRecordError as error:
+                problem = error.message
+                break
+            if header.partition_leader_epoch >= 0 and (not epochs or header.partition_leader_epoch > epochs[-1][0]):
+                epochs.append((header.partition_leader_epoch, header.base_offset))
+            self.note(position, header.size_bytes, header.last_offset, header.max_timestamp, interval_bytes)
+            position += header.size_bytes
+            offset = header.next_offset
+        return Recovered(offset, position, problem)
+
+    def _check_order(self, header: BatchHeader, offset: int, epochs: list[tuple[int, int]]) -> None:
+        if header.base_offset != offset or header.last_offset_delta < 0:
+            raise CorruptRecordError(f"offset {header.base_offset} follows {offset - 1}")
+        if header.last_offset - self.base_offset > MAX_RELATIVE_OFFSET:
+            raise CorruptRecordError(f"offset {header.last_offset} is too far from the segment's base offset")
+        if epochs and 0 <= header.partition_leader_epoch < epochs[-1][0]:
+            raise CorruptRecordError(f"leader epoch {header.partition_leader_epoch} follows {epochs[-1][0]}")

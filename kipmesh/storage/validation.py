@@ -1,0 +1,62 @@
+"""What a leader checks of a produced batch: by its header and CRC alone, no record is decoded."""
+
+from __future__ import annotations
+
+from kipmesh.core.config import TopicConfig
+from kipmesh.core.errors import CorruptRecordError, ErrorCode, KafkaError
+from kipmesh.core.record_batch import BatchHeader, Buffer, check_crc, parse_header
+
+_COMPRESSION_MAX = 4
+
+
+def validate_produced(batch: Buffer, config: TopicConfig, now_ms: int, *, is_internal: bool = False) -> BatchHeader:
+    """The header of a batch that may be appended; KafkaError otherwise.
+
+    `is_internal` is for batches that this node made itself: they may hold control records, any base offset and size.
+    """
+    header = parse_header(batch)
+    if header.size_bytes > len(batch):
+        raise CorruptRecordError(f"the batch is cut: {len(batch)} of {header.size_bytes} bytes")
+    if header.size_bytes < len(batch):
+        raise KafkaError(ErrorCode.INVALID_RECORD, "more than one batch for a partition")
+    if not is_internal:
+        if len(batch) > config.max_message_bytes:
+            raise KafkaError(
+                ErrorCode.MESSAGE_TOO_LARGE,
+                f"batch of {len(batch)} bytes, max.message.bytes is {config.max_message_bytes}",
+            )
+        if len(batch) > config.segment_bytes:
+            raise KafkaError(
+                ErrorCode.RECORD_LIST_TOO_LARGE, f"batch of {len(batch)} bytes, segment.bytes is {config.segment_bytes}"
+            )
+    check_crc(batch, 0, header)
+    if header.record_count < 1 or header.last_offset_delta != header.record_count - 1:
+        raise KafkaError(
+            ErrorCode.INVALID_RECORD,
+            f"{header.record_count} records with a last offset delta of {header.last_offset_delta}",
+        )
+    if not is_internal:
+        _validate_from_client(header, config, now_ms)
+    return header
+
+
+def _validate_from_client(header: BatchHeader, config: TopicConfig, now_ms: int) -> None:
+    if header.is_control:
+        raise KafkaError(ErrorCode.INVALID_RECORD, "a client may not write control records")
+    if header.base_offset != 0:
+        raise KafkaError(ErrorCode.INVALID_RECORD, f"base offset {header.base_offset} instead of 0")
+    if header.compression > _COMPRESSION_MAX:
+        raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"compression {header.compression}")
+    if header.is_log_append_time:
+        raise KafkaError(ErrorCode.INVALID_TIMESTAMP, "a client may not set the timestamp type to LogAppendTime")
+    if config.message_timestamp_type == "CreateTime":
+        if header.max_timestamp - now_ms > config.message_timestamp_after_max_ms:
+            raise KafkaError(
+                ErrorCode.INVALID_TIMESTAMP,
+                f"timestamp {header.max_timestamp} is more than {config.message_timestamp_after_max_ms} ms ahead",
+            )
+        if header.base_timestamp != -1 and now_ms - header.base_timestamp > config.message_timestamp_before_max_ms:
+            raise KafkaError(
+                ErrorCode.INVALID_TIMESTAMP,
+                f"timestamp {header.base_timestamp} is more than {config.message_timestamp_before_max_ms} ms ago",
+            )
