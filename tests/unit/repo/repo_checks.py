@@ -68,6 +68,7 @@ RULE = re.compile(r"\b(?:227|392|526|630)-\d\d\b")
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#{1,6} +(.*?) *$", re.MULTILINE)
 CODE_SPAN = re.compile(r"`([^`]+)`")
+OWN_PATH = re.compile(r"(?:kipmesh|services|protos|tests|tools|bench|docs|examples)/[\w./-]*")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
@@ -221,6 +222,14 @@ def broken_references(path: Path, text: str, root: Path = ROOT) -> Iterator[str]
                 yield f"{path}: {cells[0]}: no {name}"
             elif symbol and not re.search(rf"\b{re.escape(symbol)}\b", file.read_text(encoding="utf-8")):
                 yield f"{path}: {cells[0]}: no {symbol} in {name}"
+
+
+def broken_paths(path: Path, text: str, root: Path = ROOT) -> Iterator[str]:
+    """Code spans of a document that look like paths of the repository and are none."""
+    for span in CODE_SPAN.findall(FENCE.sub("", text)):
+        name = span.partition("::")[0]
+        if OWN_PATH.fullmatch(name) and not (root / name).exists():
+            yield f"{path}: no {name}"
 
 
 def undocumented_targets(makefile: str) -> Iterator[str]:

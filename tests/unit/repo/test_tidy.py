@@ -92,6 +92,10 @@ def test_links_of_documents_lead_somewhere() -> None:
     assert not _findings(MARKDOWN, repo_checks.broken_links)
 
 
+def test_paths_that_documents_name_exist() -> None:
+    assert not _findings(MARKDOWN, repo_checks.broken_paths)
+
+
 def test_makefile_documents_its_targets() -> None:
     assert not list(repo_checks.undocumented_targets((ROOT / "Makefile").read_text()))
 

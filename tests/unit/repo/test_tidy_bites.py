@@ -98,6 +98,8 @@ def test_broken_references_are_found(tmp_path: Path) -> None:
         ("plain_name", 0),
     ]:
         assert len(list(repo_checks.broken_references(PAGE, row.format(code), tmp_path))) == findings, code
+    assert not list(repo_checks.broken_paths(PAGE, "`kipmesh/log.py` `kipmesh local up` `kipmesh/`", tmp_path))
+    assert list(repo_checks.broken_paths(PAGE, "in `kipmesh/none.py`", tmp_path)) == [f"{PAGE}: no kipmesh/none.py"]
 
 
 def test_undocumented_targets_are_found() -> None:
