@@ -18,7 +18,6 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-
 from kipmesh.client import TopicPartition
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.messages.limits import MAX_INT64

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -83,10 +83,10 @@ class Streams:
         self._places += 1
         self.metrics.streams_open.dec()
 
-    async def open_stream(self, request: Request, consumer: Consumer) -> Stream:
-        """Begin a stream on a started consumer, which belongs to the stream from here on; raises KafkaError."""
+    async def open_stream(self, request: Request, make_consumer: Callable[[], Consumer]) -> Stream:
+        """Begin a stream with a consumer of its own; raises StreamsExhaustedError or KafkaError."""
         stream_id = self.take_place()
-        stream = Stream(self, stream_id, request, consumer)
+        stream = Stream(self, stream_id, request, make_consumer())
         try:
             await stream.begin()
         except BaseException:
@@ -112,6 +112,7 @@ class Stream:
     async def begin(self) -> None:
         """Find the offsets to begin at; raises KafkaError(OFFSET_OUT_OF_RANGE) for one that is not there."""
         consumer = self._require_consumer()
+        await consumer.start()
         request = self.request
         wanted = [TopicPartition(request.topic, partition) for partition in request.partitions]
         first = await consumer.beginning_offsets(wanted)
