@@ -197,9 +197,10 @@ class _Process:
 
     async def _run_node(self, node: Node) -> int:
         stop = asyncio.create_task(self._stop.wait(), name="stop-signal")
+        failure = asyncio.create_task(_failure_of(node), name="failure")
         start = asyncio.create_task(node.start(), name="node-start")
         try:
-            await _first_of(stop, start, node.failed)
+            await _first_of(stop, start, failure)
             if not start.done():
                 start.cancel()
                 with contextlib.suppress(asyncio.CancelledError, Exception):
@@ -213,12 +214,11 @@ class _Process:
                 # What lives as long as the process is not looked at by every collection.
                 gc.collect()
                 gc.freeze()
-            await _first_of(stop, node.failed)
+            await _first_of(stop, failure)
+            return await (self._abandon(node, failure.result()) if failure.done() else self._stop_node(node))
         finally:
-            stop.cancel()
-        if node.failed.done() and not node.failed.cancelled() and (failure := node.failed.exception()) is not None:
-            return await self._abandon(node, failure)
-        return await self._stop_node(node)
+            for task in (stop, failure):
+                task.cancel()
 
     async def _stop_node(self, node: Node) -> int:
         self._log.info("stopping", grace_ms=self._config.shutdown_grace_ms)
@@ -277,6 +277,19 @@ class _Process:
         if not data:
             asyncio.get_running_loop().remove_reader(0)
             self._stop.set()
+
+
+async def _failure_of(node: Node) -> BaseException:
+    """What ended the node; a node that stops may cancel its future, which is no failure."""
+    try:
+        await asyncio.shield(node.failed)
+    except asyncio.CancelledError:
+        if not node.failed.cancelled():
+            raise
+        await asyncio.Event().wait()
+    except Exception as error:
+        return error
+    return RuntimeError("the node ended by itself")
 
 
 async def _first_of(*futures: asyncio.Future[Any]) -> None:

@@ -39,6 +39,8 @@ class NodeOfTests:
     async def start(self) -> None:
         match self._behaviour:
             case "foreign":
+                self.failed.cancel()  # as a node does that cleans up by its own stop
+                await asyncio.sleep(0.05)
                 raise KafkaError(ErrorCode.INCONSISTENT_CLUSTER_ID, "the folder belongs to\nanother cluster")
             case "bug":
                 raise ZeroDivisionError("a bug")
