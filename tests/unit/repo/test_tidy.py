@@ -158,4 +158,14 @@ def test_test_files_have_unique_names_and_no_packages() -> None:
     assert "__init__.py" not in names
 
 
+def test_every_package_has_its_layer() -> None:
+    contracts = PROJECT["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    named = {name.strip() for layer in layers for name in layer.split("|")}
+    inside = {f"kipmesh.{path.parts[1]}" for path in PYTHON if path.parts[0] == "kipmesh" and len(path.parts) > 2}
+    services = {path.parts[2] for path in PYTHON if path.parts[0] == "services"}
+    assert named == inside | services | {"pyspark_kipmesh"}
+    assert set(PROJECT["tool"]["importlinter"]["root_packages"]) == services | {"kipmesh", "pyspark_kipmesh"}
+
+
 SAMPLES = {"test_tidy_bites.py"}

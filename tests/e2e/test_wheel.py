@@ -1,0 +1,101 @@
+"""The wheel, built from a clean tree and installed elsewhere, runs a cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def _run(command: list[str | Path], cwd: Path, text: str | None = None) -> str:
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "KIPMESH", "VIRTUAL"))
+    }
+    result = subprocess.run(
+        command, cwd=cwd, input=text, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert result.returncode == 0, f"{command}: {result.stdout[-2000:]}{result.stderr[-2000:]}"
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from the files of the repository alone: generated code must come out of the build."""
+    source = tmp_path_factory.mktemp("source")
+    listed = _run(["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"], ROOT)
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, source / name)
+    target = tmp_path_factory.mktemp("dist")
+    _run([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", target], source)
+    (built,) = target.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A venv with the wheel in it, and the dependencies of the running one: nothing is fetched."""
+    venv = tmp_path_factory.mktemp("elsewhere") / "venv"
+    _run([sys.executable, "-m", "venv", "--without-pip", venv], venv.parent)
+    python = venv / "bin" / "python"
+    pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", python]
+    _run([*pip, "install", "--quiet", "--no-deps", "--no-index", wheel], venv.parent)
+    (site,) = venv.glob("lib/python*/site-packages")
+    # Folders that a .pth names are searched last, and their own .pth files (the editable install) are not read.
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return venv
+
+
+@pytest.fixture
+def folder(installed: Path, tmp_path: Path) -> Iterator[Path]:
+    """Where the cluster lives; it is stopped at the end whatever happened."""
+    folder = tmp_path / "mesh"
+    yield folder
+    if (folder / "cluster.json").exists():
+        _run([installed / "bin" / "kipmesh", "local", "down", "--dir", folder], tmp_path)
+
+
+def test_wheel_has_what_it_needs_and_no_more(wheel: Path, installed: Path) -> None:
+    (site,) = installed.glob("lib/python*/site-packages")
+    assert (site / "kipmesh" / "v1" / "fetch_pb2.py").exists()
+    assert (site / "kipmesh" / "py.typed").exists()
+    for package in [
+        "kipmesh_leader",
+        "kipmesh_follower",
+        "kipmesh_consumer",
+        "kipmesh_metadata_controller",
+        "pyspark_kipmesh",
+    ]:
+        assert (site / package / "__init__.py").exists(), package
+    for other in ["tests", "bench", "tools", "services", "protos"]:
+        assert not (site / other).exists(), other
+    where = _run([installed / "bin" / "python", "-c", "import kipmesh; print(kipmesh.__file__)"], installed)
+    assert Path(where.strip()).is_relative_to(installed)
+
+
+def test_installed_wheel_runs_a_cluster(installed: Path, folder: Path, tmp_path: Path) -> None:
+    kipmesh = installed / "bin" / "kipmesh"
+    _run([kipmesh, "local", "up", "--dir", folder], tmp_path)
+    cluster = json.loads((folder / "cluster.json").read_text())
+    assert [node["role"] for node in cluster["nodes"]] == ["controller", "leader", "follower", "follower"]
+    bootstrap = ["--bootstrap", cluster["bootstrap"]]
+    _run(
+        [kipmesh, "topic", "create", "greetings", "--partitions", "3", "--replication-factor", "3", *bootstrap],
+        tmp_path,
+    )
+    sent = [f"greeting {number}" for number in range(100)]
+    _run([kipmesh, "produce", "greetings", *bootstrap], tmp_path, text="".join(f"{line}\n" for line in sent))
+    read = _run([kipmesh, "consume", "greetings", "--from-beginning", "--max-messages", "100", *bootstrap], tmp_path)
+    assert sorted(read.splitlines()) == sorted(sent)
