@@ -17,10 +17,15 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry
 
-from kipmesh.core.config import BrokerConfig, Endpoint
+from kipmesh.core.config import BrokerConfig, Endpoint, TopicConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.messages import DescribeQuorumRequest, DescribeQuorumResponse, Listener
-from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
+from kipmesh.core.metadata.image import (
+    CLUSTER_METADATA_TOPIC,
+    CLUSTER_METADATA_TOPIC_ID,
+    MetadataDelta,
+    MetadataImage,
+)
 from kipmesh.node.broker.admin import AdminHandler
 from kipmesh.node.broker.controller_channel import ControllerChannel
 from kipmesh.node.broker.disk import Disk
@@ -158,7 +163,7 @@ class BrokerNode:
         try:
             await self._disk.run(lambda: self._log_manager.load(_now_ms()))
             self._is_loaded = True
-            metadata_log = await self._disk.run(lambda: self._log_manager.open_metadata_log(_now_ms()))
+            metadata_log = await self._disk.run(self._open_metadata_log)
             self._observer = MetadataObserver(self.config, metadata_log, self._channel, self._publish, _now_ms)
             self._lifecycle = BrokerLifecycle(
                 self.config,
@@ -189,6 +194,10 @@ class BrokerNode:
             _now_ms,
         )
         self._spawn(maintenance.run(), "maintenance")
+
+    def _open_metadata_log(self) -> Log:
+        keep_all = TopicConfig.parse({"retention.ms": -1, "retention.bytes": -1})
+        return self._log_manager.create(CLUSTER_METADATA_TOPIC, 0, CLUSTER_METADATA_TOPIC_ID, keep_all, _now_ms())
 
     def _mesh_endpoint(self) -> Endpoint:
         name = self.config.inter_broker_listener_name

@@ -70,7 +70,8 @@ class OffsetsHandler:
         end = replica.high_watermark if is_consumer else log.log_end_offset
         withheld = is_consumer and not leader.high_watermark_is_known
         if asked.timestamp == EARLIEST_TIMESTAMP:
-            return ListOffsetsPartitionResponse(index, 0, -1, log.log_start_offset, log.epochs.epoch_of(log.log_start_offset))
+            start = log.log_start_offset
+            return ListOffsetsPartitionResponse(index, 0, -1, start, log.epochs.epoch_of(start))
         if asked.timestamp == LATEST_TIMESTAMP:
             if withheld:
                 raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE)
