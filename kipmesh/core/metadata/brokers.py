@@ -210,11 +210,16 @@ class BrokerLifecycle:
     # --- fencing
 
     def expired(self, now_ms: int) -> list[int]:
-        """End the sessions that were not used for too long; the brokers among them that have to be fenced."""
-        ended = self._sessions.expired(now_ms)
-        for broker_id in ended:
-            self._sessions.end(broker_id)
-        return [broker_id for broker_id in ended if (b := self._image.brokers.get(broker_id)) and not b.fenced]
+        """The brokers that have to be fenced for their silence; each is named again a timeout later if it was not."""
+        silent = []
+        for broker_id in self._sessions.expired(now_ms):
+            broker = self._image.brokers.get(broker_id)
+            if broker is None or broker.fenced:
+                self._sessions.end(broker_id)
+            else:
+                self._sessions.grant(broker_id, broker.broker_epoch, now_ms)
+                silent.append(broker_id)
+        return silent
 
     def fence(self, broker_id: int, also_gone: Collection[int] = ()) -> list[Record]:
         """Fence a broker; none of `also_gone`, whose turn comes next, is elected in its place."""

@@ -1,0 +1,168 @@
+"""The services Controller and Admin: each request is one operation of the owner.
+
+What the owner refuses (not active, too much waiting, the disk) is answered in the form that the request has for
+errors: at the top, or for each topic and resource.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from kipmesh.core.errors import KafkaError
+from kipmesh.core.messages import (
+    AlterConfigsResourceResponse,
+    AlterPartitionRequest,
+    AlterPartitionResponse,
+    BrokerHeartbeatRequest,
+    BrokerHeartbeatResponse,
+    BrokerRegistrationRequest,
+    BrokerRegistrationResponse,
+    CreatableTopicResult,
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeletableTopicResult,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DescribeConfigsRequest,
+    DescribeConfigsResponse,
+    DescribeConfigsResult,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+from kipmesh.core.metadata.controller import MetadataController
+from kipmesh.core.metadata.decision import Decision
+from kipmesh.rpc.server import RequestContext
+
+Do = Callable[[str, Callable[[], Decision[Any]]], Awaitable[Any]]
+"""Name and decision of an operation -> its response, once durable; raises KafkaError."""
+
+
+class ControllerService:
+    """BrokerRegistration, BrokerHeartbeat, AlterPartition."""
+
+    def __init__(
+        self, controller: MetadataController, do: Do, now_ms: Callable[[], int], next_offset: Callable[[], int]
+    ) -> None:
+        self._controller = controller
+        self._do = do
+        self._now_ms = now_ms
+        self._next_offset = next_offset
+
+    async def broker_registration(
+        self, request: BrokerRegistrationRequest, context: RequestContext
+    ) -> BrokerRegistrationResponse:
+        """BrokerRegistration (API key 62)."""
+        try:
+            response: BrokerRegistrationResponse = await self._do(
+                "BrokerRegistration",
+                lambda: self._controller.register(request, self._now_ms(), self._next_offset()),
+            )
+        except KafkaError as error:
+            return BrokerRegistrationResponse(error_code=error.code, error_message=error.message)
+        return response
+
+    async def broker_heartbeat(
+        self, request: BrokerHeartbeatRequest, context: RequestContext
+    ) -> BrokerHeartbeatResponse:
+        """BrokerHeartbeat (API key 63)."""
+        try:
+            response: BrokerHeartbeatResponse = await self._do(
+                "BrokerHeartbeat",
+                lambda: self._controller.heartbeat(request, self._now_ms(), self._next_offset()),
+            )
+        except KafkaError as error:
+            return BrokerHeartbeatResponse(error_code=error.code)
+        return response
+
+    async def alter_partition(self, request: AlterPartitionRequest, context: RequestContext) -> AlterPartitionResponse:
+        """AlterPartition (API key 56)."""
+        try:
+            response: AlterPartitionResponse = await self._do(
+                "AlterPartition", lambda: self._controller.alter_partition(request)
+            )
+        except KafkaError as error:
+            return AlterPartitionResponse(error_code=error.code)
+        return response
+
+
+class AdminService:
+    """Topics and configurations."""
+
+    def __init__(self, controller: MetadataController, do: Do, elect_pending: Callable[[], Awaitable[None]]) -> None:
+        self._controller = controller
+        self._do = do
+        self._elect_pending = elect_pending
+
+    async def create_topics(self, request: CreateTopicsRequest, context: RequestContext) -> CreateTopicsResponse:
+        """CreateTopics (API key 19)."""
+        try:
+            response: CreateTopicsResponse = await self._do(
+                "CreateTopics", lambda: self._controller.create_topics(request)
+            )
+        except KafkaError as error:
+            failed = [CreatableTopicResult(topic.name, b"", error.code, error.message) for topic in request.topics]
+            return CreateTopicsResponse(topics=tuple(failed))
+        return response
+
+    async def delete_topics(self, request: DeleteTopicsRequest, context: RequestContext) -> DeleteTopicsResponse:
+        """DeleteTopics (API key 20)."""
+        try:
+            response: DeleteTopicsResponse = await self._do(
+                "DeleteTopics", lambda: self._controller.delete_topics(request)
+            )
+        except KafkaError as error:
+            failed = [
+                DeletableTopicResult(topic.name, topic.topic_id, error.code, error.message) for topic in request.topics
+            ]
+            return DeleteTopicsResponse(responses=tuple(failed))
+        return response
+
+    async def create_partitions(
+        self, request: CreatePartitionsRequest, context: RequestContext
+    ) -> CreatePartitionsResponse:
+        """CreatePartitions (API key 37)."""
+        try:
+            response: CreatePartitionsResponse = await self._do(
+                "CreatePartitions", lambda: self._controller.create_partitions(request)
+            )
+        except KafkaError as error:
+            failed = [CreatePartitionsTopicResult(topic.name, error.code, error.message) for topic in request.topics]
+            return CreatePartitionsResponse(results=tuple(failed))
+        return response
+
+    async def describe_configs(
+        self, request: DescribeConfigsRequest, context: RequestContext
+    ) -> DescribeConfigsResponse:
+        """DescribeConfigs (API key 32) of topics."""
+        try:
+            response: DescribeConfigsResponse = await self._do(
+                "DescribeConfigs", lambda: self._controller.describe_configs(request)
+            )
+        except KafkaError as error:
+            failed = [
+                DescribeConfigsResult(error.code, error.message, resource.resource_type, resource.resource_name)
+                for resource in request.resources
+            ]
+            return DescribeConfigsResponse(results=tuple(failed))
+        return response
+
+    async def incremental_alter_configs(
+        self, request: IncrementalAlterConfigsRequest, context: RequestContext
+    ) -> IncrementalAlterConfigsResponse:
+        """IncrementalAlterConfigs (API key 44) of topics."""
+        try:
+            response: IncrementalAlterConfigsResponse = await self._do(
+                "IncrementalAlterConfigs", lambda: self._controller.alter_configs(request)
+            )
+            await self._elect_pending()
+        except KafkaError as error:
+            failed = [
+                AlterConfigsResourceResponse(error.code, error.message, resource.resource_type, resource.resource_name)
+                for resource in request.resources
+            ]
+            return IncrementalAlterConfigsResponse(responses=tuple(failed))
+        return response

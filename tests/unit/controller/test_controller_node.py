@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from controller_support import CLUSTER, FakeBroker, LiveController, controller_config
+
+from kipmesh.core import messages as m
+from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
+from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC_ID
+from kipmesh.core.metadata.records import METADATA_VERSION_LEVEL
+from kipmesh.node.controller import ControllerNode
+
+
+async def test_a_new_cluster_serves_topics_to_brokers(tmp_path: Path) -> None:
+    async with LiveController(tmp_path) as controller:
+        assert controller.node.ready
+        brokers = [FakeBroker(controller, i, rack=f"rack-{i}", leads=i == 1) for i in (1, 2, 3)]
+        for broker in brokers:
+            await broker.join()
+        result = await controller.create("flights", 6)
+        assert (result.error_code, result.num_partitions, result.replication_factor) == (0, 6, 3)
+        await brokers[0].follow()
+        topic = brokers[0].image.topics[result.topic_id]
+        assert topic.name == "flights"
+        assert {state.leader for state in topic.partitions.values()} == {1}
+        assert all(set(state.isr) == {1, 2, 3} for state in topic.partitions.values())
+        assert brokers[0].image.features == {"metadata.version": METADATA_VERSION_LEVEL}
+        assert brokers[0].image.brokers[1].is_leader_role
+        assert brokers[0].image.brokers[2].endpoints == {"MESH": ("127.0.0.1", 9002)}
+
+
+async def test_a_restart_keeps_everything_and_begins_a_new_epoch(tmp_path: Path) -> None:
+    async with LiveController(tmp_path) as controller:
+        broker = FakeBroker(controller, 1)
+        await broker.join()
+        await controller.create("kept", 3, retention_ms="1000")
+        await broker.follow()
+        before = broker.image
+        epoch = controller.node.epoch
+    async with LiveController(tmp_path) as controller:
+        assert controller.node.epoch == epoch + 1
+        broker.controller = controller
+        await broker.catch_up()
+        assert broker.image == controller.node.image
+        assert broker.image.topic_config("kept") == {"retention.ms": "1000"}
+        # The session goes on: same broker epoch, no registration.
+        assert (await broker.heartbeat()).error_code == 0
+        assert set(before.topic_names) == {"kept"}
+
+
+async def test_a_fetch_waits_for_records_and_not_longer(tmp_path: Path) -> None:
+    async with LiveController(tmp_path) as controller:
+        broker = FakeBroker(controller, 1)
+        await broker.join()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        waiting = asyncio.create_task(broker.follow(max_wait_ms=30_000))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        await controller.create("t")
+        data = await waiting
+        assert data.records
+        assert loop.time() - began < 5
+        assert broker.image.topic_by_name("t")
+        began = loop.time()
+        data = await broker.follow(max_wait_ms=100)
+        assert not data.records
+        assert 0.09 < loop.time() - began < 5
+        assert controller.node.registry.get_sample_value("kipmesh_controller_waiting_fetches") == 0
+
+
+async def test_a_stream_of_fetches(tmp_path: Path) -> None:
+    async with LiveController(tmp_path) as controller:
+        broker = FakeBroker(controller, 1)
+        await broker.join()
+        stream = controller.connection.fetch_stream("Quorum")
+        for name in ("a", "b"):
+            await controller.create(name)
+            broker.take(await stream.exchange(broker.fetch_request(5000), 10))
+            assert broker.image.topic_by_name(name)
+        stream.cancel()
+
+
+async def test_fetch_refusals(tmp_path: Path) -> None:
+    async with LiveController(tmp_path) as controller:
+        broker = FakeBroker(controller, 1)
+        await broker.join()
+        fetch = broker.fetch_request
+        response = await controller.call("Quorum", "Fetch", fetch(cluster_id="other"))
+        assert response.error_code == ErrorCode.INCONSISTENT_CLUSTER_ID
+
+        async def code(topic: str, topic_id: bytes, **partition: int) -> tuple[int, m.PartitionData]:
+            asked = m.FetchTopic(topic, topic_id, [m.FetchPartition(**{"partition_max_bytes": 1 << 20, **partition})])
+            answer = await controller.call("Quorum", "Fetch", fetch(topics=[asked], max_wait_ms=30_000))
+            data = answer.responses[0].partitions[0]
+            return data.error_code, data
+
+        metadata_id = CLUSTER_METADATA_TOPIC_ID
+        epoch = controller.node.epoch
+        assert (await code("", b"\7" * 16))[0] == ErrorCode.UNKNOWN_TOPIC_ID
+        assert (await code("x", b""))[0] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert (await code("", metadata_id, partition=1))[0] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert (await code("", metadata_id, current_leader_epoch=epoch - 1))[0] == ErrorCode.FENCED_LEADER_EPOCH
+        assert (await code("", metadata_id, current_leader_epoch=epoch + 1))[0] == ErrorCode.UNKNOWN_LEADER_EPOCH
+        assert (await code("", metadata_id, fetch_offset=999))[0] == ErrorCode.OFFSET_OUT_OF_RANGE
+        error, data = await code("", metadata_id, fetch_offset=999, last_fetched_epoch=epoch)
+        end = controller.node.image.offset + 1
+        assert (error, data.diverging_epoch) == (0, m.EpochEndOffset(epoch, end))
+        error, data = await code("", metadata_id, fetch_offset=2, last_fetched_epoch=epoch + 5)
+        assert (error, data.diverging_epoch) == (0, m.EpochEndOffset(epoch, end))
+
+
+async def test_describe_quorum(tmp_path: Path) -> None:
+    async with LiveController(tmp_path) as controller:
+        broker = FakeBroker(controller, 7)
+        await broker.join()
+        await broker.follow()
+        response = await controller.call("Quorum", "DescribeQuorum", m.DescribeQuorumRequest())
+        partition = response.topics[0].partitions[0]
+        end = controller.node.image.offset + 1
+        assert (partition.leader_id, partition.leader_epoch, partition.high_watermark) == (1001, 1, end)
+        assert [(voter.replica_id, voter.log_end_offset) for voter in partition.current_voters] == [(1001, end)]
+        assert [(observer.replica_id, observer.log_end_offset) for observer in partition.observers] == [(7, end)]
+        assert partition.observers[0].last_caught_up_timestamp > 0
+        assert [(node.node_id, node.port) for node in response.nodes] == [(1001, 19093)]
+
+
+async def test_a_silent_broker_is_fenced_by_a_timer(tmp_path: Path) -> None:
+    async with LiveController(tmp_path, broker_session_timeout_ms=300) as controller:
+        alive, silent = FakeBroker(controller, 1), FakeBroker(controller, 2)
+        await alive.join()
+        await silent.join()
+        result = await controller.create("t", 2, 2)
+        node = controller.node
+        for _ in range(100):
+            await asyncio.sleep(0.05)
+            await alive.heartbeat()
+            if node.image.brokers[2].fenced:
+                break
+        assert not node.image.brokers[1].fenced
+        for partition in (0, 1):
+            state = node.image.partition(result.topic_id, partition)
+            assert state is not None
+            assert (state.leader, state.isr) == (1, (1,))
+        value = node.registry.get_sample_value
+        assert value("kafka_controller_kafkacontroller_fencedbrokercount") == 1
+        assert value("kafka_controller_kafkacontroller_activebrokercount") == 1
+        assert value("kafka_controller_kafkacontroller_offlinepartitionscount") == 0
+        assert value("kafka_controller_kafkacontroller_globaltopiccount") == 1
+        assert value("kafka_controller_kafkacontroller_globalpartitioncount") == 2
+        assert value("kafka_controller_kafkacontroller_activecontrollercount") == 1
+
+
+async def test_controlled_shutdown_waits_for_the_others(tmp_path: Path) -> None:
+    async with LiveController(tmp_path) as controller:
+        one, two = FakeBroker(controller, 1, leads=True), FakeBroker(controller, 2)
+        await one.join()
+        await two.join()
+        result = await controller.create("t", 1, 2)
+        response = await one.heartbeat(shut_down=True)
+        assert (response.error_code, response.should_shut_down) == (0, False)
+        assert not (await one.heartbeat(shut_down=True)).should_shut_down
+        await two.catch_up()
+        state = two.image.partition(result.topic_id, 0)
+        assert state is not None
+        assert (state.leader, state.isr) == (2, (2,))
+        await two.heartbeat()
+        response = await one.heartbeat(shut_down=True)
+        assert (response.should_shut_down, response.is_fenced) == (True, True)
+        # A clean return takes no session timeout.
+        again = FakeBroker(controller, 1, leads=True)
+        await again.join(previous_broker_epoch=one.epoch)
+
+
+async def test_registration_refusals(tmp_path: Path) -> None:
+    async with LiveController(tmp_path) as controller:
+        broker, twin = FakeBroker(controller, 1), FakeBroker(controller, 1)
+        assert (await broker.register(cluster_id="other")).error_code == ErrorCode.INCONSISTENT_CLUSTER_ID
+        await broker.join()
+        assert (await twin.register()).error_code == ErrorCode.DUPLICATE_BROKER_REGISTRATION
+        assert (await broker.register()).broker_epoch == broker.epoch
+        twin.epoch = 99
+        assert (await twin.heartbeat()).error_code == ErrorCode.STALE_BROKER_EPOCH
+        assert (await FakeBroker(controller, 2).heartbeat()).error_code == ErrorCode.BROKER_ID_NOT_REGISTERED
+
+
+@pytest.mark.parametrize(
+    "change", [{"cluster.id": "another"}, {"node.id": 1002, "controller.quorum.voters": "1002@h:1"}]
+)
+async def test_the_folder_of_another_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    async with LiveController(tmp_path):
+        pass
+    config = controller_config(tmp_path)
+    node = ControllerNode(type(config).parse({**config.as_dict(), **change}))
+    with pytest.raises(KafkaError):
+        await node.start()
+    await node.stop()
+
+
+async def test_a_quorum_of_more_is_refused(tmp_path: Path) -> None:
+    for voters in ("1001@h:1,1002@h:2", "5@h:1"):
+        node = ControllerNode(controller_config(tmp_path, controller_quorum_voters=voters))
+        with pytest.raises(InvalidConfigError):
+            await node.start()
+        await node.stop()
+
+
+async def test_stop_answers_waiting_fetches_and_is_idempotent(tmp_path: Path) -> None:
+    controller = LiveController(tmp_path)
+    await controller.node.start()
+    async with LiveConnection(controller) as broker:
+        await broker.join()
+        waiting = asyncio.create_task(controller.call("Quorum", "Fetch", broker.fetch_request(60_000)))
+        await asyncio.sleep(0.05)
+        await controller.node.stop()
+        response = await waiting
+        assert response.responses[0].partitions[0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        await controller.node.stop()
+        assert not controller.node.ready
+
+
+class LiveConnection:
+    """A broker on a controller that a test starts and stops itself."""
+
+    def __init__(self, controller: LiveController) -> None:
+        self._controller = controller
+
+    async def __aenter__(self) -> FakeBroker:
+        from kipmesh.rpc.client import Connection
+
+        self._controller.connection = Connection(f"127.0.0.1:{self._controller.node.grpc_port}", CLUSTER)
+        return FakeBroker(self._controller, 1)
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._controller.connection.close()
+
+
+async def test_three_thousand_partitions_in_one_request(tmp_path: Path) -> None:
+    async with LiveController(tmp_path) as controller:
+        broker = None
+        for broker_id in (1, 2, 3):
+            broker = FakeBroker(controller, broker_id, rack=str(broker_id), leads=broker_id == 1)
+            await broker.join()
+        assert broker is not None
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        result = await controller.create("many", 3000, 3)
+        assert result.error_code == 0
+        assert loop.time() - began < 5
+        await broker.catch_up()
+        assert broker.image == controller.node.image
+        assert broker.image.partition_count == 3000
