@@ -38,7 +38,7 @@ $(GENERATED): $(STAMP) $(PROTOS)
 	@$(PY) tools/build_protos.py >/dev/null
 
 demo: install ## the main job: a year of flights through a replicated mesh into Spark (SCALE=n: n times)
-	$(PY) -m kipmesh.spark.jobs.demo --scale $(SCALE) $(ARGS)
+	$(PY) -m kipmesh.cli.demo --scale $(SCALE) $(ARGS)
 
 test: check ## lint, formats, types, import contracts and every test that this machine can run
 	$(PYTEST) -n $(WORKERS) --dist loadfile $(ARGS)
