@@ -195,7 +195,9 @@ async def test_mutated_batches_find_no_crash(mesh, data: st.DataObject) -> None:
     if mesh.brokers[1].partitions.image.topic_by_name(name) is None:
         await mesh.create(name)
     good = batch(b"one", b"two", b"three")
-    seeds = data.draw(st.lists(st.tuples(st.integers(0, len(good) - 1), st.integers(0, 255)), min_size=200, max_size=200))
+    seeds = data.draw(
+        st.lists(st.tuples(st.integers(0, len(good) - 1), st.integers(0, 255)), min_size=200, max_size=200)
+    )
     cut = data.draw(st.integers(0, len(good)))
     for position, value in [*seeds, (0, 0)]:
         mutated = bytearray(good)

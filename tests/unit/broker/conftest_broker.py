@@ -1,0 +1,143 @@
+"""A mesh in one event loop: a controller and three brokers with real files and real gRPC on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kipmesh.core import messages as m
+from kipmesh.core.config import BrokerConfig, ControllerConfig
+from kipmesh.node.broker import BrokerNode
+from kipmesh.node.controller import ControllerNode
+from kipmesh.rpc.client import Connection, ConnectionPool
+
+CLUSTER_ID = "broker-tests"
+TIMEOUT_S = 20.0
+
+
+async def eventually(condition: Callable[[], Any], what: str) -> Any:
+    """Wait until `condition` is true; the state is the nodes' own, in this loop."""
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            while not (result := condition()):  # noqa: ASYNC110 - a condition over the state of several nodes
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise AssertionError(f"not in {TIMEOUT_S:.0f} s: {what}") from None
+    return result
+
+
+class Mesh:
+    """Brokers 1 (leader role), 2 and 3 in three racks, and controller 100."""
+
+    def __init__(self, folder: Path, **broker_keys: Any) -> None:
+        self.folder = folder
+        self.broker_keys = {"broker.heartbeat.interval.ms": 100, "broker.session.timeout.ms": 1000} | broker_keys
+        self.controller: ControllerNode
+        self.brokers: dict[int, BrokerNode] = {}
+        self.ports: dict[int, int] = {}
+        self.pool = ConnectionPool("tests")
+        self.controller_port = 0
+
+    async def start_controller(self) -> None:
+        config = ControllerConfig.parse(
+            {
+                "node.id": 100,
+                "cluster.id": CLUSTER_ID,
+                "controller.quorum.voters": f"100@127.0.0.1:{self.controller_port or 1}",
+                "listeners": f"MESH://127.0.0.1:{self.controller_port}",
+                "metadata.log.dir": str(self.folder / "controller"),
+                "broker.session.timeout.ms": self.broker_keys["broker.session.timeout.ms"],
+            }
+        )
+        self.controller = ControllerNode(config)
+        await self.controller.start()
+        self.controller_port = self.controller.grpc_port
+
+    async def start_broker(self, broker_id: int, **more: Any) -> BrokerNode:
+        config = BrokerConfig.parse(
+            {
+                "node.id": broker_id,
+                "cluster.id": CLUSTER_ID,
+                "controller.quorum.voters": f"100@127.0.0.1:{self.controller_port}",
+                "listeners": f"MESH://127.0.0.1:{self.ports.get(broker_id, 0)}",
+                "log.dirs": str(self.folder / f"broker-{broker_id}"),
+                "broker.rack": f"rack-{'abc'[broker_id - 1]}",
+            }
+            | self.broker_keys
+            | more
+        )
+        node = BrokerNode(config, is_leader_role=broker_id == 1)
+        await node.start()
+        self.ports[broker_id] = node.grpc_port
+        self.brokers[broker_id] = node
+        return node
+
+    async def ready(self, *broker_ids: int) -> None:
+        for broker_id in broker_ids:
+            await eventually(lambda node=self.brokers[broker_id]: node.ready, f"broker {broker_id} ready")
+
+    async def start(self) -> None:
+        await self.start_controller()
+        for broker_id in (1, 2, 3):
+            await self.start_broker(broker_id)
+        await self.ready(1, 2, 3)
+
+    async def stop(self) -> None:
+        for node in self.brokers.values():
+            await node.abort()
+        await self.controller.stop()
+        await self.pool.close()
+
+    def connection(self, broker_id: int) -> Connection:
+        return self.pool.get(f"127.0.0.1:{self.ports[broker_id]}")
+
+    async def call(self, broker_id: int, method: str, request: Any, service: str = "Broker") -> Any:
+        return await self.connection(broker_id).call(service, method, request, TIMEOUT_S)
+
+    async def create(
+        self, name: str, partitions: int = 1, replication_factor: int = 3, via: int = 1, **configs: str
+    ) -> bytes:
+        """Create a topic and wait until every broker knows it; returns its id."""
+        entries = [m.ConfigEntry(key.replace("_", "."), value) for key, value in configs.items()]
+        topic = m.CreatableTopic(name, partitions, replication_factor, configs=entries)
+        response = await self.call(via, "CreateTopics", m.CreateTopicsRequest([topic], 10_000), "Admin")
+        (result,) = response.topics
+        assert result.error_code == 0, result
+        for node in self.brokers.values():
+            await eventually(lambda node=node: node.partitions.image.topic_by_name(name), f"{name} known")
+        leader = self.brokers[1]
+        await eventually(
+            lambda: all(leader.partitions.get(result.topic_id, p) for p in range(partitions)) or 1 not in self.brokers,
+            f"{name} hosted",
+        )
+        return result.topic_id
+
+    async def produce(
+        self, topic: str, batch: bytes, *, partition: int = 0, acks: int = -1, via: int = 1, timeout_ms: int = 10_000
+    ) -> m.PartitionProduceResponse:
+        data = m.TopicProduceData(topic, b"", [m.PartitionProduceData(partition, batch)])
+        response = await self.call(via, "Produce", m.ProduceRequest(None, acks, timeout_ms, [data]))
+        return response.responses[0].partition_responses[0]
+
+    async def fetch(
+        self,
+        topic: str,
+        offset: int,
+        *,
+        partition: int = 0,
+        via: int = 1,
+        max_wait_ms: int = 0,
+        min_bytes: int = 1,
+        max_bytes: int = 1 << 20,
+        epoch: int = -1,
+        topic_id: bytes = b"",
+    ) -> m.PartitionData:
+        asked = m.FetchPartition(partition, epoch, offset, partition_max_bytes=max_bytes)
+        request = m.FetchRequest(
+            max_wait_ms=max_wait_ms, min_bytes=min_bytes, topics=[m.FetchTopic(topic, topic_id, [asked])]
+        )
+        response = await self.call(via, "Fetch", request)
+        assert response.error_code == 0, response
+        return response.responses[0].partitions[0]
