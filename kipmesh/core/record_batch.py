@@ -28,6 +28,7 @@ MAGIC = 2
 
 _HEADER = Struct(">qiibIhiqqqhii")
 _OFFSET_LENGTH_EPOCH = Struct(">qii")
+_OFFSET_LENGTH_DELTA = Struct(">qi11xi")
 _CRC = Struct(">I")
 _CRC_POSITION = 17
 _CRC_FROM = 21
@@ -134,6 +135,31 @@ def iterate(data: Buffer, *, allow_partial: bool = False) -> Iterator[tuple[int,
             )
         yield position, header
         position = following
+
+
+def peek(data: Buffer, position: int = 0) -> tuple[int, int]:
+    """Size of the batch at `position` and the offset after it, unchecked: for bytes that were checked when written."""
+    base_offset, length, last_offset_delta = _OFFSET_LENGTH_DELTA.unpack_from(data, position)
+    return length + LOG_OVERHEAD_BYTES, base_offset + last_offset_delta + 1
+
+
+def whole_batches(data: Buffer, max_bytes: int, max_offset: int) -> tuple[int, int]:
+    """Bytes of the whole batches at the front of `data` that end at or below `max_offset`, and the offset after them.
+
+    (0, 0) when there is none within `max_bytes`. CorruptRecordError on an impossible length; nothing else is checked.
+    """
+    position = next_offset = 0
+    end = min(len(data), max_bytes)
+    unpack = _OFFSET_LENGTH_DELTA.unpack_from
+    while position + HEADER_BYTES <= end:
+        base_offset, length, last_offset_delta = unpack(data, position)
+        following = position + length + LOG_OVERHEAD_BYTES
+        if length < HEADER_BYTES - LOG_OVERHEAD_BYTES:
+            raise CorruptRecordError(f"batch length {length} at offset {base_offset}")
+        if following > end or base_offset + last_offset_delta >= max_offset:
+            break
+        position, next_offset = following, base_offset + last_offset_delta + 1
+    return position, next_offset
 
 
 def check_crc(data: Buffer, position: int, header: BatchHeader) -> None:

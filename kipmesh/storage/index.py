@@ -73,21 +73,24 @@ class SparseIndex:
 
     def at(self, files: OpenFiles, number: int) -> Entry:
         """The entry of that number, from 0."""
-        return self._block(files, number, 1)[0]
+        first, second = self._entry.unpack(self._bytes(files, number, number + 1))
+        return first, second
 
     def floor(self, files: OpenFiles, key: int, *, field: int = 0) -> int:
         """Number of the last entry whose first (or second: field=1) number is at most `key`; -1 if there is none."""
+        unpack, size = self._entry.unpack_from, self._entry.size
         low, high = 0, self.count  # the answer + 1 is within [low, high]
+        block, block_start, block_end = b"", 0, 0
         while low < high:
             middle = (low + high) // 2
-            start = max(low, min(middle - _BLOCK_ENTRIES // 2, high - _BLOCK_ENTRIES))
-            block = self._block(files, start, min(_BLOCK_ENTRIES, high - start))
-            if block[0][field] > key:
-                high = start
-            elif block[-1][field] <= key:
-                low = start + len(block)
+            if not block_start <= middle < block_end:
+                block_start = max(low, min(middle - _BLOCK_ENTRIES // 2, high - _BLOCK_ENTRIES))
+                block_end = min(block_start + _BLOCK_ENTRIES, high)
+                block = self._bytes(files, block_start, block_end)
+            if unpack(block, (middle - block_start) * size)[field] <= key:
+                low = middle + 1
             else:
-                return start + sum(1 for entry in block if entry[field] <= key) - 1
+                high = middle
         return low - 1
 
     def truncate(self, files: OpenFiles, count: int) -> None:
@@ -110,15 +113,15 @@ class SparseIndex:
         if files.fs.exists(self.path):
             files.get(self.path).truncate(0)
 
-    def _block(self, files: OpenFiles, start: int, count: int) -> list[Entry]:
+    def _bytes(self, files: OpenFiles, start: int, end: int) -> bytes:
+        """Entries from `start` to before `end`."""
         size = self._entry.size
         data = b""
         if start < self._written:
-            in_file = min(count, self._written - start)
-            data = files.get(self.path).read_at(in_file * size, start * size)
-            if len(data) != in_file * size:
+            in_file = (min(end, self._written) - start) * size
+            data = files.get(self.path).read_at(in_file, start * size)
+            if len(data) != in_file:
                 raise CorruptRecordError(f"{os.path.basename(self.path)} is shorter than it was")
-        if start + count > self._written:
-            first = max(0, start - self._written)
-            data += self._pending[first * size : (start + count - self._written) * size]
-        return [(entry[0], entry[1]) for entry in self._entry.iter_unpack(data)]
+        if end > self._written:
+            data += self._pending[max(0, start - self._written) * size : (end - self._written) * size]
+        return data

@@ -3,8 +3,8 @@
 Rules: "Log truth". Offsets have no gaps. The hot paths (`append_as_leader`, `append_as_follower`, `read`) run on the
 event loop and cost one write or read each; nothing looks into records.
 
-Threads: one owner calls everything, but `flush`, which any thread may call meanwhile. They share immutable values,
-the cache of open files, and `recovery_point` under `_flush_lock`.
+Threads: one owner calls everything, but `flush` and `sync_identity`, which any thread may call meanwhile: see
+`kipmesh.storage.durability`.
 
 Invariants: log_start_offset <= log_end_offset; every batch below recovery_point is durable; a batch is visible to
 `read` only when all of it was written. A failed write is cut off again. When the disk is full the log goes on once
@@ -15,8 +15,6 @@ try proves nothing), is for good: everything raises `StorageError` until the log
 from __future__ import annotations
 
 import logging
-import os
-import threading
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -24,12 +22,13 @@ from typing import NamedTuple
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import CorruptRecordError, ErrorCode, KafkaError
 from kipmesh.core.messages.fetch import EpochEndOffset
-from kipmesh.core.record_batch import LOG_OVERHEAD_BYTES, BatchHeader, assign, check_crc, iterate
-from kipmesh.storage.checkpoint import write_epochs
+from kipmesh.core.record_batch import HEADER_BYTES, BatchHeader, assign, check_crc, iterate, peek, whole_batches
+from kipmesh.storage.durability import Durability
 from kipmesh.storage.epochs import LeaderEpochs
 from kipmesh.storage.errors import StorageError, is_no_space
 from kipmesh.storage.open_files import OpenFiles
-from kipmesh.storage.segment import DELETED_SUFFIX, MAX_RELATIVE_OFFSET, OFFSET_LENGTH_DELTA, Segment
+from kipmesh.storage.retention import expired
+from kipmesh.storage.segment import DELETED_SUFFIX, MAX_RELATIVE_OFFSET, Segment
 from kipmesh.storage.timestamps import TimestampOffset, first_at_or_after, largest
 from kipmesh.storage.validation import validate_produced
 
@@ -37,10 +36,8 @@ _LOG = logging.getLogger(__name__)
 
 METADATA_TOPIC = "__cluster_metadata"
 METADATA_TOPIC_ID = bytes(15) + b"\x01"
-PARTITION_METADATA = "partition.metadata"
 
 _POSITIONS_MAX = 32
-_HEAD_BYTES = OFFSET_LENGTH_DELTA.size
 
 
 class AppendInfo(NamedTuple):
@@ -83,24 +80,17 @@ class Log:
         self.epochs = epochs
         self.log_start_offset = log_start_offset
         self.log_end_offset = log_end_offset
-        self.recovery_point = recovery_point
         self.size_bytes = sum(segment.size_bytes for segment in segments)
         self.failed: StorageError | None = None
         """Set for good by a failure of the disk."""
-        self.names_dirty = False
-        """Whether files were made or removed since the folder was last synced."""
-        self.identity_dirty = False
-        """Whether `partition.metadata` and the folder's own name are not known to be durable."""
+        self.durability = Durability(
+            files.fs, folder, recovery_point, now_ms if recovery_point < log_end_offset else None
+        )
         self._segments = segments
         self._bases = [segment.base_offset for segment in segments]
         self._positions: dict[int, tuple[Segment, int]] = {}  # where the batch with this base offset is
         self._deleted: list[tuple[int, str]] = []  # when to remove what
         self._closed = False
-        self._unsealed = False  # whether closing has just written the active segment's indexes
-        self._generation = 0  # of truncations and removals, which a running flush must notice
-        self._flush_lock = threading.Lock()
-        self._flushing = threading.Lock()  # one flush at a time; never taken by the owner's other calls
-        self._unflushed_since_ms: int | None = now_ms if recovery_point < log_end_offset else None
         self._on_recovery_point_lowered = on_recovery_point_lowered
 
     def __repr__(self) -> str:
@@ -110,6 +100,11 @@ class Log:
     def latest_epoch(self) -> int:
         """The latest leader epoch, -1 if there is none."""
         return self.epochs.latest_epoch
+
+    @property
+    def recovery_point(self) -> int:
+        """Everything below is durable."""
+        return self.durability.recovery_point
 
     @property
     def segment_base_offsets(self) -> tuple[int, ...]:
@@ -153,8 +148,7 @@ class Log:
         except OSError as error:
             raise self._fail(error, "append to") from error
         self._remember(first_offset, segment, position)
-        if self._unflushed_since_ms is None:
-            self._unflushed_since_ms = now_ms
+        self.durability.note_append(now_ms)
         return AppendInfo(first_offset, last_offset, max_timestamp, append_time, len(data))
 
     def append_as_follower(self, records: bytes, now_ms: int) -> AppendInfo | None:
@@ -175,8 +169,7 @@ class Log:
                 done = self._append_run(view, batches, done, now_ms)
         except OSError as error:
             raise self._fail(error, "append to") from error
-        if self._unflushed_since_ms is None:
-            self._unflushed_since_ms = now_ms
+        self.durability.note_append(now_ms)
         position, last = batches[-1]
         max_timestamp = max(header.max_timestamp for _, header in batches)
         return AppendInfo(first_offset, last.last_offset, max_timestamp, -1, position + last.size_bytes)
@@ -266,7 +259,7 @@ class Log:
         self._segments[-1].seal()
         segment = Segment(self.files, self.dir, self.log_end_offset, now_ms)
         segment.create()
-        self.names_dirty = True
+        self.durability.names_dirty = True
         self._segments.append(segment)
         self._bases.append(segment.base_offset)
 
@@ -294,16 +287,15 @@ class Log:
             return b""
         try:
             segment, position = self._locate(offset)
-            data = segment.read_at(max(max_bytes, _HEAD_BYTES), position)
+            data = segment.read_at(max(max_bytes, HEADER_BYTES), position)
             end, next_offset = whole_batches(data, max_bytes, limit)
             if end == 0 and min_one_batch:
-                base_offset, length, delta = OFFSET_LENGTH_DELTA.unpack_from(data)
-                if base_offset + delta >= limit:
+                end, next_offset = peek(data)
+                if next_offset > limit:
                     return b""
-                end, next_offset = length + LOG_OVERHEAD_BYTES, base_offset + delta + 1
                 data = segment.read_at(end, position)
                 if len(data) < end:
-                    raise CorruptRecordError(f"the batch at offset {base_offset} of {self!r} is cut")
+                    raise CorruptRecordError(f"the batch before offset {next_offset} of {self!r} is cut")
         except OSError as error:
             raise self._fail(error, "read") from error
         if not end:
@@ -396,11 +388,10 @@ class Log:
         self._tell_recovery_point()
 
     def _remove_files(self, segments: Sequence[Segment]) -> None:
-        self._generation += 1
+        self.durability.note_removal()
         for segment in reversed(segments):
             for path, _ in segment.suffixed(""):
                 self.files.fs.remove(path)
-            self.names_dirty = True
 
     def _after_cut(self, end: int) -> None:
         self._positions.clear()
@@ -409,10 +400,7 @@ class Log:
 
     def _tell_recovery_point(self) -> None:
         """Lower the recovery point to the log end, on disk too: batches written from here on are not durable."""
-        with self._flush_lock:
-            self._generation += 1
-            lowered = self.recovery_point > self.log_end_offset
-            self.recovery_point = min(self.recovery_point, self.log_end_offset)
+        lowered = self.durability.lower(self.log_end_offset)
         if lowered and self._on_recovery_point_lowered:
             self._on_recovery_point_lowered()
 
@@ -428,42 +416,28 @@ class Log:
     def run_retention(self, now_ms: int, high_watermark: int) -> int:
         """Take segments out of use by time, size and log start, below the high watermark; gives how many."""
         self._check_usable()
-        count = self._expired(now_ms, high_watermark)
+        count = expired(
+            self._segments,
+            self.config,
+            now_ms,
+            log_start_offset=self.log_start_offset,
+            log_end_offset=self.log_end_offset,
+            high_watermark=high_watermark,
+        )
         if not count:
             return 0
         try:
             if count == len(self._segments):
-                if not self._segments[-1].size_bytes:
-                    count -= 1
-                else:
-                    # The empty successor must be there after a crash: it alone says where the log goes on.
-                    self._roll(now_ms)
-                    self.files.fs.sync_dir(self.dir)
+                # The empty successor must be there after a crash: it alone says where the log goes on.
+                self._roll(now_ms)
+                self.files.fs.sync_dir(self.dir)
             self._retire(self._segments[:count], now_ms)
         except OSError as error:
             raise self._fail(error, "delete segments of") from error
         return count
 
-    def _expired(self, now_ms: int, high_watermark: int) -> int:
-        config = self.config
-        excess = self.size_bytes - config.retention_bytes if config.retention_bytes >= 0 else -1
-        count = 0
-        for number, segment in enumerate(self._segments):
-            is_last = number + 1 == len(self._segments)
-            end = self.log_end_offset if is_last else self._bases[number + 1]
-            if end > high_watermark:
-                break
-            excess -= segment.size_bytes
-            age_ms = now_ms - segment.largest_timestamp(segment.created_ms)
-            is_old = 0 <= config.retention_ms < age_ms and (segment.size_bytes > 0 or not is_last)
-            is_below_start = not is_last and end <= self.log_start_offset
-            if not (is_old or is_below_start or (excess >= 0 and segment.size_bytes > 0)):
-                break
-            count += 1
-        return count
-
     def _retire(self, segments: list[Segment], now_ms: int) -> None:
-        self._generation += 1
+        self.durability.note_removal()
         start = self._bases[len(segments)]
         due_ms = now_ms + self.config.file_delete_delay_ms
         for segment in segments:
@@ -471,11 +445,9 @@ class Log:
                 self.files.fs.rename(path, renamed)
                 self._deleted.append((due_ms, renamed))
             self.size_bytes -= segment.size_bytes
-        self.names_dirty = True
         del self._segments[: len(segments)], self._bases[: len(segments)]
         self._positions.clear()
-        with self._flush_lock:
-            self.recovery_point = max(self.recovery_point, start)
+        self.durability.skip_to(start)
         self.increment_log_start_offset(max(start, self.log_start_offset))
 
     def remove_deleted(self, now_ms: int) -> int:
@@ -496,12 +468,9 @@ class Log:
 
     def needs_flush(self, now_ms: int) -> bool:
         """Whether `flush.messages`, `flush.ms` or a rolled segment ask for a flush."""
-        if self.failed or self._closed or self.recovery_point >= self.log_end_offset:
+        if self.failed or self._closed:
             return False
-        if self.unflushed_messages >= self.config.flush_messages or self.recovery_point < self._bases[-1]:
-            return True
-        since = self._unflushed_since_ms
-        return since is not None and now_ms - since >= self.config.flush_ms
+        return self.durability.is_due(now_ms, self.config, self.log_end_offset, self._bases[-1])
 
     def flush(self) -> None:
         """Make everything appended so far durable, then move the recovery point. For any thread.
@@ -510,57 +479,21 @@ class Log:
         stays, and the next flush moves it.
         """
         self._check_usable()
-        with self._flushing:
-            self._flush(is_last=False)
+        self._flush(sealed=False)
 
-    def _flush(self, *, is_last: bool) -> None:
-        self._unflushed_since_ms = None
-        generation, end, segments = self._generation, self.log_end_offset, list(self._segments)
+    def _flush(self, *, sealed: bool) -> None:
+        end = self.log_end_offset  # before the segments: a batch below it is in one of them
         try:
-            for number, segment in enumerate(segments):
-                is_active = number + 1 == len(segments)
-                segment_end = end if is_active else segments[number + 1].base_offset
-                if segment_end > self.recovery_point or (is_last and is_active and self._unsealed):
-                    segment.sync(with_indexes=is_last or not is_active)
-            if self.epochs.is_dirty:
-                self.epochs.written = write_epochs(self.files.fs, self.dir, self.epochs.entries)
-                self.names_dirty = True
-            self._sync_names(with_parent=True)
-        except FileNotFoundError as error:
-            if generation == self._generation and not self._closed:
-                raise self._fail(error, "flush", for_good=True) from error
-            return
+            self.durability.flush(list(self._segments), end, self.epochs, sealed=sealed)
         except OSError as error:
             raise self._fail(error, "flush", for_good=True) from error
-        with self._flush_lock:
-            if generation == self._generation and end > self.recovery_point:
-                self.recovery_point = end
 
     def sync_identity(self) -> None:
         """Make `partition.metadata` durable; the caller syncs the folder above. For any thread."""
         try:
-            with self._flushing:
-                self._sync_names(with_parent=False)
+            self.durability.sync_identity()
         except OSError as error:
-            if not self._closed:
-                raise self._fail(error, "sync", for_good=True) from error
-
-    def _sync_names(self, *, with_parent: bool) -> None:
-        fs = self.files.fs
-        was_dirty = self.identity_dirty
-        if was_dirty:
-            file = fs.open(f"{self.dir}/{PARTITION_METADATA}")
-            try:
-                file.sync()
-            finally:
-                file.close()
-        if self.names_dirty or was_dirty:
-            self.names_dirty = False
-            fs.sync_dir(self.dir)
-        if was_dirty and with_parent:
-            fs.sync_dir(os.path.dirname(self.dir))
-        if was_dirty:
-            self.identity_dirty = False
+            raise self._fail(error, "sync", for_good=True) from error
 
     def close(self) -> None:
         """Write indexes, flush, and let the files go. StorageError when that fails; the log is closed anyway."""
@@ -569,21 +502,20 @@ class Log:
         try:
             self._check_usable()
             active = self._segments[-1]
-            self._unsealed = active.exists and not active.is_sealed
+            seals = active.exists and not active.is_sealed
             try:
                 active.seal()
             except OSError as error:
                 raise self._fail(error, "close") from error
-            self.names_dirty |= self._unsealed
-            with self._flushing:
-                self._flush(is_last=True)
+            self.durability.names_dirty |= seals
+            self._flush(sealed=seals)
         finally:
             self.abandon()
 
     def abandon(self) -> None:
         """Let the files go without writing anything; the folder may be renamed or removed."""
         self._closed = True
-        self._generation += 1
+        self.durability.note_removal()
         for segment in self._segments:
             segment.forget_files()
 
@@ -599,19 +531,3 @@ class Log:
             self.failed = raised
             _LOG.error("%s; the log stays unusable", raised.message)
         return raised
-
-
-def whole_batches(data: bytes, max_bytes: int, limit: int) -> tuple[int, int]:
-    """Bytes of the whole batches at the front of `data` that end below offset `limit`, and the offset after them."""
-    position = next_offset = 0
-    end = min(len(data), max_bytes)
-    unpack = OFFSET_LENGTH_DELTA.unpack_from
-    while position + _HEAD_BYTES <= end:
-        base_offset, length, delta = unpack(data, position)
-        following = position + length + LOG_OVERHEAD_BYTES
-        if following > end or base_offset + delta >= limit:
-            break
-        if length <= 0:
-            raise CorruptRecordError(f"batch length {length} at offset {base_offset}")
-        position, next_offset = following, base_offset + delta + 1
-    return position, next_offset

@@ -22,11 +22,16 @@ from dataclasses import dataclass, field
 
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import CorruptRecordError
-from kipmesh.storage.checkpoint import format_partition_metadata, parse_partition_metadata, read_epochs
+from kipmesh.storage.checkpoint import (
+    PARTITION_METADATA,
+    format_partition_metadata,
+    parse_partition_metadata,
+    read_epochs,
+)
 from kipmesh.storage.epochs import LeaderEpochs
 from kipmesh.storage.errors import StorageError
 from kipmesh.storage.fs import FileStat, FileSystem, read_file, write_file
-from kipmesh.storage.log import METADATA_TOPIC, METADATA_TOPIC_ID, PARTITION_METADATA, Log
+from kipmesh.storage.log import METADATA_TOPIC, METADATA_TOPIC_ID, Log
 from kipmesh.storage.open_files import OpenFiles
 from kipmesh.storage.segment import DELETED_SUFFIX, INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, Segment
 
@@ -81,8 +86,8 @@ def open_log(
         now_ms=now_ms,
         on_recovery_point_lowered=on_recovery_point_lowered,
     )
-    log.identity_dirty = is_new and topic_id != b""
-    log.names_dirty = loading.names_changed
+    log.durability.identity_dirty = is_new and topic_id != b""
+    log.durability.names_dirty = loading.names_changed
     return log
 
 

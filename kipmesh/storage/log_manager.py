@@ -240,7 +240,7 @@ class LogManager:
             if existing:
                 if not existing.topic_id:
                     write_identity(self.fs, existing.dir, topic_id)
-                    existing.topic_id, existing.identity_dirty = topic_id, True
+                    existing.topic_id, existing.durability.identity_dirty = topic_id, True
                 if existing.topic_id != topic_id:
                     raise KafkaError(
                         ErrorCode.INCONSISTENT_TOPIC_ID,
@@ -310,7 +310,7 @@ class LogManager:
 
     def checkpoint_recovery_points(self) -> None:
         """Write the recovery points, and make new partitions durable. StorageError."""
-        new = [log for log in self._every_log() if log.identity_dirty and not log.failed]
+        new = [log for log in self._every_log() if log.durability.identity_dirty and not log.failed]
         try:
             for log in new:
                 log.sync_identity()

@@ -14,7 +14,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from struct import Struct
 from typing import NamedTuple
 
 from kipmesh.core.errors import CorruptRecordError
@@ -30,9 +29,7 @@ DELETED_SUFFIX = ".deleted"
 NO_TIMESTAMP = -1
 MAX_RELATIVE_OFFSET = (1 << 31) - 1
 
-OFFSET_LENGTH_DELTA = Struct(">qi11xi")
-"""Base offset, batch length, last offset delta: what a read needs of a header."""
-_SCAN_BYTES = 64 << 10
+_SCAN_BYTES = 16 << 10
 _RECOVERY_BYTES = 4 << 20
 
 
