@@ -86,20 +86,21 @@ def test_broken_links_are_found(tmp_path: Path) -> None:
     assert len(list(repo_checks.broken_links(PAGE, bad, tmp_path))) == 3
 
 
-def test_broken_references_are_found(tmp_path: Path) -> None:
+def test_broken_paths_are_found(tmp_path: Path) -> None:
     (tmp_path / "kipmesh").mkdir()
     (tmp_path / "kipmesh/log.py").write_text("def append(): ...\n")
-    row = "| 227-01 | what `a/b` is | `{}` | not yet | `metric` |"
-    for code, findings in [
-        ("kipmesh/log.py", 0),
-        ("kipmesh/log.py::append", 0),
-        ("kipmesh/log.py::appen", 1),
-        ("kipmesh/none.py", 1),
-        ("plain_name", 0),
-    ]:
-        assert len(list(repo_checks.broken_references(PAGE, row.format(code), tmp_path))) == findings, code
-    assert not list(repo_checks.broken_paths(PAGE, "`kipmesh/log.py` `kipmesh local up` `kipmesh/`", tmp_path))
+    good = "`kipmesh/log.py` `kipmesh/log.py::append` `kipmesh local up` `kipmesh/` `a/b`\n```\n`kipmesh/none`\n```\n"
+    assert not list(repo_checks.broken_paths(PAGE, good, tmp_path))
     assert list(repo_checks.broken_paths(PAGE, "in `kipmesh/none.py`", tmp_path)) == [f"{PAGE}: no kipmesh/none.py"]
+    assert list(repo_checks.broken_paths(PAGE, "`kipmesh/log.py::appen`", tmp_path)) == [
+        f"{PAGE}: no appen in kipmesh/log.py"
+    ]
+
+
+def test_rows_behind_the_code_are_found() -> None:
+    table = "| 227-01 | ids | not yet | not yet | not yet |\n| 227-02 | who | `kipmesh/log.py` | not yet | not yet |\n"
+    assert not list(repo_checks.rows_behind_the_code(table, ["# 227-02 and 227-03"]))
+    assert list(repo_checks.rows_behind_the_code(table, ["# keeps 227-01"]))
 
 
 def test_undocumented_targets_are_found() -> None:
