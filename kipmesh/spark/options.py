@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+from kipmesh.core.config import ConsumerConfig
+from kipmesh.core.errors import InvalidConfigError
 from kipmesh.spark.offsets import (
     EARLIEST_OFFSET,
     LATEST_OFFSET,
@@ -27,8 +29,12 @@ _CLIENT_PREFIX: Final = "kafka."
 _BOOTSTRAP: Final = "kafka.bootstrap.servers"
 _STRATEGIES: Final = ("assign", "subscribe", "subscribePattern")
 
-# Rows and bytes of one fetch: what bounds the memory of a task (two fetches in flight, one Arrow batch being built).
-_DEFAULT_FETCH_BYTES: Final = 4 * 1024 * 1024
+# What bounds the memory of a task: two fetches that wait to be decoded, and one Arrow batch.
+_SCAN_CONFIG: Final[Mapping[str, str]] = {
+    "max.partition.fetch.bytes": str(4 * 1024 * 1024),
+    "fetch.max.bytes": str(8 * 1024 * 1024),
+    "auto.offset.reset": "none",
+}
 
 _KNOWN: Final = (
     *_STRATEGIES,
@@ -111,7 +117,6 @@ class SourceOptions:
     max_offsets_per_trigger: int | None
     min_partitions: int | None
     max_records_per_partition: int | None
-    fetch_bytes: int
     client_config: Mapping[str, str]
 
 
@@ -120,12 +125,6 @@ def parse_options(raw: Mapping[str, str], mode: Mode) -> SourceOptions:
     given = _canonical(raw)
     topics, pattern, assignment = _parse_strategy(given)
     starting, ending = _parse_bounds(given, mode)
-    client_config = {
-        name.removeprefix(_CLIENT_PREFIX): value
-        for name, value in given.items()
-        if name.startswith(_CLIENT_PREFIX) and name != _BOOTSTRAP
-    }
-    fetch_bytes = client_config.get("max.partition.fetch.bytes", str(_DEFAULT_FETCH_BYTES))
     return SourceOptions(
         bootstrap=_parse_bootstrap(given),
         topics=topics,
@@ -139,8 +138,7 @@ def parse_options(raw: Mapping[str, str], mode: Mode) -> SourceOptions:
         max_offsets_per_trigger=_parse_positive(given, "maxOffsetsPerTrigger"),
         min_partitions=_parse_positive(given, "minPartitions"),
         max_records_per_partition=_parse_positive(given, "maxRecordsPerPartition"),
-        fetch_bytes=_positive("kafka.max.partition.fetch.bytes", fetch_bytes),
-        client_config=client_config,
+        client_config=_parse_client_config(given),
     )
 
 
@@ -169,6 +167,21 @@ def _parse_bootstrap(given: Mapping[str, str]) -> str:
         if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
             raise InvalidOptionError(_BOOTSTRAP, f"wants host:port,host:port and not {server.strip()!r}")
     return servers
+
+
+def _parse_client_config(given: Mapping[str, str]) -> dict[str, str]:
+    """The consumer's settings: the kafka.* options without the prefix, over what suits a scan of a whole topic."""
+    config = dict(_SCAN_CONFIG)
+    for name, value in given.items():
+        if name.startswith(_CLIENT_PREFIX) and name != _BOOTSTRAP:
+            config[name.removeprefix(_CLIENT_PREFIX)] = value
+    try:
+        ConsumerConfig.parse(config)
+    except InvalidConfigError as error:
+        named = re.search(r"key '([^']+)'", str(error))
+        key = named.group(1) if named else ""
+        raise InvalidOptionError(f"{_CLIENT_PREFIX}{key}", f"is refused by the client: {error}") from None
+    return config
 
 
 def _parse_strategy(given: Mapping[str, str]) -> tuple[tuple[str, ...], str, tuple[TopicPartition, ...]]:

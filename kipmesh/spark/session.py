@@ -1,4 +1,4 @@
-"""A local Spark session that is quiet, small and closed to the network, for jobs and tests.
+"""A local Spark session that is quiet (it logs to a file), small and closed to the network, for jobs and tests.
 
 Workers run the interpreter that runs this (`PYSPARK_PYTHON`), the session's time zone is UTC whatever the machine's
 is, and nothing listens on other interfaces than the loopback one.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,15 +17,6 @@ from kipmesh.spark.java import ensure_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_LOG4J: Final = """\
-rootLogger.level = error
-rootLogger.appenderRef.stderr.ref = console
-appender.console.type = Console
-appender.console.name = console
-appender.console.target = SYSTEM_ERR
-appender.console.layout.type = PatternLayout
-appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex{0}
-"""
 _SETTINGS: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -50,36 +40,32 @@ def local_session(
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     work_dir.mkdir(parents=True, exist_ok=True)
-    log4j = work_dir / "log4j2.properties"
-    log4j.write_text(_LOG4J)
     from pyspark.sql import SparkSession
 
-    # A JVM takes its options when it starts: by the builder they would come too late for logging.
-    java_options = f"-Dlog4j2.configurationFile={log4j.resolve().as_uri()} -Dderby.system.home={work_dir.resolve()}"
-    builder = SparkSession.builder.master(f"local[{cores}]").appName(name)
+    builder = SparkSession.builder
     chosen = {
         **_SETTINGS,
+        "spark.master": f"local[{cores}]",
+        "spark.app.name": name,
         "spark.driver.memory": memory,
-        "spark.driver.extraJavaOptions": java_options,
+        "spark.driver.extraJavaOptions": f"-Dderby.system.home={work_dir.resolve()}",
         "spark.local.dir": str((work_dir / "local").resolve()),
         "spark.sql.warehouse.dir": str((work_dir / "warehouse").resolve()),
         **(settings or {}),
     }
     for key, value in chosen.items():
         builder = builder.config(key, value)
-    with _stderr_into(work_dir / "spark.log"):
-        return builder.getOrCreate()
+    _launch_jvm(chosen, work_dir / "spark.log")
+    return builder.getOrCreate()
 
 
-@contextmanager
-def _stderr_into(path: Path) -> Iterator[None]:
-    """While Spark starts, so that the JVM and its Python workers inherit the file as their standard error."""
-    sys.stderr.flush()
-    saved = os.dup(2)
-    try:
-        with path.open("ab") as file:
-            os.dup2(file.fileno(), 2)
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
+def _launch_jvm(settings: Mapping[str, str], log: Path) -> None:
+    """Start the JVM with its standard error, which its Python workers inherit, in a file; a running one is kept."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    if SparkContext._gateway is None:
+        conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+        with log.open("ab") as file:
+            gateway = launch_gateway(conf, {"stderr": file})
+        SparkContext._gateway, SparkContext._jvm = gateway, gateway.jvm

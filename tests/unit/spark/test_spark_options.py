@@ -42,7 +42,7 @@ def test_names_are_case_insensitive() -> None:
 def test_client_settings_pass_without_the_prefix() -> None:
     options = parse(**{"kafka.request.timeout.ms": "5000", "kafka.max.partition.fetch.bytes": "65536"})
     assert options.client_config["request.timeout.ms"] == "5000"
-    assert options.fetch_bytes == 65536
+    assert options.client_config["max.partition.fetch.bytes"] == "65536"
     assert "bootstrap.servers" not in options.client_config
 
 
@@ -94,6 +94,7 @@ def test_assign_and_pattern() -> None:
         (Mode.BATCH, {"minPartitions": "0"}, "minPartitions"),
         (Mode.BATCH, {"maxRecordsPerPartition": "-4"}, "maxRecordsPerPartition"),
         (Mode.BATCH, {"kafka.group.id": "g"}, "kafka.group.id"),
+        (Mode.BATCH, {"kafka.fetch.min.byte": "1"}, "kafka.fetch.min.byte"),
         (Mode.BATCH, {"kafka.max.partition.fetch.bytes": "x"}, "kafka.max.partition.fetch.bytes"),
         (Mode.STREAM, {"endingOffsets": "latest"}, "endingOffsets"),
         (Mode.STREAM, {"maxOffsetsPerTrigger": "many"}, "maxOffsetsPerTrigger"),

@@ -49,7 +49,9 @@ def _data(tables: Tables, run: RunFacts | None, generated: datetime) -> dict[str
                 if row["wind_speed"] is not None
             ],
             "Visibility, miles": [
-                _summary(row, _bin_label(row["visib"], 2, 10)) for row in tables["visibility"] if row["visib"] is not None
+                _summary(row, _bin_label(row["visib"], 2, 10))
+                for row in tables["visibility"]
+                if row["visib"] is not None
             ],
             "Rain in the hour": sorted(
                 (_summary(row, row["rain"]) for row in tables["rain"] if row["rain"]),

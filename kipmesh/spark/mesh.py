@@ -1,0 +1,166 @@
+"""The cluster as the source uses it: questions for planning, and the records of a range.
+
+Planning asks through an admin client, so that each micro-batch sees partitions and offsets as they are now; reading
+goes through a consumer, which fetches ahead in its own thread while the caller decodes. Both are opened when they are
+first needed and closed with the `Mesh`.
+
+Invariant: `fetch` gives whole batches in offset order that cover the range, or raises, or (when failOnDataLoss is
+false) has reported what is missing. What waits undelivered is at most two fetches of a partition.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Collection, Iterator, Mapping
+from types import TracebackType
+from typing import Final, Self
+
+from kipmesh.client.sync import AdminClient, Consumer
+from kipmesh.client.types import TIMESTAMP_EARLIEST, TIMESTAMP_LATEST
+from kipmesh.core.config import AdminConfig
+from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.spark.offsets import InvalidOptionError, OffsetRange, Offsets, TopicPartition
+from kipmesh.spark.options import SourceOptions
+from kipmesh.spark.planning import DataLoss
+
+logger = logging.getLogger(__name__)
+
+_POLL_MS: Final = 500
+_STALL_SECONDS: Final = 60.0
+
+
+class Mesh:
+    """A connection to the cluster that the options name."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._admin: AdminClient | None = None
+        self._consumer: Consumer | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close what was opened; may be called again."""
+        admin, consumer = self._admin, self._consumer
+        self._admin = self._consumer = None
+        try:
+            if consumer is not None:
+                consumer.close()
+        finally:
+            if admin is not None:
+                admin.close()
+
+    # -- planning (`kipmesh.spark.planning.Cluster`)
+
+    def partitions(self) -> list[TopicPartition]:
+        """The partitions that the options name, in order; `InvalidOptionError` when one does not exist."""
+        options = self._options
+        if options.assignment:
+            there = set(self._partitions_of("assign", sorted({each.topic for each in options.assignment})))
+            missing = [each for each in options.assignment if each not in there]
+            if missing:
+                raise InvalidOptionError(
+                    "assign", f"names {missing[0].topic}-{missing[0].partition}, which is not there"
+                )
+            return list(options.assignment)
+        if options.pattern:
+            pattern = re.compile(options.pattern)
+            topics = sorted(topic for topic in self._open_admin().list_topics() if pattern.fullmatch(topic))
+            return self._partitions_of("subscribePattern", topics)
+        return self._partitions_of("subscribe", sorted(options.topics))
+
+    def earliest_offsets(self, partitions: Collection[TopicPartition]) -> Offsets:
+        """The first offset of each partition."""
+        return self._list_offsets(dict.fromkeys(partitions, TIMESTAMP_EARLIEST))
+
+    def latest_offsets(self, partitions: Collection[TopicPartition]) -> Offsets:
+        """The offset after the last readable record of each partition."""
+        return self._list_offsets(dict.fromkeys(partitions, TIMESTAMP_LATEST))
+
+    def offsets_for_times(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
+        """The first offset whose time is at least the one given; None where all records are older."""
+        found = self._open_admin().list_offsets(dict(times)) if times else {}
+        return {TopicPartition(*where): None if place is None else place.offset for where, place in found.items()}
+
+    def _list_offsets(self, wanted: dict[TopicPartition, int]) -> Offsets:
+        found = self._open_admin().list_offsets(dict(wanted)) if wanted else {}
+        return {TopicPartition(*where): 0 if place is None else place.offset for where, place in found.items()}
+
+    def _partitions_of(self, option: str, topics: list[str]) -> list[TopicPartition]:
+        if not topics:
+            return []
+        try:
+            found = self._open_admin().describe_topics(topics)
+        except KafkaError as error:
+            if error.code in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION):
+                raise InvalidOptionError(option, f"names a topic that is not there: {error}") from None
+            raise
+        return sorted(TopicPartition(name, p) for name, topic in found.items() for p in topic.partitions)
+
+    # -- reading
+
+    def fetch(self, wanted: OffsetRange, loss: DataLoss) -> Iterator[bytes]:
+        """Whole batches that hold the records of `wanted`; the first and the last may hold others too."""
+        where = wanted.topic_partition
+        consumer = self._open_consumer()
+        consumer.assign([where])
+        consumer.seek(where, wanted.start)
+        position, quiet_since = wanted.start, time.monotonic()
+        while position < wanted.end:
+            try:
+                batches = consumer.fetch_batches(timeout_ms=_POLL_MS)
+            except KafkaError as error:
+                if error.code != ErrorCode.OFFSET_OUT_OF_RANGE:
+                    raise
+                position = self._next_there(wanted, position, loss)
+                consumer.seek(where, position)
+                continue
+            if batches:
+                quiet_since = time.monotonic()
+            elif time.monotonic() - quiet_since > _STALL_SECONDS:
+                text = f"no records of {where.topic}-{where.partition} from offset {position} for {_STALL_SECONDS:g} s"
+                raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, text)
+            else:
+                position = self._next_there(wanted, position, loss)
+            for each in batches:
+                position = each.next_position
+                yield each.records
+
+    def _next_there(self, wanted: OffsetRange, position: int, loss: DataLoss) -> int:
+        """Where to go on when nothing came at `position`: there, or after what was lost."""
+        where = wanted.topic_partition
+        earliest = self.earliest_offsets([where])[where]
+        name = f"{where.topic}-{where.partition}"
+        if position < earliest:
+            following = min(earliest, wanted.end)
+            loss.report(f"{name} begins at offset {earliest} now and {position} was to be read", following - position)
+            return following
+        latest = self.latest_offsets([where])[where]
+        if position >= latest:
+            loss.report(f"{name} ends at offset {latest} now and {position} was to be read", wanted.end - position)
+            return wanted.end
+        return position
+
+    # -- clients
+
+    def _open_admin(self) -> AdminClient:
+        if self._admin is None:
+            known = AdminConfig.keys()
+            config = {key: value for key, value in self._options.client_config.items() if key in known}
+            self._admin = AdminClient(self._options.bootstrap, **config)
+            self._admin.start()
+        return self._admin
+
+    def _open_consumer(self) -> Consumer:
+        if self._consumer is None:
+            self._consumer = Consumer(self._options.bootstrap, **self._options.client_config)
+            self._consumer.start()
+        return self._consumer
