@@ -72,16 +72,21 @@ OWN_PATH = re.compile(r"(?:kipmesh|services|protos|tests|tools|bench|docs|exampl
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
+def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Ask git about the repository."""
+    return subprocess.run(["git", *arguments], cwd=ROOT, check=False, capture_output=True, text=True)
+
+
 def repository_files() -> list[Path]:
-    """Files that git knows or would take; relative to the root."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-    )
-    names = (Path(name) for name in listed.stdout.decode().split("\0") if name)
-    return sorted(path for path in names if (ROOT / path).is_file())
+    """Files that git knows or would take, relative to the root; without git, those outside of what is made."""
+    listed = git("ls-files", "--cached", "--others", "--exclude-standard", "-z")
+    if not listed.returncode:
+        names = (Path(name) for name in listed.stdout.split("\0") if name)
+        return sorted(path for path in names if (ROOT / path).is_file())
+    found = (path.relative_to(ROOT) for path in ROOT.rglob("*") if path.is_file())
+    made = {"build", "dist", "__pycache__"}
+    kept = (path for path in found if not made.intersection(path.parts) and not path.parts[0].startswith("."))
+    return sorted(path for path in kept if path.parts[:2] != ("kipmesh", "v1"))
 
 
 def is_test(path: Path) -> bool:

@@ -140,12 +140,11 @@ def test_lock_is_exact_and_within_the_bounds() -> None:
 
 
 def test_generated_messages_are_not_committed() -> None:
-    tracked = subprocess.run(
-        ["git", "ls-files", "kipmesh/v1", "*_pb2.py", "*_pb2.pyi"], cwd=ROOT, check=True, capture_output=True, text=True
-    )
+    tracked = repo_checks.git("ls-files", "kipmesh/v1", "*_pb2.py", "*_pb2.pyi")
+    if tracked.returncode:
+        pytest.skip(f"not a checkout of git: {tracked.stderr.strip()}")
     assert tracked.stdout == ""
-    ignored = subprocess.run(["git", "check-ignore", "-q", "kipmesh/v1/fetch_pb2.py"], cwd=ROOT, check=False)
-    assert ignored.returncode == 0
+    assert repo_checks.git("check-ignore", "-q", "kipmesh/v1/fetch_pb2.py").returncode == 0
 
 
 def test_configuration_document_is_current() -> None:
