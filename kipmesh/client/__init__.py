@@ -1,6 +1,8 @@
 """The client library: producers, consumers and administration of a mesh; `kipmesh.client.sync` has blocking forms."""
 
 from kipmesh.client.accumulator import Delivery
+from kipmesh.client.admin import AdminClient
+from kipmesh.client.consumer import Consumer
 from kipmesh.client.producer import Producer, WouldBlockError
 from kipmesh.client.types import (
     TIMESTAMP_EARLIEST,
@@ -32,12 +34,14 @@ __all__ = [
     "TIMESTAMP_EARLIEST",
     "TIMESTAMP_LATEST",
     "TIMESTAMP_MAX",
+    "AdminClient",
     "AlterOperation",
     "ClusterDescription",
     "ConfigAlteration",
     "ConfigResource",
     "ConfigSource",
     "ConfigValue",
+    "Consumer",
     "ConsumerRecord",
     "CreatedTopic",
     "Delivery",

@@ -164,10 +164,17 @@ class Metadata:
         entry = self._entries.get(name)
         return entry.error if entry is not None else ErrorCode.NONE
 
-    def gone(self, name: str) -> bool:
-        """Whether several answers in a row did not know the topic."""
+    def take_error(self, name: str) -> KafkaError | None:
+        """What a reader of the topic should be told: that it cannot be, or that several answers did not know it."""
         entry = self._entries.get(name)
-        return entry is not None and entry.unknown_answers >= UNKNOWN_ANSWERS_MAX
+        if entry is None or entry.error is ErrorCode.NONE:
+            return None
+        if not entry.error.retriable:
+            return KafkaError(entry.error, f"topic {name!r}")
+        if entry.unknown_answers < UNKNOWN_ANSWERS_MAX:
+            return None
+        entry.unknown_answers = 0
+        return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r} does not exist")
 
     def partition(self, topic: str, partition: int) -> PartitionMetadata | None:
         """What is known about a partition."""

@@ -1,0 +1,322 @@
+"""Administration: topics, partitions, configurations, offsets and the metadata quorum, by any broker.
+
+Every call retries what can be retried within `default.api.timeout.ms` and raises `KafkaError` otherwise. A retry after
+an answer that was lost may find its own work: `create_topics` then raises TOPIC_ALREADY_EXISTS, as in Kafka.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from kipmesh.client.cluster import Cluster
+from kipmesh.client.metadata import topic_metadata
+from kipmesh.client.offsets import delete_records, list_offsets
+from kipmesh.client.settings import parse_config
+from kipmesh.client.types import (
+    ClusterDescription,
+    ConfigAlteration,
+    ConfigResource,
+    ConfigValue,
+    CreatedTopic,
+    NewTopic,
+    Node,
+    OffsetAndTimestamp,
+    QuorumDescription,
+    QuorumReplica,
+    TopicMetadata,
+    TopicPartition,
+)
+from kipmesh.core.config import AdminConfig
+from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.core.messages import (
+    AlterableConfig,
+    AlterConfigsResource,
+    ConfigEntry,
+    CreatableReplicaAssignment,
+    CreatableTopic,
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopic,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DeleteTopicState,
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResponse,
+    DescribeQuorumRequest,
+    DescribeQuorumResponse,
+    DescribeQuorumTopic,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    ReplicaState,
+)
+
+_METADATA_TOPIC = "__cluster_metadata"
+_POLL_S_MAX = 0.2
+
+
+class AdminClient:
+    """Administers a cluster. Use `async with`, or `start` and `close`; one event loop."""
+
+    def __init__(self, bootstrap: str | Sequence[str], **config: Any) -> None:
+        self.config = parse_config(AdminConfig, config)
+        self._cluster = Cluster(bootstrap, self.config, "kipmesh-admin")
+        self._timeout_s = self.config.default_api_timeout_ms / 1000
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Connect; raises KafkaError when no bootstrap address answers."""
+        await self._cluster.start(min(self.config.request_timeout_ms, self.config.default_api_timeout_ms) / 1000)
+
+    async def close(self) -> None:
+        """Disconnect; may be called again."""
+        await self._cluster.close()
+
+    # -- topics
+
+    async def create_topics(
+        self, topics: Iterable[NewTopic], *, wait: bool = True, validate_only: bool = False
+    ) -> list[CreatedTopic]:
+        """Create topics; with `wait` returns when a broker knows a leader for each of their partitions.
+
+        Raises KafkaError for the first topic that could not be created; the others are created all the same.
+        """
+        wanted = [_creatable(topic) for topic in topics]
+        request = CreateTopicsRequest(wanted, self._request_timeout_ms, validate_only)
+
+        def errors(response: CreateTopicsResponse) -> list[tuple[str, int, str | None]]:
+            return [(each.name, each.error_code, each.error_message) for each in response.topics]
+
+        response: CreateTopicsResponse = await self._call("CreateTopics", request, errors)
+        created = [
+            CreatedTopic(each.name, each.topic_id, each.num_partitions, each.replication_factor)
+            for each in response.topics
+        ]
+        if wait and not validate_only:
+            ids = {each.name: each.topic_id for each in created}
+            await self._wait_for(list(ids), lambda found: all(_led(found.get(name), ids[name]) for name in ids))
+        return created
+
+    async def delete_topics(self, names: Iterable[str], *, wait: bool = True) -> None:
+        """Delete topics by name; with `wait` returns when a broker does not know them any more."""
+        listed = list(names)
+        request = DeleteTopicsRequest([DeleteTopicState(name) for name in listed], self._request_timeout_ms)
+
+        def errors(response: DeleteTopicsResponse) -> list[tuple[str, int, str | None]]:
+            return [(each.name or "", each.error_code, each.error_message) for each in response.responses]
+
+        old = {topic.name: topic.topic_id for topic in await self._describe(listed)} if wait else {}
+        await self._call("DeleteTopics", request, errors)
+        if wait:
+
+            def gone(found: Mapping[str, TopicMetadata]) -> bool:
+                return all(name not in found or found[name].topic_id != old.get(name) for name in listed)
+
+            await self._wait_for(listed, gone)
+
+    async def create_partitions(self, totals: Mapping[str, int], *, wait: bool = True) -> None:
+        """Raise the number of partitions of topics to these totals."""
+        parts = [CreatePartitionsTopic(name, count) for name, count in totals.items()]
+
+        def errors(response: CreatePartitionsResponse) -> list[tuple[str, int, str | None]]:
+            return [(each.name, each.error_code, each.error_message) for each in response.results]
+
+        await self._call("CreatePartitions", CreatePartitionsRequest(parts, self._request_timeout_ms), errors)
+        if wait:
+
+            def grown(found: Mapping[str, TopicMetadata]) -> bool:
+                return all(
+                    name in found and len(found[name].partitions) >= count and _led(found[name])
+                    for name, count in totals.items()
+                )
+
+            await self._wait_for(list(totals), grown)
+
+    async def list_topics(self) -> list[TopicMetadata]:
+        """All topics, by name."""
+        response = await self._metadata_of(MetadataRequest(all_topics=True))
+        found = [topic_metadata(each.name or "", each) for each in response.topics if not each.error_code]
+        return sorted(found, key=lambda topic: topic.name)
+
+    async def describe_topics(self, names: Iterable[str]) -> list[TopicMetadata]:
+        """These topics, in this order; raises KafkaError for one that does not exist."""
+        listed = list(names)
+        found = {topic.name: topic for topic in await self._describe(listed)}
+        for name in listed:
+            if name not in found:
+                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r} does not exist")
+        return [found[name] for name in listed]
+
+    # -- configurations
+
+    async def describe_configs(
+        self, resources: Iterable[ConfigResource], *, keys: Iterable[str] = (), with_documentation: bool = False
+    ) -> dict[ConfigResource, dict[str, ConfigValue]]:
+        """The configurations of topics and brokers by key."""
+        asked = [DescribeConfigsResource(each.resource_type, each.name, tuple(keys)) for each in resources]
+
+        def errors(response: DescribeConfigsResponse) -> list[tuple[str, int, str | None]]:
+            return [(each.resource_name, each.error_code, each.error_message) for each in response.results]
+
+        request = DescribeConfigsRequest(asked, with_documentation)
+        response: DescribeConfigsResponse = await self._call("DescribeConfigs", request, errors)
+        return {
+            ConfigResource(result.resource_type, result.resource_name): {
+                each.name: ConfigValue(each.name, each.value, each.read_only, each.config_source, each.documentation)
+                for each in result.configs
+            }
+            for result in response.results
+        }
+
+    async def alter_configs(
+        self, changes: Mapping[ConfigResource, Iterable[ConfigAlteration]], *, validate_only: bool = False
+    ) -> None:
+        """Change single configuration keys (Kafka's IncrementalAlterConfigs)."""
+        resources = [
+            AlterConfigsResource(
+                resource.resource_type,
+                resource.name,
+                [AlterableConfig(each.name, each.operation, each.value) for each in alterations],
+            )
+            for resource, alterations in changes.items()
+        ]
+
+        def errors(response: IncrementalAlterConfigsResponse) -> list[tuple[str, int, str | None]]:
+            return [(each.resource_name, each.error_code, each.error_message) for each in response.responses]
+
+        request = IncrementalAlterConfigsRequest(resources, validate_only)
+        await self._call("IncrementalAlterConfigs", request, errors)
+
+    # -- offsets and the cluster
+
+    async def list_offsets(
+        self, timestamps: Mapping[tuple[str, int], int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """For each partition the first record at or after a timestamp in ms, or TIMESTAMP_EARLIEST, _LATEST, _MAX."""
+        wanted = {TopicPartition(*where): timestamp for where, timestamp in timestamps.items()}
+        return await list_offsets(self._cluster, wanted, self._timeout_s)
+
+    async def delete_records(self, offsets: Mapping[tuple[str, int], int]) -> dict[TopicPartition, int]:
+        """Delete the records below these offsets (-1: all up to the high watermark); the new first offsets."""
+        wanted = {TopicPartition(*where): offset for where, offset in offsets.items()}
+        return await delete_records(self._cluster, wanted, self._timeout_s)
+
+    async def describe_cluster(self) -> ClusterDescription:
+        """The brokers, as one of them sees them now."""
+        response = await self._metadata_of(MetadataRequest())
+        brokers = sorted(Node(each.node_id, each.host, each.port, each.rack) for each in response.brokers)
+        return ClusterDescription(response.cluster_id, response.controller_id, brokers)
+
+    async def describe_quorum(self) -> QuorumDescription:
+        """The metadata quorum, as its leader sees it."""
+        request = DescribeQuorumRequest([DescribeQuorumTopic(_METADATA_TOPIC, (0,))])
+
+        def errors(response: DescribeQuorumResponse) -> list[tuple[str, int, str | None]]:
+            inner = [each for topic in response.topics for each in topic.partitions]
+            return [
+                ("the quorum", response.error_code, response.error_message),
+                *(("the quorum", each.error_code, each.error_message) for each in inner),
+            ]
+
+        response: DescribeQuorumResponse = await self._call("DescribeQuorum", request, errors, service="Quorum")
+        for topic in response.topics:
+            for each in topic.partitions:
+                return QuorumDescription(
+                    each.leader_id,
+                    each.leader_epoch,
+                    each.high_watermark,
+                    [_quorum_replica(replica) for replica in each.current_voters],
+                    [_quorum_replica(replica) for replica in each.observers],
+                    [Node(node.node_id, node.host, node.port, node.rack) for node in response.nodes],
+                )
+        raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the answer does not mention the metadata partition")
+
+    # -- inside
+
+    @property
+    def _request_timeout_ms(self) -> int:
+        return self.config.request_timeout_ms
+
+    async def _call(
+        self,
+        method: str,
+        request: Any,
+        errors: Callable[[Any], list[tuple[str, int, str | None]]],
+        service: str = "Admin",
+    ) -> Any:
+        def retry(response: Any) -> ErrorCode | None:
+            codes = [KafkaError(code).code for _, code, _ in errors(response) if code]
+            # What a second attempt cannot have changed for all of them is not asked again.
+            again = [code for code in codes if code.retriable and code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+            return again[0] if again and len(again) == len(errors(response)) else None
+
+        response = await self._cluster.call_any(service, method, request, self._timeout_s, retry)
+        for name, code, message in errors(response):
+            if code:
+                raise KafkaError(code, message or name)
+        return response
+
+    async def _metadata_of(self, request: MetadataRequest) -> MetadataResponse:
+        def retry(response: MetadataResponse) -> ErrorCode | None:
+            return None if response.brokers else ErrorCode.BROKER_NOT_AVAILABLE
+
+        response: MetadataResponse = await self._cluster.call_any("Broker", "Metadata", request, self._timeout_s, retry)
+        return response
+
+    async def _describe(self, names: Sequence[str]) -> list[TopicMetadata]:
+        request = MetadataRequest([MetadataRequestTopic(name=name) for name in names])
+        response = await self._metadata_of(request)
+        for each in response.topics:
+            if each.error_code not in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+                raise KafkaError(each.error_code, f"topic {each.name!r}")
+        return [topic_metadata(each.name or "", each) for each in response.topics if not each.error_code]
+
+    async def _wait_for(self, names: Sequence[str], condition: Callable[[Mapping[str, TopicMetadata]], bool]) -> None:
+        """Until a broker's metadata of these topics is as wanted; brokers follow the controller with a short delay."""
+        deadline = time.monotonic() + self._timeout_s
+        delay = 0.005
+        while not condition({topic.name: topic for topic in await self._describe(names)}):
+            if time.monotonic() + delay >= deadline:
+                text = f"the metadata of {', '.join(names)} did not become complete"
+                raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, text)
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, _POLL_S_MAX)
+
+
+def _creatable(topic: NewTopic) -> CreatableTopic:
+    return CreatableTopic(
+        topic.name,
+        topic.num_partitions,
+        topic.replication_factor,
+        [CreatableReplicaAssignment(index, tuple(ids)) for index, ids in topic.assignments.items()],
+        [ConfigEntry(name, str(value)) for name, value in topic.configs.items()],
+    )
+
+
+def _led(topic: TopicMetadata | None, topic_id: bytes = b"") -> bool:
+    if topic is None or not topic.partitions or (topic_id and topic.topic_id != topic_id):
+        return False
+    return all(each.leader_id >= 0 for each in topic.partitions.values())
+
+
+def _quorum_replica(replica: ReplicaState) -> QuorumReplica:
+    return QuorumReplica(
+        replica.replica_id, replica.log_end_offset, replica.last_fetch_timestamp, replica.last_caught_up_timestamp
+    )

@@ -1,0 +1,365 @@
+"""The asynchronous consumer: positions, and records or raw batches of the assigned partitions in offset order.
+
+Partitions are given with `assign`, or topics with `subscribe`, which takes all their partitions (consumer groups come
+later, so `group.id` with `subscribe` is refused). One task at a time may poll. Records that `poll` returned count as
+read; a cancelled `poll` loses nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from kipmesh.client.cluster import Cluster
+from kipmesh.client.fetch_state import Chunk, OutOfRange, PartitionState
+from kipmesh.client.fetcher import Fetcher
+from kipmesh.client.offsets import list_offsets
+from kipmesh.client.settings import parse_config
+from kipmesh.client.types import (
+    TIMESTAMP_EARLIEST,
+    TIMESTAMP_LATEST,
+    ConsumerRecord,
+    FetchedBatches,
+    OffsetAndTimestamp,
+    TopicMetadata,
+    TopicPartition,
+)
+from kipmesh.core.config import ConsumerConfig
+from kipmesh.core.errors import ErrorCode, KafkaError
+
+Partitions = Iterable[tuple[str, int]]
+
+
+class Consumer:
+    """Reads records. Use `async with`, or `start` and `close`; one event loop."""
+
+    def __init__(self, bootstrap: str | Sequence[str], **config: Any) -> None:
+        self.config = parse_config(ConsumerConfig, config)
+        self._cluster = Cluster(bootstrap, self.config, "kipmesh-consumer", rack_id=self.config.client_rack)
+        self._metadata = self._cluster.metadata
+        self._fetcher = Fetcher(self.config, self._cluster)
+        self._topics: tuple[str, ...] | None = None
+        self._seen_topics: set[str] = set()
+        self._started = self._closed = False
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Connect; raises KafkaError when no bootstrap address answers."""
+        if self._started or self._closed:
+            raise RuntimeError("a consumer starts once")
+        self._metadata.listeners.append(self._on_metadata)
+        try:
+            await self._cluster.start(self.config.request_timeout_ms / 1000)
+        except BaseException:
+            self._closed = True
+            raise
+        self._started = True
+        self._fetcher.start()
+
+    async def close(self) -> None:
+        """Stop and disconnect; may be called again."""
+        if not self._closed:
+            self._closed = True
+            self._fetcher.arrived.set()
+            await self._fetcher.close()
+            await self._cluster.close()
+
+    # -- what to read
+
+    def assign(self, partitions: Partitions) -> None:
+        """Read exactly these partitions; those that were assigned before keep their position."""
+        self._topics = None
+        wanted = [TopicPartition(topic, partition) for topic, partition in partitions]
+        for where in wanted:
+            self._metadata.track(where.topic)
+        self._fetcher.assign(wanted)
+        self._on_metadata()
+
+    def subscribe(self, topics: Iterable[str]) -> None:
+        """Read all partitions of these topics, those that are added later from their beginning."""
+        if self.config.group_id is not None:
+            text = "consumer groups are not built yet: use assign, or subscribe without group.id"
+            raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, text)
+        if isinstance(topics, str):
+            raise TypeError("subscribe takes a list of topics")
+        self._topics = tuple(dict.fromkeys(topics))
+        self._seen_topics.clear()
+        for topic in self._topics:
+            self._metadata.track(topic)
+        self._fetcher.assign([where for where in self._fetcher.states if where.topic in self._topics])
+        self._on_metadata()
+
+    def assignment(self) -> list[TopicPartition]:
+        """The partitions that are read now."""
+        return sorted(self._fetcher.states)
+
+    def pause(self, partitions: Partitions) -> None:
+        """Return no records of these until `resume`."""
+        for state in self._states(partitions):
+            state.paused = True
+
+    def resume(self, partitions: Partitions) -> None:
+        """Return records of these again."""
+        for state in self._states(partitions):
+            state.paused = False
+        self._fetcher.wake()
+        self._fetcher.arrived.set()
+
+    def paused(self) -> list[TopicPartition]:
+        """Partitions that `pause` was called for."""
+        return [where for where, state in self._fetcher.states.items() if state.paused]
+
+    # -- positions
+
+    def seek(self, partition: tuple[str, int], offset: int) -> None:
+        """Go on at `offset`."""
+        if offset < 0:
+            raise ValueError("an offset is not negative")
+        for state in self._states([partition]):
+            state.clear(offset)
+            state.retry_at_s = 0.0
+        self._fetcher.wake()
+
+    def seek_to_beginning(self, partitions: Partitions | None = None) -> None:
+        """Go on at the first record of these (or all) partitions; found at the next poll."""
+        self._reset(partitions, TIMESTAMP_EARLIEST)
+
+    def seek_to_end(self, partitions: Partitions | None = None) -> None:
+        """Go on after the last record of these (or all) partitions; found at the next poll."""
+        self._reset(partitions, TIMESTAMP_LATEST)
+
+    async def position(self, partition: tuple[str, int]) -> int:
+        """The offset of the next record that `poll` returns of this partition."""
+        timeout_s = self.config.default_api_timeout_ms / 1000
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while True:
+            self._check_open()
+            (state,) = self._states([partition])
+            if state.position is not None:
+                return state.position
+            if state.buffer and isinstance(state.buffer[0], KafkaError):
+                raise state.buffer[0].with_traceback(None)
+            self._check_topics()
+            left = deadline - asyncio.get_running_loop().time()
+            if left <= 0:
+                raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"position of {partition} within {timeout_s} s")
+            await self._wait(left)
+
+    def high_watermark(self, partition: tuple[str, int]) -> int | None:
+        """The high watermark in the partition's last answer; None before there is one."""
+        (state,) = self._states([partition])
+        return state.high_watermark if state.high_watermark >= 0 else None
+
+    async def beginning_offsets(self, partitions: Partitions) -> dict[TopicPartition, int]:
+        """The first offset of each."""
+        return await self._ends(partitions, TIMESTAMP_EARLIEST)
+
+    async def end_offsets(self, partitions: Partitions) -> dict[TopicPartition, int]:
+        """The offset after the last record of each."""
+        return await self._ends(partitions, TIMESTAMP_LATEST)
+
+    async def offsets_for_times(
+        self, timestamps: Mapping[tuple[str, int], int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """The first record of each partition whose timestamp is at least so many ms; None where there is none."""
+        self._check_open()
+        wanted = {TopicPartition(*where): timestamp for where, timestamp in timestamps.items()}
+        return await list_offsets(self._cluster, wanted, self.config.default_api_timeout_ms / 1000)
+
+    async def partitions_for(self, topic: str) -> TopicMetadata:
+        """A topic's metadata; raises KafkaError for one that does not exist."""
+        self._check_open()
+        return await self._metadata.wait_for_topic(topic, self.config.default_api_timeout_ms / 1000)
+
+    # -- records
+
+    async def poll(self, timeout_ms: int = 0, max_records: int | None = None) -> list[ConsumerRecord]:
+        """Records, as soon as there are any; an empty list when there are none within `timeout_ms`.
+
+        Raises KafkaError for what retries do not cure; the next poll tries again.
+        """
+        count_max = self.config.max_poll_records if max_records is None else max_records
+        if count_max < 1:
+            raise ValueError("max_records is at least 1")
+        deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
+        while True:
+            self._check_open()
+            self._fetcher.arrived.clear()
+            records = await self._take(count_max)
+            if records:
+                return records
+            self._check_topics()
+            left = deadline - asyncio.get_running_loop().time()
+            if left <= 0:
+                return records
+            await self._wait(left)
+
+    async def fetch_batches(self, timeout_ms: int = 0) -> list[FetchedBatches]:
+        """All that is fetched and not read yet, as raw batches; waits like `poll`. Decode with `decode_columns`."""
+        deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
+        while True:
+            self._check_open()
+            self._fetcher.arrived.clear()
+            batches = self._take_batches()
+            if batches:
+                return batches
+            self._check_topics()
+            left = deadline - asyncio.get_running_loop().time()
+            if left <= 0:
+                return batches
+            await self._wait(left)
+
+    async def __aiter__(self) -> AsyncIterator[ConsumerRecord]:
+        while True:
+            for record in await self.poll(timeout_ms=60_000):
+                yield record
+
+    # -- inside
+
+    def _check_open(self) -> None:
+        if self._closed or not self._started:
+            raise RuntimeError("the consumer is closed" if self._closed else "the consumer is not started")
+
+    def _states(self, partitions: Partitions) -> list[PartitionState]:
+        try:
+            return [self._fetcher.states[TopicPartition(*where)] for where in partitions]
+        except KeyError as error:
+            raise ValueError(f"partition {error.args[0]} is not assigned") from None
+
+    def _reset(self, partitions: Partitions | None, timestamp: int) -> None:
+        for state in self._states(self._fetcher.states if partitions is None else partitions):
+            state.reset(timestamp)
+            state.retry_at_s = 0.0
+        self._fetcher.wake()
+
+    async def _ends(self, partitions: Partitions, timestamp: int) -> dict[TopicPartition, int]:
+        self._check_open()
+        wanted = {TopicPartition(*where): timestamp for where in partitions}
+        found = await list_offsets(self._cluster, wanted, self.config.default_api_timeout_ms / 1000)
+        return {where: place.offset if place is not None else 0 for where, place in found.items()}
+
+    async def _wait(self, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._fetcher.arrived.wait()
+        except TimeoutError:
+            pass
+        self._fetcher.arrived.clear()
+
+    def _on_metadata(self) -> None:
+        if self._topics is not None:
+            self._add_partitions(self._topics)
+        self._fetcher.on_metadata()
+
+    def _add_partitions(self, topics: Iterable[str]) -> None:
+        states = self._fetcher.states
+        added: list[TopicPartition] = []
+        for topic in topics:
+            metadata = self._metadata.topic(topic)
+            if metadata is not None:
+                wanted = [TopicPartition(topic, partition) for partition in metadata.partitions]
+                added.extend(where for where in wanted if where not in states)
+        if added:
+            self._fetcher.assign([*states, *added])
+        for where in added:
+            if where.topic in self._seen_topics:
+                self._fetcher.states[where].reset(TIMESTAMP_EARLIEST)
+        self._seen_topics.update(where.topic for where in added)
+
+    def _check_topics(self) -> None:
+        topics = self._topics if self._topics is not None else {where.topic for where in self._fetcher.states}
+        for topic in topics:
+            error = self._metadata.take_error(topic)
+            if error is not None:
+                raise error
+
+    def _next(self) -> tuple[PartitionState, Chunk | OutOfRange | KafkaError] | None:
+        """The first partition in turn that has something to take."""
+        completed = self._fetcher.completed
+        for _ in range(len(completed)):
+            state = completed[0]
+            if not state.buffer or self._fetcher.states.get(state.where) is not state:
+                completed.popleft()
+            elif state.paused:
+                completed.rotate(-1)
+            else:
+                return state, state.buffer[0]
+        return None
+
+    def _taken(self, state: PartitionState, item: Chunk | OutOfRange | KafkaError) -> None:
+        state.buffer.popleft()
+        if isinstance(item, Chunk):
+            state.buffered_bytes -= item.size_bytes
+        self._fetcher.completed.popleft()
+        if state.buffer:
+            self._fetcher.completed.append(state)
+        self._fetcher.wake()
+
+    def _handle(self, state: PartitionState, item: OutOfRange | KafkaError) -> None:
+        """Something else than records is next: raises, or resets."""
+        self._taken(state, item)
+        error = self._fetcher.out_of_range(state, item) if isinstance(item, OutOfRange) else item
+        if error is not None:
+            state.clear(state.position, state.position_epoch)
+            raise error.with_traceback(None)
+
+    async def _take(self, count_max: int) -> list[ConsumerRecord]:
+        records: list[ConsumerRecord] = []
+        while len(records) < count_max:
+            found = self._next()
+            if found is None:
+                break
+            state, item = found
+            if not isinstance(item, Chunk):
+                if records:
+                    break
+                self._handle(state, item)
+                continue
+            generation = state.generation
+            try:
+                if not item.decodes_slowly:
+                    decoded = item.decode(state, self.config.check_crcs)
+                elif records:
+                    break  # a cancelled poll would lose them
+                else:
+                    decoded = await asyncio.to_thread(item.decode, state, self.config.check_crcs)
+            except KafkaError as error:
+                if state.generation == generation:
+                    self._corrupt(state, error)
+                continue
+            if state.generation != generation:
+                continue
+            taken = item.take(state, decoded, count_max - len(records))
+            records = taken if not records else records + taken
+            if item.exhausted:
+                self._taken(state, item)
+        return records
+
+    def _corrupt(self, state: PartitionState, error: KafkaError) -> None:
+        """What is next cannot be read: raise that, and fetch it again."""
+        position = state.position
+        state.clear(position, state.position_epoch)
+        state.buffer.append(state.located(error))
+
+    def _take_batches(self) -> list[FetchedBatches]:
+        batches: list[FetchedBatches] = []
+        while (found := self._next()) is not None:
+            state, item = found
+            if not isinstance(item, Chunk):
+                if batches:
+                    break
+                self._handle(state, item)
+                continue
+            batches.append(item.rest(state, state.topic_id))
+            self._taken(state, item)
+        return batches

@@ -1,0 +1,102 @@
+"""ListOffsets, OffsetsForLeaderEpoch and DeleteRecords, asked of the leaders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from kipmesh.client.cluster import ByTopic, Cluster, LeaderCall, PartitionAnswer
+from kipmesh.client.types import OffsetAndTimestamp, TopicPartition
+from kipmesh.core.messages import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopic,
+    EpochEndOffset,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopic,
+    OffsetsForLeaderEpochRequest,
+    OffsetsForLeaderEpochResponse,
+)
+
+
+def list_offsets_call(cluster: Cluster, timestamps: Mapping[TopicPartition, int]) -> LeaderCall:
+    """ListOffsets; the values are OffsetAndTimestamp, with offset -1 for none."""
+
+    def request(by_topic: ByTopic) -> ListOffsetsRequest:
+        topics = []
+        for topic, partitions in by_topic.items():
+            parts = [
+                ListOffsetsPartition(
+                    index, cluster.leader_epoch(topic, index), timestamps[TopicPartition(topic, index)]
+                )
+                for index in partitions
+            ]
+            topics.append(ListOffsetsTopic(topic, cluster.topic_id(topic), parts))
+        return ListOffsetsRequest(topics=topics, timeout_ms=cluster.request_timeout_ms)
+
+    def answers(response: ListOffsetsResponse) -> Iterable[PartitionAnswer]:
+        for topic in response.topics:
+            for each in topic.partitions:
+                place = OffsetAndTimestamp(each.offset, each.timestamp, each.leader_epoch)
+                yield PartitionAnswer(topic.name, each.partition_index, each.error_code, place)
+
+    return LeaderCall("ListOffsets", request, answers)
+
+
+async def list_offsets(
+    cluster: Cluster, timestamps: Mapping[TopicPartition, int], timeout_s: float
+) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+    """For each partition the first record at or after a timestamp (or TIMESTAMP_...); None when there is none."""
+    found = await cluster.call_leaders(timestamps, list_offsets_call(cluster, timestamps), timeout_s)
+    return {where: place if place.offset >= 0 else None for where, place in found.items()}
+
+
+def end_of_epochs_call(cluster: Cluster, epochs: Mapping[TopicPartition, int]) -> LeaderCall:
+    """Where the leader's log has the end of an epoch, at most the high watermark (392-09): EpochEndOffset."""
+
+    def request(by_topic: ByTopic) -> OffsetsForLeaderEpochRequest:
+        topics = []
+        for topic, partitions in by_topic.items():
+            parts = [
+                OffsetForLeaderPartition(
+                    index, cluster.leader_epoch(topic, index), epochs[TopicPartition(topic, index)]
+                )
+                for index in partitions
+            ]
+            topics.append(OffsetForLeaderTopic(topic, cluster.topic_id(topic), parts))
+        return OffsetsForLeaderEpochRequest(topics=topics)
+
+    def answers(response: OffsetsForLeaderEpochResponse) -> Iterable[PartitionAnswer]:
+        for topic in response.topics:
+            for each in topic.partitions:
+                end = EpochEndOffset(each.leader_epoch, each.end_offset)
+                yield PartitionAnswer(topic.topic, each.partition, each.error_code, end)
+
+    return LeaderCall("OffsetsForLeaderEpoch", request, answers)
+
+
+async def delete_records(
+    cluster: Cluster, offsets: Mapping[TopicPartition, int], timeout_s: float
+) -> dict[TopicPartition, int]:
+    """Raise the log starts (-1: to the high watermark); the new log start by partition."""
+
+    def request(by_topic: ByTopic) -> DeleteRecordsRequest:
+        topics = [
+            DeleteRecordsTopic(
+                topic,
+                [DeleteRecordsPartition(index, offsets[TopicPartition(topic, index)]) for index in partitions],
+            )
+            for topic, partitions in by_topic.items()
+        ]
+        return DeleteRecordsRequest(topics=topics, timeout_ms=cluster.request_timeout_ms)
+
+    def answers(response: DeleteRecordsResponse) -> Iterable[PartitionAnswer]:
+        for topic in response.topics:
+            for each in topic.partitions:
+                yield PartitionAnswer(topic.name, each.partition_index, each.error_code, each.low_watermark)
+
+    return await cluster.call_leaders(offsets, LeaderCall("DeleteRecords", request, answers), timeout_s)
