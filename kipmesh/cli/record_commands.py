@@ -239,9 +239,9 @@ async def _consume(
         places = [TopicPartition(topic, one) for one in wanted]
         consumer.assign(places)
         if begin == "earliest":
-            await consumer.seek_to_beginning(places)
+            consumer.seek_to_beginning(places)
         elif begin == "latest":
-            await consumer.seek_to_end(places)
+            consumer.seek_to_end(places)
         else:
             consumer.seek(places[0], int(begin))
         left = max_messages

@@ -107,6 +107,7 @@ class Stream:
         self._streams = streams
         self._consumer: Consumer | None = consumer
         self._end_offsets: dict[int, int] = {}
+        self._unread: dict[int, int] = {}
         self._left = request.limit
 
     async def begin(self) -> None:
@@ -121,6 +122,7 @@ class Stream:
         end = {one.partition: last[one] for one in wanted}
         self.positions = _start_positions(request.start, begin, end)
         self._end_offsets = end
+        self._unread = dict(end)
         consumer.assign(wanted)
         for one in wanted:
             consumer.seek(one, self.positions[one.partition])
@@ -131,7 +133,7 @@ class Stream:
         limit_s = self.request.timeout_ms / 1000 if self.request.timeout_ms is not None else None
         last_record = last_sign = time.monotonic()
         while True:
-            if self._is_done():
+            if await self._is_done():
                 return
             now = time.monotonic()
             left_s = None if limit_s is None else last_record + limit_s - now
@@ -201,21 +203,22 @@ class Stream:
             self._left -= len(records)
         return records
 
-    def _is_done(self) -> bool:
+    async def _is_done(self) -> bool:
         if self._left == 0:
             self.end = End.LIMIT
         elif self._streams.stopping.is_set():
             self.end = End.SHUTDOWN
-        elif not self.request.follow and all(
-            self._position(partition) >= end for partition, end in self._end_offsets.items()
-        ):
+        elif not self.request.follow and await self._is_at_end():
             self.end = End.END_OFFSET
         return self.end is not None
 
-    def _position(self, partition: int) -> int:
-        """Where the consumer is: beyond the last record, where what follows it is none (control batches)."""
-        position = self._require_consumer().position(TopicPartition(self.request.topic, partition))
-        return max(self.positions[partition], position)
+    async def _is_at_end(self) -> bool:
+        """By the consumer's position: it is beyond the last record where what follows is none (control batches)."""
+        for partition, end in list(self._unread.items()):
+            if await self._require_consumer().position((self.request.topic, partition)) < end:
+                return False
+            del self._unread[partition]
+        return True
 
 
 def _start_positions(start: Start, begin: Mapping[int, int], end: Mapping[int, int]) -> dict[int, int]:

@@ -1,0 +1,185 @@
+"""`kipmesh local`: up, down, status, start, kill, pause, resume, with real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+from mesh_of_tests import Mesh, wait_for
+
+from kipmesh.cluster import processes
+
+SMALL = ("--followers", "0")
+
+
+def test_up_status_down(mesh: Mesh) -> None:
+    began = time.monotonic()
+    out = mesh.local("up")
+    print(f"up took {time.monotonic() - began:.1f} s")
+    assert re.search(r"4 nodes in .*: ready in", out)
+    nodes = mesh.description["nodes"]
+    assert [(node["name"], node["role"], node["rack"]) for node in nodes] == [
+        ("controller-1", "controller", "rack-a"),
+        ("leader-1", "leader", "rack-a"),
+        ("follower-1", "follower", "rack-b"),
+        ("follower-2", "follower", "rack-c"),
+    ]
+    assert mesh.bootstrap == ",".join(node["grpc"] for node in nodes[1:])
+    assert f"bootstrap: {mesh.bootstrap}" in out
+    for node in nodes:
+        assert sorted(file.name for file in Path(node["dir"]).iterdir()) == ["data", "node.log", "node.properties"]
+        with urllib.request.urlopen(f"http://{node['http']}/metrics", timeout=5) as answer:
+            assert b"kipmesh_runtime_event_loop_lag_seconds" in answer.read()
+
+    assert "runs already" in mesh.local("up")
+    assert [node["pid"] for node in mesh.description["nodes"]] == [node["pid"] for node in nodes]
+    states = [json.loads(line) for line in mesh.local("status", "--json").splitlines()]
+    assert {state["state"] for state in states} == {"ready"}
+
+    assert "stopped" in mesh.local("down")
+    assert mesh.alive() == []
+    for node in nodes:
+        assert processes.identity(node["pid"]) != node["process"]
+        last = json.loads(Path(node["log"]).read_text().splitlines()[-1])
+        assert last["event"] == "stopped", last
+    assert "nothing ran" in mesh.local("down")
+    done = mesh.run("local", "status", check=False)
+    assert done.returncode == 1
+    assert done.stdout.count("stopped") == 4
+
+
+def test_a_second_up_is_the_same_cluster_and_may_grow(mesh: Mesh) -> None:
+    mesh.local("up", *SMALL)
+    first = mesh.description
+    mesh.local("down")
+    mesh.local("up", "--followers", "1")
+    second = mesh.description
+    assert second["cluster_id"] == first["cluster_id"]
+    assert second["nodes"][1]["grpc"] == first["nodes"][1]["grpc"]
+    assert [node["node_id"] for node in second["nodes"]] == [1001, 1, 2]
+    refused = mesh.run("local", "up", *SMALL, check=False)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("kipmesh: ")
+    assert "has 1 follower(s), not 0" in refused.stderr
+
+
+def test_kill_start_pause_resume(mesh: Mesh) -> None:
+    mesh.local("up", *SMALL)
+    pid = mesh.node("leader-1")["pid"]
+    mesh.local("kill", "leader-1")
+    assert mesh.alive() == ["controller-1"]
+    assert mesh.run("local", "kill", "leader-1", check=False).stderr == "kipmesh: leader-1 does not run\n"
+    mesh.local("start", "leader-1")
+    assert mesh.node("leader-1")["pid"] != pid
+    again = mesh.run("local", "start", "leader-1", check=False)
+    assert again.returncode == 1
+    assert "runs already" in again.stderr
+    mesh.local("pause", "leader-1")
+    assert "paused" in mesh.run("local", "status", check=False).stdout
+    mesh.local("resume", "leader-1")
+    wait_for(lambda: mesh.run("local", "status", check=False).returncode == 0, "resumed node", interval_s=0.2)
+    wrong = mesh.run("local", "kill", "leader-9", check=False)
+    assert wrong.stderr == "kipmesh: there is no node 'leader-9'; there are controller-1, leader-1\n"
+
+
+def test_two_ups_at_a_time_start_one_cluster(mesh: Mesh) -> None:
+    command = [sys.executable, "-m", "kipmesh.cli.main", "local", "up", *SMALL, "--dir", str(mesh.folder)]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    outputs = sorted(one.communicate(timeout=60)[0].splitlines()[0].rpartition(": ")[2] for one in both)
+    assert outputs[0].startswith("ready in")
+    assert outputs[1] == "runs already"
+
+
+def test_a_taken_port_is_replaced_at_the_next_up(mesh: Mesh) -> None:
+    mesh.local("up", *SMALL)
+    mesh.local("down")
+    before = mesh.node("leader-1")["grpc"]
+    with socket.create_server(("127.0.0.1", int(before.rpartition(":")[2]))):
+        mesh.local("up")
+        assert mesh.node("leader-1")["grpc"] != before
+
+
+def test_a_node_that_cannot_start_stops_everything_and_says_why(mesh: Mesh) -> None:
+    done = mesh.run("local", "up", "--config", "log.level=loud", check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("kipmesh: INVALID_CONFIG: configuration key 'log.level': 'loud': Input should be")
+    assert done.stderr.count("\n") == 1
+    assert "unknown configuration key 'no.key'" in mesh.run("local", "up", "--config", "no.key=1", check=False).stderr
+
+    mesh.local("up", *SMALL)
+    mesh.local("down")
+    file = mesh.folder / "leader-1" / "data" / "meta.properties"
+    text = file.read_text()
+    file.write_text(re.sub("cluster.id=.*", "cluster.id=another-cluster", text))
+    done = mesh.run("local", "up", check=False)
+    assert done.returncode == 1
+    assert "leader-1 ended while it started" in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert "kipmesh_leader: cannot start:" in last
+    assert "another-cluster" in last
+    assert mesh.alive() == []
+    file.write_text(text)
+    mesh.local("up")
+
+
+def test_configuration_from_the_environment_reaches_the_nodes(mesh: Mesh) -> None:
+    mesh.run("local", "up", *SMALL, env={"KIPMESH_CONFIG_LOG_SEGMENT_BYTES": "1000000"})
+    assert "log.segment.bytes=1000000" in (mesh.folder / "leader-1" / "node.properties").read_text()
+    assert "log.segment.bytes" not in (mesh.folder / "controller-1" / "node.properties").read_text()
+
+
+def test_a_port_in_use_is_one_line(mesh: Mesh) -> None:
+    mesh.local("up", *SMALL)
+    file = mesh.folder / "leader-1" / "node.properties"
+    other = mesh.folder / "other"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("KIPMESH_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "kipmesh_leader", "--config-file", str(file), "--config", f"log.dirs={other}"]
+        + ["--config", "http.listener=127.0.0.1:0"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 1
+    address = mesh.node("leader-1")["grpc"]
+    assert done.stderr.splitlines()[-1].startswith(f"kipmesh_leader: cannot start: cannot listen on {address}")
+    done = subprocess.run(
+        [sys.executable, "-m", "kipmesh_leader", "--config-file", str(file), "--config", "http.listener=127.0.0.1:0"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 1  # the data folder is in use, too
+    assert "Traceback" not in done.stderr
+
+
+def test_nodes_of_a_dead_owner_stop(tmp_path: Path) -> None:
+    script = """
+import sys, time
+from kipmesh.cluster import LocalCluster
+cluster = LocalCluster(followers=0, dir=sys.argv[1]).up()
+print("up", flush=True)
+time.sleep(60)
+"""
+    folder = tmp_path / "mesh"
+    owner = subprocess.Popen([sys.executable, "-c", script, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    assert owner.stdout.readline() == "up\n"
+    mesh = Mesh(folder)
+    assert len(mesh.alive()) == 2
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    owner.stdout.close()
+    wait_for(lambda: mesh.alive() == [], "end of the nodes")
