@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from bench import report, system, workload
 from kipmesh.cluster import ClusterError, LocalCluster
+from kipmesh.core.errors import KafkaError
 
 T = TypeVar("T")
 Samples = defaultdict[str, list[float]]
@@ -163,7 +164,7 @@ def main(given: Sequence[str]) -> int:
     except KeyboardInterrupt:
         progress.say("interrupted")
         status = 130
-    except (ClusterError, workload.BenchError, TimeoutError) as error:
+    except (ClusterError, KafkaError, workload.BenchError, TimeoutError) as error:
         progress.say(f"failed: {error or 'out of time'}")
         status = 1
     if done:

@@ -61,9 +61,9 @@ async def create_topic(bootstrap: str, name: str, partitions: int, replicas: int
     async with asyncio.timeout(STEP_SECONDS_MAX), AdminClient(bootstrap) as admin:
         await admin.create_topics([NewTopic(name, partitions, replicas)])
         while True:
-            topics = await admin.describe_topics([name])
-            described = topics[name].partitions.values()
-            if len(described) == partitions and all(len(p.isr) == replicas and p.leader_id >= 0 for p in described):
+            (described,) = await admin.describe_topics([name])
+            found = described.partitions.values()
+            if len(found) == partitions and all(len(p.isr) == replicas and p.leader_id >= 0 for p in found):
                 return
             await asyncio.sleep(0.1)
 
