@@ -13,10 +13,9 @@ from followers (4 of 8) belong in `_request` and `_choose_node`.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Awaitable, Sequence
-
-import structlog
 
 from kipmesh.client.cluster import Cluster
 from kipmesh.client.fetch_state import Chunk, OutOfRange, PartitionState
@@ -35,7 +34,7 @@ from kipmesh.core.messages import (
 )
 from kipmesh.rpc.client import TransportError
 
-log = structlog.get_logger(__name__)
+log = logging.getLogger(__name__)
 
 REQUESTS_PER_BROKER_MAX = 2
 
@@ -108,7 +107,7 @@ class Fetcher:
         self.arrived.set()
 
     def _recreated(self, state: PartitionState) -> None:
-        log.warning("topic was recreated", topic=state.topic, partition=state.partition, position=state.position)
+        log.warning("topic of %s-%d was recreated; position was %s", state.topic, state.partition, state.position)
         state.leader_epoch = -1
         position = state.position
         if self._policy() is None:
@@ -124,7 +123,7 @@ class Fetcher:
 
     def out_of_range(self, state: PartitionState, what: OutOfRange) -> KafkaError | None:
         """Reset as `auto.offset.reset` says; the error to raise where it says none."""
-        log.info("offset out of range", topic=state.topic, partition=state.partition, **what._asdict())
+        log.info("%s-%d: %s", state.topic, state.partition, what)
         policy = self._policy()
         if policy is not None:
             state.reset(policy)
@@ -278,9 +277,7 @@ class Fetcher:
         if end.end_offset >= position:
             state.clear(position, state.position_epoch)
             return
-        log.warning(
-            "log was truncated", topic=state.topic, partition=state.partition, offset=offset, end=end.end_offset
-        )
+        log.warning("%s-%d was truncated to %d, below %d", *state.where, end.end_offset, offset)
         if self._policy() is None:
             text = (
                 f"{state.topic}-{state.partition}: the log was truncated to offset {end.end_offset}, below {position}"
@@ -341,7 +338,7 @@ class Fetcher:
                         topic.topic, each.partition_index, each.current_leader, response.node_endpoints
                     )
         except TransportError as error:
-            log.debug("fetch failed", address=address, error=str(error))
+            log.debug("fetch failed: %s", error)
         finally:
             self._requests[node_id] -= 1
             for state, generation in asked:

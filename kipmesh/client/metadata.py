@@ -11,12 +11,11 @@ topic id the leader epoch of a partition never goes back.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
-
-import structlog
 
 from kipmesh.client.backoff import Backoff
 from kipmesh.client.types import ClusterDescription, Node, PartitionMetadata, TopicMetadata
@@ -32,7 +31,7 @@ from kipmesh.core.messages import (
 )
 from kipmesh.rpc.client import ConnectionPool, TransportError
 
-log = structlog.get_logger(__name__)
+log = logging.getLogger(__name__)
 
 UNKNOWN_ANSWERS_MAX = 3
 """Answers in a row that do not know a topic, after which readers give up: metadata of a new topic may lag that long."""
@@ -284,7 +283,7 @@ class Metadata:
             except (TransportError, KafkaError) as error:
                 failures += 1
                 self._failure = error
-                log.debug("metadata failed", error=str(error), failures=failures)
+                log.debug("metadata failed %d times: %s", failures, error)
                 self._notify()
                 await asyncio.sleep(self._backoff.delay_s(failures))
                 continue

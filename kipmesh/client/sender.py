@@ -9,10 +9,9 @@ finished exactly once, at the latest `delivery.timeout.ms` after it was made.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Sequence
-
-import structlog
 
 from kipmesh.client.accumulator import Batch, BufferMemory, PartitionQueue
 from kipmesh.client.backoff import Backoff
@@ -30,7 +29,7 @@ from kipmesh.core.messages import (
 from kipmesh.core.record_batch import parse_header
 from kipmesh.rpc.client import ConnectionPool, TransportError
 
-log = structlog.get_logger(__name__)
+log = logging.getLogger(__name__)
 
 _COMPRESS_ON_LOOP_BYTES_MAX = 32 << 10
 _REQUEST_OVERHEAD_BYTES = 128
@@ -330,7 +329,7 @@ class Sender:
         if error.code is ErrorCode.MESSAGE_TOO_LARGE and batch.count > 1:
             self._split(queue, batch)
         elif error.retriable and batch.attempts <= self._config.retries:
-            log.debug("produce failed", topic=queue.topic, partition=queue.partition, error=str(error))
+            log.debug("produce to %s-%d failed: %s", queue.topic, queue.partition, error)
             queue.batches.appendleft(batch)
             queue.retry_at_s = self._loop.time() + self._backoff.delay_s(batch.attempts)
             self._delayed[queue] = None
@@ -345,9 +344,7 @@ class Sender:
     def _complete(self, batch: Batch, error: KafkaError | None) -> None:
         if error is not None:
             queue = batch.queue
-            log.warning(
-                "records failed", topic=queue.topic, partition=queue.partition, records=batch.count, error=str(error)
-            )
+            log.warning("%d records for %s-%d failed: %s", batch.count, queue.topic, queue.partition, error)
         batch.error = error
         self.incomplete.pop(batch, None)
         batch.finish()

@@ -1,0 +1,434 @@
+"""The blocking forms of Producer, Consumer and AdminClient, for scripts, threads and Spark workers.
+
+Each client has a portal: a daemon thread with an event loop, started with the client. Calls may come from any thread.
+A client belongs to the process that started it; after a fork make a new one (a client that was not started yet is
+fine). Invariant: after `close` the thread has ended and the loop is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from kipmesh.client import admin as _admin
+from kipmesh.client import consumer as _consumer
+from kipmesh.client import producer as _producer
+from kipmesh.client.accumulator import Delivery
+from kipmesh.client.consumer import Partitions
+from kipmesh.client.types import (
+    ClusterDescription,
+    ConfigAlteration,
+    ConfigResource,
+    ConfigValue,
+    ConsumerRecord,
+    CreatedTopic,
+    FetchedBatches,
+    Headers,
+    NewTopic,
+    OffsetAndTimestamp,
+    QuorumDescription,
+    RecordMetadata,
+    TopicMetadata,
+    TopicPartition,
+)
+
+T = TypeVar("T")
+
+
+class _Async(Protocol):
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+ClientT = TypeVar("ClientT", bound=_Async)
+
+_ITERATION_POLL_MS = 1000
+_SENDS_AHEAD_MAX = 2000
+
+
+def _handle_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    # grpc.aio wakes every event loop of a process for each event, and all but one find nothing to read.
+    if not isinstance(context.get("exception"), BlockingIOError):
+        loop.default_exception_handler(context)
+
+
+class Portal:
+    """An event loop on a daemon thread."""
+
+    def __init__(self, name: str) -> None:
+        self._pid = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(_handle_exception)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            self._loop.close()
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop and wait for it; an interrupt of the caller cancels it."""
+        future = self.submit(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine on the loop."""
+        if self._pid != os.getpid() or self._loop.is_closed():
+            work.close()
+            gone = "is closed" if self._pid == os.getpid() else "belongs to another process: make one after the fork"
+            raise RuntimeError(f"this client {gone}")
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def close(self) -> None:
+        """Stop the loop and wait for the thread."""
+        if self._pid == os.getpid() and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+
+class _Client(Generic[ClientT]):
+    """What the three forms share."""
+
+    def __init__(self, client: ClientT) -> None:
+        self._client = client
+        self._portal: Portal | None = None
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start the thread and connect, which calls do by themselves; KafkaError when no bootstrap address answers."""
+        if self._closed:
+            raise RuntimeError("this client is closed")
+        if self._portal is None:
+            self._portal = Portal(f"kipmesh-{type(self).__name__.lower()}")
+            try:
+                self._portal.call(self._client.start())
+            except BaseException:
+                self._closed = True
+                self._portal.close()
+                raise
+
+    def close(self) -> None:
+        """Close the client and end the thread; may be called again."""
+        portal, self._closed = self._portal, True
+        if portal is not None:
+            self._portal = None
+            try:
+                portal.call(self._client.close())
+            finally:
+                portal.close()
+
+    def _running(self) -> Portal:
+        if self._portal is None:
+            self.start()
+        assert self._portal is not None
+        return self._portal
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            portal = self._running()
+        except BaseException:
+            work.close()
+            raise
+        return portal.call(work)
+
+
+class PendingRecord:
+    """The outcome of one record that was sent by a blocking producer."""
+
+    __slots__ = ("_arguments", "_delivery", "_error", "_portal", "_waiters")
+
+    def __init__(self, portal: Portal, arguments: tuple[Any, ...]) -> None:
+        self._portal = portal
+        self._arguments = arguments
+        self._delivery: Delivery | None = None
+        self._error: BaseException | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def done(self) -> bool:
+        """Whether the outcome is known."""
+        return self._error is not None or (self._delivery is not None and self._delivery.done())
+
+    def result(self, timeout_s: float | None = None) -> RecordMetadata:
+        """Wait for the outcome; raises the record's KafkaError, or TimeoutError."""
+        if self._error is None and self._delivery is not None and self._delivery.done():
+            return self._delivery.result()
+        future = self._portal.submit(self._outcome())
+        try:
+            return future.result(timeout_s)
+        finally:
+            future.cancel()
+
+    async def _outcome(self) -> RecordMetadata:
+        if self._delivery is None and self._error is None:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
+        if self._delivery is None:
+            raise self._error or RuntimeError("the producer is closed")
+        return await self._delivery
+
+    async def append(self, client: _producer.Producer) -> None:
+        """On the loop: hand the record to the producer."""
+        try:
+            self._delivery = await client.send(*self._arguments)
+        except Exception as error:
+            self._error = error
+        self._arguments = ()
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+class Producer(_Client[_producer.Producer]):
+    """See `kipmesh.client.Producer`. Records of one thread keep the order of the calls."""
+
+    def __init__(self, bootstrap: str | Sequence[str], **config: Any) -> None:
+        super().__init__(_producer.Producer(bootstrap, **config))
+        self._room = threading.Semaphore(_SENDS_AHEAD_MAX)
+        self._lock = threading.Lock()
+        self._waiting: deque[PendingRecord] = deque()
+        self._appending: Future[None] | None = None
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Headers = (),
+    ) -> PendingRecord:
+        """Append a record; blocks when too many wait. What the asynchronous `send` raises is part of the outcome."""
+        portal = self._running()
+        record = PendingRecord(portal, (topic, value, key, partition, timestamp_ms, headers))
+        self._room.acquire()
+        with self._lock:
+            self._waiting.append(record)
+            if self._appending is None:
+                self._appending = portal.submit(self._append_waiting())
+        return record
+
+    async def _append_waiting(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._appending = None
+                    return
+                record = self._waiting.popleft()
+            self._room.release()
+            await record.append(self._client)
+
+    def _drain(self) -> None:
+        with self._lock:
+            appending = self._appending
+        if appending is not None:
+            appending.result()
+
+    def send_many(
+        self, topic: str, records: Iterable[tuple[bytes | None, bytes | None]], partition: int | None = None
+    ) -> list[Delivery]:
+        """Append (key, value) pairs, far cheaper each than `send`; the outcomes are known after `flush`.
+
+        Raises what the asynchronous `send` raises; the records before are sent all the same.
+        """
+        portal = self._running()
+        self._drain()
+        return portal.call(self._send_all(topic, list(records), partition))
+
+    async def _send_all(
+        self, topic: str, records: Sequence[tuple[bytes | None, bytes | None]], partition: int | None
+    ) -> list[Delivery]:
+        send = self._client.send
+        return [await send(topic, value, key, partition) for key, value in records]
+
+    def flush(self) -> None:
+        """Send all waiting records now; returns when each is delivered or has failed."""
+        portal = self._running()
+        self._drain()
+        portal.call(self._client.flush())
+
+    def close(self) -> None:
+        """Deliver what was sent, then disconnect and end the thread; may be called again."""
+        try:
+            self._drain()
+        finally:
+            super().close()
+
+    def partitions_for(self, topic: str) -> TopicMetadata:
+        """A topic's metadata."""
+        return self._call(self._client.partitions_for(topic))
+
+
+class Consumer(_Client[_consumer.Consumer]):
+    """See `kipmesh.client.Consumer`. Iterating yields records without end."""
+
+    def __init__(self, bootstrap: str | Sequence[str], **config: Any) -> None:
+        super().__init__(_consumer.Consumer(bootstrap, **config))
+
+    def __iter__(self) -> Iterator[ConsumerRecord]:
+        while True:
+            yield from self.poll(_ITERATION_POLL_MS)
+
+    def assign(self, partitions: Partitions) -> None:
+        """Read exactly these partitions."""
+        self._do(self._client.assign, list(partitions))
+
+    def subscribe(self, topics: Iterable[str]) -> None:
+        """Read all partitions of these topics."""
+        self._do(self._client.subscribe, topics if isinstance(topics, str) else list(topics))
+
+    def assignment(self) -> list[TopicPartition]:
+        """The partitions that are read now."""
+        return self._do(self._client.assignment)
+
+    def pause(self, partitions: Partitions) -> None:
+        """Return no records of these until `resume`."""
+        self._do(self._client.pause, list(partitions))
+
+    def resume(self, partitions: Partitions) -> None:
+        """Return records of these again."""
+        self._do(self._client.resume, list(partitions))
+
+    def paused(self) -> list[TopicPartition]:
+        """Partitions that `pause` was called for."""
+        return self._do(self._client.paused)
+
+    def seek(self, partition: tuple[str, int], offset: int) -> None:
+        """Go on at `offset`."""
+        self._do(self._client.seek, partition, offset)
+
+    def seek_to_beginning(self, partitions: Partitions | None = None) -> None:
+        """Go on at the first record of these (or all) partitions."""
+        self._do(self._client.seek_to_beginning, None if partitions is None else list(partitions))
+
+    def seek_to_end(self, partitions: Partitions | None = None) -> None:
+        """Go on after the last record of these (or all) partitions."""
+        self._do(self._client.seek_to_end, None if partitions is None else list(partitions))
+
+    def position(self, partition: tuple[str, int]) -> int:
+        """The offset of the next record that `poll` returns of this partition."""
+        return self._call(self._client.position(partition))
+
+    def high_watermark(self, partition: tuple[str, int]) -> int | None:
+        """The high watermark in the partition's last answer."""
+        return self._do(self._client.high_watermark, partition)
+
+    def beginning_offsets(self, partitions: Partitions) -> dict[TopicPartition, int]:
+        """The first offset of each."""
+        return self._call(self._client.beginning_offsets(list(partitions)))
+
+    def end_offsets(self, partitions: Partitions) -> dict[TopicPartition, int]:
+        """The offset after the last record of each."""
+        return self._call(self._client.end_offsets(list(partitions)))
+
+    def offsets_for_times(
+        self, timestamps: Mapping[tuple[str, int], int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """The first record of each partition whose timestamp is at least so many ms."""
+        return self._call(self._client.offsets_for_times(timestamps))
+
+    def partitions_for(self, topic: str) -> TopicMetadata:
+        """A topic's metadata."""
+        return self._call(self._client.partitions_for(topic))
+
+    def poll(self, timeout_ms: int = 0, max_records: int | None = None) -> list[ConsumerRecord]:
+        """Records, as soon as there are any; an empty list when there are none within `timeout_ms`."""
+        return self._call(self._client.poll(timeout_ms, max_records))
+
+    def fetch_batches(self, timeout_ms: int = 0) -> list[FetchedBatches]:
+        """All that is fetched and not read yet, as raw batches; waits like `poll`."""
+        return self._call(self._client.fetch_batches(timeout_ms))
+
+    def _do(self, method: Callable[..., T], *arguments: Any) -> T:
+        async def work() -> T:
+            return method(*arguments)
+
+        return self._call(work())
+
+
+class AdminClient(_Client[_admin.AdminClient]):
+    """See `kipmesh.client.AdminClient`."""
+
+    def __init__(self, bootstrap: str | Sequence[str], **config: Any) -> None:
+        super().__init__(_admin.AdminClient(bootstrap, **config))
+
+    def create_topics(
+        self, topics: Iterable[NewTopic], *, wait: bool = True, validate_only: bool = False
+    ) -> list[CreatedTopic]:
+        """Create topics."""
+        return self._call(self._client.create_topics(topics, wait=wait, validate_only=validate_only))
+
+    def delete_topics(self, names: Iterable[str], *, wait: bool = True) -> None:
+        """Delete topics by name."""
+        self._call(self._client.delete_topics(names, wait=wait))
+
+    def create_partitions(self, totals: Mapping[str, int], *, wait: bool = True) -> None:
+        """Raise the number of partitions of topics to these totals."""
+        self._call(self._client.create_partitions(totals, wait=wait))
+
+    def list_topics(self) -> list[TopicMetadata]:
+        """All topics, by name."""
+        return self._call(self._client.list_topics())
+
+    def describe_topics(self, names: Iterable[str]) -> list[TopicMetadata]:
+        """These topics, in this order."""
+        return self._call(self._client.describe_topics(names))
+
+    def describe_configs(
+        self, resources: Iterable[ConfigResource], *, keys: Iterable[str] = (), with_documentation: bool = False
+    ) -> dict[ConfigResource, dict[str, ConfigValue]]:
+        """The configurations of topics and brokers by key."""
+        work = self._client.describe_configs(resources, keys=keys, with_documentation=with_documentation)
+        return self._call(work)
+
+    def alter_configs(
+        self, changes: Mapping[ConfigResource, Iterable[ConfigAlteration]], *, validate_only: bool = False
+    ) -> None:
+        """Change single configuration keys."""
+        self._call(self._client.alter_configs(changes, validate_only=validate_only))
+
+    def list_offsets(
+        self, timestamps: Mapping[tuple[str, int], int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """For each partition the first record at or after a timestamp."""
+        return self._call(self._client.list_offsets(timestamps))
+
+    def delete_records(self, offsets: Mapping[tuple[str, int], int]) -> dict[TopicPartition, int]:
+        """Delete the records below these offsets."""
+        return self._call(self._client.delete_records(offsets))
+
+    def describe_cluster(self) -> ClusterDescription:
+        """The brokers."""
+        return self._call(self._client.describe_cluster())
+
+    def describe_quorum(self) -> QuorumDescription:
+        """The metadata quorum."""
+        return self._call(self._client.describe_quorum())
+
+
+__all__ = ["AdminClient", "Consumer", "PendingRecord", "Portal", "Producer"]
