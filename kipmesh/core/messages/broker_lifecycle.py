@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 
 class Listener(NamedTuple):
-    """See the message of the same name."""
-
     name: str = ""
     host: str = ""
     port: int = 0
@@ -16,16 +14,12 @@ class Listener(NamedTuple):
 
 
 class Feature(NamedTuple):
-    """See the message of the same name."""
-
     name: str = ""
     min_supported_version: int = 0
     max_supported_version: int = 0
 
 
 class BrokerRegistrationRequest(NamedTuple):
-    """See the message of the same name."""
-
     broker_id: int = 0
     cluster_id: str = ""
     incarnation_id: bytes = b""
@@ -37,8 +31,6 @@ class BrokerRegistrationRequest(NamedTuple):
 
 
 class BrokerRegistrationResponse(NamedTuple):
-    """See the message of the same name."""
-
     throttle_time_ms: int = 0
     error_code: int = 0
     broker_epoch: int = -1
@@ -46,8 +38,6 @@ class BrokerRegistrationResponse(NamedTuple):
 
 
 class PartitionLogEnd(NamedTuple):
-    """See the message of the same name."""
-
     topic_id: bytes = b""
     partition: int = 0
     last_epoch: int = 0
@@ -55,8 +45,6 @@ class PartitionLogEnd(NamedTuple):
 
 
 class BrokerHeartbeatRequest(NamedTuple):
-    """See the message of the same name."""
-
     broker_id: int = 0
     broker_epoch: int = -1
     current_metadata_offset: int = -1
@@ -66,15 +54,11 @@ class BrokerHeartbeatRequest(NamedTuple):
 
 
 class TopicIdPartition(NamedTuple):
-    """See the message of the same name."""
-
     topic_id: bytes = b""
     partition: int = 0
 
 
 class BrokerHeartbeatResponse(NamedTuple):
-    """See the message of the same name."""
-
     throttle_time_ms: int = 0
     error_code: int = 0
     is_caught_up: bool = False
@@ -84,15 +68,11 @@ class BrokerHeartbeatResponse(NamedTuple):
 
 
 class IsrMember(NamedTuple):
-    """See the message of the same name."""
-
     broker_id: int = 0
     broker_epoch: int = -1
 
 
 class AlterPartitionPartition(NamedTuple):
-    """See the message of the same name."""
-
     partition_index: int = 0
     leader_epoch: int = 0
     partition_epoch: int = 0
@@ -101,23 +81,17 @@ class AlterPartitionPartition(NamedTuple):
 
 
 class AlterPartitionTopic(NamedTuple):
-    """See the message of the same name."""
-
     topic_id: bytes = b""
     partitions: Sequence[AlterPartitionPartition] = ()
 
 
 class AlterPartitionRequest(NamedTuple):
-    """See the message of the same name."""
-
     broker_id: int = 0
     broker_epoch: int = -1
     topics: Sequence[AlterPartitionTopic] = ()
 
 
 class AlterPartitionPartitionResponse(NamedTuple):
-    """See the message of the same name."""
-
     partition_index: int = 0
     error_code: int = 0
     leader_id: int = 0
@@ -128,15 +102,11 @@ class AlterPartitionPartitionResponse(NamedTuple):
 
 
 class AlterPartitionTopicResponse(NamedTuple):
-    """See the message of the same name."""
-
     topic_id: bytes = b""
     partitions: Sequence[AlterPartitionPartitionResponse] = ()
 
 
 class AlterPartitionResponse(NamedTuple):
-    """See the message of the same name."""
-
     throttle_time_ms: int = 0
     error_code: int = 0
     topics: Sequence[AlterPartitionTopicResponse] = ()

@@ -9,8 +9,6 @@ from kipmesh.core.messages.limits import MAX_INT32
 
 
 class FetchPartition(NamedTuple):
-    """See the message of the same name."""
-
     partition: int = 0
     current_leader_epoch: int = -1
     fetch_offset: int = 0
@@ -20,24 +18,18 @@ class FetchPartition(NamedTuple):
 
 
 class FetchTopic(NamedTuple):
-    """See the message of the same name."""
-
     topic: str = ""
     topic_id: bytes = b""
     partitions: Sequence[FetchPartition] = ()
 
 
 class ForgottenTopic(NamedTuple):
-    """See the message of the same name."""
-
     topic: str = ""
     topic_id: bytes = b""
     partitions: Sequence[int] = ()
 
 
 class FetchRequest(NamedTuple):
-    """See the message of the same name."""
-
     cluster_id: str | None = None
     replica_id: int = -1
     replica_epoch: int = -1
@@ -53,36 +45,26 @@ class FetchRequest(NamedTuple):
 
 
 class EpochEndOffset(NamedTuple):
-    """See the message of the same name."""
-
     epoch: int = -1
     end_offset: int = -1
 
 
 class LeaderIdAndEpoch(NamedTuple):
-    """See the message of the same name."""
-
     leader_id: int = -1
     leader_epoch: int = -1
 
 
 class SnapshotId(NamedTuple):
-    """See the message of the same name."""
-
     end_offset: int = -1
     epoch: int = -1
 
 
 class AbortedTransaction(NamedTuple):
-    """See the message of the same name."""
-
     producer_id: int = 0
     first_offset: int = 0
 
 
 class PartitionData(NamedTuple):
-    """See the message of the same name."""
-
     partition_index: int = 0
     error_code: int = 0
     high_watermark: int = -1
@@ -97,16 +79,12 @@ class PartitionData(NamedTuple):
 
 
 class FetchableTopicResponse(NamedTuple):
-    """See the message of the same name."""
-
     topic: str = ""
     topic_id: bytes = b""
     partitions: Sequence[PartitionData] = ()
 
 
 class NodeEndpoint(NamedTuple):
-    """See the message of the same name."""
-
     node_id: int = 0
     host: str = ""
     port: int = 0
@@ -114,8 +92,6 @@ class NodeEndpoint(NamedTuple):
 
 
 class FetchResponse(NamedTuple):
-    """See the message of the same name."""
-
     throttle_time_ms: int = 0
     error_code: int = 0
     session_id: int = 0

@@ -10,8 +10,6 @@ from kipmesh.core.messages.limits import MAX_INT32
 
 
 class PartitionSnapshot(NamedTuple):
-    """See the message of the same name."""
-
     partition: int = 0
     current_leader_epoch: int = 0
     snapshot_id: SnapshotId | None = None
@@ -19,15 +17,11 @@ class PartitionSnapshot(NamedTuple):
 
 
 class TopicSnapshot(NamedTuple):
-    """See the message of the same name."""
-
     name: str = ""
     partitions: Sequence[PartitionSnapshot] = ()
 
 
 class FetchSnapshotRequest(NamedTuple):
-    """See the message of the same name."""
-
     cluster_id: str | None = None
     replica_id: int = -1
     max_bytes: int = MAX_INT32
@@ -35,8 +29,6 @@ class FetchSnapshotRequest(NamedTuple):
 
 
 class PartitionSnapshotResponse(NamedTuple):
-    """See the message of the same name."""
-
     index: int = 0
     error_code: int = 0
     snapshot_id: SnapshotId | None = None
@@ -47,15 +39,11 @@ class PartitionSnapshotResponse(NamedTuple):
 
 
 class TopicSnapshotResponse(NamedTuple):
-    """See the message of the same name."""
-
     name: str = ""
     partitions: Sequence[PartitionSnapshotResponse] = ()
 
 
 class FetchSnapshotResponse(NamedTuple):
-    """See the message of the same name."""
-
     throttle_time_ms: int = 0
     error_code: int = 0
     topics: Sequence[TopicSnapshotResponse] = ()

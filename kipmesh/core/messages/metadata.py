@@ -7,15 +7,11 @@ from typing import NamedTuple
 
 
 class MetadataRequestTopic(NamedTuple):
-    """See the message of the same name."""
-
     topic_id: bytes = b""
     name: str | None = None
 
 
 class MetadataRequest(NamedTuple):
-    """See the message of the same name."""
-
     topics: Sequence[MetadataRequestTopic] = ()
     all_topics: bool = False
     allow_auto_topic_creation: bool = False
@@ -24,8 +20,6 @@ class MetadataRequest(NamedTuple):
 
 
 class MetadataResponseBroker(NamedTuple):
-    """See the message of the same name."""
-
     node_id: int = 0
     host: str = ""
     port: int = 0
@@ -33,8 +27,6 @@ class MetadataResponseBroker(NamedTuple):
 
 
 class MetadataResponsePartition(NamedTuple):
-    """See the message of the same name."""
-
     error_code: int = 0
     partition_index: int = 0
     leader_id: int = -1
@@ -46,8 +38,6 @@ class MetadataResponsePartition(NamedTuple):
 
 
 class MetadataResponseTopic(NamedTuple):
-    """See the message of the same name."""
-
     error_code: int = 0
     name: str | None = None
     topic_id: bytes = b""
@@ -56,8 +46,6 @@ class MetadataResponseTopic(NamedTuple):
 
 
 class MetadataResponse(NamedTuple):
-    """See the message of the same name."""
-
     throttle_time_ms: int = 0
     error_code: int = 0
     brokers: Sequence[MetadataResponseBroker] = ()

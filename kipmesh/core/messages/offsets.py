@@ -7,24 +7,18 @@ from typing import NamedTuple
 
 
 class ListOffsetsPartition(NamedTuple):
-    """See the message of the same name."""
-
     partition_index: int = 0
     current_leader_epoch: int = -1
     timestamp: int = 0
 
 
 class ListOffsetsTopic(NamedTuple):
-    """See the message of the same name."""
-
     name: str = ""
     topic_id: bytes = b""
     partitions: Sequence[ListOffsetsPartition] = ()
 
 
 class ListOffsetsRequest(NamedTuple):
-    """See the message of the same name."""
-
     replica_id: int = -1
     isolation_level: int = 0
     topics: Sequence[ListOffsetsTopic] = ()
@@ -32,8 +26,6 @@ class ListOffsetsRequest(NamedTuple):
 
 
 class ListOffsetsPartitionResponse(NamedTuple):
-    """See the message of the same name."""
-
     partition_index: int = 0
     error_code: int = 0
     timestamp: int = -1
@@ -42,46 +34,34 @@ class ListOffsetsPartitionResponse(NamedTuple):
 
 
 class ListOffsetsTopicResponse(NamedTuple):
-    """See the message of the same name."""
-
     name: str = ""
     topic_id: bytes = b""
     partitions: Sequence[ListOffsetsPartitionResponse] = ()
 
 
 class ListOffsetsResponse(NamedTuple):
-    """See the message of the same name."""
-
     throttle_time_ms: int = 0
     topics: Sequence[ListOffsetsTopicResponse] = ()
 
 
 class OffsetForLeaderPartition(NamedTuple):
-    """See the message of the same name."""
-
     partition: int = 0
     current_leader_epoch: int = -1
     leader_epoch: int = 0
 
 
 class OffsetForLeaderTopic(NamedTuple):
-    """See the message of the same name."""
-
     topic: str = ""
     topic_id: bytes = b""
     partitions: Sequence[OffsetForLeaderPartition] = ()
 
 
 class OffsetsForLeaderEpochRequest(NamedTuple):
-    """See the message of the same name."""
-
     replica_id: int = -1
     topics: Sequence[OffsetForLeaderTopic] = ()
 
 
 class OffsetForLeaderPartitionResult(NamedTuple):
-    """See the message of the same name."""
-
     partition: int = 0
     error_code: int = 0
     leader_epoch: int = -1
@@ -89,58 +69,42 @@ class OffsetForLeaderPartitionResult(NamedTuple):
 
 
 class OffsetForLeaderTopicResult(NamedTuple):
-    """See the message of the same name."""
-
     topic: str = ""
     topic_id: bytes = b""
     partitions: Sequence[OffsetForLeaderPartitionResult] = ()
 
 
 class OffsetsForLeaderEpochResponse(NamedTuple):
-    """See the message of the same name."""
-
     throttle_time_ms: int = 0
     topics: Sequence[OffsetForLeaderTopicResult] = ()
 
 
 class DeleteRecordsPartition(NamedTuple):
-    """See the message of the same name."""
-
     partition_index: int = 0
     offset: int = 0
 
 
 class DeleteRecordsTopic(NamedTuple):
-    """See the message of the same name."""
-
     name: str = ""
     partitions: Sequence[DeleteRecordsPartition] = ()
 
 
 class DeleteRecordsRequest(NamedTuple):
-    """See the message of the same name."""
-
     topics: Sequence[DeleteRecordsTopic] = ()
     timeout_ms: int = 0
 
 
 class DeleteRecordsPartitionResult(NamedTuple):
-    """See the message of the same name."""
-
     partition_index: int = 0
     low_watermark: int = -1
     error_code: int = 0
 
 
 class DeleteRecordsTopicResult(NamedTuple):
-    """See the message of the same name."""
-
     name: str = ""
     partitions: Sequence[DeleteRecordsPartitionResult] = ()
 
 
 class DeleteRecordsResponse(NamedTuple):
-    """See the message of the same name."""
-
     throttle_time_ms: int = 0
     topics: Sequence[DeleteRecordsTopicResult] = ()

@@ -9,23 +9,17 @@ from kipmesh.core.messages.fetch import LeaderIdAndEpoch, NodeEndpoint
 
 
 class PartitionProduceData(NamedTuple):
-    """See the message of the same name."""
-
     index: int = 0
     records: bytes = b""
 
 
 class TopicProduceData(NamedTuple):
-    """See the message of the same name."""
-
     name: str = ""
     topic_id: bytes = b""
     partition_data: Sequence[PartitionProduceData] = ()
 
 
 class ProduceRequest(NamedTuple):
-    """See the message of the same name."""
-
     transactional_id: str | None = None
     acks: int = 0
     timeout_ms: int = 0
@@ -33,15 +27,11 @@ class ProduceRequest(NamedTuple):
 
 
 class BatchIndexAndErrorMessage(NamedTuple):
-    """See the message of the same name."""
-
     batch_index: int = 0
     batch_index_error_message: str | None = None
 
 
 class PartitionProduceResponse(NamedTuple):
-    """See the message of the same name."""
-
     index: int = 0
     error_code: int = 0
     base_offset: int = -1
@@ -53,16 +43,12 @@ class PartitionProduceResponse(NamedTuple):
 
 
 class TopicProduceResponse(NamedTuple):
-    """See the message of the same name."""
-
     name: str = ""
     topic_id: bytes = b""
     partition_responses: Sequence[PartitionProduceResponse] = ()
 
 
 class ProduceResponse(NamedTuple):
-    """See the message of the same name."""
-
     responses: Sequence[TopicProduceResponse] = ()
     throttle_time_ms: int = 0
     node_endpoints: Sequence[NodeEndpoint] = ()

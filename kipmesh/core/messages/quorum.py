@@ -9,8 +9,6 @@ from kipmesh.core.messages.fetch import NodeEndpoint
 
 
 class VotePartition(NamedTuple):
-    """See the message of the same name."""
-
     partition_index: int = 0
     candidate_epoch: int = 0
     candidate_id: int = 0
@@ -19,22 +17,16 @@ class VotePartition(NamedTuple):
 
 
 class VoteTopic(NamedTuple):
-    """See the message of the same name."""
-
     topic_name: str = ""
     partitions: Sequence[VotePartition] = ()
 
 
 class VoteRequest(NamedTuple):
-    """See the message of the same name."""
-
     cluster_id: str | None = None
     topics: Sequence[VoteTopic] = ()
 
 
 class VotePartitionResponse(NamedTuple):
-    """See the message of the same name."""
-
     partition_index: int = 0
     error_code: int = 0
     leader_id: int = -1
@@ -43,23 +35,17 @@ class VotePartitionResponse(NamedTuple):
 
 
 class VoteTopicResponse(NamedTuple):
-    """See the message of the same name."""
-
     topic_name: str = ""
     partitions: Sequence[VotePartitionResponse] = ()
 
 
 class VoteResponse(NamedTuple):
-    """See the message of the same name."""
-
     error_code: int = 0
     topics: Sequence[VoteTopicResponse] = ()
     node_endpoints: Sequence[NodeEndpoint] = ()
 
 
 class QuorumEpochPartition(NamedTuple):
-    """See the message of the same name."""
-
     partition_index: int = 0
     leader_id: int = 0
     leader_epoch: int = 0
@@ -67,22 +53,16 @@ class QuorumEpochPartition(NamedTuple):
 
 
 class QuorumEpochTopic(NamedTuple):
-    """See the message of the same name."""
-
     topic_name: str = ""
     partitions: Sequence[QuorumEpochPartition] = ()
 
 
 class BeginQuorumEpochRequest(NamedTuple):
-    """See the message of the same name."""
-
     cluster_id: str | None = None
     topics: Sequence[QuorumEpochTopic] = ()
 
 
 class QuorumEpochPartitionResponse(NamedTuple):
-    """See the message of the same name."""
-
     partition_index: int = 0
     error_code: int = 0
     leader_id: int = -1
@@ -90,51 +70,37 @@ class QuorumEpochPartitionResponse(NamedTuple):
 
 
 class QuorumEpochTopicResponse(NamedTuple):
-    """See the message of the same name."""
-
     topic_name: str = ""
     partitions: Sequence[QuorumEpochPartitionResponse] = ()
 
 
 class BeginQuorumEpochResponse(NamedTuple):
-    """See the message of the same name."""
-
     error_code: int = 0
     topics: Sequence[QuorumEpochTopicResponse] = ()
     node_endpoints: Sequence[NodeEndpoint] = ()
 
 
 class EndQuorumEpochRequest(NamedTuple):
-    """See the message of the same name."""
-
     cluster_id: str | None = None
     topics: Sequence[QuorumEpochTopic] = ()
 
 
 class EndQuorumEpochResponse(NamedTuple):
-    """See the message of the same name."""
-
     error_code: int = 0
     topics: Sequence[QuorumEpochTopicResponse] = ()
     node_endpoints: Sequence[NodeEndpoint] = ()
 
 
 class DescribeQuorumTopic(NamedTuple):
-    """See the message of the same name."""
-
     topic_name: str = ""
     partitions: Sequence[int] = ()
 
 
 class DescribeQuorumRequest(NamedTuple):
-    """See the message of the same name."""
-
     topics: Sequence[DescribeQuorumTopic] = ()
 
 
 class ReplicaState(NamedTuple):
-    """See the message of the same name."""
-
     replica_id: int = 0
     replica_directory_id: bytes = b""
     log_end_offset: int = 0
@@ -143,8 +109,6 @@ class ReplicaState(NamedTuple):
 
 
 class DescribeQuorumPartition(NamedTuple):
-    """See the message of the same name."""
-
     partition_index: int = 0
     error_code: int = 0
     error_message: str | None = None
@@ -156,15 +120,11 @@ class DescribeQuorumPartition(NamedTuple):
 
 
 class DescribeQuorumTopicResponse(NamedTuple):
-    """See the message of the same name."""
-
     topic_name: str = ""
     partitions: Sequence[DescribeQuorumPartition] = ()
 
 
 class DescribeQuorumResponse(NamedTuple):
-    """See the message of the same name."""
-
     error_code: int = 0
     error_message: str | None = None
     topics: Sequence[DescribeQuorumTopicResponse] = ()
