@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 EXIT_PIPE_CLOSED = 141

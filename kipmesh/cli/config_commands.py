@@ -29,7 +29,6 @@ app = make_app(
     "Show and change the settings of topics and brokers.",
     """
     kipmesh config describe topic flights
-    kipmesh config describe broker 1
     kipmesh config alter topic flights --set retention.ms=60000
     """,
 )
@@ -60,19 +59,19 @@ def alterations(sets: Mapping[str, str], deletes: Sequence[str]) -> list[ConfigA
     return changes + [ConfigAlteration(key, None, AlterOperation.DELETE) for key in deletes]
 
 
-@app.command(epilog=examples("kipmesh config describe topic flights\nkipmesh config describe broker 1 --json"))
+@app.command(epilog=examples("kipmesh config describe topic flights\nkipmesh config describe topic flights --json"))
 def describe(
     kind: Of, name: Name, bootstrap: Bootstrap = None, folder: Dir = DEFAULT_DIR, as_json: AsJson = False
 ) -> None:
     """Show all settings, and where each value is from."""
     address = bootstrap_of(bootstrap, folder)
 
-    async def work() -> Sequence[ConfigValue]:
+    async def work() -> list[ConfigValue]:
         from kipmesh.client import AdminClient
 
         resource = _resource(kind, name)
         async with AdminClient(address) as admin:
-            return (await admin.describe_configs([resource]))[resource]
+            return list((await admin.describe_configs([resource], with_documentation=as_json))[resource].values())
 
     values = sorted(run(work))
     if as_json:

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from kipmesh.cli import cluster_commands, config_commands, local_commands, log_commands, record_commands, topic_commands
-from kipmesh.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED, make_app
+from kipmesh.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PIPE_CLOSED, make_app
 
 app = make_app(
     "A Kafka-compatible replicated log made of small services.",
@@ -53,38 +53,45 @@ def _options(
 def main() -> None:
     """The entry point of the script `kipmesh`."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    code = EXIT_OK
     try:
-        code = app(standalone_mode=False)
+        # Not `app()`: it would turn a closed pipe into exit code 1.
+        command = typer.main.get_command(app)
+        with command.make_context("kipmesh", sys.argv[1:]) as context:
+            command.invoke(context)
         sys.stdout.flush()
+    except typer.Exit as asked:
+        code = asked.exit_code
     except BrokenPipeError:
         # Python flushes stdout once more at exit: give it somewhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_PIPE_CLOSED
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         code = EXIT_INTERRUPTED
     except Exception as error:
         code = _explain(error)
-    sys.exit(code if isinstance(code, int) else 0)
+    sys.exit(code)
 
 
 def _explain(error: Exception) -> int:
-    import click
-
-    if isinstance(error, click.exceptions.Abort):
-        return EXIT_INTERRUPTED
-    if isinstance(error, click.ClickException):
-        error.show()
-        return error.exit_code
-    expected = type(error).__module__.startswith("kipmesh.") or isinstance(error, (OSError, TimeoutError))
+    show = getattr(error, "show", None)
+    if show is not None:  # click's errors of usage
+        show()
+        return int(getattr(error, "exit_code", EXIT_FAILED))
+    expected = type(error).__module__.startswith("kipmesh.") or isinstance(error, OSError)
     if not expected or os.environ.get("KIPMESH_TRACEBACK"):
         import traceback
 
         traceback.print_exc()
-    message = getattr(error, "message", None) or str(error) or type(error).__name__
-    code = getattr(error, "code", None)
-    name = f"{code.name}: " if hasattr(code, "name") and code.name not in message else ""
-    print(f"kipmesh: {name}{message}", file=sys.stderr)
+    print(f"kipmesh: {_line(error)}", file=sys.stderr)
     return EXIT_FAILED
+
+
+def _line(error: Exception) -> str:
+    """What happened, with Kafka's name of it where there is one."""
+    message = getattr(error, "message", None) or str(error) or type(error).__name__
+    name = getattr(getattr(error, "code", None), "name", None)
+    return message if name is None or name in message else f"{name}: {message}"
 
 
 if __name__ == "__main__":

@@ -131,7 +131,7 @@ def describe(
             found = await (admin.describe_topics(names) if names else admin.list_topics())
             resources = [ConfigResource(ResourceType.TOPIC, topic.name) for topic in found]
             configs = await admin.describe_configs(resources) if resources else {}
-            return [(topic, list(configs[resource])) for topic, resource in zip(found, resources, strict=True)]
+            return [(topic, list(configs[resource].values())) for topic, resource in zip(found, resources, strict=True)]
 
     for index, (topic, configs) in enumerate(run(work)):
         own = {value.name: value.value for value in configs if value.source == _topic_source()}

@@ -80,7 +80,7 @@ class Backend:
                 for one in partitions:
                     self.streams.delivered.forget(topic, one.partition)
                 continue
-            ends |= {one: found[one].offset for one in partitions}
+            ends |= {one: place.offset for one, place in found.items() if place is not None}
         return ends
 
     async def open_stream(self, request: Request) -> Stream:
