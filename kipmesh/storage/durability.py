@@ -116,7 +116,7 @@ class Durability:
 
     def _sync_names(self, *, with_parent: bool) -> None:
         is_new = self.identity_dirty
-        if is_new:
+        if is_new and self._fs.exists(f"{self._folder}/{PARTITION_METADATA}"):
             file = self._fs.open(f"{self._folder}/{PARTITION_METADATA}")
             try:
                 file.sync()

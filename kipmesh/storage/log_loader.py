@@ -86,8 +86,9 @@ def open_log(
         now_ms=now_ms,
         on_recovery_point_lowered=on_recovery_point_lowered,
     )
-    log.durability.identity_dirty = is_new and topic_id != b""
-    log.durability.names_dirty = loading.names_changed
+    # What a process wrote before it was killed is there, but nobody knows whether it is durable.
+    log.durability.identity_dirty = is_new or not clean
+    log.durability.names_dirty = loading.names_changed or not clean
     return log
 
 
