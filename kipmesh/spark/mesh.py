@@ -10,22 +10,19 @@ false) has reported what is missing. What waits undelivered is at most two fetch
 
 from __future__ import annotations
 
-import logging
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Final, Self
 
 from kipmesh.client.sync import AdminClient, Consumer
-from kipmesh.client.types import TIMESTAMP_EARLIEST, TIMESTAMP_LATEST
+from kipmesh.client.types import TIMESTAMP_EARLIEST, TIMESTAMP_LATEST, OffsetAndTimestamp, TopicMetadata
 from kipmesh.core.config import AdminConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.spark.offsets import InvalidOptionError, OffsetRange, Offsets, TopicPartition
 from kipmesh.spark.options import SourceOptions
 from kipmesh.spark.planning import DataLoss
-
-logger = logging.getLogger(__name__)
 
 _POLL_MS: Final = 500
 _STALL_SECONDS: Final = 60.0
@@ -73,8 +70,8 @@ class Mesh:
             return list(options.assignment)
         if options.pattern:
             pattern = re.compile(options.pattern)
-            topics = sorted(topic for topic in self._open_admin().list_topics() if pattern.fullmatch(topic))
-            return self._partitions_of("subscribePattern", topics)
+            listed = self._open_admin().list_topics()
+            return _all_partitions(each for each in listed if pattern.fullmatch(each.name) and not each.is_internal)
         return self._partitions_of("subscribe", sorted(options.topics))
 
     def earliest_offsets(self, partitions: Collection[TopicPartition]) -> Offsets:
@@ -87,23 +84,27 @@ class Mesh:
 
     def offsets_for_times(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
         """The first offset whose time is at least the one given; None where all records are older."""
-        found = self._open_admin().list_offsets(dict(times)) if times else {}
-        return {TopicPartition(*where): None if place is None else place.offset for where, place in found.items()}
+        found = self._list(times)
+        return {where: None if place is None else place.offset for where, place in found.items()}
 
-    def _list_offsets(self, wanted: dict[TopicPartition, int]) -> Offsets:
-        found = self._open_admin().list_offsets(dict(wanted)) if wanted else {}
-        return {TopicPartition(*where): 0 if place is None else place.offset for where, place in found.items()}
+    def _list_offsets(self, wanted: Mapping[TopicPartition, int]) -> Offsets:
+        return {where: 0 if place is None else place.offset for where, place in self._list(wanted).items()}
+
+    def _list(self, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        if not wanted:
+            return {}
+        asked = {(topic, partition): timestamp for (topic, partition), timestamp in wanted.items()}
+        found = self._open_admin().list_offsets(asked)
+        return {TopicPartition(*where): place for where, place in found.items()}
 
     def _partitions_of(self, option: str, topics: list[str]) -> list[TopicPartition]:
-        if not topics:
-            return []
         try:
             found = self._open_admin().describe_topics(topics)
         except KafkaError as error:
             if error.code in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION):
                 raise InvalidOptionError(option, f"names a topic that is not there: {error}") from None
             raise
-        return sorted(TopicPartition(name, p) for name, topic in found.items() for p in topic.partitions)
+        return _all_partitions(found)
 
     # -- reading
 
@@ -164,3 +165,7 @@ class Mesh:
             self._consumer = Consumer(self._options.bootstrap, **self._options.client_config)
             self._consumer.start()
         return self._consumer
+
+
+def _all_partitions(topics: Iterable[TopicMetadata]) -> list[TopicPartition]:
+    return sorted(TopicPartition(topic.name, partition) for topic in topics for partition in topic.partitions)

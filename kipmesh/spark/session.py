@@ -67,5 +67,5 @@ def _launch_jvm(settings: Mapping[str, str], log: Path) -> None:
     if SparkContext._gateway is None:
         conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
         with log.open("ab") as file:
-            gateway = launch_gateway(conf, {"stderr": file})
+            gateway = launch_gateway(conf, {"stderr": file})  # type: ignore[no-untyped-call]
         SparkContext._gateway, SparkContext._jvm = gateway, gateway.jvm

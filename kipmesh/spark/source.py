@@ -7,16 +7,19 @@ Spark (`readers`). Spark's Python daemon forks, so neither gRPC nor the client l
 from __future__ import annotations
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructType,
+    TimestampType,
+)
 
 from kipmesh.spark.offsets import InvalidOptionError
 from kipmesh.spark.options import Mode, parse_options
 from kipmesh.spark.readers import KipmeshReader, KipmeshStreamReader
-
-_COLUMNS = (
-    "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, timestampType INT"
-)
-_HEADERS = ", headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
 
 
 class KipmeshDataSource(DataSource):
@@ -27,7 +30,7 @@ class KipmeshDataSource(DataSource):
         """The name that ``format(...)`` takes."""
         return "kipmesh"
 
-    def schema(self) -> str:
+    def schema(self) -> StructType:
         """The columns, and the first place where options are checked: what no mode accepts is refused at load()."""
         raw = dict(self.options)
         try:
@@ -49,11 +52,23 @@ class KipmeshDataSource(DataSource):
         return KipmeshStreamReader(options)
 
 
-def _columns(*, include_headers: bool) -> str:
-    return _COLUMNS + (_HEADERS if include_headers else "")
+def _columns(*, include_headers: bool) -> StructType:
+    columns = (
+        StructType()
+        .add("key", BinaryType())
+        .add("value", BinaryType())
+        .add("topic", StringType())
+        .add("partition", IntegerType())
+        .add("offset", LongType())
+        .add("timestamp", TimestampType())
+        .add("timestampType", IntegerType())
+    )
+    if include_headers:
+        columns.add("headers", ArrayType(StructType().add("key", StringType()).add("value", BinaryType())))
+    return columns
 
 
 def _check_schema(schema: StructType, *, include_headers: bool) -> None:
     columns = _columns(include_headers=include_headers)
-    if schema != StructType.fromDDL(columns):
-        raise InvalidOptionError("schema", f"cannot be chosen: the columns are {columns}")
+    if schema != columns:
+        raise InvalidOptionError("schema", f"cannot be chosen: the columns are {columns.simpleString()}")

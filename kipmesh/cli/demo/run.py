@@ -183,9 +183,9 @@ class Demo:
         begin, count = 0.0, 0
         for _ in range(2):
             begin = time.monotonic()
-            frame = spark.read.format("kipmesh").option("kafka.bootstrap.servers", bootstrap)
-            frame = frame.option("subscribe", TOPIC).load()
-            count = int(frame.selectExpr("count(*)", "sum(length(value))").first()[0])
+            reader = spark.read.format("kipmesh").option("kafka.bootstrap.servers", bootstrap)
+            row = reader.option("subscribe", TOPIC).load().selectExpr("count(*)", "sum(length(value))").first()
+            count = 0 if row is None else int(row[0])
         return count / (time.monotonic() - begin), count
 
     def _prove(

@@ -1,0 +1,73 @@
+"""One Spark session for all tests here (a JVM takes seconds), and a mesh of all nodes in this process."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kipmesh.cluster import LocalCluster
+from kipmesh.spark.java import find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_names = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    if find_java() is None:
+        pytest.skip("Spark needs Java 17 or newer, and there is none here")
+    from kipmesh.spark.session import local_session
+
+    session = local_session("tests", tmp_path_factory.mktemp("spark"))
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def mesh(spark: SparkSession) -> Iterator[LocalCluster]:
+    # After Spark, whose start forks: gRPC's threads come later.
+    with LocalCluster(mode="single") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def new_topic(mesh: LocalCluster) -> Callable[..., str]:
+    """Makes topics with names of their own: new_topic(partitions)."""
+
+    def make(partitions: int = 2, **configs: str) -> str:
+        from kipmesh.client import NewTopic
+        from kipmesh.client.sync import AdminClient
+
+        name = f"topic-{next(_names)}"
+        with AdminClient(mesh.bootstrap) as admin:
+            admin.create_topics([NewTopic(name, partitions, 3, configs)])
+        return name
+
+    return make
+
+
+@pytest.fixture
+def send(mesh: LocalCluster) -> Callable[..., None]:
+    """Sends values v<first>..v<first + count - 1> with keys k<i>, round about the partitions."""
+
+    def run(topic: str, count: int, *, first: int = 0, partitions: int = 2, compression: str = "none") -> None:
+        from kipmesh.client.sync import Producer
+
+        with Producer(mesh.bootstrap, compression_type=compression) as producer:
+            for i in range(first, first + count):
+                producer.send(
+                    topic,
+                    b"v%d" % i,
+                    key=b"k%d" % i if i % 5 else None,
+                    partition=i % partitions,
+                    timestamp_ms=1_700_000_000_000 + i,
+                    headers=[("number", b"%d" % i), ("none", None)] if i % 2 else (),
+                )
+            producer.flush()
+
+    return run

@@ -1,0 +1,155 @@
+"""Batch reads of a real mesh: columns, ranges, tasks, and errors that name what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kipmesh.cluster import LocalCluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+Send = Callable[..., None]
+NewTopic = Callable[..., str]
+
+
+@pytest.fixture
+def read(spark: SparkSession, mesh: LocalCluster) -> Callable[..., DataFrame]:
+    def load(**options: Any) -> DataFrame:
+        reader = spark.read.format("kipmesh").option("kafka.bootstrap.servers", mesh.bootstrap)
+        for name, value in options.items():
+            reader = reader.option(name, value)
+        return reader.load()
+
+    return load
+
+
+def values(frame: DataFrame) -> list[str]:
+    return sorted((bytes(row.value).decode() for row in frame.select("value").collect()), key=lambda v: int(v[1:]))
+
+
+def numbers(first: int, end: int) -> list[str]:
+    return [f"v{i}" for i in range(first, end)]
+
+
+def test_columns_are_those_of_the_kafka_connector(
+    read: Callable[..., DataFrame], new_topic: NewTopic, send: Send
+) -> None:
+    topic = new_topic()
+    send(topic, 10)
+    frame = read(subscribe=topic)
+    assert [(f.name, f.dataType.simpleString(), f.nullable) for f in frame.schema] == [
+        ("key", "binary", True),
+        ("value", "binary", True),
+        ("topic", "string", True),
+        ("partition", "int", True),
+        ("offset", "bigint", True),
+        ("timestamp", "timestamp", True),
+        ("timestampType", "int", True),
+    ]
+    rows = {bytes(row.value): row for row in frame.collect()}
+    assert len(rows) == 10
+    assert rows[b"v5"].key is None
+    row = rows[b"v7"]
+    assert (bytes(row.key), row.topic, row.partition, row.offset, row.timestampType) == (b"k7", topic, 1, 3, 0)
+    assert row.timestamp.timestamp() == pytest.approx(1_700_000_000.007)
+
+
+def test_headers_are_there_when_asked_for(read: Callable[..., DataFrame], new_topic: NewTopic, send: Send) -> None:
+    topic = new_topic()
+    send(topic, 4)
+    rows = {bytes(row.value): row.headers for row in read(subscribe=topic, includeHeaders="true").collect()}
+    assert [(h.key, h.value and bytes(h.value)) for h in rows[b"v3"]] == [("number", b"3"), ("none", None)]
+    assert rows[b"v2"] is None
+
+
+@pytest.mark.parametrize("compression", ["gzip", "snappy", "lz4", "zstd"])
+def test_every_compression_is_read(
+    read: Callable[..., DataFrame], new_topic: NewTopic, send: Send, compression: str
+) -> None:
+    topic = new_topic()
+    send(topic, 300, compression=compression)
+    assert values(read(subscribe=topic)) == numbers(0, 300)
+
+
+def test_offsets_choose_exactly_their_records(read: Callable[..., DataFrame], new_topic: NewTopic, send: Send) -> None:
+    topic = new_topic()
+    send(topic, 100)
+    frame = read(
+        subscribe=topic,
+        startingOffsets=f'{{"{topic}":{{"0":10,"1":-2}}}}',
+        endingOffsets=f'{{"{topic}":{{"0":12,"1":3}}}}',
+    )
+    assert values(frame) == ["v1", "v3", "v5", "v20", "v22"]
+
+
+def test_timestamps_choose_their_records(read: Callable[..., DataFrame], new_topic: NewTopic, send: Send) -> None:
+    topic = new_topic()
+    send(topic, 100)
+    send(topic, 100, first=100)
+    frame = read(subscribe=topic, startingTimestamp=1_700_000_000_050, endingTimestamp=1_700_000_000_150)
+    assert values(frame) == numbers(50, 150)
+
+
+def test_assign_and_patterns(read: Callable[..., DataFrame], new_topic: NewTopic, send: Send) -> None:
+    one, other = new_topic(), new_topic()
+    send(one, 10)
+    send(other, 10, first=10)
+    assert values(read(assign=f'{{"{one}":[1]}}')) == ["v1", "v3", "v5", "v7", "v9"]
+    assert values(read(subscribePattern=f"{one}|{other}")) == numbers(0, 20)
+    assert values(read(subscribe=f"{one},{other}")) == numbers(0, 20)
+
+
+def test_large_ranges_are_cut_into_tasks(read: Callable[..., DataFrame], new_topic: NewTopic, send: Send) -> None:
+    topic = new_topic()
+    send(topic, 1000)
+    assert read(subscribe=topic).rdd.getNumPartitions() == 2
+    cut = read(subscribe=topic, minPartitions=7)
+    assert cut.rdd.getNumPartitions() >= 7
+    assert values(cut) == numbers(0, 1000)
+    assert values(read(subscribe=topic, maxRecordsPerPartition=99)) == numbers(0, 1000)
+
+
+def test_an_empty_topic_and_sql(spark: SparkSession, read: Callable[..., DataFrame], new_topic: NewTopic) -> None:
+    frame = read(subscribe=new_topic())
+    frame.createOrReplaceTempView("nothing")
+    assert spark.sql("select count(*) from nothing").first()[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"startingOffset": "earliest"}, "option startingoffset is unknown"),
+        ({"kafka.fetch.min.byte": "1"}, "option kafka.fetch.min.byte"),
+        ({"startingOffsets": "latest"}, "option startingOffsets"),
+        ({"endingOffsets": '{"x":{"0":1}}'}, "option endingOffsets must name exactly"),
+        ({"subscribe": "no-such-topic"}, "no-such-topic"),
+        ({"assign": '{"x":[0]}'}, "option subscribe"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    read: Callable[..., DataFrame], new_topic: NewTopic, options: dict[str, str], named: str
+) -> None:
+    with pytest.raises(Exception, match=named):
+        read(**{"subscribe": new_topic(), **options}).count()
+
+
+def test_records_that_are_gone_are_data_loss(
+    mesh: LocalCluster, read: Callable[..., DataFrame], new_topic: NewTopic, send: Send
+) -> None:
+    from kipmesh.client.sync import AdminClient
+
+    topic = new_topic()
+    send(topic, 100)
+    with AdminClient(mesh.bootstrap) as admin:
+        admin.delete_records({(topic, 0): 20})
+    assert read(subscribe=topic).count() == 80
+    from_zero = f'{{"{topic}":{{"0":0,"1":0}}}}'
+    with pytest.raises(Exception, match="Some data may have been lost"):
+        read(subscribe=topic, startingOffsets=from_zero).count()
+    assert read(subscribe=topic, startingOffsets=from_zero, failOnDataLoss="false").count() == 80

@@ -1,0 +1,87 @@
+"""The demo itself, small: it proves its results, and a run that was killed is not in the way of the next."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kipmesh.spark.java import find_java
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(find_java() is None, reason="Spark needs Java 17 or newer, and there is none here"),
+]
+LIMIT = 4_000
+
+
+def command(folder: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "kipmesh.cli.demo", "--dir", str(folder), "--limit", str(LIMIT), "--json", *more]
+
+
+def processes_in(folder: Path) -> list[psutil.Process]:
+    return [
+        process
+        for process in psutil.process_iter()
+        if process.status() != psutil.STATUS_ZOMBIE and str(folder) in " ".join(_command_line(process))
+    ]
+
+
+def _command_line(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
+
+
+def test_a_killed_run_is_cleaned_up_by_the_next(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    with (tmp_path / "killed.log").open("wb") as log:
+        killed = subprocess.Popen(command(folder), stdout=log, stderr=log)
+        cluster = folder / "cluster" / "cluster.json"
+        deadline = time.monotonic() + 60
+        while not (cluster.exists() and '"pid": null' not in cluster.read_text()) and time.monotonic() < deadline:
+            assert killed.poll() is None, (tmp_path / "killed.log").read_text()
+            time.sleep(0.05)
+        os.kill(killed.pid, signal.SIGKILL)
+        killed.wait()
+    done = subprocess.run(command(folder), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["passed"]
+    assert summary["records"] == LIMIT
+    assert len(summary["checks"]) >= 6
+    assert all(check["passed"] for check in summary["checks"])
+    assert json.loads((folder / "summary.json").read_text()) == summary
+    report = (folder / "report.html").read_text()
+    assert "<script src" not in report
+    assert "default-src 'none'" in report
+    assert list((folder / "parquet" / "flights").glob("batch=*/*.parquet"))
+    assert list((folder / "checkpoint" / "offsets").iterdir())
+    assert not (folder / "work").exists()
+    assert processes_in(folder) == []
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    first = subprocess.Popen(command(folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not (folder / "cluster").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        second = subprocess.run(command(folder), capture_output=True, text=True, timeout=60)
+        assert second.returncode == 1
+        assert "another demo" in second.stderr
+    finally:
+        first.terminate()
+        assert first.wait(60) in (143, -signal.SIGTERM)
+    assert processes_in(folder) == []

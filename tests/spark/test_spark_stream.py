@@ -1,0 +1,113 @@
+"""Streaming reads of a real mesh: each record once across restarts, limits, new partitions, data loss."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kipmesh.cluster import LocalCluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+Send = Callable[..., None]
+NewTopic = Callable[..., str]
+Run = Callable[..., "StreamingQuery"]
+
+
+@pytest.fixture
+def run(spark: SparkSession, mesh: LocalCluster, tmp_path: Path) -> Run:
+    """Runs a query to the end of its topic: into tmp_path/out, with the checkpoint in tmp_path/checkpoint."""
+
+    def start(topic: str, **options: Any) -> StreamingQuery:
+        reader = spark.readStream.format("kipmesh").option("kafka.bootstrap.servers", mesh.bootstrap)
+        for name, value in {"subscribe": topic, "startingOffsets": "earliest", **options}.items():
+            reader = reader.option(name, value)
+        writer = reader.load().writeStream.format("parquet").option("path", str(tmp_path / "out"))
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+        query.awaitTermination(120)
+        assert not query.isActive
+        return query
+
+    return start
+
+
+def written(spark: SparkSession, tmp_path: Path) -> list[int]:
+    rows = spark.read.parquet(str(tmp_path / "out")).select("value").collect()
+    return sorted(int(bytes(row.value)[1:]) for row in rows)
+
+
+def checkpointed(tmp_path: Path) -> dict[str, Any]:
+    files = [file for file in (tmp_path / "checkpoint" / "offsets").iterdir() if file.name.isdigit()]
+    newest = max(files, key=lambda file: int(file.name))
+    return dict(json.loads(newest.read_text().splitlines()[-1]))
+
+
+def test_a_restarted_query_goes_on_where_it_was(
+    spark: SparkSession, run: Run, new_topic: NewTopic, send: Send, tmp_path: Path
+) -> None:
+    topic = new_topic()
+    send(topic, 500)
+    run(topic)
+    assert checkpointed(tmp_path) == {topic: {"0": 250, "1": 250}}
+    send(topic, 300, first=500)
+    run(topic)
+    assert written(spark, tmp_path) == list(range(800))
+    assert checkpointed(tmp_path) == {topic: {"0": 400, "1": 400}}
+    run(topic)
+    assert written(spark, tmp_path) == list(range(800))
+
+
+def test_a_limit_makes_several_batches(
+    spark: SparkSession, run: Run, new_topic: NewTopic, send: Send, tmp_path: Path
+) -> None:
+    topic = new_topic()
+    send(topic, 1000)
+    query = run(topic, maxOffsetsPerTrigger=300)
+    rows = [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
+    assert rows == [300, 300, 300, 100]
+    assert written(spark, tmp_path) == list(range(1000))
+
+
+def test_new_partitions_are_read_from_their_beginning(
+    mesh: LocalCluster, spark: SparkSession, run: Run, new_topic: NewTopic, send: Send, tmp_path: Path
+) -> None:
+    from kipmesh.client.sync import AdminClient
+
+    topic = new_topic()
+    send(topic, 100)
+    run(topic)
+    with AdminClient(mesh.bootstrap) as admin:
+        admin.create_partitions({topic: 4})
+    send(topic, 100, first=100, partitions=4)
+    run(topic)
+    assert written(spark, tmp_path) == list(range(200))
+
+
+def test_retention_that_overtakes_a_query_is_data_loss(
+    mesh: LocalCluster, spark: SparkSession, run: Run, new_topic: NewTopic, send: Send, tmp_path: Path
+) -> None:
+    from kipmesh.client.sync import AdminClient
+
+    topic = new_topic()
+    send(topic, 100)
+    run(topic)
+    send(topic, 100, first=100)
+    with AdminClient(mesh.bootstrap) as admin:
+        admin.delete_records({(topic, 0): 60})
+    with pytest.raises(Exception, match="Some data may have been lost"):
+        run(topic)
+    run(topic, failOnDataLoss="false")
+    assert written(spark, tmp_path) == [i for i in range(200) if i < 100 or i % 2 or i >= 120]
+
+
+def test_an_ending_offset_is_refused(run: Run, new_topic: NewTopic) -> None:
+    with pytest.raises(Exception, match="option endingOffsets belongs to batch queries"):
+        run(new_topic(), endingOffsets="latest")
