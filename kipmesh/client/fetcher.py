@@ -328,7 +328,7 @@ class Fetcher:
         answers: dict[tuple[str, int], PartitionData] = {}
         missing = PartitionData(error_code=ErrorCode.NETWORK_EXCEPTION)
         try:
-            response: FetchResponse = await self._cluster.pool.get(address).call("Broker", "Fetch", request, timeout_s)
+            response: FetchResponse = await self._cluster.pool.get(address).fetch(request, timeout_s)
             if response.error_code:
                 missing = PartitionData(error_code=response.error_code)
             for topic in response.responses:
