@@ -1,0 +1,139 @@
+"""The edge to gRPC: what goes over the wire comes out the same, and what is broken stays outside."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from kipmesh.core import messages as m
+from kipmesh.rpc.client import ConnectionPool, TransportError
+from kipmesh.rpc.server import PortInUseError, RequestContext, Server
+
+LIMIT = 1 << 20
+
+
+class Echo:
+    """Answers a fetch with `max_bytes` bytes after `max_wait_ms`; fails when asked for session 13."""
+
+    def __init__(self) -> None:
+        self.contexts: list[RequestContext] = []
+
+    async def fetch(self, request: m.FetchRequest, context: RequestContext) -> m.FetchResponse:
+        self.contexts.append(context)
+        if request.session_id == 13:
+            raise RuntimeError("no")
+        await asyncio.sleep(request.max_wait_ms / 1000)
+        data = m.PartitionData(partition_index=3, records=b"x" * request.max_bytes)
+        return m.FetchResponse(session_id=request.session_id, responses=[m.FetchableTopicResponse("t", b"", [data])])
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[tuple[Echo, str]]:
+    echo, server = Echo(), None
+    server = Server({"Broker": echo}, LIMIT)
+    port = await server.start("127.0.0.1", 0)
+    await server.set_serving(True)
+    yield echo, f"127.0.0.1:{port}"
+    await server.stop(0)
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[ConnectionPool]:
+    it = ConnectionPool("tester")
+    yield it
+    await it.close()
+
+
+async def test_unary_stream_and_kept_stream_give_the_same(served: tuple[Echo, str], pool: ConnectionPool) -> None:
+    echo, address = served
+    connection = pool.get(address)
+    assert pool.get(address) is connection
+    request = m.FetchRequest(session_id=7, max_bytes=11)
+    unary = await connection.call("Broker", "Fetch", request, 5)
+    stream = connection.fetch_stream("Broker")
+    assert await stream.exchange(request, 5) == unary
+    assert await stream.exchange(request, 5) == unary
+    stream.cancel()
+    assert await connection.fetch(request, 5) == unary
+    assert await connection.fetch(request, 5) == unary
+    assert unary.responses[0].partitions[0].records == b"x" * 11
+    assert {context.client_id for context in echo.contexts} == {"tester"}
+
+
+async def test_what_is_not_served_is_a_transport_error(served: tuple[Echo, str], pool: ConnectionPool) -> None:
+    connection = pool.get(served[1])
+    with pytest.raises(TransportError, match="UNIMPLEMENTED"):
+        await connection.call("Broker", "Produce", m.ProduceRequest(), 5)
+    with pytest.raises(TransportError, match="UNKNOWN"):
+        await connection.call("Broker", "Fetch", m.FetchRequest(session_id=13, max_bytes=0), 5)
+    with pytest.raises(TransportError) as late:
+        await connection.call("Broker", "Fetch", m.FetchRequest(max_wait_ms=5000), 0.05)
+    assert late.value.timed_out
+    assert (await connection.call("Broker", "Fetch", m.FetchRequest(max_bytes=1), 5)).error_code == 0
+
+
+async def test_nobody_there_is_said_at_once(pool: ConnectionPool) -> None:
+    with pytest.raises(TransportError, match="UNAVAILABLE"):
+        await pool.get("127.0.0.1:1").call("Broker", "Fetch", m.FetchRequest(), 5)
+    with pytest.raises(TransportError):
+        await pool.get("127.0.0.1:1").fetch(m.FetchRequest(), 5)
+
+
+async def test_malformed_and_oversized_messages_leave_the_server_alive(
+    served: tuple[Echo, str], pool: ConnectionPool
+) -> None:
+    address = served[1]
+    async with grpc.aio.insecure_channel(address) as channel:
+        raw = channel.unary_unary("/kipmesh.v1.Broker/Fetch")
+        for payload in [b"\xff" * 50, b"\x52\xff\xff\xff\x0f", *(os.urandom(64) for _ in range(50))]:
+            with contextlib.suppress(grpc.aio.AioRpcError):  # refused, or understood by accident
+                await raw(payload, timeout=0.5)
+        with pytest.raises(grpc.aio.AioRpcError) as large:
+            await raw(b"\x5a" + b"\x00" * (LIMIT + 1), timeout=5)
+        assert large.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert (await pool.get(address).call("Broker", "Fetch", m.FetchRequest(max_bytes=1), 5)).error_code == 0
+
+
+async def test_a_dropped_stream_ends_the_exchange_and_not_its_task(
+    served: tuple[Echo, str], pool: ConnectionPool
+) -> None:
+    stream = pool.get(served[1]).fetch_stream("Broker")
+    running = asyncio.create_task(stream.exchange(m.FetchRequest(max_wait_ms=5000), 10))
+    await asyncio.sleep(0.1)
+    stream.cancel()
+    with pytest.raises(TransportError, match="dropped"):
+        await running
+    stream = pool.get(served[1]).fetch_stream("Broker")
+    running = asyncio.create_task(stream.exchange(m.FetchRequest(max_wait_ms=5000), 10))
+    await asyncio.sleep(0.1)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    stream.cancel()
+    stream = pool.get(served[1]).fetch_stream("Broker")
+    with pytest.raises(TransportError) as late:
+        await stream.exchange(m.FetchRequest(max_wait_ms=5000), 0.05)
+    assert late.value.timed_out
+
+
+async def test_a_port_in_use_is_one_clear_line(served: tuple[Echo, str]) -> None:
+    port = int(served[1].rpartition(":")[2])
+    with pytest.raises(PortInUseError, match=rf"cannot listen on 127.0.0.1:{port}"):
+        await Server({"Broker": Echo()}).start("127.0.0.1", port)
+
+
+async def test_health_and_reflection_are_on(served: tuple[Echo, str]) -> None:
+    async with grpc.aio.insecure_channel(served[1]) as channel:
+        health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+        assert health.status == health_pb2.HealthCheckResponse.SERVING
+        ask = reflection_pb2.ServerReflectionRequest(list_services="")
+        answers = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([ask]), timeout=5)
+        names = {service.name async for answer in answers for service in answer.list_services_response.service}
+    assert {"kipmesh.v1.Broker", "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"} <= names
