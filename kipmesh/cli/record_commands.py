@@ -74,8 +74,8 @@ def produce(
     folder: Dir = DEFAULT_DIR,
 ) -> None:
     """Write each line of standard input as a record. The last line of stderr says how many were acknowledged."""
-    address = bootstrap_of(bootstrap, folder)
     settings = parse_pairs(config or (), "--config")
+    address = bootstrap_of(bootstrap, folder)
     separator = key_separator.encode() if key_separator else None
     run(lambda: _produce(address, topic, separator, settings))
 
@@ -201,8 +201,8 @@ def consume(
     if offset is not None and not (offset in ("earliest", "latest") or (offset.isascii() and offset.isdigit())):
         raise typer.BadParameter(f"{offset!r} is no number, earliest or latest", param_hint="--offset")
     begin = offset or ("earliest" if from_beginning else "latest")
-    address = bootstrap_of(bootstrap, folder)
     settings = parse_pairs(config or (), "--config")
+    address = bootstrap_of(bootstrap, folder)
     separator = key_separator.encode() if print_key else None
 
     def show(record: ConsumerRecord) -> None:

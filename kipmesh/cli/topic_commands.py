@@ -66,8 +66,8 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Create a topic."""
-    address = bootstrap_of(bootstrap, folder)
     configs = parse_pairs(config or (), "--config")
+    address = bootstrap_of(bootstrap, folder)
 
     async def work() -> CreatedTopic | None:
         from kipmesh.client import AdminClient, NewTopic

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from kipmesh.cli.main import app
+from kipmesh.client.records import encode_batch
+
+
+def run(*arguments: str, env: dict[str, str] | None = None, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("KIPMESH_")}
+    return subprocess.run(
+        [sys.executable, "-m", "kipmesh.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        input=stdin,
+        timeout=60,
+        env={**clean, **(env or {})},
+        check=False,
+    )
+
+
+def commands() -> Iterator[tuple[str, ...]]:
+    def walk(command: object, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        yield path
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from walk(inner, (*path, name))
+
+    yield from walk(typer.main.get_command(app), ())
+
+
+@pytest.mark.parametrize("path", list(commands()), ids=" ".join)
+def test_every_command_has_help_with_examples(path: tuple[str, ...]) -> None:
+    command = typer.main.get_command(app)
+    for name in path:
+        command = command.commands[name]  # type: ignore[attr-defined]
+    assert command.help, path
+    if path[:1] != ("demo",):
+        assert "Examples:" in (command.epilog or ""), path
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from kipmesh.cli import main; sys.argv = ['kipmesh', '--help']\n"
+        "try: main.main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'grpc', 'pydantic', 'fastapi', 'aiokafka', 'rich', 'structlog', 'pandas'} & set(sys.modules)\n"
+        "print('heavy:', heavy)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    assert "Usage: kipmesh" in done.stdout
+    assert done.stdout.endswith("heavy: set()\n")
+
+
+def test_usage_errors_have_exit_code_2() -> None:
+    assert "No such command" in run("topic", "creat").stderr
+    for arguments in (
+        ["topic", "creat"],
+        ["topic", "create"],
+        ["consume", "t", "--offset", "1"],
+        ["consume", "t", "--partition", "0", "--offset", "x"],
+        ["topic", "create", "t", "--config", "x"],
+        ["topic", "alter", "t"],
+        ["local", "up", "--controllers", "2"],
+    ):
+        assert run(*arguments).returncode == 2, arguments
+
+
+def test_without_a_cluster_it_says_what_to_give(tmp_path: Path) -> None:
+    done = run("topic", "list", "--dir", str(tmp_path / "none"))
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"kipmesh: which cluster? Give --bootstrap or --dir (there is no local cluster in {tmp_path / 'none'})\n"
+    )
+    for command in (["down"], ["status"], ["kill", "leader-1"]):
+        done = run("local", *command, "--dir", str(tmp_path))
+        assert done.returncode == 1
+        assert "there is no cluster in" in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_nobody_at_the_address_is_one_line() -> None:
+    done = run("produce", "t", "--bootstrap", "127.0.0.1:1", "--config", "request.timeout.ms=300", stdin="x\n")
+    assert done.returncode == 1
+    assert done.stderr.startswith("kipmesh: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    done = run("topic", "list", env={"KIPMESH_BOOTSTRAP": "no address"})
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1, done.stderr
+
+
+def test_version() -> None:
+    assert run("--version").stdout.startswith("kipmesh ")
+
+
+def write_segment(tmp_path: Path, *batches: bytes) -> str:
+    file = tmp_path / "00000000000000000000.log"
+    file.write_bytes(b"".join(batches))
+    return str(file)
+
+
+def test_log_dump(tmp_path: Path) -> None:
+    first = encode_batch([(b"k", b"v"), (None, b"\xff")], timestamp_ms=5, leader_epoch=3)
+    second = encode_batch([(None, b"x" * 500)], timestamp_ms=6, base_offset=2, compression="zstd")
+    file = write_segment(tmp_path, first, second)
+    out = run("log", "dump", file).stdout.splitlines()
+    assert len(out) == 2
+    assert out[0].startswith("base_offset: 0 last_offset: 1 count: 2 ")
+    assert "partition_leader_epoch: 3" in out[0]
+    assert "compresscodec: zstd" in out[1]
+    out = run("log", "dump", file, "--print-records").stdout.splitlines()
+    assert out[1] == "| offset: 0 timestamp: 5 key: k value: v headers: []"
+    assert out[2] == "| offset: 1 timestamp: 5 key: None value_b64: /w== headers: []"
+    assert out[4].startswith("| offset: 2 timestamp: 6 key: None value: xxx")
+
+
+def test_log_dump_reports_what_is_wrong(tmp_path: Path) -> None:
+    batch = bytearray(encode_batch([(None, b"value")], timestamp_ms=5))
+    batch[-2] ^= 1
+    backwards = encode_batch([(None, b"value")], timestamp_ms=5)
+    done = run("log", "dump", write_segment(tmp_path, bytes(batch), backwards, b"cut"), "--print-records")
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    assert "error: wrong CRC" in lines[0]
+    assert "error: base offset 0 is below the offset 1 that comes next" in lines[1]
+    assert lines[-1].startswith(f"position: {2 * len(batch)} error: ")
+    assert run("log", "dump", str(tmp_path / "missing.log")).stderr.endswith("missing.log: no such file\n")
+    assert run("log", "dump", write_segment(tmp_path)).stdout == ""

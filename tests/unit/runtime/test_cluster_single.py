@@ -1,0 +1,111 @@
+"""Clusters within this process, and the fixtures for the tests of others."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kipmesh.client import Producer
+from kipmesh.client.sync import Consumer
+from kipmesh.cluster import ClusterError, LocalCluster
+from kipmesh.core.errors import InvalidConfigError
+
+
+def test_ready_soon_and_nothing_is_left() -> None:
+    threads = set(threading.enumerate())
+    began = time.monotonic()
+    with LocalCluster(mode="single") as cluster:
+        took_s = time.monotonic() - began
+        print(f"ready in {took_s:.2f} s")
+        assert took_s < 5
+        folder = cluster.dir
+        addresses = [node.grpc for node in cluster.nodes if node.grpc is not None]
+        assert len(addresses) == 4
+        assert cluster.bootstrap == ",".join(addresses[1:])
+        assert folder.is_dir()
+    assert not folder.exists()
+    for address in addresses:
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", int(address.rpartition(":")[2]))) != 0
+    left = [thread for thread in threading.enumerate() if thread not in threads and "_poll_wrapper" not in thread.name]
+    assert left == []  # (grpc has one poller a process)
+    with pytest.raises(ClusterError, match="not up"):
+        _ = cluster.bootstrap
+    cluster.down()
+
+
+def test_a_given_folder_stays(tmp_path: Path) -> None:
+    with LocalCluster(mode="single", followers=0, dir=tmp_path / "mesh"):
+        pass
+    assert (tmp_path / "mesh" / "leader-1" / "data" / "meta.properties").is_file()
+
+
+async def test_nodes_die_and_come_back() -> None:
+    config = {"broker.session.timeout.ms": 600, "broker.heartbeat.interval.ms": 100}
+    with LocalCluster(mode="single", config=config) as cluster:
+        async with Producer(cluster.bootstrap) as producer:
+            from kipmesh.client import AdminClient, NewTopic
+
+            async with AdminClient(cluster.bootstrap) as admin:
+                await admin.create_topics([NewTopic("t", 1, 3)])
+            await (await producer.send("t", b"1"))
+            cluster.kill("leader-1")
+            with pytest.raises(ClusterError, match="leader-1 does not run"):
+                cluster.kill("leader-1")
+            await (await producer.send("t", b"2"))
+            cluster.start("leader-1")
+            with pytest.raises(ClusterError, match="runs already"):
+                cluster.start("leader-1")
+            cluster.stop("follower-1")
+            await (await producer.send("t", b"3"))
+            cluster.start("follower-1")
+        with pytest.raises(ClusterError, match="pause needs"):
+            cluster.pause("leader-1")
+        with pytest.raises(ClusterError, match="there is no node 'x'"):
+            cluster.kill("x")
+        assert read(cluster.bootstrap, "t", 3) == [b"1", b"2", b"3"]
+
+
+def read(bootstrap: str, topic: str, count: int) -> list[bytes | None]:
+    with Consumer(bootstrap) as consumer:
+        consumer.assign([(topic, 0)])
+        consumer.seek_to_beginning()
+        found: list[bytes | None] = []
+        while len(found) < count:
+            records = consumer.poll(timeout_ms=10_000)
+            assert records
+            found += [record.value for record in records]
+    return found
+
+
+def test_bad_settings_start_nothing() -> None:
+    threads = threading.active_count()
+    with pytest.raises(InvalidConfigError, match="unknown configuration key"):
+        LocalCluster(mode="single", config={"no.key": 1}).up()
+    with pytest.raises(InvalidConfigError, match=r"log\.segment\.bytes"):
+        LocalCluster(mode="single", config={"log.segment.bytes": "x"}).up()
+    with pytest.raises(ValueError, match="'both'"):
+        LocalCluster(mode="both")  # type: ignore[arg-type]
+    assert threading.active_count() <= threads + 1
+
+
+def test_the_fixtures(kipmesh_bootstrap: str, kipmesh_topic: Callable[..., str], kipmesh_topic_prefix: str) -> None:
+    name = kipmesh_topic("orders", partitions=2, retention_ms="60000")
+    assert name == kipmesh_topic_prefix + "orders"
+    assert kipmesh_topic_prefix.startswith("test_the_fixtures-")
+    with Consumer(kipmesh_bootstrap) as consumer:
+        assert len(consumer.partitions_for(name).partitions) == 2
+
+
+def test_the_plugin_imports_nothing_heavy() -> None:
+    import subprocess
+
+    code = "import sys, kipmesh.cluster.pytest_plugin\nprint({'grpc', 'pydantic', 'structlog'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout == "set()\n"
