@@ -82,53 +82,61 @@ class Batch:
 
 
 class Delivery:
-    """The outcome of one record: a future of RecordMetadata or KafkaError, ten times cheaper than asyncio.Future.
+    """The outcome of one record: a future of RecordMetadata or KafkaError, much cheaper than asyncio.Future.
 
-    It can be awaited, gathered and given callbacks like one; `cancel` does nothing, because a record that is under way
-    cannot be called back.
+    It can be awaited, gathered, waited for and given callbacks like one. `cancel` ends the waiting only: a record that
+    is under way cannot be called back.
     """
 
-    __slots__ = ("_batch", "_index", "_timestamp")
+    __slots__ = ("_batch", "_callbacks", "_index", "_timestamp")
 
     # asyncio takes objects with this attribute as futures (`asyncio.isfuture`).
     _asyncio_future_blocking = False
 
     def __init__(self, batch: Batch, index: int, timestamp: int) -> None:
         self._batch = batch
-        self._index = index
+        self._index = index  # -1: cancelled
         self._timestamp = timestamp
+        self._callbacks: list[tuple[Callable[[Any], object], Context | None]] | None = None
 
     def _place(self) -> tuple[Batch, int]:
         batch, index = self._batch, self._index
-        while batch.children:
+        while batch.children and index >= 0:
             first, child = next(pair for pair in reversed(batch.children) if pair[0] <= index)
             batch, index = child, index - first
         return batch, index
 
     def done(self) -> bool:
-        """Whether the outcome is known."""
-        return self._place()[0].finished
+        """Whether the outcome is known, or the waiting was cancelled."""
+        return self._index < 0 or self._place()[0].finished
 
     def cancelled(self) -> bool:
-        """Never."""
-        return False
+        """Whether `cancel` ended the waiting."""
+        return self._index < 0
 
     def cancel(self, msg: object = None) -> bool:
-        """Not possible: false."""
-        return False
+        """Wait no longer; false when the outcome is known. The record is sent all the same."""
+        if self.done():
+            return False
+        self._index = -1
+        self._call_back()
+        return True
+
+    def _check(self) -> tuple[Batch, int]:
+        batch, index = self._place()
+        if index < 0:
+            raise asyncio.CancelledError
+        if not batch.finished:
+            raise asyncio.InvalidStateError("the record is not delivered yet")
+        return batch, index
 
     def exception(self) -> KafkaError | None:
         """The error, or None; InvalidStateError while the outcome is not known."""
-        batch, _ = self._place()
-        if not batch.finished:
-            raise asyncio.InvalidStateError("the record is not delivered yet")
-        return batch.error
+        return self._check()[0].error
 
     def result(self) -> RecordMetadata:
         """Where the record is; raises the delivery's KafkaError, or InvalidStateError."""
-        batch, index = self._place()
-        if not batch.finished:
-            raise asyncio.InvalidStateError("the record is not delivered yet")
+        batch, index = self._check()
         if batch.error is not None:
             raise batch.error.with_traceback(None)
         offset = batch.base_offset + index if batch.base_offset >= 0 else -1
@@ -141,18 +149,27 @@ class Delivery:
 
     def add_done_callback(self, callback: Callable[[Any], object], *, context: Context | None = None) -> None:
         """Call `callback(self)` soon after the outcome is known."""
-
-        def call() -> None:
-            if self.done():
-                self.get_loop().call_soon(callback, self, context=context)
-            else:
-                self._place()[0].callbacks.append(call)
-
-        call()
+        if self.done():
+            self.get_loop().call_soon(callback, self, context=context)
+        elif self._callbacks is None:
+            self._callbacks = [(callback, context)]
+            self._place()[0].callbacks.append(self._call_back)
+        else:
+            self._callbacks.append((callback, context))
 
     def remove_done_callback(self, callback: Callable[[Any], object]) -> int:
-        """Not supported: 0 callbacks removed."""
-        return 0
+        """Do not call `callback`; how many were removed."""
+        before = self._callbacks or []
+        self._callbacks = [pair for pair in before if pair[0] != callback] if before else self._callbacks
+        return len(before) - len(self._callbacks or [])
+
+    def _call_back(self) -> None:
+        if not self.done():  # the batch was split
+            self._place()[0].callbacks.append(self._call_back)
+            return
+        callbacks, self._callbacks = self._callbacks or [], []
+        for callback, context in callbacks:
+            self.get_loop().call_soon(callback, self, context=context)
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
         while not self.done():

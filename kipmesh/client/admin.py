@@ -59,6 +59,7 @@ from kipmesh.core.messages import (
     MetadataResponse,
     ReplicaState,
 )
+from kipmesh.rpc.client import TransportError
 
 _METADATA_TOPIC = "__cluster_metadata"
 _POLL_S_MAX = 0.2
@@ -289,15 +290,31 @@ class AdminClient:
         return [topic_metadata(each.name or "", each) for each in response.topics if not each.error_code]
 
     async def _wait_for(self, names: Sequence[str], condition: Callable[[Mapping[str, TopicMetadata]], bool]) -> None:
-        """Until a broker's metadata of these topics is as wanted; brokers follow the controller with a short delay."""
+        """Until every broker that answers sees these topics as wanted; they follow the controller after a moment."""
         deadline = time.monotonic() + self._timeout_s
         delay = 0.005
-        while not condition({topic.name: topic for topic in await self._describe(names)}):
+        while not await self._everywhere(names, condition):
             if time.monotonic() + delay >= deadline:
                 text = f"the metadata of {', '.join(names)} did not become complete"
                 raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, text)
             await asyncio.sleep(delay)
             delay = min(delay * 2, _POLL_S_MAX)
+
+    async def _everywhere(self, names: Sequence[str], condition: Callable[[Mapping[str, TopicMetadata]], bool]) -> bool:
+        request = MetadataRequest([MetadataRequestTopic(name=name) for name in names])
+        answered = False
+        for address in self._cluster.metadata.candidates():
+            try:
+                response: MetadataResponse = await self._cluster.pool.get(address).call(
+                    "Broker", "Metadata", request, self.config.request_timeout_ms / 1000
+                )
+            except TransportError:
+                continue
+            answered = True
+            found = [topic_metadata(each.name or "", each) for each in response.topics if not each.error_code]
+            if not condition({topic.name: topic for topic in found}):
+                return False
+        return answered
 
 
 def _creatable(topic: NewTopic) -> CreatableTopic:

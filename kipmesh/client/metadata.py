@@ -226,6 +226,7 @@ class Metadata:
         self.track(name)
         entry = self._entries[name]
         entry.unknown_answers = 0
+        entry.error = ErrorCode.NONE
 
         def known() -> TopicMetadata | None:
             if entry.metadata is not None:
@@ -243,7 +244,11 @@ class Metadata:
         """Wait for the next answer, at most so long."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
-        await asyncio.wait([waiter], timeout=timeout_s)
+        try:
+            await asyncio.wait([waiter], timeout=timeout_s)
+        finally:
+            if not waiter.done():
+                self._waiters.remove(waiter)
 
     async def _wait(
         self, condition: Callable[[], Any], timeout_s: float, what: str, entry: TopicEntry | None = None

@@ -93,6 +93,8 @@ class Sender:
         try:
             for batch in list(self.incomplete):
                 await self._finished(batch)
+            if self._config.acks == 0 and self._tasks:
+                await asyncio.wait(set(self._tasks))  # finished, but perhaps not on their way yet
         finally:
             self._flushes -= 1
 

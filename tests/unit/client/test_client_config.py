@@ -1,0 +1,52 @@
+"""Configuration of clients."""
+
+from __future__ import annotations
+
+import pytest
+
+from kipmesh.client import AdminClient, Consumer, Producer
+from kipmesh.core.config import ConsumerConfig, ProducerConfig
+from kipmesh.core.errors import InvalidConfigError
+
+
+def test_kafkas_defaults() -> None:
+    producer = ProducerConfig.parse({}).as_dict()
+    assert producer["acks"] == -1
+    assert producer["batch.size"] == 16384
+    assert producer["buffer.memory"] == 32 << 20
+    assert producer["max.in.flight.requests.per.connection"] == 5
+    consumer = ConsumerConfig.parse({}).as_dict()
+    assert consumer["auto.offset.reset"] == "latest"
+    assert consumer["fetch.max.bytes"] == 52428800
+    assert consumer["max.poll.records"] == 500
+
+
+@pytest.mark.parametrize(("given", "expected"), [("all", -1), ("-1", -1), ("1", 1), (0, 0)])
+def test_acks(given: object, expected: int) -> None:
+    assert Producer("h:1", acks=given).config.acks == expected
+
+
+def test_both_spellings_of_keys() -> None:
+    assert Producer("h:1", linger_ms=7).config.linger_ms == 7
+    assert Producer("h:1", **{"linger.ms": "7"}).config.linger_ms == 7
+
+
+@pytest.mark.parametrize(
+    ("kind", "bootstrap", "config", "words"),
+    [
+        (Producer, "h:1", {"linger.msec": 1}, "linger.ms"),
+        (Producer, "h:1", {"acks": "2"}, "acks"),
+        (Producer, "h:1", {"compression.type": "rar"}, "compression.type"),
+        (Producer, "h:1", {"transactional.id": "x"}, "transactional.id"),
+        (Producer, "h:1", {"enable.idempotence": True}, "enable.idempotence"),
+        (Consumer, "h:1", {"auto.offset.reset": "first"}, "auto.offset.reset"),
+        (AdminClient, "", {}, "bootstrap.servers"),
+        (Consumer, "host", {}, "'host' is not host:port"),
+        (Producer, "host:1,other:x", {}, "'other:x' is not host:port"),
+    ],
+)
+def test_mistakes_are_one_clear_line(kind: type, bootstrap: str, config: dict[str, object], words: str) -> None:
+    with pytest.raises(InvalidConfigError) as caught:
+        kind(bootstrap, **config)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,114 @@
+"""Record batches as the client makes and reads them."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kipmesh.client.records import (
+    COMPRESSIONS,
+    Compression,
+    consumer_records,
+    decode_columns,
+    default_compression,
+    encode_batch,
+    new_builder,
+    seal,
+)
+from kipmesh.core.errors import CorruptRecordError, KafkaError
+from kipmesh.core.record_batch import check_crc, iterate, parse_header
+
+maybe_bytes = st.none() | st.binary(max_size=60)
+headers = st.lists(st.tuples(st.text(max_size=8), maybe_bytes), max_size=3)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2**41), maybe_bytes, maybe_bytes, headers), min_size=1, max_size=40),
+    st.sampled_from(COMPRESSIONS),
+)
+@settings(max_examples=60, deadline=None)
+def test_round_trip(records: list[tuple[int, bytes | None, bytes | None, list]], compression: str) -> None:
+    builder = new_builder(1 << 20)
+    for index, (timestamp, key, value, fields) in enumerate(records):
+        builder.append(index, timestamp, key, value, fields)
+    batch = seal(builder, default_compression(compression))
+    header = parse_header(batch)
+    check_crc(batch, 0, header)
+    assert header.record_count == len(records)
+    read = consumer_records("t", 3, batch, 0, header, 0)
+    assert [(r.timestamp, r.key, r.value, list(r.headers)) for r in read] == records
+    assert [r.offset for r in read] == list(range(len(records)))
+
+
+@pytest.mark.parametrize("name", COMPRESSIONS)
+def test_compression_shrinks_what_repeats(name: str) -> None:
+    batch = encode_batch([(None, b"again and again " * 20)] * 50, timestamp_ms=1, compression=name)
+    assert parse_header(batch).compression == COMPRESSIONS.index(name)
+    assert (len(batch) < 8000) == (name != "none")
+    assert decode_columns(batch).values == [b"again and again " * 20] * 50
+
+
+def test_levels_are_used() -> None:
+    source = random.Random(1)
+    words = [source.randbytes(source.randint(3, 9)) for _ in range(500)]
+    text = b" ".join(source.choice(words) for _ in range(20_000))
+
+    def size(compression: Compression) -> int:
+        builder = new_builder(1 << 20)
+        builder.append(0, 1, None, text, [])
+        return len(seal(builder, compression))
+
+    assert size(Compression(1, 9)) < size(Compression(1, 1))
+    assert size(Compression(4, 19)) < size(Compression(4, 1))
+
+
+def test_what_does_not_shrink_stays_plain() -> None:
+    batch = encode_batch([(None, bytes(range(256)))], timestamp_ms=1, compression="zstd")
+    assert parse_header(batch).compression == 0
+
+
+def test_columns_of_a_range() -> None:
+    data = b"".join(
+        encode_batch([(b"k%d" % i, b"%d" % i) for i in range(base, base + 10)], timestamp_ms=base, base_offset=base)
+        for base in (0, 10, 20)
+    )
+    columns = decode_columns(data, start_offset=7, end_offset=23, with_headers=True)
+    assert columns.offsets == list(range(7, 23))
+    assert columns.values == [b"%d" % i for i in range(7, 23)]
+    assert columns.keys == [b"k%d" % i for i in range(7, 23)]
+    assert columns.timestamps == [0] * 3 + [10] * 10 + [20] * 3
+    assert columns.timestamp_types == [0] * 16
+    assert len(columns.headers) == 16
+    assert decode_columns(data, start_offset=30).offsets == []
+
+
+def test_a_wrong_crc_is_noticed_unless_unwanted() -> None:
+    batch = bytearray(encode_batch([(None, b"value")], timestamp_ms=1))
+    batch[-2] ^= 1
+    with pytest.raises(CorruptRecordError):
+        decode_columns(bytes(batch))
+    assert decode_columns(bytes(batch), check_crcs=False).values != [b"value"]
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_mutated_batches_raise_nothing_else(data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(COMPRESSIONS))
+    batch = bytearray(encode_batch([(b"key", b"value " * 20)] * 20, timestamp_ms=1, compression=name))
+    for _ in range(data.draw(st.integers(1, 4))):
+        batch[data.draw(st.integers(0, len(batch) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(batch)))
+    with contextlib.suppress(KafkaError):
+        decode_columns(bytes(batch[:cut]), check_crcs=False)
+
+
+def test_leader_epoch_and_offset() -> None:
+    batch = encode_batch([(None, b"x")], timestamp_ms=1, base_offset=77, leader_epoch=5)
+    ((_, header),) = iterate(batch)
+    assert (header.base_offset, header.partition_leader_epoch) == (77, 5)
+    (record,) = consumer_records("t", 0, batch, 0, header, 0)
+    assert (record.offset, record.leader_epoch, record.timestamp_type) == (77, 5, 0)

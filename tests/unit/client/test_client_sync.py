@@ -1,0 +1,119 @@
+"""The blocking forms, against brokers in memory on a thread of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from kipmesh.client import NewTopic
+from kipmesh.client.sync import AdminClient, Consumer, Producer
+from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.testing.fake_broker import FakeCluster
+
+FAST = {"retry.backoff.ms": 5, "retry.backoff.max.ms": 20}
+
+
+@pytest.fixture
+def bootstrap() -> Iterator[str]:
+    loop = asyncio.new_event_loop()
+    # grpc.aio wakes every loop of a process; those that find nothing to read say so.
+    loop.set_exception_handler(lambda _loop, _context: None)
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    cluster = FakeCluster(2)
+    asyncio.run_coroutine_threadsafe(cluster.__aenter__(), loop).result()
+    yield cluster.bootstrap
+    asyncio.run_coroutine_threadsafe(cluster.__aexit__(), loop).result()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def kipmesh_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("kipmesh")]
+
+
+def test_whole_path(bootstrap: str) -> None:
+    with AdminClient(bootstrap, **FAST) as admin, Producer(bootstrap, **FAST) as producer:
+        admin.create_topics([NewTopic("t", 2)])
+        sent = [producer.send("t", b"%d" % index, partition=0) for index in range(5000)]
+        producer.flush()
+        assert all(each.done() for each in sent)
+        assert [each.result().offset for each in sent] == list(range(5000))
+        many = producer.send_many("t", [(b"k", b"%d" % index) for index in range(5000)], partition=1)
+        producer.flush()
+        assert [each.result().offset for each in many] == list(range(5000))
+        with Consumer(bootstrap, **FAST, auto_offset_reset="earliest") as consumer:
+            consumer.assign([("t", 0)])
+            values = []
+            for record in consumer:
+                values.append(record.value)
+                if len(values) == 5000:
+                    break
+            assert values == [b"%d" % index for index in range(5000)]
+            assert consumer.position(("t", 0)) == 5000
+            assert consumer.end_offsets([("t", 0), ("t", 1)]) == {("t", 0): 5000, ("t", 1): 5000}
+            consumer.seek(("t", 0), 4999)
+            assert consumer.poll(1000)[0].offset == 4999
+    assert kipmesh_threads() == []
+
+
+def test_errors_come_to_the_caller(bootstrap: str) -> None:
+    with Producer(bootstrap, **FAST, max_block_ms=50) as producer:
+        pending = producer.send("nope", b"x")
+        with pytest.raises(KafkaError) as caught:
+            pending.result(5)
+        assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        with pytest.raises(KafkaError):
+            producer.send_many("nope", [(None, b"x")])
+    with pytest.raises(RuntimeError, match="closed"):
+        producer.send("t", b"x")
+    with pytest.raises(KafkaError, match=r"127\.0\.0\.1:1"):
+        Consumer("127.0.0.1:1", request_timeout_ms=100).poll()
+    assert kipmesh_threads() == []
+
+
+def test_threads_may_share_a_client(bootstrap: str) -> None:
+    with AdminClient(bootstrap, **FAST) as admin, Producer(bootstrap, **FAST) as producer:
+        admin.create_topics([NewTopic("t", 4)])
+
+        def work(partition: int) -> None:
+            sent = [producer.send("t", b"%d" % index, partition=partition) for index in range(500)]
+            assert [each.result(10).offset for each in sent] == list(range(500))
+
+        threads = [threading.Thread(target=work, args=(partition,)) for partition in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        offsets = admin.list_offsets({("t", partition): -1 for partition in range(4)})
+        assert [place.offset for place in offsets.values() if place is not None] == [500] * 4
+
+
+def test_a_client_that_was_not_used_may_be_closed() -> None:
+    client = Producer("127.0.0.1:1")
+    client.close()
+    client.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_is_told(bootstrap: str) -> None:
+    with Producer(bootstrap, **FAST) as producer:
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                producer.flush()
+                os.write(write, b"no error")
+            except RuntimeError as error:
+                os.write(write, str(error).encode())
+            finally:
+                os._exit(0)
+        os.close(write)
+        with os.fdopen(read, "rb") as pipe:
+            assert b"another process" in pipe.read()
+        os.waitpid(child, 0)
