@@ -13,6 +13,7 @@ recreated under its name never meets the old one's offsets.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import threading
@@ -145,6 +146,7 @@ class LogManager:
                 directory_id = uuid_text(uuid.uuid4().bytes)
                 properties = MetaProperties(self._cluster_id, self._node_id, directory_id)
                 checkpoint.write_meta_properties(self.fs, path, properties)
+                self._sync_parents(path)
             elif properties.cluster_id != self._cluster_id:
                 raise KafkaError(
                     ErrorCode.INCONSISTENT_CLUSTER_ID,
@@ -160,6 +162,15 @@ class LogManager:
             lock.release()
             raise
         return _DataFolder(path, lock, properties.directory_id, clean_epoch)
+
+    def _sync_parents(self, path: str) -> None:
+        """A new data folder, and the folders made above it, outlive a power cut."""
+        while path not in ("", "/"):
+            path = path.rpartition("/")[0] or ("/" if path.startswith("/") else ".")
+            with contextlib.suppress(PermissionError):
+                self.fs.sync_dir(path)
+            if path == ".":
+                return
 
     def _load_logs(self, now_ms: int) -> None:
         found = []

@@ -12,6 +12,7 @@ from kipmesh.core.config import BrokerConfig, ControllerConfig
 from kipmesh.node.broker import BrokerNode
 from kipmesh.node.controller import ControllerNode
 from kipmesh.rpc.client import Connection, ConnectionPool
+from kipmesh.storage.fs import FileSystem
 
 CLUSTER_ID = "broker-tests"
 TIMEOUT_S = 20.0
@@ -55,7 +56,7 @@ class Mesh:
         await self.controller.start()
         self.controller_port = self.controller.grpc_port
 
-    async def start_broker(self, broker_id: int, **more: Any) -> BrokerNode:
+    async def start_broker(self, broker_id: int, *, fs: FileSystem | None = None, **more: Any) -> BrokerNode:
         config = BrokerConfig.parse(
             {
                 "node.id": broker_id,
@@ -68,7 +69,7 @@ class Mesh:
             | self.broker_keys
             | more
         )
-        node = BrokerNode(config, is_leader_role=broker_id == 1)
+        node = BrokerNode(config, is_leader_role=broker_id == 1, fs=fs)
         await node.start()
         self.ports[broker_id] = node.grpc_port
         self.brokers[broker_id] = node
@@ -141,3 +142,16 @@ class Mesh:
         response = await self.call(via, "Fetch", request)
         assert response.error_code == 0, response
         return response.responses[0].partitions[0]
+
+
+async def leader_of(mesh: Mesh, topic_id: bytes, not_one_of: tuple[int, ...] = ()) -> int:
+    """The broker that leads partition 0 and is there."""
+
+    def find() -> int:
+        for broker, node in mesh.brokers.items():
+            replica = node.partitions.get(topic_id, 0)
+            if broker not in not_one_of and replica is not None and replica.leader is not None and node.ready:
+                return broker
+        return 0
+
+    return await eventually(find, "a leader")

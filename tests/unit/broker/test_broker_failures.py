@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Any
 
-from conftest_broker import Mesh, eventually
+from conftest_broker import Mesh, eventually, leader_of
 
 from kipmesh.core import messages as m
 from kipmesh.core.config import TopicConfig
@@ -30,19 +30,6 @@ def log_bytes(mesh: Mesh, broker: int, topic_id: bytes, partition: int = 0) -> b
 
 def values(records: bytes) -> list[bytes]:
     return [record.value for position, header in iterate(records) for record in read_records(records, position, header)]
-
-
-async def leader_of(mesh: Mesh, topic_id: bytes, not_one_of: tuple[int, ...] = ()) -> int:
-    """The broker that leads partition 0 and is there."""
-
-    def find() -> int:
-        for broker, node in mesh.brokers.items():
-            replica = node.partitions.get(topic_id, 0)
-            if broker not in not_one_of and replica is not None and replica.leader is not None and node.ready:
-                return broker
-        return 0
-
-    return await eventually(find, "a leader")
 
 
 async def acknowledged(mesh: Mesh, topic: str, topic_id: bytes, value: bytes) -> None:
