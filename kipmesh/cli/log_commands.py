@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 METADATA_FOLDER = "__cluster_metadata-"
 
-app = make_app("Look into log files.", "kipmesh log dump /tmp/mesh/leader-1/data/flights-0/00000000000000000000.log")
+app = make_app("Look into log files.", "kipmesh log dump mesh/leader-1/data/flights-0/00000000000000000000.log")
 
 
 @app.command(

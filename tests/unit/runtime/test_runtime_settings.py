@@ -8,7 +8,7 @@ from kipmesh.core.config import BrokerConfig
 from kipmesh.core.errors import InvalidConfigError
 from kipmesh.node import settings
 
-NEEDED = ["node.id=1", "cluster.id=c", "controller.quorum.voters=1001@127.0.0.1:1", "log.dirs=/tmp/x"]
+NEEDED = ["node.id=1", "cluster.id=c", "controller.quorum.voters=1001@127.0.0.1:1", "log.dirs=data"]
 
 
 def write(tmp_path: Path, text: str) -> Path:
