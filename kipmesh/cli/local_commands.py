@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 app = make_app(
     "Start, stop and break a cluster of processes on this machine.",
     """
-    kipmesh local up --dir /tmp/mesh --followers 2 --consumers 1
-    kipmesh local status --dir /tmp/mesh
-    kipmesh local kill follower-1 --dir /tmp/mesh
-    kipmesh local start follower-1 --dir /tmp/mesh
-    kipmesh local down --dir /tmp/mesh
+    kipmesh local up --dir mesh --followers 2 --consumers 1
+    kipmesh local status --dir mesh
+    kipmesh local kill follower-1 --dir mesh
+    kipmesh local start follower-1 --dir mesh
+    kipmesh local down --dir mesh
     """,
 )
 
@@ -41,14 +41,14 @@ def _cluster(folder: Any, **options: Any) -> ProcessCluster:
     epilog=examples(
         """
         kipmesh local up
-        kipmesh local up --dir /tmp/mesh --leaders 1 --followers 2 --consumers 1
-        kipmesh local up --dir /tmp/mesh --config log.segment.bytes=1048576 --config log.level=debug
+        kipmesh local up --dir mesh --leaders 1 --followers 2 --consumers 1
+        kipmesh local up --dir mesh --config log.segment.bytes=1048576 --config log.level=debug
         """
     )
 )
 def up(
     folder: Dir = DEFAULT_DIR,
-    controllers: Annotated[int | None, typer.Option(min=1, max=5, help="1, 3 or 5 (a new cluster: 1).")] = None,
+    controllers: Annotated[int | None, typer.Option(min=1, max=5, help="Voters of the metadata quorum (1).")] = None,
     leaders: Annotated[int | None, typer.Option(min=0, help="Brokers preferred as leaders (a new cluster: 1).")] = None,
     followers: Annotated[int | None, typer.Option(min=0, help="Brokers preferred as replicas (2).")] = None,
     consumers: Annotated[int | None, typer.Option(min=0, help="HTTP consumer services (0).")] = None,
@@ -112,7 +112,7 @@ def _progress() -> Iterator[OnEvent | None]:
         yield on_event
 
 
-@app.command(epilog=examples("kipmesh local down\nkipmesh local down --dir /tmp/mesh"))
+@app.command(epilog=examples("kipmesh local down\nkipmesh local down --dir mesh"))
 def down(
     folder: Dir = DEFAULT_DIR,
     timeout_s: Annotated[float, typer.Option("--timeout", min=0, help="Seconds before SIGKILL.")] = 15.0,
@@ -124,7 +124,7 @@ def down(
     print(f"{cluster.folder}: {'stopped' if stopped else 'nothing ran'}")
 
 
-@app.command(epilog=examples("kipmesh local status --dir /tmp/mesh\nkipmesh local status --dir /tmp/mesh --json"))
+@app.command(epilog=examples("kipmesh local status --dir mesh\nkipmesh local status --dir mesh --json"))
 def status(folder: Dir = DEFAULT_DIR, as_json: AsJson = False) -> None:
     """Show every node: ready, not ready, paused or stopped. Exit code 0 when all are ready, 1 otherwise."""
     cluster = _cluster(folder)
@@ -143,7 +143,7 @@ def status(folder: Dir = DEFAULT_DIR, as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-@app.command(epilog=examples("kipmesh local start follower-1 --dir /tmp/mesh"))
+@app.command(epilog=examples("kipmesh local start follower-1 --dir mesh"))
 def start(name: NodeName, folder: Dir = DEFAULT_DIR) -> None:
     """Start a node that does not run, on its data, and return when it is ready."""
     begin = time.monotonic()
@@ -153,28 +153,28 @@ def start(name: NodeName, folder: Dir = DEFAULT_DIR) -> None:
     print(f"{name}: ready in {time.monotonic() - begin:.1f} s (pid {node.pid})")
 
 
-@app.command(epilog=examples("kipmesh local stop follower-1 --dir /tmp/mesh"))
+@app.command(epilog=examples("kipmesh local stop follower-1 --dir mesh"))
 def stop(name: NodeName, folder: Dir = DEFAULT_DIR) -> None:
     """Stop one node cleanly (SIGTERM)."""
     _cluster(folder).stop(name)
     print(f"{name}: stopped")
 
 
-@app.command(epilog=examples("kipmesh local kill leader-1 --dir /tmp/mesh"))
+@app.command(epilog=examples("kipmesh local kill leader-1 --dir mesh"))
 def kill(name: NodeName, folder: Dir = DEFAULT_DIR) -> None:
     """Kill one node at once (SIGKILL)."""
     _cluster(folder).kill(name)
     print(f"{name}: killed")
 
 
-@app.command(epilog=examples("kipmesh local pause leader-1 --dir /tmp/mesh"))
+@app.command(epilog=examples("kipmesh local pause leader-1 --dir mesh"))
 def pause(name: NodeName, folder: Dir = DEFAULT_DIR) -> None:
     """Hold one node (SIGSTOP): it keeps its connections and answers nothing."""
     _cluster(folder).pause(name)
     print(f"{name}: paused")
 
 
-@app.command(epilog=examples("kipmesh local resume leader-1 --dir /tmp/mesh"))
+@app.command(epilog=examples("kipmesh local resume leader-1 --dir mesh"))
 def resume(name: NodeName, folder: Dir = DEFAULT_DIR) -> None:
     """Let a held node go on (SIGCONT)."""
     _cluster(folder).resume(name)
