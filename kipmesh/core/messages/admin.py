@@ -72,7 +72,7 @@ class CreatePartitionsAssignment(NamedTuple):
 
 class CreatePartitionsTopic(NamedTuple):
     name: str = ""
-    count: int = 0
+    count: int = 0  # type: ignore[assignment]
     assignments: Sequence[CreatePartitionsAssignment] = ()
 
 

@@ -29,7 +29,7 @@ class FetchSnapshotRequest(NamedTuple):
 
 
 class PartitionSnapshotResponse(NamedTuple):
-    index: int = 0
+    index: int = 0  # type: ignore[assignment]
     error_code: int = 0
     snapshot_id: SnapshotId | None = None
     current_leader: LeaderIdAndEpoch | None = None

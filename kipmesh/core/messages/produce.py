@@ -9,7 +9,7 @@ from kipmesh.core.messages.fetch import LeaderIdAndEpoch, NodeEndpoint
 
 
 class PartitionProduceData(NamedTuple):
-    index: int = 0
+    index: int = 0  # type: ignore[assignment]
     records: bytes = b""
 
 
@@ -32,7 +32,7 @@ class BatchIndexAndErrorMessage(NamedTuple):
 
 
 class PartitionProduceResponse(NamedTuple):
-    index: int = 0
+    index: int = 0  # type: ignore[assignment]
     error_code: int = 0
     base_offset: int = -1
     log_append_time_ms: int = -1
