@@ -24,6 +24,8 @@ FILE_NAME = "cluster.json"
 RACKS = ("rack-a", "rack-b", "rack-c")
 FIRST_CONTROLLER_ID = 1001
 NODES_MAX = 64
+CONTROLLERS_MAX = 1
+"""A metadata quorum of several voters is not built yet."""
 LISTENER = "MESH"
 
 
@@ -161,6 +163,8 @@ def plan(known: Sequence[NodeInfo], counts: Counts, folder: Path) -> tuple[NodeI
         raise ClusterError(f"{len(nodes)} nodes are more than the {NODES_MAX} that a local cluster can have")
     if not any(node.role is Role.CONTROLLER for node in nodes) or not any(node.role.is_broker for node in nodes):
         raise ClusterError("a cluster needs a controller and a broker")
+    if sum(node.role is Role.CONTROLLER for node in nodes) > CONTROLLERS_MAX:
+        raise ClusterError("a cluster has one controller: a quorum of several is not built yet")
     order = list(Role)
     return tuple(sorted(nodes, key=lambda node: order.index(node.role)))
 

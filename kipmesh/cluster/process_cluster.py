@@ -32,7 +32,10 @@ from kipmesh.cluster.processes import ProcessState
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
 LOCK_TIMEOUT_S = 120.0
+REAP_TIMEOUT_S = 5.0
 LOG_TAIL_LINES = 15
+LOG_BYTES_MAX = 64 << 20
+"""A larger node.log becomes node.log.1 when its node starts."""
 CONFIG_PREFIX = "KIPMESH_CONFIG_"
 
 OnEvent = Callable[[str, str], None]
@@ -216,6 +219,9 @@ class ProcessCluster:
         file = home / "node.properties"
         file.write_text(properties_text)
         log = home / "node.log"
+        with suppress(FileNotFoundError):
+            if log.stat().st_size > LOG_BYTES_MAX:
+                log.replace(log.with_suffix(".log.1"))
         command = [sys.executable, "-P", "-m", node.role.module, "--config-file", str(file)]
         if self._pipe is not None:
             command.append("--parent-pipe")
@@ -287,8 +293,12 @@ class ProcessCluster:
             raise ClusterError(f"{name} does not run")
 
     def _reap(self) -> None:
-        """Collect the exit codes of children that ended; others stay (and are no concern of the garbage collector)."""
-        self._children = [child for child in self._children if child.poll() is None]
+        """Collect the exit codes of children that ended."""
+        for child in self._children:
+            if processes.identity(child.pid) is None:
+                with suppress(subprocess.TimeoutExpired):
+                    child.wait(REAP_TIMEOUT_S)
+        self._children = [child for child in self._children if child.returncode is None]
 
     def detach(self) -> None:
         """Forget the children: they run on after this process."""

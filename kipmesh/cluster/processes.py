@@ -1,7 +1,7 @@
 """Processes of nodes: telling them from strangers, signals, waiting, and asking their probes.
 
 A pid alone is not a process: the number is given to others later. `identity` adds when the process began, and every
-signal checks it first. A zombie counts as gone.
+signal checks it first. A zombie counts as gone, once its last thread has ended and given back files and ports.
 """
 
 from __future__ import annotations
@@ -32,6 +32,11 @@ class ProcessState(StrEnum):
 class _Stat(NamedTuple):
     state: str
     started: str
+    threads: int = 1
+
+    @property
+    def is_gone(self) -> bool:
+        return self.state == "X" or (self.state == "Z" and self.threads <= 1)
 
 
 def _stat(pid: int) -> _Stat | None:
@@ -42,7 +47,7 @@ def _stat(pid: int) -> _Stat | None:
     except OSError:
         return None
     fields = text.rpartition(")")[2].split()  # the name before it may hold spaces and brackets
-    return _Stat(fields[0], fields[19])
+    return _Stat(fields[0], fields[19], int(fields[17]))
 
 
 def _stat_by_ps(pid: int) -> _Stat | None:
@@ -63,7 +68,7 @@ def _boot_id() -> str:
 def identity(pid: int) -> str | None:
     """What tells this process from a later one with its pid; None when it is gone."""
     stat = _stat(pid)
-    return None if stat is None or stat.state in "ZX" else f"{_boot_id()}:{stat.started}"
+    return None if stat is None or stat.is_gone else f"{_boot_id()}:{stat.started}"
 
 
 def state_of(pid: int | None, process: str | None) -> ProcessState:

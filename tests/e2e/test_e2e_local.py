@@ -12,29 +12,32 @@ import time
 import urllib.request
 from pathlib import Path
 
+import pytest
 from mesh_of_tests import Mesh, wait_for
 
-from kipmesh.cluster import processes
+from kipmesh.cluster import ClusterError, LocalCluster, processes
 
 SMALL = ("--followers", "0")
 
 
 def test_up_status_down(mesh: Mesh) -> None:
     began = time.monotonic()
-    out = mesh.local("up")
+    out = mesh.local("up", "--consumers", "1")
     print(f"up took {time.monotonic() - began:.1f} s")
-    assert re.search(r"4 nodes in .*: ready in", out)
+    assert re.search(r"5 nodes in .*: ready in", out)
     nodes = mesh.description["nodes"]
     assert [(node["name"], node["role"], node["rack"]) for node in nodes] == [
         ("controller-1", "controller", "rack-a"),
         ("leader-1", "leader", "rack-a"),
         ("follower-1", "follower", "rack-b"),
         ("follower-2", "follower", "rack-c"),
+        ("consumer-1", "consumer", "rack-a"),
     ]
-    assert mesh.bootstrap == ",".join(node["grpc"] for node in nodes[1:])
+    assert mesh.bootstrap == ",".join(node["grpc"] for node in nodes[1:4])
     assert f"bootstrap: {mesh.bootstrap}" in out
     for node in nodes:
-        assert sorted(file.name for file in Path(node["dir"]).iterdir()) == ["data", "node.log", "node.properties"]
+        files = {file.name for file in Path(node["dir"]).iterdir()}
+        assert files == {"node.log", "node.properties"} | ({"data"} if node["role"] != "consumer" else set())
         with urllib.request.urlopen(f"http://{node['http']}/metrics", timeout=5) as answer:
             assert b"kipmesh_runtime_event_loop_lag_seconds" in answer.read()
 
@@ -52,7 +55,7 @@ def test_up_status_down(mesh: Mesh) -> None:
     assert "nothing ran" in mesh.local("down")
     done = mesh.run("local", "status", check=False)
     assert done.returncode == 1
-    assert done.stdout.count("stopped") == 4
+    assert done.stdout.count("stopped") == 5
 
 
 def test_a_second_up_is_the_same_cluster_and_may_grow(mesh: Mesh) -> None:
@@ -71,7 +74,7 @@ def test_a_second_up_is_the_same_cluster_and_may_grow(mesh: Mesh) -> None:
 
 
 def test_kill_start_pause_resume(mesh: Mesh) -> None:
-    mesh.local("up", *SMALL)
+    mesh.local("up", *SMALL, "--config", "broker.session.timeout.ms=1500")
     pid = mesh.node("leader-1")["pid"]
     mesh.local("kill", "leader-1")
     assert mesh.alive() == ["controller-1"]
@@ -150,6 +153,30 @@ def test_a_port_in_use_is_one_line(mesh: Mesh) -> None:
         assert done.returncode == 1
         assert done.stderr.splitlines()[-1].startswith(line)
         assert "Traceback" not in done.stderr
+
+
+def test_a_cluster_as_a_context_manager(tmp_path: Path) -> None:
+    with LocalCluster(followers=1, config={"log.level": "warning"}) as cluster:
+        folder = cluster.dir
+        mesh = Mesh(folder)
+        assert len(mesh.alive()) == 3
+        assert cluster.bootstrap == mesh.bootstrap
+        cluster.kill("follower-1")
+        assert mesh.alive() == ["controller-1", "leader-1"]
+        cluster.start("follower-1")
+        cluster.pause("leader-1")
+        assert "paused" in mesh.run("local", "status", check=False).stdout
+        cluster.resume("leader-1")
+        cluster.stop("follower-1")
+        with pytest.raises(ClusterError, match="follower-1 does not run"):
+            cluster.stop("follower-1")
+        pids = [(node.pid, node.process) for node in cluster.nodes]
+    assert not folder.exists()
+    assert processes.wait_gone(pids, 0)
+    with LocalCluster(followers=0, dir=tmp_path / "kept") as cluster:
+        first = cluster.cluster_id
+    with LocalCluster(followers=0, dir=tmp_path / "kept") as cluster:
+        assert cluster.cluster_id == first
 
 
 def test_nodes_of_a_dead_owner_stop(tmp_path: Path) -> None:

@@ -22,8 +22,11 @@ TOPIC = "events"
 BROKERS = ["leader-1", "follower-1", "follower-2"]
 
 
+FAST_FENCING = ("--config", "broker.session.timeout.ms=1500", "--config", "broker.heartbeat.interval.ms=250")
+
+
 def start(mesh: Mesh, *options: str, partitions: int = 2) -> None:
-    mesh.local("up", *options)
+    mesh.local("up", *FAST_FENCING, *options)
     mesh.run("topic", "create", TOPIC, "--partitions", str(partitions), "--replication-factor", "3")
 
 

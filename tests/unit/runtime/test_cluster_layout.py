@@ -60,6 +60,11 @@ def test_what_a_cluster_cannot_become(counts: Counts, message: str) -> None:
         plan(plan((), Counts(), FOLDER), counts, FOLDER)
 
 
+def test_one_controller_for_now() -> None:
+    with pytest.raises(ClusterError, match="has one controller"):
+        plan((), Counts(3, 1, 2, 0), FOLDER)
+
+
 def test_a_cluster_needs_brokers() -> None:
     with pytest.raises(ClusterError, match="needs a controller and a broker"):
         plan((), Counts(1, 0, 0, 1), FOLDER)
