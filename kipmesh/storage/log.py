@@ -27,10 +27,10 @@ from kipmesh.storage.durability import Durability
 from kipmesh.storage.epochs import LeaderEpochs
 from kipmesh.storage.errors import StorageError, is_no_space
 from kipmesh.storage.open_files import OpenFiles
-from kipmesh.storage.retention import expired
+from kipmesh.storage.retention import RetiredFiles, expired
 from kipmesh.storage.segment import DELETED_SUFFIX, MAX_RELATIVE_OFFSET, Segment
 from kipmesh.storage.timestamps import TimestampOffset, first_at_or_after, largest
-from kipmesh.storage.validation import validate_produced
+from kipmesh.storage.validation import validate_produced, validate_replicated
 
 _LOG = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class Log:
         self._segments = segments
         self._bases = [segment.base_offset for segment in segments]
         self._positions: dict[int, tuple[Segment, int]] = {}  # where the batch with this base offset is
-        self._deleted: list[tuple[int, str]] = []  # when to remove what
+        self._retired = RetiredFiles()
         self._closed = False
         self._on_recovery_point_lowered = on_recovery_point_lowered
 
@@ -184,15 +184,7 @@ class Log:
             self.truncate_fully_and_start_at(first.base_offset)
             self.log_start_offset = start
             expected = first.base_offset
-        epoch = self.epochs.latest_epoch
-        for position, header in batches:
-            check_crc(records, position, header)
-            if header.base_offset != expected or header.last_offset_delta < 0:
-                raise CorruptRecordError(f"offset {header.base_offset} to {self!r} that ends at {expected}")
-            if header.partition_leader_epoch < epoch:
-                raise CorruptRecordError(f"leader epoch {header.partition_leader_epoch} to {self!r} after {epoch}")
-            epoch = header.partition_leader_epoch
-            expected = header.next_offset
+        validate_replicated(records, batches, expected, self.epochs.latest_epoch)
 
     def _append_run(self, view: memoryview, batches: list[tuple[int, BatchHeader]], start: int, now_ms: int) -> int:
         """Write as many batches from `start` on as fit the segment, in one go; gives the first that is left."""
@@ -239,10 +231,9 @@ class Log:
     def maybe_roll(self, now_ms: int) -> None:
         """Roll the active segment by `segment.ms` although nothing is appended."""
         self._check_usable()
-        segment = self._segments[-1]
         try:
-            if segment.size_bytes and segment.age_ms(now_ms, now_ms) > self.config.segment_ms:
-                self._roll(now_ms)
+            if self._segments[-1].age_ms(now_ms, now_ms) > self.config.segment_ms:
+                self.roll(now_ms)
         except OSError as error:
             raise self._fail(error, "roll") from error
 
@@ -309,6 +300,8 @@ class Log:
         if known is not None and known[1] < known[0].size_bytes:
             return known
         segment = self._segments[bisect_right(self._bases, offset) - 1]
+        if offset == segment.base_offset:
+            return segment, 0
         found = segment.find(offset)
         if found is None:
             raise CorruptRecordError(f"no batch of {self!r} has offset {offset}")
@@ -328,18 +321,17 @@ class Log:
     def offset_for_timestamp(self, timestamp_ms: int, max_offset: int) -> TimestampOffset | None:
         """The first record below `max_offset` with that timestamp or a later one."""
         self._check_usable()
+        limit = min(max_offset, self.log_end_offset)
         try:
-            return first_at_or_after(
-                self._segments, timestamp_ms, self.log_start_offset, min(max_offset, self.log_end_offset)
-            )
+            return first_at_or_after(self._segments, timestamp_ms, self.log_start_offset, limit)
         except OSError as error:
             raise self._fail(error, "search") from error
 
     def max_timestamp_offset(self, max_offset: int) -> TimestampOffset | None:
         """The first record below `max_offset` with the largest timestamp."""
         self._check_usable()
+        limit = min(max_offset, self.log_end_offset)
         try:
-            limit = min(max_offset, self.log_end_offset)
             return largest(self._segments, self.log_start_offset, limit, self.log_end_offset)
         except OSError as error:
             raise self._fail(error, "search") from error
@@ -443,7 +435,7 @@ class Log:
         for segment in segments:
             for path, renamed in segment.suffixed(DELETED_SUFFIX):
                 self.files.fs.rename(path, renamed)
-                self._deleted.append((due_ms, renamed))
+                self._retired.add(due_ms, renamed)
             self.size_bytes -= segment.size_bytes
         del self._segments[: len(segments)], self._bases[: len(segments)]
         self._positions.clear()
@@ -452,17 +444,7 @@ class Log:
 
     def remove_deleted(self, now_ms: int) -> int:
         """Remove files that have been out of use for `file.delete.delay.ms`; gives how many."""
-        if self._closed:
-            return 0
-        due = [path for due_ms, path in self._deleted if due_ms <= now_ms]
-        if due:
-            self._deleted = [entry for entry in self._deleted if entry[0] > now_ms]
-        for path in due:
-            try:
-                self.files.fs.remove(path)
-            except OSError as error:  # the next start removes it
-                _LOG.warning("cannot remove %s: %s", path, error)
-        return len(due)
+        return 0 if self._closed else self._retired.remove(self.files.fs, now_ms)
 
     # -- durability
 

@@ -65,10 +65,11 @@ def open_log(
             files.fs.make_dirs(folder)
         if topic == METADATA_TOPIC:
             topic_id = METADATA_TOPIC_ID
-        if is_new and topic_id:
-            write_identity(files.fs, folder, topic_id)
         loading = _Loading(files, folder, config, now_ms, {} if is_new else files.fs.list_dir(folder))
         loading.run(clean, recovery_point, log_start_offset)
+        if topic_id and not loading.topic_id and loading.log_end_offset == loading.log_start_offset:
+            write_identity(files.fs, folder, topic_id)  # new, or what an earlier attempt left
+            loading.topic_id, is_new = topic_id, True
     except OSError as error:
         raise StorageError(f"cannot load {topic}-{partition}: {error}") from error
     log = Log(
@@ -76,7 +77,7 @@ def open_log(
         folder,
         topic,
         partition,
-        topic_id=topic_id if is_new or topic == METADATA_TOPIC else loading.topic_id,
+        topic_id=METADATA_TOPIC_ID if topic == METADATA_TOPIC else loading.topic_id,
         config=config,
         segments=loading.segments,
         epochs=loading.epochs,

@@ -1,11 +1,15 @@
-"""Which segments a log may drop: by time, by size and below the log start, as Kafka decides."""
+"""Which segments a log may drop: by time, by size and below the log start, as Kafka decides; and the dropped files."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from kipmesh.core.config import TopicConfig
+from kipmesh.storage.fs import FileSystem
 from kipmesh.storage.segment import Segment
+
+_LOG = logging.getLogger(__name__)
 
 
 def expired(
@@ -36,3 +40,28 @@ def expired(
         if not (is_old or is_below_start or excess >= 0):
             return number
     return len(segments)
+
+
+class RetiredFiles:
+    """Files out of use, to be removed after a delay; a start removes those that a stop left."""
+
+    __slots__ = ("_files",)
+
+    def __init__(self) -> None:
+        self._files: list[tuple[int, str]] = []
+
+    def add(self, due_ms: int, path: str) -> None:
+        """Remove this file from `due_ms` on."""
+        self._files.append((due_ms, path))
+
+    def remove(self, fs: FileSystem, now_ms: int) -> int:
+        """Remove what is due; gives how many."""
+        due = [path for due_ms, path in self._files if due_ms <= now_ms]
+        if due:
+            self._files = [entry for entry in self._files if entry[0] > now_ms]
+        for path in due:
+            try:
+                fs.remove(path)
+            except OSError as error:
+                _LOG.warning("cannot remove %s: %s", path, error)
+        return len(due)

@@ -1,6 +1,8 @@
-"""What a leader checks of a produced batch: by its header and CRC alone, no record is decoded."""
+"""What is checked of a batch before it is appended: its header and CRC alone, no record is decoded."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import CorruptRecordError, ErrorCode, KafkaError
@@ -60,3 +62,16 @@ def _validate_from_client(header: BatchHeader, config: TopicConfig, now_ms: int)
                 ErrorCode.INVALID_TIMESTAMP,
                 f"timestamp {header.base_timestamp} is more than {config.message_timestamp_before_max_ms} ms ago",
             )
+
+
+def validate_replicated(records: Buffer, batches: Iterable[tuple[int, BatchHeader]], log_end: int, epoch: int) -> None:
+    """CorruptRecordError unless the batches are whole and continue a log that ends at `log_end` within `epoch`."""
+    for position, header in batches:
+        check_crc(records, position, header)
+        if header.base_offset != log_end or header.last_offset_delta < 0:
+            raise CorruptRecordError(
+                f"offsets {header.base_offset}..{header.last_offset} to a log that ends at {log_end}"
+            )
+        if header.partition_leader_epoch < epoch:
+            raise CorruptRecordError(f"leader epoch {header.partition_leader_epoch} after {epoch} at offset {log_end}")
+        epoch, log_end = header.partition_leader_epoch, header.next_offset

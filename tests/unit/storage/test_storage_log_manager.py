@@ -1,0 +1,384 @@
+"""Data folders: whose they are, what a stop leaves in them, what a crash may."""
+
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kipmesh.core.config import TopicConfig
+from kipmesh.core.errors import CorruptRecordError, ErrorCode, InvalidConfigError, KafkaError
+from kipmesh.storage import Log, LogManager, RealFileSystem, StorageError, checkpoint
+from kipmesh.storage.fs import FileSystem, read_file, write_file
+from kipmesh.testing.batches import produced_batch
+from kipmesh.testing.faulty_fs import FaultyFileSystem
+
+NOW = 1_700_000_000_000
+ID = bytes(range(16))
+OTHER_ID = bytes(range(1, 17))
+CONFIG = TopicConfig.parse({"segment.bytes": 2000, "file.delete.delay.ms": 1000})
+
+
+def start(fs: FileSystem, *paths: str, **options: object) -> LogManager:
+    settings = {"cluster_id": "cluster", "node_id": 1, "defaults": CONFIG, **options}
+    manager = LogManager(fs, paths or ("/data",), **settings)
+    manager.load(NOW)
+    return manager
+
+
+def append(log: Log, count: int = 1, epoch: int = 0) -> None:
+    for _ in range(count):
+        log.append_as_leader(produced_batch([b"v" * 100], timestamp_ms=NOW), epoch, NOW)
+
+
+def durable_root(fs: FaultyFileSystem) -> FaultyFileSystem:
+    fs.make_dirs("/data")
+    fs.sync_dir("/")
+    return fs
+
+
+def test_files_of_a_data_folder_are_kafkas(tmp_path: Path) -> None:
+    manager = start(RealFileSystem(), str(tmp_path))
+    append(manager.create("flights", 3, ID, CONFIG, NOW), 40)
+    manager.logs["flights", 3].increment_log_start_offset(2)
+    manager.checkpoint_high_watermarks({("flights", 3): 38, ("gone", 0): 5})
+    manager.close(17)
+    assert (tmp_path / "flights-3" / "partition.metadata").read_text() == "version: 0\ntopic_id: AAECAwQFBgcICQoLDA0ODw"
+    assert (tmp_path / "flights-3" / "leader-epoch-checkpoint").read_text() == "0\n1\n0 2\n"
+    assert (tmp_path / "replication-offset-checkpoint").read_text() == "0\n1\nflights 3 38\n"
+    assert (tmp_path / "recovery-point-offset-checkpoint").read_text() == "0\n1\nflights 3 40\n"
+    assert (tmp_path / "log-start-offset-checkpoint").read_text() == "0\n1\nflights 3 2\n"
+    assert json.loads((tmp_path / ".kafka_cleanshutdown").read_text()) == {"version": 0, "brokerEpoch": 17}
+    properties = dict(
+        line.split("=") for line in (tmp_path / "meta.properties").read_text().splitlines() if "=" in line
+    )
+    assert len(properties.pop("directory.id")) == 22
+    assert properties == {"cluster.id": "cluster", "node.id": "1", "version": "1"}
+    names = {path.name for path in (tmp_path / "flights-3").iterdir()}
+    assert {f"{0:020d}.log", f"{0:020d}.index", f"{0:020d}.timeindex"} <= names
+    assert not any(name.endswith(".tmp") for name in names)
+
+
+def test_clean_and_unclean_stops() -> None:
+    fs = durable_root(FaultyFileSystem())
+    manager = start(fs)
+    assert manager.clean_shutdown_epoch == -1
+    append(manager.create("t", 0, ID, CONFIG, NOW), 50)
+    manager.checkpoint_high_watermarks({("t", 0): 45})
+    identity = manager.directory_ids
+    manager.close(5)
+    fs.crash()  # a power cut after a clean stop takes nothing
+    manager = start(fs)
+    assert manager.clean_shutdown_epoch == 5
+    assert manager.directory_ids == identity
+    log = manager.logs["t", 0]
+    assert (log.log_end_offset, log.recovery_point, log.topic_id, log.latest_epoch) == (50, 50, ID, 0)
+    assert manager.checkpointed_high_watermark("t", 0) == 45
+    append(log, 10, epoch=1)
+    manager.abandon()
+    manager = start(fs)
+    assert manager.clean_shutdown_epoch == -1
+    assert manager.logs["t", 0].log_end_offset == 60
+    assert manager.logs["t", 0].recovery_point == 50
+    manager.abandon()
+
+
+def test_two_data_folders_and_a_clean_stop_in_one_of_them_only() -> None:
+    fs = FaultyFileSystem()
+    manager = start(fs, "/a", "/b")
+    for partition in range(6):
+        append(manager.create("t", partition, ID, CONFIG, NOW))
+    assert sum(log.dir.startswith("/a/") for log in manager.logs.values()) == 3
+    bad = next(log for log in manager.logs.values() if log.dir.startswith("/a/"))
+    fs.fail("sync", path=bad.dir)
+    manager.close(9)
+    assert not fs.exists("/a/.kafka_cleanshutdown")
+    assert fs.exists("/b/.kafka_cleanshutdown")
+    manager = start(fs, "/a", "/b")
+    assert manager.clean_shutdown_epoch == -1
+    assert len(manager.logs) == 6
+    manager.close(9)
+
+
+def test_load_reports_progress() -> None:
+    fs = FaultyFileSystem()
+    manager = start(fs)
+    for partition in range(3):
+        manager.create("t", partition, ID, CONFIG, NOW)
+    manager.close(1)
+    told: list[tuple[int, int]] = []
+    start(fs, on_progress=lambda *numbers: told.append(numbers)).close(1)
+    assert told == [(1, 3), (2, 3), (3, 3)]
+
+
+# -- whose it is
+
+
+def test_another_clusters_or_nodes_folder_is_refused(tmp_path: Path) -> None:
+    start(RealFileSystem(), str(tmp_path)).close(1)
+    with pytest.raises(KafkaError, match="is of cluster 'cluster', not of 'other'") as caught:
+        start(RealFileSystem(), str(tmp_path), cluster_id="other")
+    assert caught.value.code == ErrorCode.INCONSISTENT_CLUSTER_ID
+    with pytest.raises(InvalidConfigError, match=r"is of node 1, but node\.id is 2"):
+        start(RealFileSystem(), str(tmp_path), node_id=2)
+    manager = start(RealFileSystem(), str(tmp_path))
+    assert manager.clean_shutdown_epoch == 1  # those attempts took nothing
+    manager.close(1)
+
+
+def test_damaged_meta_properties_are_refused() -> None:
+    fs = FaultyFileSystem()
+    fs.make_dirs("/data")
+    write_file(fs, "/data/meta.properties", b"version=1\n", sync=True)
+    with pytest.raises(CorruptRecordError, match="lacks"):
+        start(fs)
+
+
+def test_two_processes_never_share_a_folder(tmp_path: Path) -> None:
+    script = (
+        "import sys; from kipmesh.storage import *; from kipmesh.core.config import TopicConfig\n"
+        "m = LogManager(RealFileSystem(), [sys.argv[1]], cluster_id='cluster', node_id=1, defaults=TopicConfig())\n"
+        "m.load(0); print('loaded', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"loaded\n"
+        with pytest.raises(StorageError, match="in use by another process"):
+            start(RealFileSystem(), str(tmp_path))
+        other.kill()
+    first = start(RealFileSystem(), str(tmp_path))
+    with pytest.raises(StorageError, match="in use"):
+        start(RealFileSystem(), str(tmp_path))
+    first.close(1)
+
+
+# -- partitions come and go
+
+
+def test_create_again_and_with_another_topic_id() -> None:
+    manager = start(FaultyFileSystem())
+    log = manager.create("t", 0, ID, CONFIG, NOW)
+    assert manager.create("t", 0, ID, TopicConfig(), NOW) is log
+    assert log.config == TopicConfig()
+    with pytest.raises(KafkaError) as caught:
+        manager.create("t", 0, OTHER_ID, CONFIG, NOW)
+    assert caught.value.code == ErrorCode.INCONSISTENT_TOPIC_ID
+    manager.close(1)
+
+
+def test_delete_renames_now_and_removes_later() -> None:
+    fs = FaultyFileSystem()
+    manager = start(fs)
+    log = manager.create("t", 0, ID, CONFIG, NOW)
+    append(log)
+    manager.delete("t", 0, NOW)
+    manager.delete("t", 0, NOW)
+    assert manager.get("t", 0) is None
+    with pytest.raises(KafkaError, match="closed"):
+        append(log)
+    with pytest.raises(KafkaError, match="closed"):
+        log.read(0, 1, 1, True)
+    folders = [name for name, stat in fs.list_dir("/data").items() if stat.is_dir]
+    assert len(folders) == 1
+    assert folders[0].endswith("-delete")
+    assert manager.remove_deleted(NOW + 999) == 0
+    again = manager.create("t", 0, OTHER_ID, CONFIG, NOW)
+    assert again.log_end_offset == 0
+    assert manager.remove_deleted(NOW + 1000) == 1
+    manager.delete("t", 0, NOW)
+    manager.close(1)
+    manager = start(fs)
+    assert not [name for name, stat in fs.list_dir("/data").items() if stat.is_dir]
+    manager.close(1)
+
+
+def test_a_long_name_can_be_deleted(tmp_path: Path) -> None:
+    manager = start(RealFileSystem(), str(tmp_path))
+    manager.create("n" * 249, 0, ID, CONFIG, NOW)
+    manager.delete("n" * 249, 0, NOW)
+    assert manager.remove_deleted(NOW + 1000) == 1
+    manager.close(1)
+
+
+def test_a_recreated_partition_never_meets_the_old_ones_offsets() -> None:
+    fs = durable_root(FaultyFileSystem())
+    manager = start(fs)
+    append(manager.create("t", 0, ID, CONFIG, NOW), 50)
+    manager.logs["t", 0].flush()
+    manager.logs["t", 0].increment_log_start_offset(40)
+    manager.checkpoint_recovery_points()
+    manager.checkpoint_log_starts()
+    manager.checkpoint_high_watermarks({("t", 0): 50})
+    manager.delete("t", 0, NOW)
+    log = manager.create("t", 0, OTHER_ID, CONFIG, NOW)
+    append(log, 5)
+    manager.abandon()
+    segment = fs.open(f"{log.dir}/{0:020d}.log")
+    segment.truncate(segment.size() - 1)
+    manager = start(fs)
+    log = manager.logs["t", 0]
+    assert (log.log_start_offset, log.log_end_offset, log.recovery_point) == (0, 4, 0)
+    assert manager.checkpointed_high_watermark("t", 0) == 0
+    manager.abandon()
+
+
+def test_new_partitions_cost_no_fsync_until_the_checkpoint() -> None:
+    fs = durable_root(FaultyFileSystem())
+    manager = start(fs)
+    before = fs.syncs
+    for partition in range(50):
+        manager.create("t", partition, ID, CONFIG, NOW)
+    assert fs.syncs == before
+    manager.checkpoint_recovery_points()
+    assert fs.syncs - before == 50 * 2 + 1 + 2
+    fs.crash()
+    manager = start(fs)
+    assert {log.topic_id for log in manager.logs.values()} == {ID}
+    assert len(manager.logs) == 50
+    manager.abandon()
+
+
+@pytest.mark.parametrize("records", [0, 3])
+def test_a_topic_id_that_a_power_cut_destroyed(records: int) -> None:
+    fs = FaultyFileSystem()
+    manager = start(fs)
+    append(manager.create("t", 0, ID, CONFIG, NOW), records)
+    manager.abandon()
+    write_file(fs, "/data/t-0/partition.metadata", b"", sync=True)
+    manager = start(fs)
+    assert manager.logs["t", 0].topic_id == b""
+    log = manager.create("t", 0, ID, CONFIG, NOW)
+    assert (log.topic_id, log.log_end_offset) == (ID, 0)
+    strays = [name for name in fs.list_dir("/data") if name.endswith("-stray")]
+    assert len(strays) == (1 if records else 0)
+    manager.close(1)
+    manager = start(fs)
+    assert manager.logs["t", 0].topic_id == ID
+    manager.close(1)
+
+
+def test_the_metadata_log_is_kept_apart() -> None:
+    fs = FaultyFileSystem()
+    manager = start(fs)
+    log = manager.create("__cluster_metadata", 0, b"", CONFIG, NOW)
+    append(log, 3)
+    assert manager.get("__cluster_metadata", 0) is log
+    assert not manager.logs
+    assert log.topic_id == bytes(15) + b"\1"
+    manager.close(1)
+    manager = start(fs)
+    loaded = manager.get("__cluster_metadata", 0)
+    assert loaded is not None
+    assert (loaded.log_end_offset, loaded.recovery_point) == (3, 3)
+    manager.close(1)
+
+
+# -- checkpoints
+
+
+def test_truncation_below_the_recovery_point_rewrites_its_checkpoint() -> None:
+    fs = durable_root(FaultyFileSystem())
+    manager = start(fs)
+    log = manager.create("t", 0, ID, CONFIG, NOW)
+    append(log, 40)
+    log.flush()
+    manager.checkpoint_recovery_points()
+    log.truncate_to(20)
+    assert checkpoint.read_offsets(fs, "/data/recovery-point-offset-checkpoint") == {("t", 0): 20}
+    manager.abandon()
+
+
+def test_a_damaged_checkpoint_costs_a_recovery_only() -> None:
+    fs = FaultyFileSystem()
+    manager = start(fs)
+    append(manager.create("t", 0, ID, CONFIG, NOW), 40)
+    manager.logs["t", 0].flush()
+    manager.checkpoint_recovery_points()
+    manager.abandon()
+    write_file(fs, "/data/recovery-point-offset-checkpoint", b"0\n7\nt 0", sync=True)
+    write_file(fs, "/data/t-0/leader-epoch-checkpoint", b"0\n1\nx y\n", sync=True)
+    manager = start(fs)
+    log = manager.logs["t", 0]
+    assert (log.log_end_offset, log.recovery_point, log.epochs.entries) == (40, 0, ((0, 0),))
+    manager.abandon()
+
+
+@pytest.mark.parametrize(
+    "content", [b"x\n", b"1\n0\n", b"0\n2\nt 0 1\n", b"0\n1\nt 0\n", b"0\n1\nt x 1\n", b"0\n1\n\xff 0 1\n"]
+)
+def test_damaged_checkpoints_are_told(content: bytes) -> None:
+    fs = FaultyFileSystem()
+    write_file(fs, "/c", content, sync=True)
+    with pytest.raises(CorruptRecordError):
+        checkpoint.read_offsets(fs, "/c")
+
+
+def test_a_checkpoint_is_old_or_new_whatever_fails() -> None:
+    for operation in ("open", "write", "sync", "rename", "sync_dir"):
+        for torn_bytes in (0, 5):
+            fs = FaultyFileSystem()
+            checkpoint.write_offsets(fs, "/c", {("t", 0): 1})
+            fs.fail(operation, errno.ENOSPC, torn_bytes=torn_bytes if operation == "write" else 0)
+            with pytest.raises(OSError, match="No space"):
+                checkpoint.write_offsets(fs, "/c", {("t", 0): 2})
+            assert not fs.exists("/c.tmp")
+            fs.crash()
+            assert checkpoint.read_offsets(fs, "/c") == {("t", 0): 1}
+            checkpoint.write_offsets(fs, "/c", {("t", 0): 3})
+            assert checkpoint.read_offsets(fs, "/c") == {("t", 0): 3}
+
+
+def test_a_failed_checkpoint_is_a_storage_error() -> None:
+    fs = FaultyFileSystem()
+    manager = start(fs)
+    manager.create("t", 0, ID, CONFIG, NOW)
+    for write in (
+        lambda: manager.checkpoint_high_watermarks({("t", 0): 1}),
+        manager.checkpoint_recovery_points,
+        manager.checkpoint_log_starts,
+    ):
+        fs.fail("rename", errno.ENOSPC)
+        with pytest.raises(StorageError):
+            write()
+        write()
+    fs.fail("open", errno.ENOSPC, path="partition.metadata")
+    with pytest.raises(StorageError):
+        manager.create("t", 1, ID, CONFIG, NOW)
+    assert manager.create("t", 1, ID, CONFIG, NOW).topic_id == ID
+    manager.close(1)
+
+
+def test_unreadable_clean_shutdown_marker_is_a_clean_stop_of_an_unknown_epoch() -> None:
+    fs = FaultyFileSystem()
+    start(fs).close(3)
+    write_file(fs, "/data/.kafka_cleanshutdown", b"", sync=True)
+    manager = start(fs)
+    assert manager.clean_shutdown_epoch == -1
+    assert not fs.exists("/data/.kafka_cleanshutdown")
+    manager.close(3)
+    assert read_file(fs, "/data/.kafka_cleanshutdown") == b'{"version":0,"brokerEpoch":3}'
+
+
+def test_open_files_of_a_manager_are_bounded() -> None:
+    fs = FaultyFileSystem()
+    manager = start(fs, open_files_max=10)
+    for partition in range(40):
+        append(manager.create("t", partition, ID, CONFIG, NOW), 30)
+        assert fs.open_files <= 11
+    manager.close(1)
+    assert fs.open_files == 0
+
+
+def test_a_log_directory_that_cannot_be_read_is_one_clear_line() -> None:
+    fs = FaultyFileSystem()
+    start(fs).close(1)
+    fs.fail("list")
+    with pytest.raises(StorageError, match="cannot load the data folders /data"):
+        start(fs)
+    start(fs).close(1)
