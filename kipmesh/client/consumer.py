@@ -42,7 +42,9 @@ class Consumer:
         self._fetcher = Fetcher(self.config, self._cluster)
         self._topics: tuple[str, ...] | None = None
         self._seen_topics: set[str] = set()
+        self._tracked: set[str] = set()
         self._started = self._closed = False
+        self._idle = False
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -80,8 +82,7 @@ class Consumer:
         """Read exactly these partitions; those that were assigned before keep their position."""
         self._topics = None
         wanted = [TopicPartition(topic, partition) for topic, partition in partitions]
-        for where in wanted:
-            self._metadata.track(where.topic)
+        self._track({where.topic for where in wanted})
         self._fetcher.assign(wanted)
         self._on_metadata()
 
@@ -94,10 +95,16 @@ class Consumer:
             raise TypeError("subscribe takes a list of topics")
         self._topics = tuple(dict.fromkeys(topics))
         self._seen_topics.clear()
-        for topic in self._topics:
-            self._metadata.track(topic)
+        self._track(set(self._topics))
         self._fetcher.assign([where for where in self._fetcher.states if where.topic in self._topics])
         self._on_metadata()
+
+    def _track(self, topics: set[str]) -> None:
+        for topic in self._tracked - topics:
+            self._metadata.forget(topic)
+        for topic in topics:
+            self._metadata.track(topic)
+        self._tracked = topics
 
     def assignment(self) -> list[TopicPartition]:
         """The partitions that are read now."""
@@ -193,13 +200,11 @@ class Consumer:
             raise ValueError("max_records is at least 1")
         deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
         while True:
-            self._check_open()
-            self._fetcher.arrived.clear()
+            await self._let_fetcher_run()
             records = await self._take(count_max)
             if records:
                 return records
-            self._check_topics()
-            left = deadline - asyncio.get_running_loop().time()
+            left = self._left(deadline)
             if left <= 0:
                 return records
             await self._wait(left)
@@ -208,13 +213,11 @@ class Consumer:
         """All that is fetched and not read yet, as raw batches; waits like `poll`. Decode with `decode_columns`."""
         deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
         while True:
-            self._check_open()
-            self._fetcher.arrived.clear()
+            await self._let_fetcher_run()
             batches = self._take_batches()
             if batches:
                 return batches
-            self._check_topics()
-            left = deadline - asyncio.get_running_loop().time()
+            left = self._left(deadline)
             if left <= 0:
                 return batches
             await self._wait(left)
@@ -229,6 +232,21 @@ class Consumer:
     def _check_open(self) -> None:
         if self._closed or not self._started:
             raise RuntimeError("the consumer is closed" if self._closed else "the consumer is not started")
+
+    async def _let_fetcher_run(self) -> None:
+        """Before anything is in a poll's hands: a loop of polls must not keep the fetcher from its work."""
+        self._check_open()
+        if self._idle:
+            self._idle = False
+            await asyncio.sleep(0)
+        self._fetcher.arrived.clear()
+
+    def _left(self, deadline: float) -> float:
+        if self._fetcher.failure is not None:
+            raise RuntimeError("the consumer's task failed") from self._fetcher.failure
+        self._check_topics()
+        self._idle = True
+        return deadline - asyncio.get_running_loop().time()
 
     def _states(self, partitions: Partitions) -> list[PartitionState]:
         try:
@@ -303,6 +321,7 @@ class Consumer:
         self._fetcher.completed.popleft()
         if state.buffer:
             self._fetcher.completed.append(state)
+        self._idle = True
         self._fetcher.wake()
 
     def _handle(self, state: PartitionState, item: OutOfRange | KafkaError) -> None:

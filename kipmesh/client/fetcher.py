@@ -49,12 +49,13 @@ class Fetcher:
         self.states: dict[TopicPartition, PartitionState] = {}
         self.completed: deque[PartitionState] = deque()
         self.arrived = asyncio.Event()
+        self.failure: BaseException | None = None
         self._config = config
         self._cluster = cluster
         self._metadata = cluster.metadata
         self._wake = asyncio.Event()
         self._requests: dict[int, int] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Future[None]] = set()
         self._task: asyncio.Task[None] | None = None
         self._looking_up = False
         self._validating = False
@@ -62,6 +63,7 @@ class Fetcher:
     def start(self) -> None:
         """Begin to fetch."""
         self._task = asyncio.create_task(self._run(), name="kipmesh-consumer")
+        self._task.add_done_callback(self._ended)
 
     async def close(self) -> None:
         """Stop."""
@@ -193,7 +195,13 @@ class Fetcher:
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Future[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self.failure = task.exception()
+            self.arrived.set()
 
     def _wants_more(self, state: PartitionState, buffered: int) -> bool:
         if state.paused or state.buffered_bytes >= self._config.max_partition_fetch_bytes:

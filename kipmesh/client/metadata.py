@@ -33,6 +33,8 @@ from kipmesh.rpc.client import ConnectionPool, TransportError
 
 log = logging.getLogger(__name__)
 
+_RETIRED_IDS_MAX = 16
+
 UNKNOWN_ANSWERS_MAX = 3
 """Answers in a row that do not know a topic, after which readers give up: metadata of a new topic may lag that long."""
 
@@ -53,7 +55,20 @@ def parse_bootstrap(bootstrap: str | Sequence[str]) -> tuple[str, ...]:
 class TopicEntry:
     """What is known about one tracked topic. Times are seconds of the monotonic clock."""
 
-    __slots__ = ("attempts", "error", "metadata", "name", "refreshed_at", "retry_at", "unknown_answers", "urgent")
+    __slots__ = (
+        "attempts",
+        "error",
+        "metadata",
+        "name",
+        "pinned",
+        "refreshed_at",
+        "retired_ids",
+        "retry_at",
+        "topic_id",
+        "unknown_answers",
+        "urgent",
+        "waiters",
+    )
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -64,6 +79,10 @@ class TopicEntry:
         self.retry_at = 0.0
         self.attempts = 0
         self.unknown_answers = 0
+        self.pinned = False
+        self.waiters = 0
+        self.topic_id = b""
+        self.retired_ids: tuple[bytes, ...] = ()
 
 
 class Choice(NamedTuple):
@@ -200,14 +219,25 @@ class Metadata:
     # -- asking
 
     def track(self, name: str) -> None:
-        """Keep this topic's metadata from now on."""
-        if name not in self._entries:
-            self._entries[name] = TopicEntry(name)
+        """Keep asking for this topic from now on, even while it does not exist."""
+        self._entry(name).pinned = True
+
+    def _entry(self, name: str) -> TopicEntry:
+        entry = self._entries.get(name)
+        if entry is None:
+            entry = self._entries[name] = TopicEntry(name)
             self._wake.set()
+        return entry
 
     def forget(self, name: str) -> None:
         """Keep this topic's metadata no longer."""
         self._entries.pop(name, None)
+
+    def forget_unknown(self, name: str) -> None:
+        """Do not ask again for a topic that does not exist and that nobody waits for or tracks."""
+        entry = self._entries.get(name)
+        if entry is not None and entry.metadata is None and not entry.waiters and not entry.pinned:
+            del self._entries[name]
 
     def request_refresh(self, topics: Iterable[str] = ()) -> None:
         """Metadata may be old: ask soon for the brokers and for these topics if they are tracked."""
@@ -223,8 +253,7 @@ class Metadata:
 
         A topic that nobody knows is given up after a few answers, or, for the `patient`, at the end of `timeout_s`.
         """
-        self.track(name)
-        entry = self._entries[name]
+        entry = self._entry(name)
         entry.unknown_answers = 0
         entry.error = ErrorCode.NONE
 
@@ -237,7 +266,12 @@ class Metadata:
                 raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r} does not exist")
             return None
 
-        result: TopicMetadata = await self._wait(known, timeout_s, f"topic {name!r}", entry)
+        entry.waiters += 1
+        try:
+            result: TopicMetadata = await self._wait(known, timeout_s, f"topic {name!r}", entry)
+        finally:
+            entry.waiters -= 1
+            self.forget_unknown(name)
         return result
 
     async def wait_for_update(self, timeout_s: float) -> None:
@@ -294,7 +328,12 @@ class Metadata:
                 continue
             failures = 0
             self._failure = None
-            self._apply(topics, response)
+            try:
+                self._apply(topics, response)
+            except Exception as error:
+                log.exception("a metadata answer makes no sense")
+                self._failure = error
+                await asyncio.sleep(self._backoff.max_ms / 1000)
             self._notify()
 
     async def _sleep(self, wait_s: float | None) -> None:
@@ -350,7 +389,11 @@ class Metadata:
     def _apply_topic(self, entry: TopicEntry, answer: MetadataResponseTopic, now: float) -> None:
         entry.refreshed_at = now
         entry.error = KafkaError(answer.error_code).code
-        if entry.error is ErrorCode.NONE:
+        if entry.error is ErrorCode.NONE and answer.topic_id not in entry.retired_ids:
+            if answer.topic_id and entry.topic_id != answer.topic_id:
+                # A broker that lags behind may still answer with the old topic: that is no news.
+                entry.retired_ids = (*entry.retired_ids, entry.topic_id)[-_RETIRED_IDS_MAX:] if entry.topic_id else ()
+                entry.topic_id = answer.topic_id
             entry.urgent = False
             entry.attempts = entry.unknown_answers = 0
             entry.metadata = _merge(entry.metadata, entry.name, answer)

@@ -290,6 +290,8 @@ class Producer:
             metadata = self._metadata.topic(name)
             if metadata is None:
                 self._topics.pop(name, None)
+                if not any(queue.batches or queue.in_flight for queue in state.queues):
+                    self._metadata.forget_unknown(name)
             elif metadata is not state.metadata or name not in self._topics:
                 self._use(name, metadata)
         if self._sender is not None:

@@ -1,0 +1,164 @@
+"""The metadata cache and its policy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from kipmesh.client import Consumer, Producer
+from kipmesh.client.cluster import Cluster
+from kipmesh.client.metadata import RefreshAll, TopicEntry
+from kipmesh.client.records import encode_batch
+from kipmesh.core.config import ClientConfig
+from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.core.messages import LeaderIdAndEpoch, MetadataResponse, NodeEndpoint
+from kipmesh.testing.fake_broker import FakeCluster
+
+FAST = {"retry.backoff.ms": 5, "retry.backoff.max.ms": 20}
+
+
+@asynccontextmanager
+async def connected(fake: FakeCluster, **config: object) -> AsyncIterator[Cluster]:
+    cluster = Cluster(fake.bootstrap, ClientConfig.parse({**FAST, **config}), "test")
+    await cluster.start(5)
+    try:
+        yield cluster
+    finally:
+        await cluster.close()
+
+
+def asked(fake: FakeCluster) -> list[list[str]]:
+    return [[topic.name for topic in request.topics] for method, _, request in fake.calls if method == "Metadata"]
+
+
+def test_policy_asks_for_all_as_soon_as_one_is_due() -> None:
+    policy = RefreshAll(max_age_s=300, backoff_s=0.1)
+    assert policy.choose(10, {}) == (None, None)
+    fresh, old = TopicEntry("fresh"), TopicEntry("old")
+    assert policy.choose(10, {"fresh": fresh}).topics == ("fresh",)
+    fresh.urgent = old.urgent = False
+    fresh.refreshed_at, old.refreshed_at = 200.0, 100.0
+    assert policy.choose(210, {"fresh": fresh, "old": old}) == (None, 190)
+    assert policy.choose(400, {"fresh": fresh, "old": old}).topics == ("fresh", "old")
+    fresh.urgent = True
+    assert policy.choose(200.05, {"fresh": fresh}).wait_s == pytest.approx(0.05)
+    fresh.retry_at = 205
+    assert policy.choose(200.5, {"fresh": fresh}).wait_s == pytest.approx(4.5)
+
+
+async def test_refresh_by_age() -> None:
+    async with FakeCluster() as fake, connected(fake, **{"metadata.max.age.ms": 50}) as cluster:
+        fake.create_topic("t")
+        await cluster.metadata.wait_for_topic("t", 5)
+        await asyncio.sleep(0.3)
+        assert 3 <= len(asked(fake)) <= 9
+        assert asked(fake)[-1] == ["t"]
+
+
+async def test_one_request_at_a_time_and_topics_ride_together() -> None:
+    async with FakeCluster() as fake, connected(fake) as cluster:
+        running = most = 0
+
+        async def hook(method: str, _node: int, _request: object) -> None:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0.02)
+            running -= 1
+
+        fake.hook = hook
+        for index in range(20):
+            fake.create_topic(f"t{index}")
+        await asyncio.gather(*[cluster.metadata.wait_for_topic(f"t{index}", 5) for index in range(20)])
+        assert most == 1
+        assert len(asked(fake)) <= 3
+
+
+async def test_a_topic_that_does_not_exist_is_not_asked_for_ever() -> None:
+    async with FakeCluster() as fake, connected(fake) as cluster:
+        with pytest.raises(KafkaError) as caught:
+            await cluster.metadata.wait_for_topic("nope", 5)
+        assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        await asyncio.sleep(0.05)
+        before = len(fake.calls)
+        await asyncio.sleep(0.2)
+        assert len(fake.calls) == before
+
+
+async def test_invalid_names_are_refused_at_once_and_asked_anew() -> None:
+    async with FakeCluster() as fake, connected(fake) as cluster:
+        fake.inject("Metadata", ErrorCode.INVALID_TOPIC_EXCEPTION)
+        with pytest.raises(KafkaError) as caught:
+            await cluster.metadata.wait_for_topic("a b", 5)
+        assert caught.value.code is ErrorCode.INVALID_TOPIC_EXCEPTION
+        fake.create_topic("a b")
+        assert (await cluster.metadata.wait_for_topic("a b", 5)).name == "a b"
+
+
+async def test_leader_epochs_never_go_back() -> None:
+    async with FakeCluster(2) as fake, connected(fake) as cluster:
+        fake.create_topic("t")
+        metadata = cluster.metadata
+        await metadata.wait_for_topic("t", 5)
+        endpoint = NodeEndpoint(2, "127.0.0.1", fake.brokers[2].port)
+        assert metadata.apply_leader("t", 0, LeaderIdAndEpoch(2, 5), [endpoint])
+        assert not metadata.apply_leader("t", 0, LeaderIdAndEpoch(1, 4), [endpoint])
+        assert not metadata.apply_leader("t", 0, None, [])
+        metadata.request_refresh(["t"])
+        await metadata.wait_for_update(5)
+        known = metadata.partition("t", 0)
+        assert known is not None
+        assert (known.leader_id, known.leader_epoch) == (2, 5)
+
+
+async def test_a_broker_that_lags_does_not_bring_back_an_old_topic() -> None:
+    async with FakeCluster() as fake:
+        fake.create_topic("t")
+        config = {**FAST, "auto.offset.reset": "earliest", "fetch.max.wait.ms": 20}
+        async with Consumer(fake.bootstrap, **config) as consumer:
+            consumer.subscribe(["t"])
+            await consumer.position(("t", 0)) if consumer.assignment() else await consumer.poll(50)
+            old: list[MetadataResponse] = []
+            broker = fake.brokers[1]
+            old.append(broker._metadata(next(r for m, _, r in fake.calls if m == "Metadata" and r.topics), None))
+            fake.create_topic("t").partitions[0].append(encode_batch([(None, b"1")] * 10, timestamp_ms=1))
+            fake.appended.set()
+            fake.appended = asyncio.Event()
+            records = []
+            while len(records) < 10:
+                records += await consumer.poll(100)
+            fake.inject("Metadata", malformed=old[0], times=3)
+            consumer._metadata.request_refresh(["t"])
+            assert await consumer.poll(200) == []
+            assert await consumer.position(("t", 0)) == 10
+
+
+async def test_answers_that_make_no_sense_are_survived() -> None:
+    async with FakeCluster() as fake, connected(fake) as cluster:
+        fake.create_topic("t")
+        fake.inject("Metadata", malformed=MetadataResponse(), times=2)
+        fake.inject("Metadata", times=2)
+        assert (await cluster.metadata.wait_for_topic("t", 5)).name == "t"
+
+
+async def test_a_hanging_bootstrap_address_is_given_up_for_the_next() -> None:
+    silent = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
+    port = silent.sockets[0].getsockname()[1]
+    config = {**FAST, "socket.connection.setup.timeout.ms": 100}
+    async with silent, FakeCluster() as fake, Producer(f"127.0.0.1:{port},{fake.bootstrap}", **config) as producer:
+        fake.create_topic("t")
+        assert (await (await producer.send("t", b"x"))).offset == 0
+
+
+async def test_a_loop_of_polls_without_waiting_gets_records() -> None:
+    async with FakeCluster() as fake:
+        fake.create_topic("t").partitions[0].append(encode_batch([(None, b"1")] * 10, timestamp_ms=1))
+        async with Consumer(fake.bootstrap, **FAST, **{"auto.offset.reset": "earliest"}) as consumer:
+            consumer.subscribe(["t"])
+            async with asyncio.timeout(10):
+                while not (records := await consumer.poll(0)):
+                    pass
+            assert len(records) == 10
