@@ -121,6 +121,12 @@ class Controller:
             self.run(Decision(self.core.elect_pending(), None))
         return silent
 
+    def core_fence(self, broker_id: int) -> Decision[None]:
+        return Decision(self.core.fence([broker_id]), None)
+
+    def elect_pending(self) -> Decision[None]:
+        return Decision(self.core.elect_pending(), None)
+
     def register(
         self,
         broker_id: int,

@@ -169,7 +169,7 @@ class World:
             self.note_election(before)
 
     def note_election(self, before: PartitionState | None) -> None:
-        """After an election by log ends: the winner has what any member still has of the last ISR whose leader acted."""
+        """After an election by log ends: the winner has what any member of the last acting leader's ISR still has."""
         if before is None or before.isr or before.leader != -1:
             return
         after = self.controller.state(self.topic_id)
