@@ -1,0 +1,104 @@
+"""A controller whose disk fails, fills up, or forgets what was not synced."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+from pathlib import Path
+
+import pytest
+from controller_support import FakeBroker, LiveController
+
+from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.testing.faulty_fs import Fault, FaultyFileSystem
+
+FOLDER = Path("/metadata")
+LOG = "__cluster_metadata-0"
+
+
+async def test_a_failed_fsync_ends_the_node_and_nothing_is_acknowledged() -> None:
+    fs = FaultyFileSystem()
+    async with LiveController(FOLDER, fs) as controller:
+        broker = FakeBroker(controller, 1)
+        await broker.join()
+        end = broker.image.offset + 1
+        fs.faults.append(Fault("sync", path=LOG, times=1))
+        result = await controller.create("lost")
+        assert result.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        with pytest.raises(KafkaError):
+            await asyncio.wait_for(asyncio.shield(controller.node.failed), 5)
+        assert not controller.node.ready
+        # Observers are not shown what is not known to be on disk, and nothing more is taken.
+        assert (await broker.follow()).high_watermark == end
+        assert broker.image.topic_by_name("lost") is None
+        assert (await broker.heartbeat()).error_code == ErrorCode.NOT_CONTROLLER
+
+
+async def test_a_failed_write_ends_the_node() -> None:
+    fs = FaultyFileSystem()
+    async with LiveController(FOLDER, fs) as controller:
+        broker = FakeBroker(controller, 1)
+        await broker.join()
+        fs.faults.append(Fault("write", path=LOG, torn_bytes=20))
+        assert (await controller.create("lost")).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        with pytest.raises(KafkaError):
+            await asyncio.wait_for(asyncio.shield(controller.node.failed), 5)
+
+
+async def test_a_full_disk_refuses_the_operation_and_no_more() -> None:
+    fs = FaultyFileSystem()
+    async with LiveController(FOLDER, fs) as controller:
+        broker = FakeBroker(controller, 1)
+        await broker.join()
+        fs.faults.append(Fault("write", error=errno.ENOSPC, path=LOG, torn_bytes=20))
+        assert (await controller.create("first")).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert controller.node.ready
+        assert (await broker.heartbeat()).error_code == 0
+        assert (await controller.create("second")).error_code == 0
+        await broker.catch_up()
+        assert set(broker.image.topic_names) == {"second"}
+        assert broker.image == controller.node.image
+    async with LiveController(FOLDER, fs) as controller:
+        assert set(controller.node.image.topic_names) == {"second"}
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_a_crash_keeps_what_was_acknowledged(seed: int) -> None:
+    rng = random.Random(seed)
+    fs = FaultyFileSystem()
+    controller = LiveController(FOLDER, fs)
+    async with controller:
+        broker = FakeBroker(controller, 1)
+        await broker.join()
+        acknowledged = set()
+        for number in range(rng.randint(1, 6)):
+            result = await controller.create(f"topic-{number}", rng.randint(1, 5))
+            assert result.error_code == 0
+            acknowledged.add(f"topic-{number}")
+        unanswered = [asyncio.create_task(controller.create(f"late-{number}")) for number in range(3)]
+        await asyncio.sleep(rng.random() * 0.004)
+        await broker.catch_up()
+        seen = set(broker.image.topic_names)
+        fs.crash(rng)
+        acknowledged |= {
+            task.result().name
+            for task in unanswered
+            if task.done() and not task.exception() and not task.result().error_code
+        }
+        await asyncio.gather(*unanswered, return_exceptions=True)
+    async with LiveController(FOLDER, fs) as controller:
+        there = set(controller.node.image.topic_names)
+        assert acknowledged | seen <= there <= acknowledged | seen | {"late-0", "late-1", "late-2"}
+        for topic in controller.node.image.topics.values():
+            assert topic.partitions, "a decision is there as a whole or not at all"
+        broker.controller = controller
+        await broker.catch_up()
+        assert broker.image == controller.node.image
+
+
+async def test_the_folder_in_use_is_refused(tmp_path: Path) -> None:
+    async with LiveController(tmp_path):
+        with pytest.raises(KafkaError, match="in use"):
+            async with LiveController(tmp_path):
+                pass
