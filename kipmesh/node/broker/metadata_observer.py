@@ -55,16 +55,14 @@ class MetadataObserver:
         self._delta = MetadataDelta()
         self.published_offset = -1
         """The offset of the last record whose effects are published, -1 before the first."""
-        self._publish_from: int | None = None
         self._stream: FetchStream | None = None
         self._connection: Connection | None = None
 
-    def publish_from(self, broker_epoch: int) -> None:
-        """This broker is registered: publish once the record at offset `broker_epoch` is applied."""
-        self._publish_from = broker_epoch
+    async def run(self, broker_epoch: int) -> None:
+        """Fetch and apply for ever; publish once the record at offset `broker_epoch`, our registration, is applied.
 
-    async def run(self) -> None:
-        """Fetch and apply for ever; raises CorruptRecordError for a record that cannot be understood."""
+        Raises CorruptRecordError for a record that cannot be understood.
+        """
         while True:
             try:
                 data = await self._fetch()
@@ -78,7 +76,7 @@ class MetadataObserver:
                 await asyncio.sleep(RETRY_BACKOFF_S)
                 continue
             self._store(data)
-            await self._apply()
+            await self._apply(broker_epoch)
 
     def _drop_stream(self) -> None:
         if self._stream is not None:
@@ -128,15 +126,14 @@ class MetadataObserver:
             self._log.append_as_follower(data.records, self._now_ms())
         self.high_watermark = max(self.high_watermark, data.high_watermark)
 
-    async def _apply(self) -> None:
+    async def _apply(self, broker_epoch: int) -> None:
         end = min(self.high_watermark, self._log.log_end_offset)
         while self.image.offset + 1 < end:
             start = max(self.image.offset + 1, self._log.log_start_offset)
             self.image.replay(self._log.read(start, APPLY_BYTES, end, True), self._delta)
             await asyncio.sleep(0)
         offset = self.image.offset
-        is_new = offset > self.published_offset
-        if self._publish_from is not None and offset >= self._publish_from and is_new:
+        if offset >= broker_epoch and offset > self.published_offset:
             delta, self._delta = self._delta, MetadataDelta()
             await self._publish(self.image, delta)
             self.published_offset = offset

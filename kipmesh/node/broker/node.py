@@ -155,8 +155,7 @@ class BrokerNode:
         if self._lifecycle is None or self._observer is None or self._is_stopped:
             return False
         me = self.partitions.image.brokers.get(self.config.node_id)
-        is_current = me is not None and me.broker_epoch == self._lifecycle.broker_epoch and not me.fenced
-        return is_current and not self._lifecycle.is_fenced
+        return me is not None and me.broker_epoch == self._lifecycle.broker_epoch and not me.fenced
 
     async def start(self) -> None:
         """Load the logs, listen, and begin to register; returns once it listens."""
@@ -182,7 +181,6 @@ class BrokerNode:
             raise
         self._add_gauges()
         self._spawn(self._live(self._lifecycle, self._observer), "lifecycle")
-        self._spawn(self._observer.run(), "metadata-observer")
         self._spawn(self._isr_changes.run(), "isr-changes")
         maintenance = Maintenance(
             self.config,
@@ -278,7 +276,7 @@ class BrokerNode:
 
     async def _live(self, lifecycle: BrokerLifecycle, observer: MetadataObserver) -> None:
         await lifecycle.register(self._advertised())
-        observer.publish_from(lifecycle.broker_epoch)
+        self._spawn(observer.run(lifecycle.broker_epoch), "metadata-observer")
         await lifecycle.beat()
 
     async def _publish(self, image: MetadataImage, delta: MetadataDelta) -> None:
