@@ -27,6 +27,8 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.streaming.metricsEnabled": "false",
     "spark.sql.shuffle.partitions": "4",
 }
+# A job of a minute is over before the optimising compiler and a concurrent collector have earned what they cost.
+_JVM_OPTIONS: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 
 
 def local_session(
@@ -48,7 +50,7 @@ def local_session(
         "spark.master": f"local[{cores}]",
         "spark.app.name": name,
         "spark.driver.memory": memory,
-        "spark.driver.extraJavaOptions": f"-Dderby.system.home={work_dir.resolve()}",
+        "spark.driver.extraJavaOptions": f"{_JVM_OPTIONS} -Dderby.system.home={work_dir.resolve()}",
         "spark.local.dir": str((work_dir / "local").resolve()),
         "spark.sql.warehouse.dir": str((work_dir / "warehouse").resolve()),
         **(settings or {}),

@@ -6,6 +6,7 @@ local to New York and by schedule. Quantiles are exact (`percentile`), not sketc
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +17,14 @@ from pyspark.sql import functions as F  # noqa: N812 (the name that everybody us
 QUANTILES: Final = (0.1, 0.5, 0.75, 0.9, 0.99)
 ON_TIME_MINUTES: Final = 15
 """The usual limit: a departure at most this late is on time."""
+_CONCURRENT_TABLES: Final = 2
+"""Planning and compiling a query runs on one core; two at a time use both."""
+_COLUMNS: Final = (
+    *("origin", "dest", "carrier", "airline", "date", "hour", "wind_speed", "visib", "precip"),
+    *("dep_delay", "cancelled", "distance"),
+)
+_MEASURES: Final = 6 + len(QUANTILES)
+"""Columns of a table after its keys."""
 
 
 def read_flights(spark: SparkSession, parquet: Path) -> DataFrame:
@@ -24,22 +33,25 @@ def read_flights(spark: SparkSession, parquet: Path) -> DataFrame:
 
 
 def write_tables(spark: SparkSession, parquet: Path) -> dict[str, list[dict[str, Any]]]:
-    """Compute every table, write each to `parquet`/<name>, and return their rows."""
-    flights = read_flights(spark, parquet).where(~F.col("malformed")).cache()
+    """Compute every table, write each to `parquet`/<name>, and return their rows in order of the keys."""
+    flights = read_flights(spark, parquet).where(~F.col("malformed")).select(*_COLUMNS).cache()
     tables = {
         "daily": by_group(flights, "origin", "date"),
         "daily_all": by_group(flights, "date"),
         "origins": by_group(flights, "origin"),
         "carriers": by_group(flights, "carrier", "airline"),
         "clock": by_group(flights, F.weekday("date").alias("weekday"), "hour"),
-        "destinations": by_group(flights, "dest").orderBy(F.desc("flights")).limit(20),
+        "destinations": by_group(flights, "dest"),
         "wind": by_group(flights, _bin("wind_speed", 5, 30).alias("wind_speed")),
         "visibility": by_group(flights, _bin("visib", 2, 10).alias("visib")),
         "rain": by_group(flights, _rain().alias("rain")),
     }
     rows: dict[str, list[dict[str, Any]]] = {}
-    for name, table in tables.items():
-        collected = table.toArrow()
+    with ThreadPoolExecutor(_CONCURRENT_TABLES) as pool:
+        arrow = dict(zip(tables, pool.map(lambda table: table.toArrow(), tables.values()), strict=True))
+    for name, collected in arrow.items():
+        # Sorted here: a sort in Spark samples its input first, which computes a small table twice.
+        collected = collected.sort_by([(key, "ascending") for key in collected.column_names[:-_MEASURES]])
         rows[name] = collected.to_pylist()
         parquet_file.write_table(collected, _emptied(parquet / name) / "part-00000.parquet")
     flights.unpersist()
@@ -47,21 +59,28 @@ def write_tables(spark: SparkSession, parquet: Path) -> dict[str, list[dict[str,
 
 
 def by_group(flights: DataFrame, *keys: str | Column) -> DataFrame:
-    """Counts and delay quantiles of each group, in order of the keys."""
-    quantiles = F.percentile("dep_delay", list(QUANTILES))
-    grouped = flights.groupBy(*keys).agg(
-        F.count("*").alias("flights"),
-        F.count("dep_delay").alias("departures"),
-        F.count_if("cancelled").alias("cancelled"),
-        F.avg("dep_delay").alias("mean_delay"),
-        F.count_if(F.col("dep_delay") <= ON_TIME_MINUTES).alias("on_time"),
-        F.sum("distance").alias("miles"),
-        quantiles.alias("quantiles"),
+    """Counts and delay quantiles of each group, in no order.
+
+    In two levels: flights with the same delay are counted first, by generated code, and the quantiles are then those
+    of delays with frequencies, which costs half of what quantiles of all flights do.
+    """
+    delay = F.col("dep_delay")
+    cells = flights.groupBy(*keys, delay).agg(
+        F.count("*").alias("flights"), F.count_if("cancelled").alias("cancelled"), F.sum("distance").alias("miles")
     )
-    names = [f"p{round(quantile * 100)}" for quantile in QUANTILES]
-    columns = [F.col("quantiles")[index].alias(name) for index, name in enumerate(names)]
-    width = len(keys)
-    return grouped.select(*grouped.columns[:-1], *columns).orderBy(*grouped.columns[:width])
+    names = [name for name in cells.columns if name not in ("dep_delay", "flights", "cancelled", "miles")]
+    departures = F.sum(F.when(delay.isNotNull(), F.col("flights")).otherwise(0))
+    grouped = cells.groupBy(*names).agg(
+        F.sum("flights").alias("flights"),
+        departures.alias("departures"),
+        F.sum("cancelled").alias("cancelled"),
+        (F.sum(delay * F.col("flights")) / departures).alias("mean_delay"),
+        F.sum(F.when(delay <= ON_TIME_MINUTES, F.col("flights")).otherwise(0)).alias("on_time"),
+        F.sum("miles").alias("miles"),
+        F.percentile("dep_delay", list(QUANTILES), F.col("flights")).alias("quantiles"),
+    )
+    quantiles = [F.col("quantiles")[i].alias(f"p{round(q * 100)}") for i, q in enumerate(QUANTILES)]
+    return grouped.select(*grouped.columns[:-1], *quantiles)
 
 
 def totals(spark: SparkSession, parquet: Path) -> dict[str, int]:
