@@ -176,7 +176,6 @@ def _topic_object(topic: TopicMetadata, configs: Mapping[str, str | None]) -> di
 def _partition_objects(topic: TopicMetadata) -> Iterator[dict[str, Any]]:
     for number in sorted(topic.partitions):
         one = topic.partitions[number]
-        waits = [replica for replica in one.isr if replica in one.offline_replicas] if one.leader_id < 0 else []
         yield {
             "partition_index": one.partition,
             "error_code": one.error_code,
@@ -185,7 +184,8 @@ def _partition_objects(topic: TopicMetadata) -> Iterator[dict[str, Any]]:
             "replica_nodes": list(one.replicas),
             "isr_nodes": list(one.isr),
             "offline_replicas": list(one.offline_replicas),
-            "waits_for": waits,
+            "last_known_elr": list(one.last_known_elr),
+            "waits_for": list(one.waits_for),
         }
 
 

@@ -437,6 +437,7 @@ def topic_metadata(name: str, answer: MetadataResponseTopic) -> TopicMetadata:
             each.offline_replicas,
             each.error_code,
             each.preferred_read_replica,
+            each.last_known_elr,
         )
         for each in sorted(answer.partitions, key=lambda each: each.partition_index)
     }

@@ -97,6 +97,15 @@ class PartitionMetadata(NamedTuple):
     offline_replicas: Sequence[int]
     error_code: int = 0
     preferred_read_replica: int = -1
+    last_known_elr: Sequence[int] = ()
+    """Who left the ISR since a leader last proved itself alive."""
+
+    @property
+    def waits_for(self) -> tuple[int, ...]:
+        """Without a leader: the offline brokers that an election waits for ("Log truth")."""
+        if self.leader_id >= 0:
+            return ()
+        return tuple([broker for broker in self.isr or self.last_known_elr if broker in self.offline_replicas])
 
 
 class TopicMetadata(NamedTuple):

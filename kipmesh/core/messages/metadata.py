@@ -35,6 +35,7 @@ class MetadataResponsePartition(NamedTuple):
     isr_nodes: Sequence[int] = ()
     offline_replicas: Sequence[int] = ()
     preferred_read_replica: int = -1
+    last_known_elr: Sequence[int] = ()
 
 
 class MetadataResponseTopic(NamedTuple):

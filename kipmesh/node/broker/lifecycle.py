@@ -30,6 +30,7 @@ from kipmesh.rpc.client import TransportError
 log = structlog.get_logger(__name__)
 
 REGISTRATION_BACKOFF_S = 0.1
+SHUTDOWN_INTERVAL_S = 0.1
 # Refusals that waiting does not cure.
 _FATAL = frozenset({ErrorCode.INCONSISTENT_CLUSTER_ID, ErrorCode.INVALID_REQUEST, ErrorCode.UNSUPPORTED_VERSION})
 
@@ -99,9 +100,10 @@ class BrokerLifecycle:
 
     async def beat(self) -> None:
         """Heartbeats for ever; raises KafkaError when another incarnation has taken this broker's id."""
-        interval_s = self._config.broker_heartbeat_interval_ms / 1000
         while True:
             self._wake.clear()
+            hurried = self._want_shut_down and not self._may_stop.is_set()
+            interval_s = SHUTDOWN_INTERVAL_S if hurried else self._config.broker_heartbeat_interval_ms / 1000
             try:
                 response = await self._channel.call("Controller", "BrokerHeartbeat", self._heartbeat(), self._timeout_s)
             except TransportError as error:

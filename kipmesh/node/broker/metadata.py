@@ -77,6 +77,7 @@ def _topic(topic: TopicState, available: set[int]) -> MetadataResponseTopic:
             state.replicas,
             state.isr,
             [replica for replica in state.replicas if replica not in available],
+            last_known_elr=state.last_known_elr,
         )
         for index, state in sorted(topic.partitions.items())
     ]

@@ -8,6 +8,7 @@ from typing import Any
 
 from conftest_broker import Mesh, eventually, leader_of
 
+from kipmesh.client import AdminClient
 from kipmesh.core import messages as m
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import ErrorCode
@@ -121,6 +122,9 @@ async def test_after_a_power_cut_the_longest_log_leads(mesh: Mesh) -> None:
     await mesh.ready(1, 3)
     await asyncio.sleep(0.5)
     assert all(node.partitions.get(topic_id, 0).leader is None for node in mesh.brokers.values()), "2 is waited for"
+    async with AdminClient(f"127.0.0.1:{mesh.ports[1]}") as admin:
+        (described,) = await admin.describe_topics(["longest"])
+    assert described.partitions[0].waits_for == (2,)
     await restart(mesh, 2)
     assert await leader_of(mesh, topic_id) == 2
     await in_sync(mesh, topic_id, 1, 2, 3)
