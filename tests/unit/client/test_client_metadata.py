@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 
 import pytest
 
@@ -144,13 +145,14 @@ async def test_answers_that_make_no_sense_are_survived() -> None:
         assert (await cluster.metadata.wait_for_topic("t", 5)).name == "t"
 
 
-async def test_a_hanging_bootstrap_address_is_given_up_for_the_next() -> None:
-    silent = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
-    port = silent.sockets[0].getsockname()[1]
-    config = {**FAST, "socket.connection.setup.timeout.ms": 100}
-    async with silent, FakeCluster() as fake, Producer(f"127.0.0.1:{port},{fake.bootstrap}", **config) as producer:
-        fake.create_topic("t")
-        assert (await (await producer.send("t", b"x"))).offset == 0
+async def test_hanging_bootstrap_addresses_are_given_up_for_the_next() -> None:
+    with ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+        addresses = ",".join(f"127.0.0.1:{each.getsockname()[1]}" for each in silent)
+        config = {**FAST, "socket.connection.setup.timeout.ms": 100}
+        async with FakeCluster() as fake, Producer(f"{addresses},{fake.bootstrap}", **config) as producer:
+            fake.create_topic("t")
+            assert (await (await producer.send("t", b"x"))).offset == 0
 
 
 async def test_a_loop_of_polls_without_waiting_gets_records() -> None:

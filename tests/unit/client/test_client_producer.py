@@ -328,7 +328,7 @@ async def test_acks(acks: object) -> None:
 async def test_unknown_topic_and_partition() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t", 2)
-        async with Producer(cluster.bootstrap, **FAST, **{"max.block.ms": 100}) as producer:
+        async with Producer(cluster.bootstrap, **FAST, **{"max.block.ms": 500}) as producer:
             for topic, partition in (("nope", None), ("t", 2), ("t", -1)):
                 with pytest.raises(KafkaError) as caught:
                     await producer.send(topic, b"x", partition=partition)

@@ -63,7 +63,7 @@ def test_whole_path(bootstrap: str) -> None:
 
 
 def test_errors_come_to_the_caller(bootstrap: str) -> None:
-    with Producer(bootstrap, **FAST, max_block_ms=50) as producer:
+    with Producer(bootstrap, **FAST, max_block_ms=500) as producer:
         pending = producer.send("nope", b"x")
         with pytest.raises(KafkaError) as caught:
             pending.result(5)
