@@ -3,8 +3,8 @@
 Rules: "Log truth". Offsets have no gaps. The hot paths (`append_as_leader`, `append_as_follower`, `read`) run on the
 event loop and cost one write or read each; nothing looks into records.
 
-Threads: one owner calls everything, but `flush` and `sync_identity`, which any thread may call meanwhile: see
-`kipmesh.storage.durability`.
+Threads: one owner calls everything, but `flush`, `sync_identity` and `remove_deleted`, which any thread may call
+meanwhile: see `kipmesh.storage.durability`.
 
 Invariants: log_start_offset <= log_end_offset; every batch below recovery_point is durable; a batch is visible to
 `read` only when all of it was written. A failed write is cut off again. When the disk is full the log goes on once
@@ -27,6 +27,7 @@ from kipmesh.storage.durability import Durability
 from kipmesh.storage.epochs import LeaderEpochs
 from kipmesh.storage.errors import StorageError, is_no_space
 from kipmesh.storage.open_files import OpenFiles
+from kipmesh.storage.positions import Positions
 from kipmesh.storage.retention import RetiredFiles, expired
 from kipmesh.storage.segment import DELETED_SUFFIX, MAX_RELATIVE_OFFSET, Segment
 from kipmesh.storage.timestamps import TimestampOffset, first_at_or_after, largest
@@ -36,8 +37,6 @@ _LOG = logging.getLogger(__name__)
 
 METADATA_TOPIC = "__cluster_metadata"
 METADATA_TOPIC_ID = bytes(15) + b"\x01"
-
-_POSITIONS_MAX = 32
 
 
 class AppendInfo(NamedTuple):
@@ -88,7 +87,7 @@ class Log:
         )
         self._segments = segments
         self._bases = [segment.base_offset for segment in segments]
-        self._positions: dict[int, tuple[Segment, int]] = {}  # where the batch with this base offset is
+        self._positions = Positions()
         self._retired = RetiredFiles()
         self._closed = False
         self._on_recovery_point_lowered = on_recovery_point_lowered
@@ -147,7 +146,7 @@ class Log:
             segment.note(position, len(data), last_offset, max_timestamp, config.index_interval_bytes)
         except OSError as error:
             raise self._fail(error, "append to") from error
-        self._remember(first_offset, segment, position)
+        self._positions.remember(first_offset, segment, position)
         self.durability.note_append(now_ms)
         return AppendInfo(first_offset, last_offset, max_timestamp, append_time, len(data))
 
@@ -209,7 +208,7 @@ class Log:
             segment.note(
                 place, header.size_bytes, header.last_offset, header.max_timestamp, self.config.index_interval_bytes
             )
-            self._remember(header.base_offset, segment, place)
+            self._positions.remember(header.base_offset, segment, place)
         self.size_bytes += end - position
         return stop
 
@@ -277,7 +276,7 @@ class Log:
         if offset >= limit:
             return b""
         try:
-            segment, position = self._locate(offset)
+            segment, position = self._positions.locate(self._segments, self._bases, offset)
             data = segment.read_at(max(max_bytes, HEADER_BYTES), position)
             end, next_offset = whole_batches(data, max_bytes, limit)
             if end == 0 and min_one_batch:
@@ -291,28 +290,8 @@ class Log:
             raise self._fail(error, "read") from error
         if not end:
             return b""
-        self._remember(next_offset, segment, position + end)
+        self._positions.remember(next_offset, segment, position + end)
         return data if end == len(data) else data[:end]
-
-    def _locate(self, offset: int) -> tuple[Segment, int]:
-        """Segment and position of the batch that has `offset`, which is below the log end."""
-        known = self._positions.get(offset)
-        if known is not None and known[1] < known[0].size_bytes:
-            return known
-        segment = self._segments[bisect_right(self._bases, offset) - 1]
-        if offset == segment.base_offset:
-            return segment, 0
-        found = segment.find(offset)
-        if found is None:
-            raise CorruptRecordError(f"no batch of {self!r} has offset {offset}")
-        return segment, found[0]
-
-    def _remember(self, offset: int, segment: Segment, position: int) -> None:
-        """Keep a position for the next read, so that whoever reads on needs no index."""
-        positions = self._positions
-        if offset not in positions and len(positions) >= _POSITIONS_MAX:
-            del positions[next(iter(positions))]
-        positions[offset] = (segment, position)
 
     def end_offset_for_epoch(self, epoch: int) -> EpochEndOffset:
         """The largest epoch at or below `epoch` and where it ends; (-1, -1) if unknown."""

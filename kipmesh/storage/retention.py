@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 
 from kipmesh.core.config import TopicConfig
@@ -43,21 +44,28 @@ def expired(
 
 
 class RetiredFiles:
-    """Files out of use, to be removed after a delay; a start removes those that a stop left."""
+    """Files out of use, to be removed after a delay; a start removes those that a stop left.
 
-    __slots__ = ("_files",)
+    The log's owner adds, and another thread may remove.
+    """
+
+    __slots__ = ("_files", "_lock")
 
     def __init__(self) -> None:
         self._files: list[tuple[int, str]] = []
+        self._lock = threading.Lock()
 
     def add(self, due_ms: int, path: str) -> None:
         """Remove this file from `due_ms` on."""
-        self._files.append((due_ms, path))
+        with self._lock:
+            self._files.append((due_ms, path))
 
     def remove(self, fs: FileSystem, now_ms: int) -> int:
         """Remove what is due; gives how many."""
-        due = [path for due_ms, path in self._files if due_ms <= now_ms]
-        if due:
+        if not self._files:
+            return 0
+        with self._lock:
+            due = [path for due_ms, path in self._files if due_ms <= now_ms]
             self._files = [entry for entry in self._files if entry[0] > now_ms]
         for path in due:
             try:
