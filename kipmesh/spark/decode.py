@@ -17,6 +17,7 @@ import pyarrow as pa
 from aiokafka.record.default_records import DefaultRecordBatch
 
 from kipmesh.core import record_batch
+from kipmesh.core.errors import CorruptRecordError
 from kipmesh.spark.offsets import OffsetRange
 
 # Spark's own default of rows in an Arrow batch, and the bytes after which a batch of large records is sent.
@@ -44,21 +45,21 @@ def arrow_schema(*, include_headers: bool) -> pa.Schema:
     return pa.schema(fields)
 
 
-def decode(chunks: Iterable[bytes], wanted: OffsetRange, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Arrow batches of the records of `wanted` in `chunks`, each of which is whole batches in offset order.
+def decode(chunks: Iterable[tuple[int, bytes]], wanted: OffsetRange, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Arrow batches of the records of `wanted` in `chunks`: first offsets, and whole batches in offset order.
 
     Raises `CorruptRecordError` for bytes that are no batch or whose CRC is wrong.
     """
     columns = _Columns(wanted, schema)
-    for chunk in chunks:
+    for first, chunk in chunks:
         view = memoryview(chunk)
         for position, header in record_batch.iterate(chunk):
-            if header.last_offset < wanted.start or header.is_control:
+            if header.last_offset < first or header.is_control:
                 continue
             if header.base_offset >= wanted.end:
                 break
             record_batch.check_crc(chunk, position, header)
-            columns.add(view[position : position + header.size_bytes], header)
+            columns.add(view[position : position + header.size_bytes], header, first)
             if columns.is_full:
                 yield columns.take()
     if columns.rows:
@@ -91,16 +92,22 @@ class _Columns:
     def is_full(self) -> bool:
         return self.rows >= _ROWS or self._bytes >= _BYTES
 
-    def add(self, batch: memoryview, header: record_batch.BatchHeader) -> None:
-        """Take the records of one batch over."""
+    def add(self, batch: memoryview, header: record_batch.BatchHeader, first: int) -> None:
+        """Take the records of one batch over, those from offset `first` on. Raises `CorruptRecordError`."""
         before = self.rows
-        records = DefaultRecordBatch(batch)
-        whole = header.base_offset >= self._wanted.start and header.last_offset < self._wanted.end
-        if whole and header.record_count == header.last_offset_delta + 1:
-            self._take_all(records)
-            self._offsets.append(np.arange(header.base_offset, header.next_offset, dtype=np.int64))
-        else:
-            self._take_wanted(records)
+        whole = header.base_offset >= first and header.last_offset < self._wanted.end
+        try:
+            records = DefaultRecordBatch(batch)
+            if whole and header.record_count == header.last_offset_delta + 1:
+                self._take_all(records)
+                self._offsets.append(np.arange(header.base_offset, header.next_offset, dtype=np.int64))
+            else:
+                self._take_wanted(records, first)
+        except Exception as error:
+            # The decoder and five decompressors have an exception each for bytes that they cannot read.
+            topic, partition = self._wanted.topic_partition
+            text = f"batch at offset {header.base_offset} of {topic}-{partition} cannot be read: {error}"
+            raise CorruptRecordError(text) from error
         taken = self.rows - before
         kind = _LOG_APPEND_TIME if header.is_log_append_time else _CREATE_TIME
         self._types.append(np.full(taken, kind, dtype=np.int32))
@@ -121,11 +128,11 @@ class _Columns:
             values(record.value)
             timestamps(record.timestamp)
 
-    def _take_wanted(self, records: DefaultRecordBatch) -> None:
+    def _take_wanted(self, records: DefaultRecordBatch, first: int) -> None:
         """For the batches at the edges of a range, and those that compaction left holes in."""
         offsets: list[int] = []
         for record in records:
-            if not self._wanted.start <= record.offset < self._wanted.end:
+            if not first <= record.offset < self._wanted.end:
                 continue
             offsets.append(record.offset)
             self._keys.append(record.key)

@@ -108,8 +108,11 @@ class Mesh:
 
     # -- reading
 
-    def fetch(self, wanted: OffsetRange, loss: DataLoss) -> Iterator[bytes]:
-        """Whole batches that hold the records of `wanted`; the first and the last may hold others too."""
+    def fetch(self, wanted: OffsetRange, loss: DataLoss) -> Iterator[tuple[int, bytes]]:
+        """Whole batches that hold the records of `wanted`, and the offset from which on they count.
+
+        The first batch may begin before that offset: those records were read already, or deleted.
+        """
         where = wanted.topic_partition
         consumer = self._open_consumer()
         consumer.assign([where])
@@ -132,8 +135,8 @@ class Mesh:
             else:
                 position = self._next_there(wanted, position, loss)
             for each in batches:
+                yield position, each.records
                 position = each.next_position
-                yield each.records
 
     def _next_there(self, wanted: OffsetRange, position: int, loss: DataLoss) -> int:
         """Where to go on when nothing came at `position`: there, or after what was lost."""

@@ -7,6 +7,7 @@ is, and nothing listens on other interfaces than the loopback one.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +29,7 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.shuffle.partitions": "4",
 }
 # A job of a minute is over before the optimising compiler and a concurrent collector have earned what they cost.
+_STOP_SECONDS: Final = 15.0
 _JVM_OPTIONS: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 
 
@@ -71,3 +73,24 @@ def _launch_jvm(settings: Mapping[str, str], log: Path) -> None:
         with log.open("ab") as file:
             gateway = launch_gateway(conf, {"stderr": file})  # type: ignore[no-untyped-call]
         SparkContext._gateway, SparkContext._jvm = gateway, gateway.jvm
+
+
+def stop_session(spark: SparkSession) -> None:
+    """Stop Spark and the JVM that `local_session` started, and wait until it is gone."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    spark.stop()
+    if gateway is None:
+        return
+    SparkContext._gateway = SparkContext._jvm = None
+    gateway.shutdown()
+    process = gateway.proc
+    if process is not None:
+        # The JVM ends when its standard input does.
+        process.stdin.close()
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(_STOP_SECONDS)

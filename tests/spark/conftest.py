@@ -21,11 +21,11 @@ _names = itertools.count()
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     if find_java() is None:
         pytest.skip("Spark needs Java 17 or newer, and there is none here")
-    from kipmesh.spark.session import local_session
+    from kipmesh.spark.session import local_session, stop_session
 
     session = local_session("tests", tmp_path_factory.mktemp("spark"))
     yield session
-    session.stop()
+    stop_session(session)
 
 
 @pytest.fixture(scope="session")

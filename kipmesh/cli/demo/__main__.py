@@ -56,6 +56,7 @@ def _positive(text: str) -> int:
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the clean-up is to end; SIGKILL and the next run do the rest
     raise SystemExit(_EXIT_TERMINATED)
 
 

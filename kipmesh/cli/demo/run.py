@@ -11,7 +11,7 @@ import json
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -44,6 +44,7 @@ _MICRO_BATCHES: Final = 4
 _MICRO_BATCH_RECORDS_MAX: Final = 250_000
 _CATCH_UP_SECONDS: Final = 30.0
 _HTTP_SECONDS: Final = 10.0
+_SPARK_START_SECONDS: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Demo:
         self._options = options
         self._space = Workspace(options.root)
         self._screen = Screen(to_stderr=options.as_json)
-        self._spark: SparkSession | None = None
+        self._spark: Future[SparkSession] | None = None
 
     def run(self) -> bool:
         """Everything; whether all proofs hold. Raises `DemoError` and what its parts raise, all with one clear line."""
@@ -80,8 +81,7 @@ class Demo:
                 with self._cluster() as cluster:
                     return self._run(cluster, folder, begin)
             finally:
-                if self._spark is not None:
-                    self._spark.stop()
+                self._stop_spark()
 
     @contextmanager
     def _cluster(self) -> Iterator[ProcessCluster]:
@@ -106,11 +106,11 @@ class Demo:
     def _run(self, cluster: ProcessCluster, folder: Path, begin: float) -> bool:
         screen, options = self._screen, self._options
         with screen.step("Start the mesh and Spark"):
-            starting = ThreadPoolExecutor(1).submit(self._start_spark)
+            self._spark = ThreadPoolExecutor(1).submit(self._start_spark)
             cluster.up(Counts(1, 1, 2, 1), {})
             year = dataset.load_flights(folder, limit=options.limit)
             self._write_tables_of_reference(folder)
-            spark = self._spark = starting.result()
+            spark = self._spark.result()
             bootstrap = cluster.state().bootstrap
             asyncio.run(create_topic(bootstrap, TOPIC, PARTITIONS, REPLICATION_FACTOR))
         total = len(year) * options.scale
@@ -154,7 +154,18 @@ class Demo:
     def _start_spark(self) -> SparkSession:
         from kipmesh.spark.session import local_session
 
-        return local_session("kipmesh demo", self._space.spark, cores=self._options.cores)
+        spark = local_session("kipmesh demo", self._space.spark, cores=self._options.cores)
+        # Spark looks for Python sources at their first use, in processes of their own: let that happen by the way.
+        spark.read.format("kipmesh").option("kafka.bootstrap.servers", "localhost:1").option("subscribe", TOPIC).load()
+        return spark
+
+    def _stop_spark(self) -> None:
+        """Also when the run ended while Spark was starting: a JVM on its way cannot be called back."""
+        if self._spark is not None:
+            from kipmesh.spark.session import stop_session
+
+            with suppress(Exception):
+                stop_session(self._spark.result(_SPARK_START_SECONDS))
 
     def _write_tables_of_reference(self, folder: Path) -> None:
         """Weather and airlines, which the stream joins."""

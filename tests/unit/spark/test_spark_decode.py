@@ -1,0 +1,76 @@
+"""Batches to Arrow: ranges, holes, control batches, bad bytes; rows leave in order and at most once."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("pyarrow", exc_type=ImportError)
+
+from kipmesh.client.records import encode_batch
+from kipmesh.core.errors import CorruptRecordError
+from kipmesh.core.record_batch import build
+from kipmesh.spark.decode import arrow_schema, decode
+from kipmesh.spark.offsets import OffsetRange, TopicPartition
+
+SCHEMA = arrow_schema(include_headers=False)
+
+
+def batch(first: int, count: int, compression: str = "none") -> bytes:
+    records = [(b"k%d" % i if i % 3 else None, b"v%d" % i) for i in range(first, first + count)]
+    return encode_batch(records, timestamp_ms=1_700_000_000_123, base_offset=first, compression=compression)
+
+
+def decoded(chunks: list[tuple[int, bytes]], start: int, end: int) -> list[dict[str, object]]:
+    wanted = OffsetRange(TopicPartition("t", 7), start, end)
+    return [row for part in decode(iter(chunks), wanted, SCHEMA) for row in part.to_pylist()]
+
+
+def test_columns() -> None:
+    (row, *_) = decoded([(4, batch(4, 3))], 4, 7)
+    assert {**row, "timestamp": row["timestamp"].isoformat()} == {  # type: ignore[attr-defined]
+        "key": b"k4",
+        "value": b"v4",
+        "topic": "t",
+        "partition": 7,
+        "offset": 4,
+        "timestamp": "2023-11-14T22:13:20.123000+00:00",
+        "timestampType": 0,
+    }
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_only_the_range_in_order(compression: str) -> None:
+    data = b"".join(batch(first, 100, compression) for first in range(0, 1000, 100))
+    rows = decoded([(150, data)], 150, 873)
+    assert [row["offset"] for row in rows] == list(range(150, 873))
+    assert [row["value"] for row in rows] == [b"v%d" % i for i in range(150, 873)]
+
+
+def test_what_lies_before_a_chunks_first_offset_is_not_read_again() -> None:
+    rows = decoded([(0, batch(0, 10)), (16, batch(10, 10))], 0, 20)
+    assert [row["offset"] for row in rows] == [*range(10), *range(16, 20)]
+
+
+def test_control_batches_have_no_rows() -> None:
+    control = build([(b"\0\0\0\0", b"")], base_offset=5, leader_epoch=0, timestamp_ms=0, is_control=True)
+    rows = decoded([(0, batch(0, 5) + control + batch(6, 2))], 0, 8)
+    assert [row["offset"] for row in rows] == [0, 1, 2, 3, 4, 6, 7]
+
+
+def test_large_ranges_come_in_several_arrow_batches() -> None:
+    chunks = [(first, batch(first, 1000)) for first in range(0, 25_000, 1000)]
+    parts = list(decode(iter(chunks), OffsetRange(TopicPartition("t", 0), 0, 25_000), SCHEMA))
+    assert [part.num_rows for part in parts] == [10_000, 10_000, 5_000]
+    assert all(part.schema.equals(SCHEMA) for part in parts)
+
+
+def test_nothing_gives_nothing() -> None:
+    assert decoded([], 0, 0) == []
+
+
+@pytest.mark.parametrize("position", [30, 70, 100])
+def test_bad_bytes_are_refused(position: int) -> None:
+    data = bytearray(batch(0, 10))
+    data[position] ^= 0xFF
+    with pytest.raises(CorruptRecordError):
+        decoded([(0, bytes(data))], 0, 10)
