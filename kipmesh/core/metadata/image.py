@@ -1,7 +1,8 @@
 """The cluster's metadata as the records of `__cluster_metadata` make it, and what changed while they were applied.
 
 One task owns an image, applies records to it in the log's order and may read it at any time; nobody else writes it.
-Values inside (BrokerState, PartitionState) are immutable and replaced whole, so that a reader may keep them.
+Values inside (BrokerState, PartitionState) are immutable and replaced whole, so that a reader may keep them. So is all
+that `capture` gives: topics are copied when they first change after it (630-03).
 
 The log says more than who leads. `PartitionState.last_known_elr` holds the members that left the ISR since a leader
 last proved itself alive; together with the ISR they are "the last ISR that had a leader" ("Log truth" of the rules),
@@ -15,110 +16,53 @@ raises CorruptRecordError and the image must not be used any more (630-15).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
 
 from kipmesh.core import record_batch
 from kipmesh.core.errors import CorruptRecordError
 from kipmesh.core.metadata import records as r
+from kipmesh.core.metadata.states import (
+    LEADER_ROLE_FEATURE,
+    BrokerState,
+    CapturedImage,
+    MetadataDelta,
+    PartitionKey,
+    PartitionState,
+    RecordKey,
+    TopicState,
+    changed,
+    registered,
+)
+
+__all__ = [
+    "BROKER_RESOURCE",
+    "CLUSTER_METADATA_TOPIC",
+    "CLUSTER_METADATA_TOPIC_ID",
+    "LEADER_ROLE_FEATURE",
+    "TOPIC_RESOURCE",
+    "BrokerState",
+    "CapturedImage",
+    "MetadataDelta",
+    "MetadataImage",
+    "PartitionKey",
+    "PartitionState",
+    "RecordKey",
+    "TopicState",
+    "changed",
+    "unified",
+]
 
 CLUSTER_METADATA_TOPIC = "__cluster_metadata"
 CLUSTER_METADATA_TOPIC_ID = bytes(15) + b"\1"
 """Kafka's fixed id of the metadata topic."""
 
-LEADER_ROLE_FEATURE = "kipmesh.leader"
-"""A broker that registers this feature is a leader service: preferred as leader."""
-
 TOPIC_RESOURCE = 2
 BROKER_RESOURCE = 4
-
-PartitionKey = tuple[bytes, int]
-"""Topic id and partition."""
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _NO_PARTITIONS: Mapping[PartitionKey, None] = MappingProxyType({})
 _NO_OFFSETS: Mapping[PartitionKey, int] = MappingProxyType({})
-
-
-class BrokerState(NamedTuple):
-    """A registered broker."""
-
-    broker_id: int
-    broker_epoch: int
-    """The offset of its registration's record."""
-    incarnation_id: bytes
-    endpoints: Mapping[str, tuple[str, int]]
-    """Listener name -> (host, port)."""
-    rack: str | None
-    fenced: bool
-    """Whether it may neither lead nor be in an ISR (but as its last member)."""
-    in_controlled_shutdown: bool
-    is_leader_role: bool
-    """Whether it is a leader service: preferred as leader."""
-    features: Sequence[r.BrokerFeature] = ()
-    log_dirs: Sequence[bytes] = ()
-
-    @property
-    def can_lead(self) -> bool:
-        """Whether it may be elected and may join an ISR."""
-        return not self.fenced and not self.in_controlled_shutdown
-
-
-class PartitionState(NamedTuple):
-    """A partition: who has it, who is in sync, who leads."""
-
-    replicas: Sequence[int]
-    """In the order of preference; the first is the preferred leader."""
-    isr: Sequence[int]
-    """Empty only when every member stopped uncleanly; then the last ISR decides."""
-    leader: int
-    """-1 when there is none."""
-    leader_epoch: int
-    partition_epoch: int
-    leader_recovery_state: int = 0
-    """1 from an unclean election until the leader says that it has recovered."""
-    last_known_elr: Sequence[int] = ()
-    """Those who left the ISR since a leader last proved itself alive."""
-    eligible_leader_replicas: Sequence[int] = ()
-    removing_replicas: Sequence[int] = ()
-    adding_replicas: Sequence[int] = ()
-    directories: Sequence[bytes] = ()
-
-    @property
-    def last_isr(self) -> tuple[int, ...]:
-        """The members of the last ISR whose leader was certainly alive, in replica order."""
-        members = {*self.isr, *self.last_known_elr}
-        return tuple([replica for replica in self.replicas if replica in members])
-
-
-@dataclass(slots=True)
-class TopicState:
-    """A topic and its partitions."""
-
-    name: str
-    topic_id: bytes
-    partitions: dict[int, PartitionState] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class MetadataDelta:
-    """What records changed; one may collect several batches. A deleted topic's partitions count as neither."""
-
-    changed_partitions: set[PartitionKey] = field(default_factory=set)
-    """New ones too."""
-    deleted_topics: list[TopicState] = field(default_factory=list)
-    """As they were."""
-    changed_brokers: set[int] = field(default_factory=set)
-    """New and removed ones too."""
-    changed_topic_configs: set[str] = field(default_factory=set)
-    """Names of topics that exist."""
-
-    def __bool__(self) -> bool:
-        return bool(
-            self.changed_partitions or self.deleted_topics or self.changed_brokers or self.changed_topic_configs
-        )
 
 
 class MetadataImage:
@@ -126,6 +70,7 @@ class MetadataImage:
 
     __slots__ = (
         "_configs",
+        "_generation",
         "_leaderless",
         "_of_broker",
         "_topic_names",
@@ -133,6 +78,7 @@ class MetadataImage:
         "_unproven",
         "brokers",
         "epoch",
+        "failed",
         "features",
         "next_producer_id",
         "offset",
@@ -140,11 +86,14 @@ class MetadataImage:
         "topics",
     )
 
-    def __init__(self) -> None:
-        self.offset = -1
+    def __init__(self, offset: int = -1, epoch: int = 0) -> None:
+        """Empty: before the log's first record, or at the end of a snapshot whose records are to be applied."""
+        self.offset = offset
         """Offset of the last applied record, -1 for none."""
-        self.epoch = 0
+        self.epoch = epoch
         """Quorum epoch of the last applied record."""
+        self.failed = False
+        """Whether a record could not be applied: then this is no state of the cluster."""
         self.brokers: dict[int, BrokerState] = {}
         self.topics: dict[bytes, TopicState] = {}
         """By topic id."""
@@ -153,7 +102,9 @@ class MetadataImage:
         self.partition_count = 0
         self._topic_names: dict[str, bytes] = {}
         self._unified_names: dict[str, str] = {}
-        self._configs: dict[tuple[int, str], dict[str, str]] = {}
+        # The inner mappings are replaced, never changed.
+        self._configs: dict[tuple[int, str], Mapping[str, str]] = {}
+        self._generation = 0
         # Dicts as ordered sets: equal logs must give equal orders, and so equal records.
         self._of_broker: dict[int, dict[PartitionKey, None]] = {}
         self._leaderless: dict[PartitionKey, None] = {}
@@ -162,9 +113,28 @@ class MetadataImage:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, MetadataImage):
             return NotImplemented
-        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+        compared = [name for name in self.__slots__ if name != "_generation"]
+        return all(getattr(self, name) == getattr(other, name) for name in compared)
 
     __hash__ = None  # type: ignore[assignment]
+
+    def capture(self) -> CapturedImage:
+        """This moment, to be read slice by slice while records are applied; RuntimeError after a failure (630-15).
+
+        The cost is a copy of the outer mappings: some milliseconds for a million topics.
+        """
+        if self.failed:
+            raise RuntimeError("an image that failed to apply a record is no state to keep")
+        self._generation += 1
+        return CapturedImage(
+            self.offset,
+            self.epoch,
+            dict(self.brokers),
+            dict(self.topics),
+            dict(self.features),
+            self.next_producer_id,
+            dict(self._configs),
+        )
 
     @property
     def topic_names(self) -> Mapping[str, bytes]:
@@ -219,20 +189,35 @@ class MetadataImage:
 
         Raises CorruptRecordError on bytes or records that cannot be applied.
         """
-        for position, header in record_batch.iterate(batches):
-            if header.last_offset <= self.offset:
-                continue
-            self.epoch = header.partition_leader_epoch
-            if not header.is_control:
-                for record in record_batch.read_records(batches, position, header):
-                    if record.value is None:
-                        raise CorruptRecordError(f"the metadata record at offset {record.offset} has no value")
-                    self.offset = record.offset
-                    self.apply(r.decode_record(record.value), delta)
-            self.offset = header.last_offset
+        try:
+            for position, header in record_batch.iterate(batches):
+                if header.last_offset > self.offset:
+                    self._replay_batch(batches, position, header, delta)
+        except BaseException:
+            self.failed = True
+            raise
+
+    def _replay_batch(
+        self, batches: bytes, position: int, header: record_batch.BatchHeader, delta: MetadataDelta
+    ) -> None:
+        self.epoch = header.partition_leader_epoch
+        if not header.is_control:
+            for record in record_batch.read_records(batches, position, header):
+                if record.value is None:
+                    raise CorruptRecordError(f"the metadata record at offset {record.offset} has no value")
+                self.offset = record.offset
+                self._apply(r.decode_record(record.value), delta)
+        self.offset = header.last_offset
 
     def apply(self, record: r.Record, delta: MetadataDelta) -> None:
         """Apply one record; the caller has set `offset` (and `epoch`) to the record's. Prefer `replay`."""
+        try:
+            self._apply(record, delta)
+        except BaseException:
+            self.failed = True
+            raise
+
+    def _apply(self, record: r.Record, delta: MetadataDelta) -> None:
         match record:
             case r.PartitionChangeRecord():
                 self._change_partition(record, delta)
@@ -245,8 +230,12 @@ class MetadataImage:
             case r.ConfigRecord():
                 self._set_config(record, delta)
             case r.FeatureLevelRecord():
+                if record.name in self.features:
+                    delta.outdated.add(("feature", record.name))
                 self.features[record.name] = record.feature_level
             case r.ProducerIdsRecord():
+                if self.next_producer_id:
+                    delta.outdated.add(("producer ids",))
                 self.next_producer_id = record.next_producer_id
             case _:
                 self._apply_to_broker(record, delta)
@@ -254,10 +243,12 @@ class MetadataImage:
     def _apply_to_broker(self, record: r.Record, delta: MetadataDelta) -> None:
         match record:
             case r.RegisterBrokerRecord():
-                self.brokers[record.broker_id] = _registered(record)
+                if record.broker_id in self.brokers:
+                    delta.outdated.add(("broker", record.broker_id))
+                self.brokers[record.broker_id] = registered(record)
                 delta.changed_brokers.add(record.broker_id)
             case r.BrokerRegistrationChangeRecord():
-                broker = self._broker(record.broker_id, record.broker_epoch)
+                broker = self._outdated_broker(record.broker_id, record.broker_epoch, delta)
                 self.brokers[record.broker_id] = broker._replace(
                     fenced=record.fenced > 0 if record.fenced else broker.fenced,
                     in_controlled_shutdown=broker.in_controlled_shutdown or record.in_controlled_shutdown > 0,
@@ -265,26 +256,27 @@ class MetadataImage:
                 )
                 delta.changed_brokers.add(record.broker_id)
             case r.FenceBrokerRecord() | r.UnfenceBrokerRecord():
-                broker = self._broker(record.id, record.epoch)
+                broker = self._outdated_broker(record.id, record.epoch, delta)
                 self.brokers[record.id] = broker._replace(fenced=isinstance(record, r.FenceBrokerRecord))
                 delta.changed_brokers.add(record.id)
             case r.UnregisterBrokerRecord():
-                self._broker(record.broker_id, record.broker_epoch)
+                self._outdated_broker(record.broker_id, record.broker_epoch, delta)
                 del self.brokers[record.broker_id]
                 delta.changed_brokers.add(record.broker_id)
 
-    def _broker(self, broker_id: int, broker_epoch: int) -> BrokerState:
+    def _outdated_broker(self, broker_id: int, broker_epoch: int, delta: MetadataDelta) -> BrokerState:
         broker = self.brokers.get(broker_id)
         if broker is None or broker.broker_epoch != broker_epoch:
             raise CorruptRecordError(
                 f"offset {self.offset}: no registration of broker {broker_id} with epoch {broker_epoch}"
             )
+        delta.outdated.add(("broker", broker_id))
         return broker
 
     def _add_topic(self, record: r.TopicRecord) -> None:
         if record.name in self._topic_names or record.topic_id in self.topics:
             raise CorruptRecordError(f"offset {self.offset}: topic {record.name!r} exists")
-        self.topics[record.topic_id] = TopicState(record.name, record.topic_id)
+        self.topics[record.topic_id] = TopicState(record.name, record.topic_id, generation=self._generation)
         self._topic_names[record.name] = record.topic_id
         if "." in record.name or "_" in record.name:
             self._unified_names[unified(record.name)] = record.name
@@ -295,38 +287,53 @@ class MetadataImage:
             raise CorruptRecordError(f"offset {self.offset}: no topic of id {topic_id.hex()}")
         return topic
 
+    def _topic_to_change(self, topic_id: bytes) -> TopicState:
+        """The topic, as a value of this image's own."""
+        topic = self._topic(topic_id)
+        if topic.generation != self._generation:
+            topic = TopicState(topic.name, topic.topic_id, dict(topic.partitions), self._generation)
+            self.topics[topic.topic_id] = topic
+        return topic
+
     def _remove_topic(self, record: r.RemoveTopicRecord, delta: MetadataDelta) -> None:
         topic = self._topic(record.topic_id)
         for partition, state in topic.partitions.items():
             key = (topic.topic_id, partition)
             self._unindex(key, state)
             delta.changed_partitions.discard(key)
+            delta.outdated.add(key)
+        delta.outdated.add(("topic", topic.topic_id))
         del self.topics[topic.topic_id]
         del self._topic_names[topic.name]
         if self._unified_names.get(unified(topic.name)) == topic.name:
             del self._unified_names[unified(topic.name)]
-        self._configs.pop((TOPIC_RESOURCE, topic.name), None)
+        configs = self._configs.pop((TOPIC_RESOURCE, topic.name), _NOTHING)
+        delta.outdated.update([("config", TOPIC_RESOURCE, topic.name, name) for name in configs])
         delta.changed_topic_configs.discard(topic.name)
         delta.deleted_topics.append(topic)
 
     def _set_config(self, record: r.ConfigRecord, delta: MetadataDelta) -> None:
         resource = (record.resource_type, record.resource_name)
-        configs = self._configs.setdefault(resource, {})
-        if record.value is None:
-            configs.pop(record.name, None)
-        else:
+        configs = dict(self._configs.get(resource, _NOTHING))
+        if configs.pop(record.name, None) is not None:
+            delta.outdated.add(("config", *resource, record.name))
+        if record.value is not None:
             configs[record.name] = record.value
-        if not configs:
-            del self._configs[resource]
+        if configs:
+            self._configs[resource] = configs
+        else:
+            self._configs.pop(resource, None)
         if record.resource_type == TOPIC_RESOURCE:
             delta.changed_topic_configs.add(record.resource_name)
 
     def _add_partition(self, record: r.PartitionRecord, delta: MetadataDelta) -> None:
-        topic = self._topic(record.topic_id)
-        key = (record.topic_id, record.partition_id)
+        topic = self._topic_to_change(record.topic_id)
+        key = (topic.topic_id, record.partition_id)
+        replicas = tuple(record.replicas)
+        isr = tuple(record.isr)
         state = PartitionState(
-            tuple(record.replicas),
-            tuple(record.isr),
+            replicas,
+            replicas if isr == replicas else isr,
             record.leader,
             record.leader_epoch,
             record.partition_epoch,
@@ -340,13 +347,15 @@ class MetadataImage:
         before = topic.partitions.get(record.partition_id)
         if before is not None:
             self._unindex(key, before)
+            delta.outdated.add(key)
         topic.partitions[record.partition_id] = state
         self._index(key, state)
         delta.changed_partitions.add(key)
 
     def _change_partition(self, record: r.PartitionChangeRecord, delta: MetadataDelta) -> None:
-        key = (record.topic_id, record.partition_id)
-        partitions = self._topic(record.topic_id).partitions
+        topic = self._topic_to_change(record.topic_id)
+        key = (topic.topic_id, record.partition_id)
+        partitions = topic.partitions
         before = partitions.get(record.partition_id)
         if before is None:
             raise CorruptRecordError(f"offset {self.offset}: no partition {record.partition_id} to change")
@@ -358,6 +367,7 @@ class MetadataImage:
             self._reindex_leader(key, before.leader, state)
         partitions[record.partition_id] = state
         delta.changed_partitions.add(key)
+        delta.outdated.add(key)
 
     def _index(self, key: PartitionKey, state: PartitionState) -> None:
         self.partition_count += 1
@@ -395,40 +405,3 @@ class MetadataImage:
 def unified(topic_name: str) -> str:
     """The name as metrics show it."""
     return topic_name.replace(".", "_")
-
-
-def changed(state: PartitionState, record: r.PartitionChangeRecord) -> PartitionState:
-    """The partition after the change: one more partition epoch, and one more leader epoch if a leader is named."""
-
-    def new(part: Sequence[int] | None, before: Sequence[int]) -> Sequence[int]:
-        return before if part is None else tuple(part)
-
-    named = record.leader != r.NO_LEADER_CHANGE
-    return PartitionState(
-        new(record.replicas, state.replicas),
-        new(record.isr, state.isr),
-        record.leader if named else state.leader,
-        state.leader_epoch + named,
-        state.partition_epoch + 1,
-        state.leader_recovery_state if record.leader_recovery_state < 0 else record.leader_recovery_state,
-        new(record.last_known_elr, state.last_known_elr),
-        new(record.eligible_leader_replicas, state.eligible_leader_replicas),
-        new(record.removing_replicas, state.removing_replicas),
-        new(record.adding_replicas, state.adding_replicas),
-        state.directories if record.directories is None else tuple(record.directories),
-    )
-
-
-def _registered(record: r.RegisterBrokerRecord) -> BrokerState:
-    return BrokerState(
-        record.broker_id,
-        record.broker_epoch,
-        record.incarnation_id,
-        {endpoint.name: (endpoint.host, endpoint.port) for endpoint in record.end_points},
-        record.rack,
-        record.fenced,
-        record.in_controlled_shutdown,
-        any(feature.name == LEADER_ROLE_FEATURE and feature.max_supported_version > 0 for feature in record.features),
-        tuple(record.features),
-        tuple(record.log_dirs),
-    )

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kipmesh.core.errors import CorruptRecordError
+from kipmesh.core.metadata.partition_codec import decode_partition
 from kipmesh.core.metadata.schema import ZERO_UUID, Reader, Schema, write_unsigned_varint
 
 METADATA_VERSION = "metadata.version"
@@ -439,6 +440,9 @@ def encode_record(record: Record, version: int | None = None) -> bytes:
 
 def decode_record(data: bytes) -> Record:
     """The record that `data` says; raises CorruptRecordError, naming the type and version if they are not known."""
+    partition = decode_partition(data)
+    if partition is not None:
+        return PartitionRecord(*partition)
     reader = Reader(data)
     frame_version = reader.unsigned_varint()
     if frame_version != FRAME_VERSION:

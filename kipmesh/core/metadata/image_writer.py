@@ -1,0 +1,107 @@
+"""From an image to the records that make it, as a snapshot of `__cluster_metadata` holds them (630-02, 630-03).
+
+The order is Kafka's: features (`metadata.version` first), brokers, topics each followed by its partitions,
+configurations, producer ids. Everything here is a generator over a `CapturedImage`, so that whoever drives it decides
+how much is done at a time.
+
+Invariant: the records applied to `MetadataImage(offset, epoch)` make an image equal to the one that was captured, but
+for the offsets of `unproven`, which become the snapshot's: a leader then proves itself by having applied that much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from kipmesh.core.metadata import records as r
+from kipmesh.core.metadata.image import CapturedImage
+from kipmesh.core.metadata.partition_codec import encode_partition
+from kipmesh.core.metadata.states import BrokerState, PartitionState, TopicState
+
+
+def image_records(image: CapturedImage) -> Iterator[r.Record]:
+    """The records of the image."""
+    for item in _items(image):
+        if isinstance(item, TopicState):
+            yield r.TopicRecord(item.name, item.topic_id)
+            for partition, state in item.partitions.items():
+                yield partition_record(item.topic_id, partition, state)
+        else:
+            yield item
+
+
+def image_values(image: CapturedImage) -> Iterator[bytes]:
+    """The same records, encoded."""
+    for item in _items(image):
+        if isinstance(item, TopicState):
+            yield r.encode_record(r.TopicRecord(item.name, item.topic_id))
+            for partition, state in item.partitions.items():
+                yield _encoded(item.topic_id, partition, state)
+        else:
+            yield r.encode_record(item)
+
+
+def _items(image: CapturedImage) -> Iterator[r.Record | TopicState]:
+    level = image.features.get(r.METADATA_VERSION)
+    if level is not None:
+        yield r.FeatureLevelRecord(r.METADATA_VERSION, level)
+    for name, level in image.features.items():
+        if name != r.METADATA_VERSION:
+            yield r.FeatureLevelRecord(name, level)
+    for broker in image.brokers.values():
+        yield broker_record(broker)
+    yield from image.topics.values()
+    yield from _configs(image.configs)
+    if image.next_producer_id:
+        yield r.ProducerIdsRecord(-1, -1, image.next_producer_id)
+
+
+def _configs(configs: Mapping[tuple[int, str], Mapping[str, str]]) -> Iterator[r.ConfigRecord]:
+    for (resource_type, resource_name), values in configs.items():
+        for name, value in values.items():
+            yield r.ConfigRecord(resource_type, resource_name, name, value)
+
+
+def broker_record(broker: BrokerState) -> r.RegisterBrokerRecord:
+    """The registration that makes this broker."""
+    return r.RegisterBrokerRecord(
+        broker.broker_id,
+        False,
+        broker.incarnation_id,
+        broker.broker_epoch,
+        tuple([r.BrokerEndpoint(name, host, port) for name, (host, port) in broker.endpoints.items()]),
+        tuple(broker.features),
+        broker.rack,
+        broker.fenced,
+        broker.in_controlled_shutdown,
+        tuple(broker.log_dirs),
+    )
+
+
+def partition_record(topic_id: bytes, partition: int, state: PartitionState) -> r.PartitionRecord:
+    """The record that makes this partition; as Kafka's, an empty list of eligible or last known replicas is none."""
+    return r.PartitionRecord(
+        partition,
+        topic_id,
+        state.replicas,
+        state.isr,
+        state.removing_replicas,
+        state.adding_replicas,
+        state.leader,
+        state.leader_recovery_state,
+        state.leader_epoch,
+        state.partition_epoch,
+        state.directories,
+        state.eligible_leader_replicas or None,
+        state.last_known_elr or None,
+    )
+
+
+def _encoded(topic_id: bytes, partition: int, state: PartitionState) -> bytes:
+    (replicas, isr, leader, leader_epoch, partition_epoch, recovery, last_known, eligible, removing, adding, dirs) = (
+        state
+    )
+    if not (recovery or last_known or eligible or removing or adding):
+        encoded = encode_partition(topic_id, partition, replicas, isr, (leader, leader_epoch, partition_epoch), dirs)
+        if encoded is not None:
+            return encoded
+    return r.encode_record(partition_record(topic_id, partition, state))

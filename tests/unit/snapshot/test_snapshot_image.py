@@ -1,0 +1,162 @@
+"""From image to records and back; captures that do not move; the quick partition codec beside the tables."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from image_strategies import IDS, apply, assert_same, images, partition_records, records, restored
+
+from kipmesh.core.errors import CorruptRecordError
+from kipmesh.core.metadata import records as r
+from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
+from kipmesh.core.metadata.image_writer import image_records, image_values
+from kipmesh.core.metadata.partition_codec import decode_partition, encode_partition
+
+TOPIC, OTHER = IDS[:2]
+
+
+@given(images())
+@settings(max_examples=200, deadline=None)
+def test_records_of_an_image_make_an_equal_one(image: MetadataImage) -> None:
+    captured = image.capture()
+    made = list(image_records(captured))
+    assert_same(image, restored(image.offset, image.epoch, made))
+    values = list(image_values(captured))
+    assert values == [r.encode_record(each) for each in made]
+    assert_same(image, restored(image.offset, image.epoch, [r.decode_record(value) for value in values]))
+
+
+@given(images(), st.data())
+@settings(max_examples=100, deadline=None)
+def test_a_capture_stays_while_the_image_goes_on(image: MetadataImage, data: st.DataObject) -> None:
+    first = image.capture()
+    before = list(image_records(first))
+    reading = image_values(first)
+    read = [value for _, value in zip(range(3), reading, strict=False)]
+    second = None
+    for number in range(data.draw(st.integers(1, 8))):
+        apply(image, data.draw(records(image)))
+        if number == 2:
+            second = (image.capture(), list(image_records(image.capture())))
+    assert list(image_records(first)) == before
+    assert read + list(reading) == [r.encode_record(each) for each in before]
+    if second is not None:
+        assert list(image_records(second[0])) == second[1]
+    assert_same(image, restored(image.offset, image.epoch, list(image_records(image.capture()))))
+
+
+def test_the_metadata_version_comes_first() -> None:
+    image = MetadataImage()
+    for each in (r.FeatureLevelRecord("x", 1), r.FeatureLevelRecord(r.METADATA_VERSION, 25)):
+        apply(image, each)
+    assert [each.name for each in image_records(image.capture())] == [r.METADATA_VERSION, "x"]
+
+
+def test_a_topic_is_copied_once_a_capture() -> None:
+    image = MetadataImage()
+    apply(image, r.TopicRecord("t", TOPIC))
+    apply(image, r.PartitionRecord(0, TOPIC, (1,), (1,), leader=1, leader_epoch=0, partition_epoch=0))
+    own = image.topics[TOPIC]
+    captured = image.capture()
+    apply(image, r.PartitionChangeRecord(0, TOPIC, leader=1))
+    changed = image.topics[TOPIC]
+    assert changed is not own
+    assert captured.topics[TOPIC] is own
+    assert own.partitions[0].leader_epoch == 0
+    apply(image, r.PartitionChangeRecord(0, TOPIC, leader=1))
+    assert image.topics[TOPIC] is changed
+
+
+@pytest.mark.parametrize("by_replay", [False, True])
+def test_an_image_that_failed_is_not_captured(by_replay: bool) -> None:
+    image = MetadataImage()
+    with pytest.raises(CorruptRecordError):
+        image.replay(b"x" * 80, MetadataDelta()) if by_replay else apply(image, r.RemoveTopicRecord(TOPIC))
+    assert image.failed
+    with pytest.raises(RuntimeError, match="failed"):
+        image.capture()
+
+
+def test_what_is_outdated() -> None:
+    """630-04: each once, new ones not, added-then-changed and added-then-deleted ones."""
+    image, delta = MetadataImage(), MetadataDelta()
+    for each in (
+        r.FeatureLevelRecord("x", 1),
+        r.ProducerIdsRecord(1, 1, 5),
+        r.RegisterBrokerRecord(1, broker_epoch=2),
+        r.TopicRecord("t", TOPIC),
+        r.TopicRecord("u", OTHER),
+        r.PartitionRecord(0, TOPIC, (1,), (1,), leader=1),
+        r.PartitionRecord(1, TOPIC, (1,), (1,), leader=1),
+        r.PartitionRecord(0, OTHER, (1,), (1,), leader=1),
+        r.ConfigRecord(2, "t", "k", "v"),
+        r.ConfigRecord(2, "u", "k", "v"),
+        r.ConfigRecord(2, "u", "none", None),
+    ):
+        apply(image, each, delta)
+    assert delta.outdated == set()
+    for _ in range(2):
+        apply(image, r.PartitionChangeRecord(0, OTHER, leader=1), delta)
+    assert delta.outdated == {(OTHER, 0)}
+    apply(image, r.RemoveTopicRecord(TOPIC), delta)
+    assert delta.outdated == {(OTHER, 0), (TOPIC, 0), (TOPIC, 1), ("topic", TOPIC), ("config", 2, "t", "k")}
+    apply(image, r.ConfigRecord(2, "u", "k", "w"), delta)
+    apply(image, r.FeatureLevelRecord("x", 2), delta)
+    apply(image, r.ProducerIdsRecord(1, 1, 9), delta)
+    apply(image, r.BrokerRegistrationChangeRecord(1, 2, -1), delta)
+    apply(image, r.UnregisterBrokerRecord(1, 2), delta)
+    more = {("config", 2, "u", "k"), ("feature", "x"), ("producer ids",), ("broker", 1)}
+    assert delta.outdated >= more
+    assert len(delta.outdated) == 9
+
+
+@given(partition_records())
+@settings(deadline=None)
+def test_partition_codec_agrees_with_the_tables(record: r.PartitionRecord) -> None:
+    slow = r.encode_record(record)
+    fields = decode_partition(slow)
+    if fields is not None:
+        assert r.PartitionRecord(*fields, None, None) == record
+    plain = record._replace(
+        removing_replicas=(), adding_replicas=(), leader_recovery_state=0, eligible_leader_replicas=None,
+        last_known_elr=None,
+    )  # fmt: skip
+    numbers = (plain.leader, plain.leader_epoch, plain.partition_epoch)
+    quick = encode_partition(
+        plain.topic_id, plain.partition_id, plain.replicas, plain.isr, numbers, plain.directories
+    )  # fmt: skip
+    assert quick == r.encode_record(plain)
+    assert r.PartitionRecord(*(decode_partition(quick) or ()), None, None) == plain
+    assert (fields is None) == (plain != record)
+
+
+def test_partition_codec_leaves_the_unusual_to_the_tables() -> None:
+    long = tuple(range(130))
+    record = r.PartitionRecord(1, TOPIC, long, long, (), (), 1, 0, 1, 1, (bytes(16),) * 130)
+    assert encode_partition(TOPIC, 1, long, long, (1, 1, 1), ()) is None
+    encoded = r.encode_record(record)
+    assert decode_partition(encoded) is None
+    assert r.decode_record(encoded) == record
+    image = MetadataImage()
+    apply(image, r.TopicRecord("t", TOPIC))
+    apply(image, record)
+    assert r.decode_record(list(image_values(image.capture()))[-1]) == record
+
+
+@given(st.binary(max_size=80))
+def test_partition_codec_never_raises(tail: bytes) -> None:
+    for cut in (b"", b"\1\3\2"):
+        decode_partition(cut + tail)
+
+
+@given(partition_records(), st.data())
+@settings(deadline=None)
+def test_a_cut_or_changed_record_is_what_the_tables_say(record: r.PartitionRecord, data: st.DataObject) -> None:
+    encoded = bytearray(r.encode_record(record))
+    encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))
+    changed = bytes(encoded[: data.draw(st.integers(1, len(encoded)))])
+    fields = decode_partition(changed)
+    if fields is not None:
+        decoded = r.PartitionRecord(*fields, None, None)
+        assert r.encode_record(decoded) == changed
