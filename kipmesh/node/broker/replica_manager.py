@@ -106,7 +106,9 @@ class ReplicaManager:
             held = self._log_manager.get(name, partition)
             if held is None:
                 continue
-            state = image.partition(held.topic_id, partition)
+            # A power cut may have taken the file with the id: `create` decides about such a log.
+            topic_id = held.topic_id or image.topic_names.get(name, b"")
+            state = image.partition(topic_id, partition)
             if state is not None and self._broker_id in state.replicas:
                 continue
             replica = self._partitions.get(held.topic_id, partition)
@@ -140,17 +142,10 @@ class ReplicaManager:
             replicas = []
             for item in missing:
                 held = self._log_manager.get(item.topic, item.partition)
-                if held is not None and held.topic_id != item.topic_id:
+                if held is not None and held.topic_id not in (b"", item.topic_id):
                     self._log_manager.delete(item.topic, item.partition, now_ms)
-                    held = None
-                high_watermark = 0
-                if held is None:
-                    held = self._log_manager.create(
-                        item.topic, item.partition, item.topic_id, configs[item.topic], now_ms
-                    )
-                else:
-                    high_watermark = self._log_manager.checkpointed_high_watermark(item.topic, item.partition)
-                    held.update_config(configs[item.topic])
+                held = self._log_manager.create(item.topic, item.partition, item.topic_id, configs[item.topic], now_ms)
+                high_watermark = self._log_manager.checkpointed_high_watermark(item.topic, item.partition)
                 replicas.append(Replica(self._broker_id, held, high_watermark, self._monotonic_ms))
             return replicas
 
