@@ -15,6 +15,7 @@ try proves nothing), is for good: everything raises `StorageError` until the log
 from __future__ import annotations
 
 import logging
+import threading
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -37,6 +38,9 @@ _LOG = logging.getLogger(__name__)
 
 METADATA_TOPIC = "__cluster_metadata"
 METADATA_TOPIC_ID = bytes(15) + b"\x01"
+
+OnFailed = Callable[["Log", StorageError], None]
+"""Told once that a log failed for good, from whichever thread met the failure: a flush's, or the owner's."""
 
 
 class AppendInfo(NamedTuple):
@@ -69,6 +73,7 @@ class Log:
         recovery_point: int,
         now_ms: int,
         on_recovery_point_lowered: Callable[[], None] | None = None,
+        on_failed: OnFailed | None = None,
     ) -> None:
         self.files = files
         self.dir = folder
@@ -91,6 +96,8 @@ class Log:
         self._retired = RetiredFiles()
         self._closed = False
         self._on_recovery_point_lowered = on_recovery_point_lowered
+        self._on_failed = on_failed
+        self._failing = threading.Lock()
 
     def __repr__(self) -> str:
         return f"Log({self.topic}-{self.partition}, {self.log_start_offset}..{self.log_end_offset})"
@@ -489,6 +496,10 @@ class Log:
     def _fail(self, error: Exception, what: str, *, for_good: bool = False) -> StorageError:
         raised = StorageError(f"cannot {what} {self.topic}-{self.partition}: {error}")
         if for_good or not (isinstance(error, OSError) and is_no_space(error)):
-            self.failed = raised
-            _LOG.error("%s; the log stays unusable", raised.message)
+            with self._failing:
+                is_first, self.failed = self.failed is None, self.failed or raised
+            if is_first:
+                _LOG.error("%s; the log stays unusable", raised.message)
+                if self._on_failed:
+                    self._on_failed(self, raised)
         return raised

@@ -31,7 +31,7 @@ from kipmesh.storage.checkpoint import (
 from kipmesh.storage.epochs import LeaderEpochs
 from kipmesh.storage.errors import StorageError
 from kipmesh.storage.fs import FileStat, FileSystem, read_file, write_file
-from kipmesh.storage.log import METADATA_TOPIC, METADATA_TOPIC_ID, Log
+from kipmesh.storage.log import METADATA_TOPIC, METADATA_TOPIC_ID, Log, OnFailed
 from kipmesh.storage.open_files import OpenFiles
 from kipmesh.storage.segment import DELETED_SUFFIX, INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, Segment
 
@@ -52,6 +52,7 @@ def open_log(
     recovery_point: int = 0,
     log_start_offset: int = 0,
     on_recovery_point_lowered: Callable[[], None] | None = None,
+    on_failed: OnFailed | None = None,
 ) -> Log:
     """The log in `folder`, created if there is none. StorageError when the disk fails.
 
@@ -86,6 +87,7 @@ def open_log(
         recovery_point=loading.recovery_point,
         now_ms=now_ms,
         on_recovery_point_lowered=on_recovery_point_lowered,
+        on_failed=on_failed,
     )
     # What a process wrote before it was killed is there, but nobody knows whether it is durable.
     log.durability.identity_dirty = is_new or not clean

@@ -30,7 +30,7 @@ from kipmesh.storage import checkpoint
 from kipmesh.storage.checkpoint import MetaProperties, TopicPartition, uuid_text
 from kipmesh.storage.errors import StorageError
 from kipmesh.storage.fs import FileLock, FileSystem
-from kipmesh.storage.log import METADATA_TOPIC, METADATA_TOPIC_ID, Log
+from kipmesh.storage.log import METADATA_TOPIC, METADATA_TOPIC_ID, Log, OnFailed
 from kipmesh.storage.log_loader import open_log, write_identity
 from kipmesh.storage.open_files import OpenFiles
 
@@ -64,8 +64,13 @@ class LogManager:
         defaults: TopicConfig,
         open_files_max: int = 4000,
         on_progress: Callable[[int, int], None] | None = None,
+        on_log_failed: OnFailed | None = None,
     ) -> None:
-        """`on_progress(loaded, total)` is called from `load`, after each log."""
+        """`on_progress(loaded, total)` is called from `load`, after each log.
+
+        `on_log_failed(log, error)` is called once for a log that failed for good, when the failure is met: by the
+        owner's call, or on the thread of a flush, a checkpoint or `close`. It must be quick and must not raise.
+        """
         if not log_dirs or len(set(log_dirs)) != len(log_dirs):
             raise InvalidConfigError("log.dirs names no folder, or one twice")
         self.fs = fs
@@ -77,6 +82,7 @@ class LogManager:
         self._node_id = node_id
         self._defaults = defaults
         self._on_progress = on_progress
+        self._on_log_failed = on_log_failed
         self._folders: list[_DataFolder] = []
         self._logs: dict[TopicPartition, Log] = {}
         self._metadata_log: Log | None = None
@@ -224,6 +230,7 @@ class LogManager:
             recovery_point=recovery_point,
             log_start_offset=log_start_offset,
             on_recovery_point_lowered=partial(self._write_recovery_points, folder),
+            on_failed=self._on_log_failed,
         )
         self._folder_of[key] = folder
         folder.log_count += 1
@@ -278,6 +285,21 @@ class LogManager:
         except OSError as error:
             raise StorageError(f"cannot delete {topic}-{partition}: {error}") from error
         self._deleted.append((now_ms + log.config.file_delete_delay_ms, renamed))
+
+    def set_aside(self, topic: str, partition: int) -> str | None:
+        """Take a log out of use that nobody knows of: its folder becomes a `-stray`, which is kept; gives its path.
+
+        For logs that the metadata does not name, to be looked at by a person. None when there is no such log.
+        """
+        log = self._logs.get((topic, partition))
+        if log is None:
+            return None
+        try:
+            renamed = self._set_aside(log, "stray")
+        except OSError as error:
+            raise StorageError(f"cannot set {topic}-{partition} aside: {error}") from error
+        _LOG.warning("%s-%d is nobody's: it is kept as %s", topic, partition, renamed)
+        return renamed
 
     def _set_aside(self, log: Log, suffix: str) -> str:
         key = (log.topic, log.partition)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kipmesh.core import record_batch
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import CorruptRecordError, ErrorCode, InvalidConfigError, KafkaError
 from kipmesh.storage import Log, LogManager, RealFileSystem, StorageError, checkpoint
@@ -196,6 +197,49 @@ def test_delete_renames_now_and_removes_later() -> None:
     manager = start(fs)
     assert not [name for name, stat in fs.list_dir("/data").items() if stat.is_dir]
     manager.close(1)
+
+
+def test_set_aside_keeps_the_records() -> None:
+    fs = FaultyFileSystem()
+    manager = start(fs)
+    append(manager.create("t", 0, ID, CONFIG, NOW), 3)
+    path = manager.set_aside("t", 0)
+    assert path is not None
+    assert path.endswith("-stray")
+    assert manager.set_aside("t", 0) is None
+    assert manager.get("t", 0) is None
+    assert manager.create("t", 0, OTHER_ID, CONFIG, NOW).log_end_offset == 0
+    manager.remove_deleted(1 << 60)
+    manager.close(1)
+    manager = start(fs)
+    assert list(manager.logs) == [("t", 0)]
+    assert len(list(record_batch.iterate(read_file(fs, f"{path}/{0:020d}.log")))) == 3
+    append(manager.logs["t", 0])
+    fs.fail("rename")
+    with pytest.raises(StorageError, match="cannot set t-0 aside"):
+        manager.set_aside("t", 0)
+    manager.close(1)
+
+
+@pytest.mark.parametrize("operation", ["write", "read", "sync"])
+def test_a_log_that_fails_for_good_is_told_of_once(operation: str) -> None:
+    fs = FaultyFileSystem()
+    told: list[tuple[Log, StorageError]] = []
+    manager = start(fs, on_log_failed=lambda *failure: told.append(failure))
+    log = manager.create("t", 0, ID, CONFIG, NOW)
+    append(log)
+    fs.fail("write", errno.ENOSPC)
+    with pytest.raises(StorageError):
+        append(log)
+    assert not told  # a full disk passes
+    fs.fail(operation, path=".log")
+    with pytest.raises(StorageError):
+        {"write": lambda: append(log), "read": lambda: log.read(0, 1000, 1, True), "sync": log.flush}[operation]()
+    with pytest.raises(StorageError):
+        append(log)
+    assert told == [(log, log.failed)]
+    manager.close(1)
+    assert len(told) == 1
 
 
 def test_a_long_name_can_be_deleted(tmp_path: Path) -> None:
