@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import signal
 import sys
@@ -18,7 +19,7 @@ _EXIT_TERMINATED: Final = 143
 def main(arguments: list[str] | None = None) -> int:
     """Run the demo; 0 when every proof holds."""
     parser = argparse.ArgumentParser(
-        prog="kipmesh demo",
+        prog="python -m kipmesh.cli.demo",
         description="A year of flights through a replicated mesh into Spark: a report, Parquet, and the proof.",
     )
     parser.add_argument("--scale", type=_positive, default=1, metavar="N", help="repeat the year N times (1)")
@@ -30,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGINT, _interrupt)
     from kipmesh.cli.demo.run import Demo, DemoOptions
     from kipmesh.cli.demo.workspace import DemoError
     from kipmesh.cluster import ClusterError
@@ -55,7 +57,14 @@ def _positive(text: str) -> int:
     return number
 
 
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    # py4j tells at length of every call that an interrupt cuts short.
+    logging.disable(logging.CRITICAL)
+    raise KeyboardInterrupt
+
+
 def _terminate(_number: int, _frame: FrameType | None) -> None:
+    logging.disable(logging.CRITICAL)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the clean-up is to end; SIGKILL and the next run do the rest
     raise SystemExit(_EXIT_TERMINATED)
 

@@ -41,7 +41,8 @@ PARTITIONS: Final = 6
 REPLICATION_FACTOR: Final = 3
 _SAMPLE: Final = 3
 _MICRO_BATCHES: Final = 4
-_MICRO_BATCH_RECORDS_MAX: Final = 250_000
+_BATCH_RECORDS_MIN: Final = 50_000
+_BATCH_RECORDS_MAX: Final = 250_000
 _CATCH_UP_SECONDS: Final = 30.0
 _HTTP_SECONDS: Final = 10.0
 _SPARK_START_SECONDS: Final = 120.0
@@ -185,7 +186,7 @@ class Demo:
             checkpoint=self._space.checkpoint,
             weather=self._space.parquet / "weather",
             airlines=self._space.parquet / "airlines",
-            max_offsets_per_trigger=min(_MICRO_BATCH_RECORDS_MAX, -(-total // _MICRO_BATCHES)),
+            max_offsets_per_trigger=max(_BATCH_RECORDS_MIN, min(_BATCH_RECORDS_MAX, -(-total // _MICRO_BATCHES))),
         )
         return run_stream(spark, settings, lambda progress: report(progress.records))
 

@@ -34,7 +34,8 @@ class Screen:
         columns = [SpinnerColumn(finished_text=" "), TextColumn("{task.description:<30}")]
         if total is not None:
             columns += [BarColumn(bar_width=30), MofNCompleteColumn()]
-        with Progress(*columns, TimeElapsedColumn(), console=self._console, transient=True) as progress:
+        hidden = not self._console.is_terminal
+        with Progress(*columns, TimeElapsedColumn(), console=self._console, transient=True, disable=hidden) as progress:
             task = progress.add_task(name, total=total)
             yield lambda done: progress.update(task, completed=done)
         seconds = time.monotonic() - begin

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -91,9 +92,11 @@ def run_stream(
         while not query.awaitTermination(_REPORT_SECONDS):
             records.update((each.batchId, each.numInputRows) for each in query.recentProgress)
             report(StreamProgress(len(records), sum(records.values())))
-    finally:
-        if query.isActive:
+    except BaseException:
+        # An interrupt leaves the connection to the JVM between two messages: what matters is the interrupt.
+        with suppress(Exception):
             query.stop()
+        raise
     records.update((each.batchId, each.numInputRows) for each in query.recentProgress if each.numInputRows)
     report(StreamProgress(len(records), sum(records.values())))
     return StreamResult(sum(records.values()), len(records), time.monotonic() - begin)

@@ -253,7 +253,7 @@ function theRun() {
   for (const one of run.nodes) {
     const badge = html("span", {}, byId("nodes"));
     html("b", {}, badge, one.name);
-    badge.append(` ${[one.role === one.name ? "" : one.role.replace("_", " "), one.rack].filter(Boolean).join(" · ")}`);
+    badge.append(` ${one.rack}`);
   }
   byId("sample-url").textContent = run.sample_url;
   byId("sample").textContent = run.sample_lines.join("\n");
