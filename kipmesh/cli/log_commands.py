@@ -40,20 +40,25 @@ def dump(
     """
     if not file.is_file():
         raise CommandError(f"{file}: no such file")
+    is_metadata = file.absolute().parent.name.startswith(METADATA_FOLDER)
+    if not print_dump(file, print_records=print_records, is_metadata=is_metadata, as_json=as_json):
+        raise typer.Exit(1)
+
+
+def print_dump(file: Path, *, print_records: bool, is_metadata: bool, as_json: bool) -> bool:
+    """Print what is in a file of record batches; whether nothing is wrong with it."""
     if file.stat().st_size == 0:
-        return
+        return True
     faults = 0
     with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
         view = memoryview(data)
         try:
-            is_metadata = file.absolute().parent.name.startswith(METADATA_FOLDER)
             for one in _objects(view, print_records=print_records, is_metadata=is_metadata):
                 faults += "error" in one
                 print_json(one) if as_json else print(_text(one))
         finally:
             view.release()
-    if faults:
-        raise typer.Exit(1)
+    return not faults
 
 
 def _objects(data: Buffer, *, print_records: bool, is_metadata: bool) -> Iterator[dict[str, Any]]:
@@ -120,13 +125,37 @@ def _record_objects(data: Buffer, position: int, header: BatchHeader, *, is_meta
     for record in read_batch(data, position, header):
         one: dict[str, Any] = {"offset": record.offset, "timestamp": record.timestamp}
         put_bytes(one, "key", record.key)
-        if is_metadata and not header.is_control:
+        if is_metadata and header.is_control:
+            one["control"] = _control_object(record.key, record.value)
+        elif is_metadata:
             one["payload"] = _metadata_object(record.value)
         else:
             put_bytes(one, "value", record.value)
         one["headers"] = [header_object(name, value) for name, value in record.headers]
         objects.append(one)
     return objects
+
+
+def _control_object(key: bytes | None, value: bytes | None) -> dict[str, Any]:
+    from kipmesh.core.errors import CorruptRecordError
+    from kipmesh.core.snapshot import control
+
+    decoders = {
+        control.ControlType.SNAPSHOT_HEADER: control.decode_header,
+        control.ControlType.SNAPSHOT_FOOTER: control.decode_footer,
+    }
+    try:
+        number = control.control_type(key)
+        kind = control.ControlType(number) if number in control.ControlType.__members__.values() else None
+        named: dict[str, Any] = {"type": str(number) if kind is None else kind.name}
+        decode = None if kind is None else decoders.get(kind)
+        if decode is None:
+            named["value"] = _plain(value)
+        else:
+            named["data"] = _plain(decode(value))
+    except CorruptRecordError as error:
+        return {"error": error.message}
+    return named
 
 
 def _metadata_object(value: bytes) -> dict[str, Any]:

@@ -12,7 +12,15 @@ from typing import Annotated
 
 import typer
 
-from kipmesh.cli import cluster_commands, config_commands, local_commands, log_commands, record_commands, topic_commands
+from kipmesh.cli import (
+    cluster_commands,
+    config_commands,
+    local_commands,
+    log_commands,
+    record_commands,
+    snapshot_commands,
+    topic_commands,
+)
 from kipmesh.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PIPE_CLOSED, make_app
 
 app = make_app(
@@ -28,6 +36,7 @@ app.add_typer(local_commands.app, name="local")
 app.add_typer(topic_commands.app, name="topic")
 record_commands.register(app)
 app.add_typer(log_commands.app, name="log")
+app.add_typer(snapshot_commands.app, name="snapshot")
 app.add_typer(cluster_commands.quorum_app, name="quorum")
 app.add_typer(cluster_commands.cluster_app, name="cluster")
 app.add_typer(config_commands.app, name="config")

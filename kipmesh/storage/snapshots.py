@@ -1,0 +1,325 @@
+"""The snapshots in the folder of `__cluster_metadata-0`: made, received, checked, read, deleted (630-12, 630-14).
+
+A snapshot is written to `<id>.checkpoint.part`, synced, renamed and its folder synced; so a name without `.part` is a
+whole file, before and after any crash. One that is deleted is renamed first; one that is corrupt is set aside under
+a name of its own. Every method blocks and may fail with StorageError; `append`, `write` and `read` are short.
+
+Invariant: nobody but this module writes these files, and a complete one never changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NoReturn
+
+from kipmesh.core.errors import CorruptRecordError
+from kipmesh.core.messages import SnapshotId
+from kipmesh.core.snapshot import recovery
+from kipmesh.core.snapshot.control import SnapshotHeader
+from kipmesh.core.snapshot.ids import FileKind, SnapshotFile, age_order, file_name, parse_file_name
+from kipmesh.storage.errors import StorageError
+from kipmesh.storage.fs import File, FileSystem
+from kipmesh.storage.snapshot_file import (
+    COMPRESSIONS,
+    SnapshotReader,
+    SnapshotSummary,
+    batches_of,
+    data_batch,
+    footer_batch,
+    header_batch,
+)
+
+_LOG = logging.getLogger(__name__)
+
+
+class _PartFile:
+    """A `.part` file and how it becomes a snapshot."""
+
+    def __init__(self, fs: FileSystem, folder: str, snapshot_id: SnapshotId, *, keep: bool) -> None:
+        self.snapshot_id = snapshot_id
+        self.size_bytes = 0
+        self._fs = fs
+        self._folder = folder
+        self._path = f"{folder}/{file_name(snapshot_id, FileKind.PART)}"
+        self._file: File | None = None
+        try:
+            self._file = fs.open(self._path, create=True)
+            if keep:
+                self.size_bytes = self._file.size()
+            else:
+                self._file.truncate(0)
+        except OSError as error:
+            self._fail(error)
+
+    @property
+    def file(self) -> File:
+        """Open until it is published or discarded."""
+        if self._file is None:
+            raise RuntimeError(f"{self._path} is closed")
+        return self._file
+
+    def add(self, data: bytes) -> None:
+        """Write at the end; on failure the file is gone."""
+        try:
+            self.file.write_at(data, self.size_bytes)
+        except OSError as error:
+            self._fail(error)
+        self.size_bytes += len(data)
+
+    def publish(self) -> None:
+        """Make it a snapshot, durably; on failure there is none."""
+        final = f"{self._folder}/{file_name(self.snapshot_id)}"
+        is_renamed = False
+        try:
+            self.file.sync()
+            self.file.close()
+            self._fs.rename(self._path, final)
+            is_renamed = True
+            self._fs.sync_dir(self._folder)
+        except OSError as error:
+            if is_renamed:
+                with contextlib.suppress(OSError):
+                    self._fs.remove(final)
+            self._fail(error)
+        self._file = None
+
+    def discard(self) -> None:
+        """Close and remove it; idempotent. What cannot be removed goes at the next start."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            with contextlib.suppress(OSError):
+                self._fs.remove(self._path)
+
+    def _fail(self, error: OSError) -> NoReturn:
+        self.discard()
+        raise StorageError(f"snapshot {self._path}: {error.strerror or error}") from error
+
+
+class SnapshotWriter:
+    """A snapshot that is being made, batch by batch."""
+
+    def __init__(
+        self, part: _PartFile, *, last_contained_log_timestamp: int, now_ms: int, compression: str = "none"
+    ) -> None:
+        self._part = part
+        self._compression = COMPRESSIONS[compression]
+        self._now_ms = now_ms
+        self._epoch = part.snapshot_id.epoch
+        self._next_offset = 1
+        part.add(header_batch(last_contained_log_timestamp, self._epoch, now_ms))
+
+    @property
+    def snapshot_id(self) -> SnapshotId:
+        """What it is of."""
+        return self._part.snapshot_id
+
+    @property
+    def records(self) -> int:
+        """How many it has so far."""
+        return self._next_offset - 1
+
+    @property
+    def size_bytes(self) -> int:
+        """How long it is so far."""
+        return self._part.size_bytes
+
+    def append(self, values: Sequence[bytes]) -> None:
+        """Add at least one record, as one batch."""
+        self._part.add(data_batch(values, self._next_offset, self._epoch, self._now_ms, self._compression))
+        self._next_offset += len(values)
+
+    def write(self, values: Iterable[bytes]) -> Iterator[int]:
+        """Add all records, a batch each time the iterator is asked; gives how many there are so far."""
+        for batch in batches_of(values):
+            self.append(batch)
+            yield self.records
+
+    def freeze(self) -> int:
+        """End it and make it durable: from now on it is one of the snapshots. Gives its bytes; belongs on a thread."""
+        self._part.add(footer_batch(self._next_offset, self._epoch, self._now_ms))
+        self._part.publish()
+        return self._part.size_bytes
+
+    def abort(self) -> None:
+        """Leave nothing; idempotent, and nothing after `freeze`."""
+        self._part.discard()
+
+
+class ReceivedSnapshot:
+    """A snapshot that comes from elsewhere, in bytes that need not be whole batches."""
+
+    def __init__(self, part: _PartFile) -> None:
+        self._part = part
+
+    @property
+    def size_bytes(self) -> int:
+        """The position of the next bytes."""
+        return self._part.size_bytes
+
+    def write(self, position: int, data: bytes) -> None:
+        """Add bytes at the end; ValueError for another position."""
+        if position != self._part.size_bytes:
+            raise ValueError(f"bytes for position {position}, the file has {self._part.size_bytes}")
+        self._part.add(data)
+
+    def complete(self) -> SnapshotSummary:
+        """Check it and make it durable; belongs on a thread. CorruptRecordError, and then it is gone."""
+        try:
+            summary = SnapshotReader(self._part.file, file_name(self._part.snapshot_id)).check()
+        except CorruptRecordError:
+            self._part.discard()
+            raise
+        except OSError as error:
+            self._part.discard()
+            raise StorageError(f"snapshot {file_name(self._part.snapshot_id)}: {error.strerror or error}") from error
+        self._part.publish()
+        return summary
+
+    def discard(self) -> None:
+        """Leave nothing; idempotent."""
+        self._part.discard()
+
+
+class SnapshotStore:
+    """All snapshots of one replica."""
+
+    def __init__(self, fs: FileSystem, folder: str) -> None:
+        """The folder is there: it is the log's."""
+        self._fs = fs
+        self._folder = folder
+
+    def _names(self) -> dict[str, SnapshotFile]:
+        try:
+            names = self._fs.list_dir(self._folder)
+        except OSError as error:
+            raise self._failure(error) from error
+        parsed = ((name, parse_file_name(name)) for name in sorted(names))
+        return {name: found for name, found in parsed if found is not None}
+
+    def _complete(self) -> dict[SnapshotId, str]:
+        # Of two names of one id, Kafka's 10 digits of epoch come after the proposal's 20.
+        return {found: name for name, (found, kind) in self._names().items() if kind is FileKind.COMPLETE}
+
+    def _failure(self, error: OSError) -> StorageError:
+        return StorageError(f"snapshots in {self._folder}: {error.strerror or error}")
+
+    def snapshot_ids(self) -> list[SnapshotId]:
+        """Those that are there, oldest first."""
+        return sorted(self._complete(), key=age_order)
+
+    def create(
+        self, snapshot_id: SnapshotId, *, last_contained_log_timestamp: int, now_ms: int, compression: str = "none"
+    ) -> SnapshotWriter:
+        """Begin to make one; what was left of an earlier attempt is overwritten."""
+        part = _PartFile(self._fs, self._folder, snapshot_id, keep=False)
+        return SnapshotWriter(
+            part,
+            last_contained_log_timestamp=last_contained_log_timestamp,
+            now_ms=now_ms,
+            compression=compression,
+        )
+
+    def receive(self, snapshot_id: SnapshotId) -> ReceivedSnapshot:
+        """Begin to receive one, or go on where an earlier transfer in this process broke off."""
+        return ReceivedSnapshot(_PartFile(self._fs, self._folder, snapshot_id, keep=True))
+
+    def open(self, snapshot_id: SnapshotId) -> SnapshotReader:
+        """To read its records; the file closes itself when the reader goes. StorageError when it is not there."""
+        try:
+            return SnapshotReader(self._open(snapshot_id), file_name(snapshot_id))
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def _open(self, snapshot_id: SnapshotId) -> File:
+        name = file_name(snapshot_id)
+        try:
+            return self._fs.open(f"{self._folder}/{name}")
+        except FileNotFoundError:
+            other = self._complete().get(snapshot_id, name)
+            return self._fs.open(f"{self._folder}/{other}")
+
+    def header(self, snapshot_id: SnapshotId) -> SnapshotHeader:
+        """Its header. CorruptRecordError."""
+        try:
+            return self.open(snapshot_id).read_header()
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def validate(self, snapshot_id: SnapshotId) -> SnapshotSummary:
+        """Read and check all of it. CorruptRecordError."""
+        try:
+            return self.open(snapshot_id).check()
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def size(self, snapshot_id: SnapshotId) -> int | None:
+        """Its bytes, None when it is not there."""
+        try:
+            return self._open(snapshot_id).size()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def read(self, snapshot_id: SnapshotId, position: int, size: int) -> bytes | None:
+        """Bytes of the file as they are, None when it is not there (any more)."""
+        try:
+            return self._open(snapshot_id).read_at(size, position)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def delete(self, snapshot_ids: Iterable[SnapshotId]) -> None:
+        """Delete those; who reads one may go on."""
+        complete = self._complete()
+        try:
+            for snapshot_id in snapshot_ids:
+                if snapshot_id in complete:
+                    deleted = f"{self._folder}/{file_name(snapshot_id, FileKind.DELETED)}"
+                    self._fs.rename(f"{self._folder}/{complete[snapshot_id]}", deleted)
+                    self._fs.remove(deleted)
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def set_aside(self, snapshot_id: SnapshotId) -> str:
+        """Give a corrupt one a name under which nobody takes it for a snapshot; gives that name."""
+        aside = file_name(snapshot_id, FileKind.CORRUPT)
+        name = self._complete().get(snapshot_id, file_name(snapshot_id))
+        try:
+            self._fs.rename(f"{self._folder}/{name}", f"{self._folder}/{aside}")
+            self._fs.sync_dir(self._folder)
+        except OSError as error:
+            raise self._failure(error) from error
+        return aside
+
+    def clean(self) -> list[str]:
+        """Remove what was not completed or not quite deleted, on start; gives the names."""
+        names = [name for name, (_, kind) in self._names().items() if kind in (FileKind.PART, FileKind.DELETED)]
+        try:
+            for name in names:
+                self._fs.remove(f"{self._folder}/{name}")
+        except OSError as error:
+            raise self._failure(error) from error
+        return names
+
+    def recover(self, log: recovery.LogExtent, *, is_voter: bool) -> tuple[recovery.Start, SnapshotSummary | None]:
+        """What to start from, and the summary of the snapshot if there is one; cleans, sets corrupt ones aside."""
+        self.clean()
+        corrupt = []
+        valid = summary = None
+        for snapshot_id in recovery.candidates(self.snapshot_ids()):
+            try:
+                summary = self.validate(snapshot_id)
+            except CorruptRecordError as error:
+                aside = self.set_aside(snapshot_id)
+                _LOG.error("%s/%s: set aside: %s", self._folder, aside, error.message)
+                corrupt.append(snapshot_id)
+            else:
+                valid = snapshot_id
+                break
+        decided = recovery.start(valid, corrupt, log, is_voter=is_voter)
+        return decided, summary if isinstance(decided, recovery.StartFromSnapshot) else None

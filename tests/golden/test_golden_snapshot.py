@@ -1,0 +1,89 @@
+"""Apache Kafka's DumpLogSegments reads our snapshots: header, footer and each record."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from kipmesh.core.messages import SnapshotId
+from kipmesh.core.metadata import records as r
+from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
+from kipmesh.core.metadata.image_writer import image_records, image_values
+from kipmesh.storage.fs import RealFileSystem
+from kipmesh.storage.snapshots import SnapshotStore
+
+pytestmark = [pytest.mark.kafka_tools, pytest.mark.timeout(600)]
+
+NOW = 1_700_000_000_000
+TOPIC_ID = bytes(range(16))
+DIRECTORY = bytes(range(100, 116))
+PAYLOAD = re.compile(r"payload: (\{.*\})$", re.MULTILINE)
+
+RECORDS = [
+    r.FeatureLevelRecord("kipmesh.x", 1),
+    r.FeatureLevelRecord(r.METADATA_VERSION, r.METADATA_VERSION_LEVEL),
+    r.RegisterBrokerRecord(
+        1,
+        False,
+        TOPIC_ID,
+        3,
+        (r.BrokerEndpoint("MESH", "127.0.0.1", 65535, 0),),
+        (r.BrokerFeature("kipmesh.leader", 0, 1),),
+        "rack-a",
+        False,
+        False,
+        (DIRECTORY,),
+    ),
+    r.TopicRecord("flights", TOPIC_ID),
+    r.ConfigRecord(2, "flights", "retention.ms", "1000"),
+    r.PartitionRecord(0, TOPIC_ID, (1, 2, 3), (1, 2), (), (), 1, 0, 4, 5, (DIRECTORY, bytes(16), bytes(16))),
+    r.PartitionRecord(1, TOPIC_ID, (1,), (), (), (), -1, 1, 4, 5, (DIRECTORY,), None, (1,)),
+    r.PartitionRecord(2, TOPIC_ID, (1, 2), (1, 2), (2,), (1,), 1, 0, 4, 5, (DIRECTORY, DIRECTORY), (2,), None),
+    r.ProducerIdsRecord(1, 3, 1000),
+]
+
+
+def image_of_records() -> MetadataImage:
+    image = MetadataImage()
+    for record in RECORDS:
+        image.offset += 1
+        image.apply(record, MetadataDelta())
+    return image
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_every_record_is_decoded(tmp_path: Path, kafka_dump, compression: str) -> None:
+    image = image_of_records()
+    store = SnapshotStore(RealFileSystem(), str(tmp_path))
+    snapshot_id = SnapshotId(image.offset + 1, 7)
+    writer = store.create(snapshot_id, last_contained_log_timestamp=NOW - 5, now_ms=NOW, compression=compression)
+    many = [r.encode_record(r.NoOpRecord())] * 2500
+    for _ in writer.write([*image_values(image.capture()), *many]):
+        pass
+    writer.freeze()
+    (file,) = tmp_path.iterdir()
+    assert file.name == "00000000000000000009-0000000007.checkpoint"
+    output = kafka_dump([file], "--cluster-metadata-decoder")
+    assert f'SnapshotHeader {{"version":0,"lastContainedLogTimestamp":{NOW - 5}}}' in output
+    assert 'SnapshotFooter {"version":0}' in output
+    assert output.index("SnapshotHeader") < output.index("FEATURE_LEVEL_RECORD") < output.index("SnapshotFooter")
+    assert output.count("isControl: true") == 2
+    assert output.count("isControl: false") == 3
+    assert f"compresscodec: {compression}" in output
+    assert "partitionLeaderEpoch: 7" in output
+    decoded = [one for one in map(json.loads, PAYLOAD.findall(output)) if "type" in one]
+    names = [
+        re.sub(r"(?<!^)(?=[A-Z])", "_", type(record).__name__).upper() for record in image_records(image.capture())
+    ]
+    assert len(names) == len(RECORDS)
+    assert [one["type"] for one in decoded] == [*names, *["NO_OP_RECORD"] * 2500]
+    assert decoded[0]["data"] == {"name": "metadata.version", "featureLevel": 25}
+    partitions = [one["data"] for one in decoded if one["type"] == "PARTITION_RECORD"]
+    assert [one["isr"] for one in partitions] == [[1, 2], [], [1, 2]]
+    assert partitions[1]["lastKnownElr"] == [1]
+    assert (partitions[2]["removingReplicas"], partitions[2]["addingReplicas"]) == ([2], [1])
+    assert partitions[2]["eligibleLeaderReplicas"] == [2]
+    assert next(one["data"] for one in decoded if one["type"] == "PRODUCER_IDS_RECORD")["nextProducerId"] == 1000
