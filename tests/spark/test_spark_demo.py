@@ -71,6 +71,28 @@ def test_a_killed_run_is_cleaned_up_by_the_next(tmp_path: Path) -> None:
     assert processes_in(folder) == []
 
 
+def test_a_killed_follower_does_not_stop_it(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    state = folder / "cluster" / "cluster.json"
+    with (tmp_path / "out").open("w") as out, (tmp_path / "log").open("w") as log:
+        demo = subprocess.Popen(command(folder), stdout=out, stderr=log)
+        try:
+            deadline = time.monotonic() + 120
+            while "Start the mesh" not in (tmp_path / "log").read_text() and time.monotonic() < deadline:
+                assert demo.poll() is None
+                time.sleep(0.05)
+            nodes = {node["name"]: node for node in json.loads(state.read_text())["nodes"]}
+            os.kill(nodes["follower-1"]["pid"], signal.SIGKILL)
+            assert demo.wait(300) == 0
+        finally:
+            demo.terminate()
+            demo.wait(60)
+    assert "follower-1 is gone; starting it again" in (tmp_path / "log").read_text()
+    summary = json.loads((tmp_path / "out").read_text())
+    assert summary["passed"]
+    assert all(len(partition["replicas"]) == 3 and partition["identical"] for partition in summary["partitions"])
+
+
 def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     first = subprocess.Popen(command(folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
