@@ -56,6 +56,7 @@ class ErrorCode(IntEnum):
     ELIGIBLE_LEADERS_NOT_AVAILABLE = 83
     INVALID_RECORD = 87
     THROTTLING_QUOTA_EXCEEDED = 89
+    INCONSISTENT_VOTER_SET = 94
     INVALID_UPDATE_VERSION = 95
     SNAPSHOT_NOT_FOUND = 98
     POSITION_OUT_OF_RANGE = 99
@@ -67,6 +68,14 @@ class ErrorCode(IntEnum):
     FETCH_SESSION_TOPIC_ID_ERROR = 106
     INELIGIBLE_REPLICA = 107
     NEW_LEADER_ELECTED = 108
+
+    @classmethod
+    def of(cls, number: int) -> ErrorCode:
+        """The code of that number; UNKNOWN_SERVER_ERROR for one that only a newer peer knows."""
+        try:
+            return cls(number)
+        except ValueError:
+            return cls.UNKNOWN_SERVER_ERROR
 
     @property
     def retriable(self) -> bool:
@@ -118,10 +127,8 @@ class KafkaError(Exception):
     """An error with a Kafka code: what a request is answered with, and what the client library raises."""
 
     def __init__(self, code: ErrorCode | int, message: str = "") -> None:
-        try:
-            self.code = ErrorCode(code)
-        except ValueError:  # a newer peer's number
-            self.code = ErrorCode.UNKNOWN_SERVER_ERROR
+        self.code = ErrorCode.of(code)
+        if self.code != code:
             message = f"error code {int(code)}: {message}"
         super().__init__(f"{self.code.name}: {message}" if message else self.code.name)
         self.message = message or self.code.name

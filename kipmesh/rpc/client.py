@@ -46,6 +46,13 @@ def _transport_error(address: str, method: str, error: grpc.RpcError) -> Transpo
     return TransportError(address, method, error.code(), error.details() or "")
 
 
+def _understood(address: str, method: str, response: Value | None) -> Value:
+    """grpc.aio gives None for an answer that could not be decoded."""
+    if response is None:
+        raise TransportError(address, method, grpc.StatusCode.INTERNAL, "the answer cannot be decoded")
+    return response
+
+
 class Connection:
     """Calls to one address over one HTTP/2 connection, opened at the first call and reopened when it breaks."""
 
@@ -70,11 +77,12 @@ class Connection:
     ) -> Value:
         """One unary call; raises TransportError. `wait_for_ready` waits for a connection within the time limit."""
         try:
-            return await self._callable(service, method)(
+            response = await self._callable(service, method)(
                 request, timeout=timeout_s, metadata=self._metadata, wait_for_ready=wait_for_ready
             )
         except grpc.aio.AioRpcError as error:
             raise _transport_error(self.address, method, error) from None
+        return _understood(self.address, method, response)
 
     async def fetch(self, request: Value, timeout_s: float) -> Value:
         """One Fetch of the Broker service over a stream that is kept for the next: half a unary call's latency."""
@@ -127,7 +135,7 @@ class FetchStream:
             raise TransportError(self._address, "FetchStream", grpc.StatusCode.UNAVAILABLE, str(error)) from None
         if response is grpc.aio.EOF:
             raise TransportError(self._address, "FetchStream", grpc.StatusCode.UNAVAILABLE, "the stream ended")
-        return response
+        return _understood(self._address, "FetchStream", response)
 
     def cancel(self) -> None:
         """Drop the stream: a running exchange ends with a TransportError (CANCELLED)."""

@@ -11,25 +11,55 @@ to do. Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
 
 UNKNOWN_OFFSET = -1
+UNKNOWN_EPOCH = -1
+
+
+class IsrChange(NamedTuple):
+    """An ISR to ask the controller for: what was known when it was decided, never looked up again.
+
+    A member that registered anew since then may have lost its log; its epoch here tells the controller.
+    """
+
+    members: tuple[tuple[int, int], ...]
+    """(broker id, broker epoch) of each, by id; epoch -1 for a member that has not fetched from this leader yet."""
+    leader_epoch: int
+    partition_epoch: int
+
+    @property
+    def isr(self) -> frozenset[int]:
+        """The members' ids."""
+        return frozenset([broker for broker, _ in self.members])
 
 
 class FollowerProgress:
     """How far one follower is, from its fetches. `last_caught_up_ms` is when it last had the leader's whole log."""
 
-    __slots__ = ("last_caught_up_ms", "last_fetch_leader_end", "last_fetch_ms", "log_end_offset", "log_start_offset")
+    __slots__ = (
+        "broker_epoch",
+        "last_caught_up_ms",
+        "last_fetch_leader_end",
+        "last_fetch_ms",
+        "log_end_offset",
+        "log_start_offset",
+    )
 
     def __init__(self, last_caught_up_ms: int) -> None:
+        self.broker_epoch = UNKNOWN_EPOCH
         self.log_end_offset = UNKNOWN_OFFSET
         self.log_start_offset = UNKNOWN_OFFSET
         self.last_caught_up_ms = last_caught_up_ms
         self.last_fetch_ms = 0
         self.last_fetch_leader_end = UNKNOWN_OFFSET
 
-    def fetched(self, fetch_offset: int, log_start_offset: int, leader_end: int, now_ms: int) -> None:
+    def fetched(
+        self, fetch_offset: int, log_start_offset: int, broker_epoch: int, leader_end: int, now_ms: int
+    ) -> None:
         """A fetch from `fetch_offset`: the follower has everything below it."""
+        self.broker_epoch = broker_epoch
         if fetch_offset >= leader_end:
             self.last_caught_up_ms = max(self.last_caught_up_ms, now_ms)
         elif fetch_offset >= self.last_fetch_leader_end >= 0:
@@ -49,7 +79,7 @@ class PartitionLeader:
     """The leader's view of one partition during one leader epoch."""
 
     __slots__ = (
-        "_may_join",
+        "_eligible_epoch",
         "broker_id",
         "epoch_start_offset",
         "followers",
@@ -60,7 +90,7 @@ class PartitionLeader:
         "log_end_offset",
         "min_insync_replicas",
         "partition_epoch",
-        "pending_isr",
+        "pending",
     )
 
     def __init__(
@@ -75,16 +105,16 @@ class PartitionLeader:
         high_watermark: int,
         min_insync_replicas: int,
         lag_max_ms: int,
-        may_join: Callable[[int], bool],
+        eligible_epoch: Callable[[int], int],
         now_ms: int,
     ) -> None:
-        # Whether a broker may be an ISR member now: registered, not fenced, not shutting down.
-        self._may_join = may_join
+        # The broker epoch of a broker that may be an ISR member now (registered, not fenced, not shutting down), or -1.
+        self._eligible_epoch = eligible_epoch
         self.broker_id = broker_id
         self.leader_epoch = leader_epoch
         self.partition_epoch = partition_epoch
         self.isr: frozenset[int] = frozenset(isr)
-        self.pending_isr: frozenset[int] | None = None
+        self.pending: IsrChange | None = None
         self.log_end_offset = log_end_offset
         self.epoch_start_offset = log_end_offset
         self.high_watermark = min(high_watermark, log_end_offset)
@@ -101,7 +131,7 @@ class PartitionLeader:
     @property
     def maximal_isr(self) -> frozenset[int]:
         """Committed and pending members: whoever of them is elected must have what we acknowledged."""
-        return self.isr | self.pending_isr if self.pending_isr else self.isr
+        return self.isr | self.pending.isr if self.pending else self.isr
 
     @property
     def is_under_min_isr(self) -> bool:
@@ -118,10 +148,17 @@ class PartitionLeader:
         self.log_end_offset = log_end_offset
         return self._advance(now_ms)
 
-    def follower_fetched(self, replica: int, fetch_offset: int, log_start_offset: int, now_ms: int) -> bool:
+    def follower_fetched(
+        self, replica: int, fetch_offset: int, log_start_offset: int, broker_epoch: int, now_ms: int
+    ) -> bool:
         """A follower's fetch; returns whether the high watermark moved. The replica must be in `followers`."""
-        self.followers[replica].fetched(fetch_offset, log_start_offset, self.log_end_offset, now_ms)
+        self.followers[replica].fetched(fetch_offset, log_start_offset, broker_epoch, self.log_end_offset, now_ms)
         return self._advance(now_ms)
+
+    def _is_eligible(self, replica: int) -> bool:
+        """Whether it may join, as the very registration that fetched: an older one's log end says nothing."""
+        epoch = self.followers[replica].broker_epoch
+        return epoch != UNKNOWN_EPOCH and epoch == self._eligible_epoch(replica)
 
     def _advance(self, now_ms: int) -> bool:
         if self.is_under_min_isr:
@@ -131,7 +168,7 @@ class PartitionLeader:
         for replica, progress in self.followers.items():
             if progress.log_end_offset < least and (
                 replica in maximal
-                or (progress.is_caught_up(self.log_end_offset, now_ms, self.lag_max_ms) and self._may_join(replica))
+                or (progress.is_caught_up(self.log_end_offset, now_ms, self.lag_max_ms) and self._is_eligible(replica))
             ):
                 least = progress.log_end_offset
         if least <= self.high_watermark:
@@ -139,18 +176,26 @@ class PartitionLeader:
         self.high_watermark = least
         return True
 
-    def isr_to_join(self, replica: int) -> frozenset[int] | None:
-        """The ISR to ask the controller for after a fetch of `replica`: with it, if it is in sync and not a member."""
-        if self.pending_isr is not None or replica in self.isr or not self._may_join(replica):
+    def _change(self, isr: Collection[int]) -> IsrChange:
+        followers = self.followers
+        members = [
+            (member, followers[member].broker_epoch if member in followers else self._eligible_epoch(member))
+            for member in sorted(isr)
+        ]
+        return IsrChange(tuple(members), self.leader_epoch, self.partition_epoch)
+
+    def isr_to_join(self, replica: int) -> IsrChange | None:
+        """What to ask the controller for after a fetch of `replica`: the ISR with it, if it is in sync and outside."""
+        if self.pending is not None or replica in self.isr or not self._is_eligible(replica):
             return None
         end = self.followers[replica].log_end_offset
         if end >= self.high_watermark and end >= self.epoch_start_offset:
-            return self.isr | {replica}
+            return self._change(self.isr | {replica})
         return None
 
-    def isr_without_laggards(self, now_ms: int) -> frozenset[int] | None:
-        """The ISR to ask for, without members that are behind for longer than `lag_max_ms`; None for no change."""
-        if self.pending_isr is not None:
+    def isr_without_laggards(self, now_ms: int) -> IsrChange | None:
+        """What to ask for without members that are behind for longer than `lag_max_ms`; None for no change."""
+        if self.pending is not None:
             return None
         out = {
             replica
@@ -158,11 +203,11 @@ class PartitionLeader:
             if replica in self.followers
             and not self.followers[replica].is_caught_up(self.log_end_offset, now_ms, self.lag_max_ms)
         }
-        return self.isr - out if out else None
+        return self._change(self.isr - out) if out else None
 
-    def isr_change_sent(self, isr: frozenset[int]) -> None:
-        """The controller was asked for `isr`."""
-        self.pending_isr = isr
+    def isr_change_sent(self, change: IsrChange) -> None:
+        """The controller was asked."""
+        self.pending = change
 
     def isr_change_refused(self) -> None:
         """The controller certainly did not make the change (INELIGIBLE_REPLICA).
@@ -170,7 +215,7 @@ class PartitionLeader:
         After any other failure the pending ISR goes on counting: the change may have been made, and the metadata log
         will tell.
         """
-        self.pending_isr = None
+        self.pending = None
 
     def isr_changed(self, isr: Collection[int], partition_epoch: int, now_ms: int) -> bool:
         """What the controller holds now; older news is ignored. Returns whether the high watermark moved."""
@@ -178,23 +223,19 @@ class PartitionLeader:
             return False
         self.partition_epoch = partition_epoch
         self.isr = frozenset(isr)
-        self.pending_isr = None
+        self.pending = None
         return self._advance(now_ms)
 
     def brokers_changed(self, now_ms: int) -> bool:
         """Brokers were fenced or unfenced; returns whether the high watermark moved."""
         return self._advance(now_ms)
 
-    def replicas_changed(self, replicas: Sequence[int], min_insync_replicas: int, now_ms: int) -> None:
-        """The assignment or the topic's configuration changed."""
+    def replicas_changed(self, replicas: Sequence[int], min_insync_replicas: int, now_ms: int) -> bool:
+        """The assignment or the topic's configuration changed; returns whether the high watermark moved."""
         self.min_insync_replicas = min(min_insync_replicas, len(replicas))
         wanted = set(replicas) - {self.broker_id}
         for gone in self.followers.keys() - wanted:
             del self.followers[gone]
         for new in wanted - self.followers.keys():
             self.followers[new] = FollowerProgress(-self.lag_max_ms)
-        self._advance(now_ms)
-
-    def lags(self) -> Mapping[int, int]:
-        """Records that each follower lacks (all of them while it is unknown)."""
-        return {replica: self.log_end_offset - max(p.log_end_offset, 0) for replica, p in self.followers.items()}
+        return self._advance(now_ms)

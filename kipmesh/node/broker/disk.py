@@ -11,30 +11,24 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from kipmesh.core.errors import KafkaError
 from kipmesh.storage.log import Log
 
 Result = TypeVar("Result")
 
 
 class Disk:
-    """Runs blocking work in order on one thread. `on_failure` hears of an fsync that failed: the log is lost to us."""
+    """Runs blocking work in order on one thread."""
 
-    def __init__(self, name: str, on_failure: Callable[[Log, KafkaError], None]) -> None:
+    def __init__(self, name: str) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-disk")
-        self._on_failure = on_failure
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Run `work` on the thread."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     async def flush(self, log: Log) -> None:
-        """Fsync one log; raises KafkaError(KAFKA_STORAGE_ERROR) when that failed."""
-        try:
-            await self.run(log.flush)
-        except KafkaError as error:
-            self._on_failure(log, error)
-            raise
+        """Fsync one log; raises KafkaError when that failed or the log is closed."""
+        await self.run(log.flush)
 
     def close(self) -> None:
         """Wait for what runs and end the thread."""

@@ -13,12 +13,16 @@ from collections.abc import Callable
 
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.messages import FetchableTopicResponse, FetchPartition, FetchRequest, FetchResponse, PartitionData
+from kipmesh.core.replica.leader import IsrChange
 from kipmesh.node.broker.metrics import BrokerMetrics
 from kipmesh.node.broker.partitions import Partitions
 from kipmesh.node.broker.replica import ReadResult, Replica
 from kipmesh.rpc.server import RequestContext
 
-_NO_SESSION, _FINAL_EPOCH, _INITIAL_EPOCH = 0, -1, 0
+WAIT_MS_MAX = 300_000
+"""Longest wait of a fetch, whatever it asks for."""
+
+_FINAL_EPOCH, _INITIAL_EPOCH = -1, 0
 
 
 class _Fetch:
@@ -30,7 +34,7 @@ class _Fetch:
         self.request = request
         self.asked: list[tuple[Replica | None, FetchPartition]] = []
         self.results: list[PartitionData] = []
-        self.isr_joins: list[tuple[Replica, frozenset[int]]] = []
+        self.isr_joins: list[tuple[Replica, IsrChange]] = []
         self._bytes = 0
         self._has_news = False
         self._expired = False
@@ -53,7 +57,7 @@ class _Fetch:
         request = self.request
         self._bytes -= len(self.results[index].records)
         limit = min(asked.partition_max_bytes, request.max_bytes - self._bytes)
-        result: ReadResult = replica.read(asked, request.replica_id, limit, self._bytes == 0)
+        result: ReadResult = replica.read(asked, request.replica_id, request.replica_epoch, limit, self._bytes == 0)
         self.results[index] = result.data
         self._bytes += len(result.data.records)
         self._has_news |= result.has_news
@@ -122,16 +126,18 @@ class FetchHandler:
         self,
         partitions: Partitions,
         metrics: BrokerMetrics,
-        propose_isr: Callable[[Replica, frozenset[int]], None],
+        propose_isr: Callable[[Replica, IsrChange], None],
         *,
         cluster_id: str,
         response_bytes_max: int,
+        follower_bytes_max: int,
     ) -> None:
         self._partitions = partitions
         self._metrics = metrics
         self._propose_isr = propose_isr
         self._cluster_id = cluster_id
         self._response_bytes_max = response_bytes_max
+        self._follower_bytes_max = follower_bytes_max
 
     async def fetch(self, request: FetchRequest, context: RequestContext) -> FetchResponse:
         """Answer one request; waits up to `max_wait_ms` for `min_bytes`."""
@@ -140,8 +146,13 @@ class FetchHandler:
         if request.session_epoch not in (_FINAL_EPOCH, _INITIAL_EPOCH):
             return FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)  # 227-05
         is_follower = request.replica_id >= 0
-        if not is_follower:
-            request = request._replace(max_bytes=min(request.max_bytes, self._response_bytes_max))
+        if is_follower and request.replica_epoch < self._partitions.broker_epoch(request.replica_id):
+            # A registration that is no more: what it says of its log is not true of the one that followed.
+            return FetchResponse(error_code=ErrorCode.STALE_BROKER_EPOCH)
+        bytes_max = self._follower_bytes_max if is_follower else self._response_bytes_max
+        request = request._replace(
+            max_bytes=min(request.max_bytes, bytes_max), max_wait_ms=min(request.max_wait_ms, WAIT_MS_MAX)
+        )
         fetch = _Fetch(request, self._partitions)
         if not fetch.is_complete and request.max_wait_ms > 0:
             self._send_joins(fetch)

@@ -23,6 +23,9 @@ from kipmesh.rpc.client import Connection, FetchStream, TransportError
 
 log = structlog.get_logger(__name__)
 
+DELAY_MS_MAX = 5000
+FAILURES_TO_WARN = 5
+
 
 class ReplicaFetcher:
     """Follows one leader for any number of partitions until stopped."""
@@ -36,6 +39,7 @@ class ReplicaFetcher:
         metrics: BrokerMetrics,
         now_ms: Callable[[], int],
         broker_epoch: Callable[[], int],
+        on_done: Callable[[asyncio.Task[None]], None],
     ) -> None:
         self.leader_id = leader_id
         self.address = connection.address
@@ -48,10 +52,12 @@ class ReplicaFetcher:
         self._asked: dict[Replica, FetchPartition | None] = {}  # in fetch order; None: to be made
         self._by_key: dict[tuple[bytes, int], Replica] = {}
         self._delayed: set[Replica] = set()
+        self._failures: dict[Replica, int] = {}  # in a row
         self._stream: FetchStream | None = None
         self._wake = asyncio.Event()
         self._is_waiting = False
         self._task = asyncio.create_task(self._run(), name=f"fetcher-{leader_id}")
+        self._task.add_done_callback(on_done)
 
     @property
     def partition_count(self) -> int:
@@ -64,6 +70,7 @@ class ReplicaFetcher:
             self._asked[replica] = None
             self._by_key[replica.topic_id, replica.partition] = replica
             self._delayed.discard(replica)
+            self._failures.pop(replica, None)
         self._interrupt()
 
     def forget(self, replica: Replica) -> None:
@@ -72,6 +79,7 @@ class ReplicaFetcher:
             del self._asked[replica]
             self._by_key.pop((replica.topic_id, replica.partition), None)
             self._delayed.discard(replica)
+            self._failures.pop(replica, None)
 
     def reconnect(self, connection: Connection) -> None:
         """The leader has moved to another address."""
@@ -96,12 +104,24 @@ class ReplicaFetcher:
             self._stream.cancel()
             self._stream = None
 
-    def _delay(self, replica: Replica) -> None:
-        """Leave a partition out for `replica.fetch.backoff.ms`."""
-        if replica not in self._delayed and replica in self._asked:
-            self._delayed.add(replica)
-            delay_s = self._config.replica_fetch_backoff_ms / 1000
-            asyncio.get_running_loop().call_later(delay_s, self._end_delay, replica)
+    def _delay(self, replica: Replica, reason: ErrorCode) -> None:
+        """Leave a partition out for `replica.fetch.backoff.ms`, twice as long after each failure in a row."""
+        if replica in self._delayed or replica not in self._asked:
+            return
+        failures = self._failures[replica] = self._failures.get(replica, 0) + 1
+        delay_ms = min(self._config.replica_fetch_backoff_ms << min(failures - 1, 10), DELAY_MS_MAX)
+        note = log.warning if failures == FAILURES_TO_WARN else log.debug
+        note(
+            "partition cannot be fetched",
+            topic=replica.topic,
+            partition=replica.partition,
+            leader=self.leader_id,
+            error=reason.name,
+            failures=failures,
+            again_in_ms=delay_ms,
+        )
+        self._delayed.add(replica)
+        asyncio.get_running_loop().call_later(delay_ms / 1000, self._end_delay, replica)
 
     def _end_delay(self, replica: Replica) -> None:
         if replica in self._delayed:
@@ -125,7 +145,7 @@ class ReplicaFetcher:
                     await self._pause()
                 continue
             if response.error_code:
-                log.warning("fetch refused", leader=self.leader_id, error=ErrorCode(response.error_code).name)
+                log.warning("fetch refused", leader=self.leader_id, error=ErrorCode.of(response.error_code).name)
                 await self._pause()
                 continue
             await self._process(response)
@@ -185,15 +205,15 @@ class ReplicaFetcher:
                     log.warning("append failed", topic=replica.topic, partition=replica.partition, error=str(error))
                     self._metrics.replication_failed(error.code)
                     self._asked[replica] = None
-                    self._delay(replica)
+                    self._delay(replica, error.code)
                 else:
                     if data.records and replica.must_flush:
                         unsynced.append(replica)
         for replica in unsynced:
             try:
                 await self._disk.flush(replica.log)
-            except KafkaError:
-                self._delay(replica)
+            except KafkaError as error:
+                self._delay(replica, error.code)
 
     def _apply(self, replica: Replica, asked: FetchPartition, data: PartitionData, now_ms: int) -> None:
         if data.diverging_epoch is not None:
@@ -208,12 +228,15 @@ class ReplicaFetcher:
                 log_end_offset=end,
             )
             self._asked[replica] = None
-        elif data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and replica.restart_in_range(data.log_start_offset):
+        elif data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and replica.restart_in_range(
+            data.log_start_offset, data.high_watermark
+        ):
             log.info("restarted at the leader's log start", topic=replica.topic, partition=replica.partition)
             self._asked[replica] = None
         elif data.error_code:
-            self._delay(replica)
+            self._delay(replica, ErrorCode.of(data.error_code))
         else:
+            self._failures.pop(replica, None)
             log_start_offset = replica.log.log_start_offset
             self._metrics.replicated(replica.append_from_leader(data, now_ms))
             if data.records:

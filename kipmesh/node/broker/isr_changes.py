@@ -20,6 +20,7 @@ from kipmesh.core.messages import (
     AlterPartitionTopic,
     IsrMember,
 )
+from kipmesh.core.replica.leader import IsrChange
 from kipmesh.node.broker.controller_channel import RETRY_BACKOFF_S, ControllerChannel
 from kipmesh.node.broker.metrics import BrokerMetrics
 from kipmesh.node.broker.partitions import Partitions
@@ -50,22 +51,21 @@ class IsrChanges:
         self._metrics = metrics
         self._broker_epoch = broker_epoch
         self._monotonic_ms = monotonic_ms
-        # The ISR and leader epoch asked for; at most one entry a partition, so this is bounded by the partitions.
-        self._asked: dict[Replica, tuple[frozenset[int], int]] = {}
+        # What was asked for; at most one entry a partition, so this is bounded by the partitions.
+        self._asked: dict[Replica, IsrChange] = {}
         self._refused_until_ms: dict[Replica, int] = {}
         self._wake = asyncio.Event()
 
-    def propose(self, replica: Replica, isr: frozenset[int]) -> None:
-        """Ask for `isr` soon; nothing happens while a change of the partition is under way."""
+    def propose(self, replica: Replica, change: IsrChange) -> None:
+        """Ask for `change` soon; nothing happens while a change of the partition is under way."""
         leader = replica.leader
-        if leader is None or leader.pending_isr is not None or replica in self._asked:
+        if leader is None or leader.pending is not None:
             return
         if self._refused_until_ms.get(replica, 0) > self._monotonic_ms():
             return
-        self._refused_until_ms.pop(replica, None)
-        self._metrics.isr_asked(len(isr) > len(leader.isr))
-        leader.isr_change_sent(isr)
-        self._asked[replica] = (isr, leader.leader_epoch)
+        self._metrics.isr_asked(len(change.members) > len(leader.isr))
+        leader.isr_change_sent(change)
+        self._asked[replica] = change
         self._wake.set()
 
     async def run(self) -> None:
@@ -81,51 +81,43 @@ class IsrChanges:
                     await asyncio.sleep(RETRY_BACKOFF_S)
                     continue
                 if response.error_code:
-                    log.warning("AlterPartition refused", error=ErrorCode(response.error_code).name)
-                    if response.error_code == ErrorCode.STALE_BROKER_EPOCH:
-                        self._asked.clear()  # this broker was registered anew: its leaderships are gone
+                    # A stale broker epoch is for the next heartbeat to find out, which ends this process.
+                    log.warning("AlterPartition refused", error=ErrorCode.of(response.error_code).name)
                     await asyncio.sleep(RETRY_BACKOFF_S)
                     continue
                 for topic in response.topics:
                     for answer in topic.partitions:
                         self._answered(topic.topic_id, answer)
                 self._drop_unanswered(request)
+                now_ms = self._monotonic_ms()
+                self._refused_until_ms = {r: until for r, until in self._refused_until_ms.items() if until > now_ms}
 
     def _request(self) -> AlterPartitionRequest | None:
-        for replica, (_, leader_epoch) in list(self._asked.items()):
-            if replica.leader is None or replica.leader.leader_epoch != leader_epoch:
+        """All that was asked for and still counts at its leader; newer news of a partition ends what came before."""
+        for replica, change in list(self._asked.items()):
+            if replica.leader is None or replica.leader.pending is not change:
                 del self._asked[replica]
         if not self._asked:
             return None
-        brokers = self._partitions.image.brokers
         topics = []
         waiting = sorted(self._asked, key=lambda replica: (replica.topic_id, replica.partition))
         for topic_id, replicas in groupby(waiting, key=lambda replica: replica.topic_id):
             changes = []
             for replica in replicas:
-                isr, leader_epoch = self._asked[replica]
-                assert replica.leader is not None
-                members = [
-                    IsrMember(broker, brokers[broker].broker_epoch if broker in brokers else -1)
-                    for broker in sorted(isr)
-                ]
+                change = self._asked[replica]
+                members = [IsrMember(broker, epoch) for broker, epoch in change.members]
                 changes.append(
-                    AlterPartitionPartition(
-                        replica.partition,
-                        leader_epoch,
-                        replica.leader.partition_epoch,
-                        members,
-                        leader_recovery_state=0,
-                    )
+                    AlterPartitionPartition(replica.partition, change.leader_epoch, change.partition_epoch, members)
                 )
             topics.append(AlterPartitionTopic(topic_id, changes))
         return AlterPartitionRequest(self._broker_id, self._broker_epoch(), topics)
 
     def _answered(self, topic_id: bytes, answer: AlterPartitionPartitionResponse) -> None:
         replica = self._partitions.get(topic_id, answer.partition_index)
-        if replica is None or self._asked.pop(replica, None) is None or replica.leader is None:
+        change = self._asked.pop(replica, None) if replica is not None else None
+        if replica is None or change is None or replica.leader is None or replica.leader.pending is not change:
             return
-        code = ErrorCode(answer.error_code)
+        code = ErrorCode.of(answer.error_code)
         if not code:
             if answer.leader_epoch == replica.leader.leader_epoch:
                 replica.isr_changed(answer.isr, answer.partition_epoch)

@@ -8,6 +8,7 @@ truth"); the next one, sent at once, brings them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 
 import structlog
@@ -85,7 +86,7 @@ class BrokerLifecycle:
                     self.broker_epoch = response.broker_epoch
                     log.info("registered", broker_epoch=self.broker_epoch, clean=self._previous_broker_epoch >= 0)
                     return
-                code = ErrorCode(response.error_code)
+                code = ErrorCode.of(response.error_code)
                 reason = f"{code.name}: {response.error_message}"
                 if code in _FATAL:
                     raise KafkaError(code, response.error_message or "the controller refused this broker")
@@ -104,34 +105,33 @@ class BrokerLifecycle:
             self._wake.clear()
             hurried = self._want_shut_down and not self._may_stop.is_set()
             interval_s = SHUTDOWN_INTERVAL_S if hurried else self._config.broker_heartbeat_interval_ms / 1000
+            wanted, self._wanted = self._wanted, ()
+            request = BrokerHeartbeatRequest(
+                broker_id=self._config.node_id,
+                broker_epoch=self.broker_epoch,
+                current_metadata_offset=self._metadata_offset(),
+                want_shut_down=self._want_shut_down,
+                log_ends=self._log_ends(wanted) if wanted else (),
+            )
             try:
-                response = await self._channel.call("Controller", "BrokerHeartbeat", self._heartbeat(), self._timeout_s)
+                response = await self._channel.call("Controller", "BrokerHeartbeat", request, self._timeout_s)
             except TransportError as error:
                 log.warning("heartbeat failed", error=str(error))
             else:
                 self._take(response)
-            if not self._wanted:
-                try:
-                    async with asyncio.timeout(interval_s):
-                        await self._wake.wait()
-                except TimeoutError:
-                    pass
-
-    def _heartbeat(self) -> BrokerHeartbeatRequest:
-        wanted, self._wanted = self._wanted, ()
-        return BrokerHeartbeatRequest(
-            broker_id=self._config.node_id,
-            broker_epoch=self.broker_epoch,
-            current_metadata_offset=self._metadata_offset(),
-            want_shut_down=self._want_shut_down,
-            log_ends=self._log_ends(wanted) if wanted else (),
-        )
+                if self._wanted and self._log_ends(self._wanted):
+                    continue  # somebody waits for these
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(interval_s):
+                    await self._wake.wait()
 
     def _take(self, response: BrokerHeartbeatResponse) -> None:
         if response.error_code:
-            code = ErrorCode(response.error_code)
+            code = ErrorCode.of(response.error_code)
             if code == ErrorCode.STALE_BROKER_EPOCH:
                 raise KafkaError(code, f"broker {self._config.node_id} was registered again by another process")
+            if code == ErrorCode.BROKER_ID_NOT_REGISTERED:
+                raise KafkaError(code, f"the controller does not know broker {self._config.node_id} any more")
             log.warning("heartbeat refused", error=code.name)
             return
         if response.is_fenced != self.is_fenced:

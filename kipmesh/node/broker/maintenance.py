@@ -6,7 +6,8 @@ Each job sleeps for its own interval and touches what needs it; a failure of a j
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
 
 import structlog
 
@@ -15,6 +16,7 @@ from kipmesh.core.errors import KafkaError
 from kipmesh.node.broker.disk import Disk
 from kipmesh.node.broker.isr_changes import IsrChanges
 from kipmesh.node.broker.partitions import Partitions
+from kipmesh.node.broker.replica import Replica
 from kipmesh.node.broker.replica_manager import ReplicaManager
 from kipmesh.storage.log_manager import LogManager
 
@@ -62,10 +64,11 @@ class Maintenance:
 
     async def _retain(self) -> None:
         for number, replica in enumerate(self._partitions):
-            replica.log.maybe_roll(self._now_ms())
-            removed = replica.log.run_retention(self._now_ms(), replica.high_watermark)
-            if removed:
-                log.info("segments deleted", topic=replica.topic, partition=replica.partition, segments=removed)
+            with _noted(replica, "retention"):
+                replica.log.maybe_roll(self._now_ms())
+                removed = replica.log.run_retention(self._now_ms(), replica.high_watermark)
+                if removed:
+                    log.info("segments deleted", topic=replica.topic, partition=replica.partition, segments=removed)
             if number % YIELD_EVERY_LOGS == 0:
                 await asyncio.sleep(0)
 
@@ -75,7 +78,8 @@ class Maintenance:
     async def _flush(self) -> None:
         for replica in self._partitions:
             if replica.log.needs_flush(self._now_ms()):
-                await self._disk.flush(replica.log)
+                with _noted(replica, "flush"):
+                    await self._disk.flush(replica.log)
 
     async def _checkpoint_recovery_points(self) -> None:
         await self._disk.run(self._log_manager.checkpoint_recovery_points)
@@ -89,6 +93,15 @@ class Maintenance:
 
     async def _shrink_isrs(self) -> None:
         self._replica_manager.shrink_isrs(self._isr_changes.propose)
+
+
+@contextlib.contextmanager
+def _noted(replica: Replica, what: str) -> Iterator[None]:
+    """One log that fails, or was just deleted, does not keep the others from their turn."""
+    try:
+        yield
+    except KafkaError as error:
+        log.warning(f"{what} failed", topic=replica.topic, partition=replica.partition, error=str(error))
 
 
 async def _repeat(job: Callable[[], Awaitable[None]], interval_s: float) -> None:

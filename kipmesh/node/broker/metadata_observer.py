@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from kipmesh.core.config import BrokerConfig
-from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages import FetchPartition, FetchRequest, FetchTopic, PartitionData
+from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.core.messages import EpochEndOffset, FetchPartition, FetchRequest, FetchTopic, PartitionData
 from kipmesh.core.metadata.image import (
     CLUSTER_METADATA_TOPIC,
     CLUSTER_METADATA_TOPIC_ID,
@@ -43,14 +43,19 @@ class MetadataObserver:
         metadata_log: Log,
         channel: ControllerChannel,
         publish: Callable[[MetadataImage, MetadataDelta], Awaitable[None]],
+        on_published: Callable[[], Awaitable[None]],
+        idle: Callable[[], Awaitable[None]],
         now_ms: Callable[[], int],
     ) -> None:
+        """`idle` is called by the same task as `publish`, after each fetch: at least every second or so."""
         self.image = MetadataImage()
         self.high_watermark = 0
         self._config = config
         self._log = metadata_log
         self._channel = channel
         self._publish = publish
+        self._on_published = on_published
+        self._idle = idle
         self._now_ms = now_ms
         self._delta = MetadataDelta()
         self.published_offset = -1
@@ -72,11 +77,12 @@ class MetadataObserver:
                 self._channel.try_next()
                 await asyncio.sleep(RETRY_BACKOFF_S)
                 continue
-            if data is None:
+            if data is None or not self._store(data):
+                self._drop_stream()
                 await asyncio.sleep(RETRY_BACKOFF_S)
                 continue
-            self._store(data)
             await self._apply(broker_epoch)
+            await self._idle()
 
     def _drop_stream(self) -> None:
         if self._stream is not None:
@@ -108,23 +114,40 @@ class MetadataObserver:
         response = await self._stream.exchange(request, (MAX_WAIT_MS + self._config.broker_session_timeout_ms) / 1000)
         answers: list[PartitionData] = [data for topic in response.responses for data in topic.partitions]
         data = answers[0] if answers else None
-        code = ErrorCode(response.error_code or (data.error_code if data else ErrorCode.UNKNOWN_SERVER_ERROR))
+        code = ErrorCode.of(response.error_code or (data.error_code if data else ErrorCode.UNKNOWN_SERVER_ERROR))
         if code:
             log.warning("metadata fetch refused", error=code.name)
             self._channel.try_next()
             return None
         return data
 
-    def _store(self, data: PartitionData) -> None:
-        if data.diverging_epoch is not None:
-            local = self._log.end_offset_for_epoch(data.diverging_epoch.epoch)
-            offset = truncation_offset(data.diverging_epoch, local, self._log.log_end_offset)
-            log.warning("metadata log truncated", before=self._log.log_end_offset, log_end_offset=offset)
-            self._log.truncate_to(offset)
-            return
-        if data.records:
-            self._log.append_as_follower(data.records, self._now_ms())
+    def _store(self, data: PartitionData) -> bool:
+        """Keep what the controller sent; False when a full disk or damaged bytes ask for another try."""
+        try:
+            if data.diverging_epoch is not None:
+                self._truncate(data.diverging_epoch)
+                return True
+            if data.records:
+                self._log.append_as_follower(data.records, self._now_ms())
+        except KafkaError as error:
+            if self._log.failed is not None or error.code == ErrorCode.INCONSISTENT_CLUSTER_ID:
+                raise
+            log.warning("metadata cannot be stored", error=str(error))
+            return False
         self.high_watermark = max(self.high_watermark, data.high_watermark)
+        return True
+
+    def _truncate(self, diverging: EpochEndOffset) -> None:
+        local = self._log.end_offset_for_epoch(diverging.epoch)
+        offset = truncation_offset(diverging, local, self._log.log_end_offset)
+        if offset <= self.image.offset:
+            raise KafkaError(
+                ErrorCode.INCONSISTENT_CLUSTER_ID,
+                f"the controller's metadata log ends at {offset} where this broker has applied offset "
+                f"{self.image.offset}: it is not the log that this broker belongs to",
+            )
+        log.warning("metadata log truncated", before=self._log.log_end_offset, log_end_offset=offset)
+        self._log.truncate_to(offset)
 
     async def _apply(self, broker_epoch: int) -> None:
         end = min(self.high_watermark, self._log.log_end_offset)
@@ -137,6 +160,7 @@ class MetadataObserver:
             delta, self._delta = self._delta, MetadataDelta()
             await self._publish(self.image, delta)
             self.published_offset = offset
+            await self._on_published()
 
     def close(self) -> None:
         """Drop the stream."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 import uuid
 from collections.abc import Coroutine
 from typing import Any
@@ -40,6 +39,7 @@ from kipmesh.node.broker.offsets import OffsetsHandler
 from kipmesh.node.broker.partitions import Partitions
 from kipmesh.node.broker.produce import ProduceHandler
 from kipmesh.node.broker.replica_manager import ReplicaManager
+from kipmesh.node.clock import monotonic_ms, wall_ms
 from kipmesh.rpc.client import ConnectionPool, TransportError
 from kipmesh.rpc.server import RequestContext, Server
 from kipmesh.storage.fs import FileSystem, RealFileSystem
@@ -50,14 +50,6 @@ log = structlog.get_logger(__name__)
 
 STOP_GRACE_S = 0.2
 QUORUM_TIMEOUT_S = 10.0
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-def _monotonic_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
 
 
 class _BrokerService:
@@ -107,9 +99,11 @@ class BrokerNode:
             node_id=config.node_id,
             defaults=config.topic_defaults(),
             open_files_max=config.log_open_files_max,
+            on_log_failed=self._log_failed,
         )
+        self._loop = asyncio.get_running_loop()
         self._metrics = BrokerMetrics(self.registry)
-        self._disk = Disk(f"broker-{config.node_id}", self._fsync_failed)
+        self._disk = Disk(f"broker-{config.node_id}")
         self._pool = ConnectionPool(f"broker-{config.node_id}")
         self._channel = ControllerChannel(config.voters, self._pool)
         self.partitions = Partitions(MetadataImage())
@@ -127,22 +121,24 @@ class BrokerNode:
             self._disk,
             self._pool,
             self._metrics,
-            _now_ms,
-            _monotonic_ms,
+            wall_ms,
+            monotonic_ms,
             self._broker_epoch,
+            self._task_done,
         )
         self._isr_changes = IsrChanges(
-            config.node_id, self.partitions, self._channel, self._metrics, self._broker_epoch, _monotonic_ms
+            config.node_id, self.partitions, self._channel, self._metrics, self._broker_epoch, monotonic_ms
         )
 
     def _broker_epoch(self) -> int:
         return self._lifecycle.broker_epoch if self._lifecycle else -1
 
-    def _fsync_failed(self, failed_log: Log, error: KafkaError) -> None:
-        # What the kernel dropped cannot be told from what it kept: stop, and let the other replicas lead.
-        self._fail(
-            KafkaError(error.code, f"fsync of {failed_log.topic}-{failed_log.partition} failed: {error.message}")
-        )
+    def _log_failed(self, failed_log: Log, error: KafkaError) -> None:
+        """A disk error that is for good; from any thread. The node ends, and the other replicas lead.
+
+        What the kernel dropped cannot be told from what it kept, and a leader that cannot write is worse than none.
+        """
+        self._loop.call_soon_threadsafe(self._fail, error)
 
     def _fail(self, error: BaseException) -> None:
         if not self.failed.done():
@@ -160,10 +156,18 @@ class BrokerNode:
     async def start(self) -> None:
         """Load the logs, listen, and begin to register; returns once it listens."""
         try:
-            await self._disk.run(lambda: self._log_manager.load(_now_ms()))
+            await self._disk.run(lambda: self._log_manager.load(wall_ms()))
             self._is_loaded = True
             metadata_log = await self._disk.run(self._open_metadata_log)
-            self._observer = MetadataObserver(self.config, metadata_log, self._channel, self._publish, _now_ms)
+            self._observer = MetadataObserver(
+                self.config,
+                metadata_log,
+                self._channel,
+                self._publish,
+                self._published,
+                self._replica_manager.retry,
+                wall_ms,
+            )
             self._lifecycle = BrokerLifecycle(
                 self.config,
                 self._channel,
@@ -189,13 +193,13 @@ class BrokerNode:
             self._log_manager,
             self._disk,
             self._isr_changes,
-            _now_ms,
+            wall_ms,
         )
         self._spawn(maintenance.run(), "maintenance")
 
     def _open_metadata_log(self) -> Log:
         keep_all = TopicConfig.parse({"retention.ms": -1, "retention.bytes": -1})
-        return self._log_manager.create(CLUSTER_METADATA_TOPIC, 0, CLUSTER_METADATA_TOPIC_ID, keep_all, _now_ms())
+        return self._log_manager.create(CLUSTER_METADATA_TOPIC, 0, CLUSTER_METADATA_TOPIC_ID, keep_all, wall_ms())
 
     def _mesh_endpoint(self) -> Endpoint:
         name = self.config.inter_broker_listener_name
@@ -215,7 +219,7 @@ class BrokerNode:
     def _make_server(self) -> Server:
         config = self.config
         produce = ProduceHandler(
-            self.partitions, self._metrics, self._disk, _now_ms, queued_bytes_max=config.queued_max_request_bytes
+            self.partitions, self._metrics, self._disk, wall_ms, queued_bytes_max=config.queued_max_request_bytes
         )
         fetch = FetchHandler(
             self.partitions,
@@ -223,6 +227,7 @@ class BrokerNode:
             self._isr_changes.propose,
             cluster_id=config.cluster_id,
             response_bytes_max=config.fetch_max_bytes,
+            follower_bytes_max=config.replica_fetch_response_max_bytes,
         )
         metadata = MetadataHandler(
             lambda: self.partitions.image if self._has_metadata else None,
@@ -282,6 +287,8 @@ class BrokerNode:
     async def _publish(self, image: MetadataImage, delta: MetadataDelta) -> None:
         await self._replica_manager.apply(image, delta)
         self._has_metadata = True
+
+    async def _published(self) -> None:
         if self._lifecycle is not None:
             self._lifecycle.metadata_advanced()
         if self._server is not None:

@@ -138,14 +138,12 @@ class OffsetsHandler:
             DeleteRecordsTopicResult(topic.name, [delete(topic.name, asked) for asked in topic.partitions])
             for topic in request.topics
         ]
-        late = await self._wait_for_followers(moved, request.timeout_ms)
-        if late:
+        codes = await self._wait_for_followers(moved, request.timeout_ms)
+        if any(codes.values()):
             topics = [
                 topic._replace(
                     partitions=[
-                        result._replace(error_code=ErrorCode.REQUEST_TIMED_OUT)
-                        if (topic.name, result.partition_index) in late
-                        else result
+                        result._replace(error_code=codes.get((topic.name, result.partition_index), result.error_code))
                         for result in topic.partitions
                     ]
                 )
@@ -153,14 +151,15 @@ class OffsetsHandler:
             ]
         return DeleteRecordsResponse(topics=topics)
 
-    async def _wait_for_followers(self, moved: list[tuple[Replica, int]], timeout_ms: int) -> set[tuple[str, int]]:
+    async def _wait_for_followers(
+        self, moved: list[tuple[Replica, int]], timeout_ms: int
+    ) -> dict[tuple[str, int], ErrorCode]:
         waits = [(replica, replica.when_deleted(offset)) for replica, offset in moved]
         if not waits:
-            return set()
+            return {}
         await asyncio.wait([done for _, done in waits], timeout=timeout_ms / 1000)
-        late = set()
+        codes = {}
         for replica, done in waits:
-            if not done.done():
-                done.cancel()
-                late.add((replica.topic, replica.partition))
-        return late
+            codes[replica.topic, replica.partition] = done.result() if done.done() else ErrorCode.REQUEST_TIMED_OUT
+            done.cancel()
+        return codes

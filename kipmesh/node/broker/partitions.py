@@ -17,10 +17,22 @@ class Partitions:
     def __init__(self, image: MetadataImage) -> None:
         self.image = image
         self._replicas: dict[bytes, dict[int, Replica]] = {}
+        self.unhosted: set[tuple[bytes, int]] = set()
+        """Partitions that are to be here and whose logs the disk refused."""
 
     def __iter__(self) -> Iterator[Replica]:
         for replicas in list(self._replicas.values()):
             yield from list(replicas.values())
+
+    def broker_epoch(self, broker_id: int) -> int:
+        """The epoch of the broker's present registration as far as this broker knows; -1 if it knows none."""
+        broker = self.image.brokers.get(broker_id)
+        return -1 if broker is None else broker.broker_epoch
+
+    def eligible_epoch(self, broker_id: int) -> int:
+        """The same for a broker that may be an ISR member, -1 for one that is fenced or shutting down."""
+        broker = self.image.brokers.get(broker_id)
+        return broker.broker_epoch if broker is not None and broker.can_lead else -1
 
     def get(self, topic_id: bytes, partition: int) -> Replica | None:
         """The replica, if it is here."""
@@ -52,6 +64,8 @@ class Partitions:
         """Why a partition of a known topic is not here: another broker has it, or nobody."""
         topic = self.image.topics.get(topic_id) if topic_id else self.image.topic_by_name(name)
         if topic is not None and partition in topic.partitions:
+            if (topic.topic_id, partition) in self.unhosted:
+                return ErrorCode.KAFKA_STORAGE_ERROR
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 

@@ -36,8 +36,8 @@ class _Acks:
         self._waiting: dict[int, tuple[Replica, AckWaiter]] = {}
         self._done: asyncio.Future[None] | None = None
 
-    def add(self, index: int, replica: Replica, offset: int) -> None:
-        """Wait for `offset` under the number `index`."""
+    def add(self, index: int, replica: Replica, offset: int, leader_epoch: int) -> None:
+        """Wait for `offset`, appended in `leader_epoch`, under the number `index`."""
 
         def done(code: ErrorCode) -> None:
             self.codes[index] = code
@@ -45,7 +45,7 @@ class _Acks:
             if not self._waiting and self._done is not None and not self._done.done():
                 self._done.set_result(None)
 
-        waiter = replica.when_replicated(offset, done)
+        waiter = replica.when_replicated(offset, leader_epoch, done)
         if waiter is not None:
             self._waiting[index] = (replica, waiter)
 
@@ -110,7 +110,7 @@ class ProduceHandler:
 
     async def _append_and_wait(self, request: ProduceRequest) -> ProduceResponse:
         acks = _Acks()
-        appended: list[tuple[int, Replica, int]] = []
+        appended: list[tuple[int, Replica, int, int]] = []
         unsynced: list[Replica] = []
         now_ms = self._now_ms()
 
@@ -128,7 +128,7 @@ class ProduceHandler:
             self._metrics.produced(len(data.records), info.last_offset - info.first_offset + 1)
             if replica.must_flush:
                 unsynced.append(replica)
-            appended.append((len(appended), replica, info.last_offset))
+            appended.append((len(appended), replica, info.last_offset, replica.leader_epoch))
             return PartitionProduceResponse(
                 data.index, 0, info.first_offset, info.log_append_time_ms, replica.log.log_start_offset
             )
@@ -136,10 +136,10 @@ class ProduceHandler:
         response = _response(request, append)
         failed = await self._flush(unsynced)
         if request.acks == ACKS_ALL:
-            for index, replica, last_offset in appended:
-                acks.add(index, replica, last_offset)
+            for index, replica, last_offset, leader_epoch in appended:
+                acks.add(index, replica, last_offset, leader_epoch)
             await acks.wait(request.timeout_ms)
-        codes = acks.codes | {index: ErrorCode.KAFKA_STORAGE_ERROR for index, r, _ in appended if r in failed}
+        codes = acks.codes | {index: ErrorCode.KAFKA_STORAGE_ERROR for index, r, _, _ in appended if r in failed}
         return _with_codes(response, codes) if any(codes.values()) else response
 
     async def _flush(self, replicas: list[Replica]) -> set[Replica]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.messages import EpochEndOffset, FetchPartition, LeaderIdAndEpoch, PartitionData
 from kipmesh.core.metadata.image import PartitionState
 from kipmesh.core.replica.follower import follower_high_watermark, has_diverged, truncation_offset
-from kipmesh.core.replica.leader import PartitionLeader
+from kipmesh.core.replica.leader import IsrChange, PartitionLeader
 from kipmesh.storage.log import AppendInfo, Log
 
 
@@ -36,13 +36,13 @@ class AckWaiter(NamedTuple):
 class ReadResult(NamedTuple):
     """What a fetch of one partition found.
 
-    `has_news`: it is answered at once, however few bytes there are (227-21). `isr_to_join`: the ISR to ask the
+    `has_news`: it is answered at once, however few bytes there are (227-21). `isr_to_join`: what to ask the
     controller for, when the follower that fetched is in sync and not a member.
     """
 
     data: PartitionData
     has_news: bool = False
-    isr_to_join: frozenset[int] | None = None
+    isr_to_join: IsrChange | None = None
 
 
 def _wake(waiters: dict[FetchWaiter, int]) -> None:
@@ -54,7 +54,7 @@ class DeleteWaiter(NamedTuple):
     """A DeleteRecords that waits until every live replica's log starts at `offset` or above."""
 
     offset: int
-    done: asyncio.Future[None]
+    done: asyncio.Future[ErrorCode]
 
 
 class Replica:
@@ -103,11 +103,11 @@ class Replica:
         *,
         min_insync_replicas: int,
         lag_max_ms: int,
-        may_join: Callable[[int], bool],
+        eligible_epoch: Callable[[int], int],
     ) -> None:
         """Lead in `state.leader_epoch`; within an epoch only the ISR and the assignment may have changed."""
         if self.leader is not None and self.leader.leader_epoch == state.leader_epoch:
-            self.leader.replicas_changed(state.replicas, min_insync_replicas, self._monotonic_ms())
+            self.replicas_changed(state.replicas, min_insync_replicas)
             self.isr_changed(state.isr, state.partition_epoch)
             return
         self._drop_leadership()
@@ -122,7 +122,7 @@ class Replica:
             high_watermark=self.high_watermark,
             min_insync_replicas=min_insync_replicas,
             lag_max_ms=lag_max_ms,
-            may_join=may_join,
+            eligible_epoch=eligible_epoch,
             now_ms=self._monotonic_ms(),
         )
         self.leader_id, self.leader_epoch = self.broker_id, state.leader_epoch
@@ -140,6 +140,10 @@ class Replica:
         waiters, self._ack_waiters = self._ack_waiters, deque()
         for waiter in waiters:
             waiter.done(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        deletes, self._delete_waiters = self._delete_waiters, []
+        for delete in deletes:
+            if not delete.done.done():
+                delete.done.set_result(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     def stop(self) -> None:
         """The partition leaves this broker: whoever waits is answered."""
@@ -191,16 +195,22 @@ class Replica:
         _wake(self._follower_waiters)
         return info
 
-    def when_replicated(self, offset: int, done: Callable[[ErrorCode], None]) -> AckWaiter | None:
-        """Call `done` once `offset` is below the high watermark or cannot be any more; None when it was called now."""
+    def when_replicated(self, offset: int, leader_epoch: int, done: Callable[[ErrorCode], None]) -> AckWaiter | None:
+        """Call `done` once `offset`, appended in `leader_epoch`, is below the high watermark or never will be.
+
+        None when it was called now. In another epoch the offset may hold another record.
+        """
         leader = self.leader
-        if leader is None:
+        if leader is None or leader.leader_epoch != leader_epoch:
             done(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         elif leader.high_watermark > offset:
             done(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND if leader.is_under_min_isr else ErrorCode.NONE)
         else:
-            waiter = AckWaiter(offset, done)
-            self._ack_waiters.append(waiter)
+            waiter, waiters = AckWaiter(offset, done), self._ack_waiters
+            place = len(waiters)
+            while place and waiters[place - 1].offset > offset:  # one that was fsynced meanwhile comes late
+                place -= 1
+            waiters.insert(place, waiter)
             return waiter
         return None
 
@@ -221,6 +231,19 @@ class Replica:
             return
         if leader.isr_changed(isr, partition_epoch, self._monotonic_ms()):
             self._high_watermark_moved(leader)
+        self._check_min_isr(leader)
+        self._check_deleted()
+
+    def replicas_changed(self, replicas: Sequence[int], min_insync_replicas: int) -> None:
+        """The assignment or `min.insync.replicas` changed."""
+        leader = self.leader
+        if leader is None:
+            return
+        if leader.replicas_changed(replicas, min_insync_replicas, self._monotonic_ms()):
+            self._high_watermark_moved(leader)
+        self._check_min_isr(leader)
+
+    def _check_min_isr(self, leader: PartitionLeader) -> None:
         if leader.is_under_min_isr:
             waiters, self._ack_waiters = self._ack_waiters, deque()
             for waiter in waiters:
@@ -235,10 +258,13 @@ class Replica:
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
-    def read(self, request: FetchPartition, replica_id: int, max_bytes: int, min_one_batch: bool) -> ReadResult:
+    def read(
+        self, request: FetchPartition, replica_id: int, replica_epoch: int, max_bytes: int, min_one_batch: bool
+    ) -> ReadResult:
         """What a fetch of this partition gets now; errors are in the result.
 
-        A follower (`replica_id` >= 0) reads to the log end and moves its position; others to the high watermark.
+        A follower (`replica_id` >= 0, with its broker epoch) reads to the log end and moves its position; others
+        read to the high watermark.
         """
         try:
             leader = self.require_leader(request.current_leader_epoch)
@@ -252,7 +278,7 @@ class Replica:
             end = self.high_watermark
             if replica_id >= 0:
                 end = log.log_end_offset
-                join = self._follower_fetched(leader, replica_id, request)
+                join = self._follower_fetched(leader, replica_id, replica_epoch, request)
             if request.fetch_offset == end or (max_bytes <= 0 and not min_one_batch):
                 return ReadResult(self._partition_data(), False, join)
             if end < request.fetch_offset <= log.log_end_offset:
@@ -262,7 +288,7 @@ class Replica:
         except KafkaError as error:
             return ReadResult(self._partition_data(error_code=error.code), True)
 
-    def when_deleted(self, offset: int) -> asyncio.Future[None]:
+    def when_deleted(self, offset: int) -> asyncio.Future[ErrorCode]:
         """Done once every replica that is in the ISR has its log start at `offset` or above; cancel to give up."""
         waiter = DeleteWaiter(offset, asyncio.get_running_loop().create_future())
         self._delete_waiters.append(waiter)
@@ -270,26 +296,29 @@ class Replica:
         return waiter.done
 
     def _check_deleted(self) -> None:
+        if not self._delete_waiters:
+            return
         low = self.log.log_start_offset
         if self.leader is not None:
             followers = self.leader.followers
             low = min([low, *(followers[r].log_start_offset for r in self.leader.isr if r in followers)])
         for waiter in self._delete_waiters:
             if waiter.offset <= low and not waiter.done.done():
-                waiter.done.set_result(None)
+                waiter.done.set_result(ErrorCode.NONE)
         self._delete_waiters = [waiter for waiter in self._delete_waiters if not waiter.done.done()]
 
     def _follower_fetched(
-        self, leader: PartitionLeader, replica_id: int, request: FetchPartition
-    ) -> frozenset[int] | None:
+        self, leader: PartitionLeader, replica_id: int, replica_epoch: int, request: FetchPartition
+    ) -> IsrChange | None:
         if replica_id not in leader.followers:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"broker {replica_id} has no replica here")
         if not self.log.log_start_offset <= request.fetch_offset <= self.log.log_end_offset:
             raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"{request.fetch_offset} is outside of the log")
-        if leader.follower_fetched(replica_id, request.fetch_offset, request.log_start_offset, self._monotonic_ms()):
+        if leader.follower_fetched(
+            replica_id, request.fetch_offset, request.log_start_offset, replica_epoch, self._monotonic_ms()
+        ):
             self._high_watermark_moved(leader)
-        if self._delete_waiters:
-            self._check_deleted()
+        self._check_deleted()
         return leader.isr_to_join(replica_id)
 
     def _partition_data(
@@ -342,14 +371,21 @@ class Replica:
         self._truncate(truncation_offset(diverging, local, self.log.log_end_offset))
         return self.log.log_end_offset
 
-    def restart_in_range(self, leader_start: int) -> bool:
-        """After OFFSET_OUT_OF_RANGE: begin anew at the leader's log start when the log ends below it."""
-        if self.log.log_end_offset >= leader_start:
+    def restart_in_range(self, leader_start: int, leader_high_watermark: int) -> bool:
+        """After OFFSET_OUT_OF_RANGE: begin anew at the leader's log start where nothing in our log can be the leader's.
+
+        That is when the log ends below that start, or when it is empty beyond what the leader has.
+        """
+        log = self.log
+        is_empty_beyond = log.log_start_offset == log.log_end_offset > leader_high_watermark
+        if log.log_end_offset >= leader_start and not is_empty_beyond:
             return False
-        self.log.truncate_fully_and_start_at(leader_start)
+        log.truncate_fully_and_start_at(leader_start)
         self.high_watermark = leader_start
         return True
 
     def _truncate(self, offset: int) -> None:
-        self.log.truncate_to(offset)
-        self.high_watermark = min(self.high_watermark, self.log.log_end_offset)
+        try:
+            self.log.truncate_to(offset)
+        finally:  # a disk that fails half way may have cut the log all the same
+            self.high_watermark = min(self.high_watermark, self.log.log_end_offset)

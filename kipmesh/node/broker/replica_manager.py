@@ -6,14 +6,18 @@ topic that was deleted and created again under its name never meets its old log.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import asyncio
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import NamedTuple
 
 import structlog
 
 from kipmesh.core.config import BrokerConfig, TopicConfig
+from kipmesh.core.errors import KafkaError
 from kipmesh.core.messages import PartitionLogEnd, TopicIdPartition
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage, PartitionState
+from kipmesh.core.replica.leader import IsrChange
 from kipmesh.node.broker.disk import Disk
 from kipmesh.node.broker.fetcher import ReplicaFetcher
 from kipmesh.node.broker.metrics import BrokerMetrics
@@ -48,6 +52,7 @@ class ReplicaManager:
         now_ms: Callable[[], int],
         monotonic_ms: Callable[[], int],
         broker_epoch: Callable[[], int],
+        on_task_done: Callable[[asyncio.Task[None]], None],
     ) -> None:
         self._config = config
         self._broker_id = config.node_id
@@ -59,6 +64,7 @@ class ReplicaManager:
         self._now_ms = now_ms
         self._monotonic_ms = monotonic_ms
         self._broker_epoch = broker_epoch
+        self._on_task_done = on_task_done
         self._defaults = config.topic_defaults()
         self._topic_configs: dict[str, TopicConfig] = {}
         self._fetchers: dict[int, ReplicaFetcher] = {}
@@ -67,31 +73,40 @@ class ReplicaManager:
     async def apply(self, image: MetadataImage, delta: MetadataDelta) -> None:
         """Follow what `delta` says has changed in `image`."""
         self._partitions.image = image
-        for name in delta.changed_topic_configs:
+        for name in (*delta.changed_topic_configs, *(topic.name for topic in delta.deleted_topics)):
             self._topic_configs.pop(name, None)
         await self._delete(delta, image)
-        wanted = self._wanted(image, delta)
-        await self._create_logs(wanted)
-        self._give_roles(wanted)
+        await self._host(self._wanted(image, delta.changed_partitions))
         self._update_configs(image, delta)
         if delta.changed_brokers:
             self._follow_brokers(image, delta)
         await self._stop_idle_fetchers()
         self._is_first = False
 
+    async def retry(self) -> None:
+        """Host what the disk refused before; called by the task that calls `apply`."""
+        if self._partitions.unhosted:
+            await self._host(self._wanted(self._partitions.image, set(self._partitions.unhosted)))
+
     # --- what to host ----------------------------------------------------------------------------------------------
 
-    def _wanted(self, image: MetadataImage, delta: MetadataDelta) -> list[_Wanted]:
+    def _wanted(self, image: MetadataImage, changed: Collection[tuple[bytes, int]]) -> list[_Wanted]:
+        """Those of `changed` that this broker is to have, partitions of a topic together."""
         wanted = []
-        for topic_id, partition in delta.changed_partitions:
-            topic = image.topics[topic_id]
-            state = topic.partitions[partition]
-            if self._broker_id in state.replicas:
-                wanted.append(_Wanted(topic_id, topic.name, partition, state))
+        for topic_id, partition in sorted(changed):
+            state = image.partition(topic_id, partition)
+            if state is not None and self._broker_id in state.replicas:
+                wanted.append(_Wanted(topic_id, image.topics[topic_id].name, partition, state))
+            else:
+                self._partitions.unhosted.discard((topic_id, partition))
         return wanted
 
+    async def _host(self, wanted: list[_Wanted]) -> None:
+        await self._create_logs(wanted)
+        self._give_roles(wanted)
+
     async def _delete(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """Logs of deleted topics, of partitions that moved away, and at the start those that nothing names."""
+        """Logs of deleted topics and of partitions that moved away; at the start, what nothing names is set aside."""
         gone: set[tuple[str, int]] = set()
         for topic in delta.deleted_topics:
             gone.update((topic.name, partition) for partition in topic.partitions)
@@ -116,14 +131,19 @@ class ReplicaManager:
                 self._forget(replica)
             deleted.append((name, partition))
         if deleted:
-            now_ms = self._now_ms()
+            await self._disk.run(partial(self._remove_logs, deleted, keep=self._is_first))
+            log.info("logs set aside" if self._is_first else "logs deleted", partitions=len(deleted))
 
-            def delete() -> None:
-                for name, partition in deleted:
+    def _remove_logs(self, keys: list[tuple[str, int]], *, keep: bool) -> None:
+        now_ms = self._now_ms()
+        for name, partition in keys:
+            try:
+                if keep:  # it may be the metadata that is wrong: Kafka's `-stray`
+                    self._log_manager.set_aside(name, partition)
+                else:
                     self._log_manager.delete(name, partition, now_ms)
-
-            await self._disk.run(delete)
-            log.info("logs deleted", partitions=len(deleted))
+            except KafkaError as error:
+                log.error("log cannot be removed", topic=name, partition=partition, error=str(error))
 
     def _forget(self, replica: Replica) -> None:
         replica.stop()
@@ -136,21 +156,33 @@ class ReplicaManager:
         if not missing:
             return
         configs = {item.topic: self._topic_config(item.topic) for item in missing}
-        now_ms = self._now_ms()
+        replicas, refused = await self._disk.run(partial(self._create, missing, configs))
+        for replica in replicas:
+            self._partitions.add(replica)
+            self._partitions.unhosted.discard((replica.topic_id, replica.partition))
+        for item, error in refused:
+            if (item.topic_id, item.partition) not in self._partitions.unhosted:
+                log.error("log cannot be created", topic=item.topic, partition=item.partition, error=str(error))
+                self._partitions.unhosted.add((item.topic_id, item.partition))
 
-        def create() -> list[Replica]:
-            replicas = []
-            for item in missing:
+    def _create(
+        self, missing: list[_Wanted], configs: dict[str, TopicConfig]
+    ) -> tuple[list[Replica], list[tuple[_Wanted, KafkaError]]]:
+        """On the disk's thread: open or make the logs; those that the disk refuses come back with the error."""
+        now_ms = self._now_ms()
+        replicas, refused = [], []
+        for item in missing:
+            try:
                 held = self._log_manager.get(item.topic, item.partition)
                 if held is not None and held.topic_id not in (b"", item.topic_id):
                     self._log_manager.delete(item.topic, item.partition, now_ms)
                 held = self._log_manager.create(item.topic, item.partition, item.topic_id, configs[item.topic], now_ms)
-                high_watermark = self._log_manager.checkpointed_high_watermark(item.topic, item.partition)
-                replicas.append(Replica(self._broker_id, held, high_watermark, self._monotonic_ms))
-            return replicas
-
-        for replica in await self._disk.run(create):
-            self._partitions.add(replica)
+            except KafkaError as error:
+                refused.append((item, error))
+                continue
+            high_watermark = self._log_manager.checkpointed_high_watermark(item.topic, item.partition)
+            replicas.append(Replica(self._broker_id, held, high_watermark, self._monotonic_ms))
+        return replicas, refused
 
     # --- roles -----------------------------------------------------------------------------------------------------
 
@@ -167,7 +199,7 @@ class ReplicaManager:
                     state,
                     min_insync_replicas=self._topic_config(item.topic).min_insync_replicas,
                     lag_max_ms=self._config.replica_lag_time_max_ms,
-                    may_join=self._may_join,
+                    eligible_epoch=self._partitions.eligible_epoch,
                 )
             elif (replica.leader_id, replica.leader_epoch) != (state.leader, state.leader_epoch):
                 self._stop_following(replica)
@@ -177,10 +209,6 @@ class ReplicaManager:
         for leader_id, replicas in to_follow.items():
             self._follow(leader_id, replicas)
 
-    def _may_join(self, broker_id: int) -> bool:
-        broker = self._partitions.image.brokers.get(broker_id)
-        return broker is not None and broker.can_lead
-
     def _stop_following(self, replica: Replica) -> None:
         fetcher = self._fetchers.get(replica.leader_id)
         if fetcher is not None:
@@ -189,7 +217,8 @@ class ReplicaManager:
     def _follow(self, leader_id: int, replicas: list[Replica]) -> None:
         address = self._address(leader_id)
         if address is None:
-            return  # it is registered before it can lead; its next registration brings the address
+            log.error("the leader has no listener for replicas", leader=leader_id)
+            return
         fetcher = self._fetchers.get(leader_id)
         if fetcher is None:
             fetcher = self._fetchers[leader_id] = ReplicaFetcher(
@@ -200,6 +229,7 @@ class ReplicaManager:
                 self._metrics,
                 self._now_ms,
                 self._broker_epoch,
+                self._on_task_done,
             )
         fetcher.follow(replicas)
 
@@ -235,7 +265,6 @@ class ReplicaManager:
         return config
 
     def _update_configs(self, image: MetadataImage, delta: MetadataDelta) -> None:
-        now_ms = self._monotonic_ms()
         for name in delta.changed_topic_configs:
             topic = image.topic_by_name(name)
             if topic is None:
@@ -245,8 +274,7 @@ class ReplicaManager:
                 replica = self._partitions.get(topic.topic_id, partition)
                 if replica is not None:
                     replica.log.update_config(config)
-                    if replica.leader is not None:
-                        replica.leader.replicas_changed(state.replicas, config.min_insync_replicas, now_ms)
+                    replica.replicas_changed(state.replicas, config.min_insync_replicas)
 
     # --- questions -------------------------------------------------------------------------------------------------
 
@@ -259,13 +287,13 @@ class ReplicaManager:
                 ends.append(PartitionLogEnd(topic_id, partition, replica.log.latest_epoch, replica.log.log_end_offset))
         return ends
 
-    def shrink_isrs(self, propose: Callable[[Replica, frozenset[int]], None]) -> None:
+    def shrink_isrs(self, propose: Callable[[Replica, IsrChange], None]) -> None:
         """Ask for ISRs without followers that lag behind for too long."""
         now_ms = self._monotonic_ms()
         for replica in self._partitions:
-            isr = replica.leader.isr_without_laggards(now_ms) if replica.leader is not None else None
-            if isr is not None:
-                propose(replica, isr)
+            change = replica.leader.isr_without_laggards(now_ms) if replica.leader is not None else None
+            if change is not None:
+                propose(replica, change)
 
     def high_watermarks(self) -> dict[tuple[str, int], int]:
         """What to checkpoint."""

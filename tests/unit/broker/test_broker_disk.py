@@ -12,6 +12,7 @@ from random import Random
 import pytest
 from conftest_broker import Mesh, eventually, leader_of
 
+from kipmesh.core import messages as m
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.record_batch import build, iterate
 from kipmesh.testing.faulty_fs import FaultyFileSystem
@@ -68,7 +69,7 @@ async def test_a_failed_fsync_ends_the_broker_and_another_leads(disks) -> None:
     systems[1].fail("sync", errno.EIO, path="synced-0")
     assert (await mesh.produce("synced", batch())).error_code == ErrorCode.KAFKA_STORAGE_ERROR
     failed = mesh.brokers[1].failed
-    with pytest.raises(KafkaError, match="fsync of synced-0 failed"):
+    with pytest.raises(KafkaError, match="cannot flush synced-0"):
         await asyncio.wait_for(failed, 5)
     await mesh.brokers.pop(1).abort()
     leader = await leader_of(mesh, topic_id)
@@ -103,3 +104,45 @@ async def test_flush_messages_syncs_before_the_answer(disks) -> None:
     for broker in (1, 2, 3):
         log = mesh.brokers[broker].partitions.get(topic_id, 0).log
         assert log.recovery_point == log.log_end_offset == 1, broker
+
+
+async def test_a_disk_error_ends_the_leader_and_another_leads(disks) -> None:
+    mesh, systems = disks
+    topic_id = await mesh.create("eio")
+    assert (await mesh.produce("eio", batch())).error_code == 0
+    systems[1].fail("write", errno.EIO, path="eio-0")
+    assert (await mesh.produce("eio", batch())).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+    with pytest.raises(KafkaError, match="cannot append to eio-0"):
+        await asyncio.wait_for(mesh.brokers[1].failed, 5)
+    await mesh.brokers.pop(1).abort()
+    leader = await leader_of(mesh, topic_id)
+    assert values_count(await mesh.fetch("eio", 0, via=leader)) == 1
+
+
+def values_count(data: m.PartitionData) -> int:
+    return sum(header.record_count for _, header in iterate(data.records))
+
+
+async def test_a_topic_that_a_full_disk_cannot_host_comes_when_there_is_room(disks) -> None:
+    """The broker goes on with what it has; nobody who leads elsewhere is hurt."""
+    mesh, systems = disks
+    await mesh.create("before")
+    systems[1].fail("open", errno.ENOSPC, path="later-0", times=3)
+    entry = m.CreatableTopic("later", 1, 3)
+    answer = await mesh.call(1, "CreateTopics", m.CreateTopicsRequest([entry], 10_000), "Admin")
+    assert answer.topics[0].error_code == 0
+    await eventually(lambda: mesh.brokers[1].partitions.unhosted or not systems[1].faults, "the disk refused")
+    if mesh.brokers[1].partitions.unhosted:
+        assert (await mesh.produce("later", batch())).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+    assert (await mesh.produce("before", batch())).error_code == 0
+    await eventually(lambda: mesh.brokers[1].partitions.get(answer.topics[0].topic_id, 0), "hosted after all")
+    assert (await mesh.produce("later", batch())).error_code == 0
+    assert not mesh.brokers[1].failed.done()
+
+
+async def test_a_full_disk_under_the_metadata_log_is_waited_out(disks) -> None:
+    mesh, systems = disks
+    systems[2].fail("write", errno.ENOSPC, path="__cluster_metadata-0", times=3)
+    await mesh.create("seen")
+    assert not mesh.brokers[2].failed.done()
+    assert mesh.brokers[2].ready

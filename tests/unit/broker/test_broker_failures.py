@@ -237,3 +237,37 @@ async def test_a_fenced_follower_is_not_waited_for(mesh: Mesh) -> None:
     begin = time.monotonic()
     await acknowledged(mesh, "fenced", topic_id, b"2")
     assert time.monotonic() - begin < 10, "about the session timeout of 1 s"
+
+
+async def test_a_recreated_topic_does_not_inherit_the_old_one_s_configuration(mesh: Mesh) -> None:
+    await mesh.create("fresh", retention_ms="1000", min_insync_replicas="3")
+    await mesh.call(1, "DeleteTopics", m.DeleteTopicsRequest([m.DeleteTopicState("fresh")], 10_000), "Admin")
+    for node in mesh.brokers.values():
+        await eventually(lambda node=node: not node.partitions.image.topic_by_name("fresh"), "it is gone")
+    topic_id = await mesh.create("fresh")
+    replica = mesh.brokers[1].partitions.get(topic_id, 0)
+    assert replica.log.config.retention_ms == TopicConfig().retention_ms
+    assert replica.leader.min_insync_replicas == 2
+
+
+async def test_a_log_that_is_deleted_while_it_waits_for_an_fsync_hurts_nobody(mesh: Mesh) -> None:
+    await mesh.create("kept")
+    await mesh.create("gone", flush_messages="1")
+    writing = [asyncio.create_task(mesh.produce("gone", batch(b"x"))) for _ in range(20)]
+    await mesh.call(1, "DeleteTopics", m.DeleteTopicsRequest([m.DeleteTopicState("gone")], 10_000), "Admin")
+    await asyncio.gather(*writing)
+    assert (await mesh.produce("kept", batch(b"x"))).error_code == 0
+    assert not any(node.failed.done() for node in mesh.brokers.values())
+
+
+async def test_a_log_that_the_metadata_does_not_name_is_kept_aside(mesh: Mesh) -> None:
+    await mesh.create("named")
+    await kill(mesh, 3)
+    manager = LogManager(
+        RealFileSystem(), (str(mesh.folder / "broker-3"),), cluster_id="broker-tests", node_id=3, defaults=TopicConfig()
+    )
+    manager.load(0)
+    manager.create("stranger", 0, b"s" * 16, TopicConfig(), 0).append_as_follower(assign(batch(b"x"), 0, 0), 0)
+    manager.abandon()
+    await restart(mesh, 3)
+    await eventually(lambda: list((mesh.folder / "broker-3").glob("stranger-0.*-stray")), "it is kept")

@@ -1,0 +1,171 @@
+"""AlterPartition from a leader: what was decided is asked for, once, and counted until the answer is certain."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from prometheus_client import CollectorRegistry
+
+from kipmesh.core import messages as m
+from kipmesh.core.config import TopicConfig
+from kipmesh.core.errors import ErrorCode
+from kipmesh.core.metadata.image import BrokerState, MetadataImage, PartitionState
+from kipmesh.core.record_batch import build
+from kipmesh.node.broker.isr_changes import IsrChanges
+from kipmesh.node.broker.metrics import BrokerMetrics
+from kipmesh.node.broker.partitions import Partitions
+from kipmesh.node.broker.replica import Replica
+from kipmesh.rpc.client import TransportError
+from kipmesh.storage.fs import RealFileSystem
+from kipmesh.storage.log_manager import LogManager
+
+TOPIC_ID = b"t" * 16
+
+
+class Leader:
+    """Broker 1 leads with ISR {1, 2}; 3 follows. `answers` say what the controller does with each request."""
+
+    def __init__(self, folder: Path) -> None:
+        self.manager = LogManager(RealFileSystem(), (str(folder),), cluster_id="c", node_id=1, defaults=TopicConfig())
+        self.manager.load(0)
+        log = self.manager.create("t", 0, TOPIC_ID, TopicConfig(), 0)
+        image = MetadataImage()
+        image.brokers.update({broker: registered(broker, 100 + broker) for broker in (1, 2, 3)})
+        self.partitions = Partitions(image)
+        self.replica = Replica(1, log, 0, lambda: 1000)
+        self.partitions.add(self.replica)
+        self.replica.become_leader(
+            PartitionState((1, 2, 3), (1, 2), 1, 0, 0),
+            min_insync_replicas=2,
+            lag_max_ms=30_000,
+            eligible_epoch=self.partitions.eligible_epoch,
+        )
+        for _ in range(10):
+            batch = build([(None, b"v")], base_offset=0, leader_epoch=-1, timestamp_ms=1)
+            self.replica.append(batch, -1, 1)
+        self.requests: list[m.AlterPartitionRequest] = []
+        self.answers: list[Callable[[m.AlterPartitionRequest], m.AlterPartitionResponse]] = []
+        metrics = BrokerMetrics(CollectorRegistry())
+        self.changes = IsrChanges(1, self.partitions, self, metrics, lambda: 101, lambda: 1000)  # type: ignore[arg-type]
+
+    async def call(self, service: str, method: str, request: Any, timeout_s: float) -> Any:
+        self.requests.append(request)
+        if not self.answers:
+            await asyncio.sleep(3600)
+        return self.answers.pop(0)(request)
+
+    def fetch(self, broker: int, offset: int) -> None:
+        asked = m.FetchPartition(0, 0, offset, 0 if offset else -1, 0, 1000)
+        result = self.replica.read(asked, broker, self.partitions.broker_epoch(broker), 1000, True)
+        assert result.data.error_code == 0
+        if result.isr_to_join is not None:
+            self.changes.propose(self.replica, result.isr_to_join)
+
+    async def run(self) -> None:
+        task = asyncio.create_task(self.changes.run())
+        await asyncio.sleep(0.3)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def registered(broker: int, epoch: int) -> BrokerState:
+    return BrokerState(broker, epoch, b"x" * 16, {}, None, False, False, False)
+
+
+def unavailable(request: m.AlterPartitionRequest) -> m.AlterPartitionResponse:
+    raise TransportError("controller", "AlterPartition", grpc.StatusCode.UNAVAILABLE, "restarting")
+
+
+@pytest.fixture
+def leader(tmp_path: Path) -> Any:
+    it = Leader(tmp_path)
+    yield it
+    it.manager.abandon()
+
+
+def asked(request: m.AlterPartitionRequest) -> m.AlterPartitionPartition:
+    return request.topics[0].partitions[0]
+
+
+async def test_a_retry_names_the_registration_that_fetched(leader: Leader) -> None:
+    def restart(request: m.AlterPartitionRequest) -> m.AlterPartitionResponse:
+        leader.partitions.image.brokers[3] = registered(3, 199)  # it came back, perhaps empty
+        return unavailable(request)
+
+    leader.answers.append(restart)
+    leader.fetch(2, 10)
+    leader.fetch(3, 10)
+    await leader.run()
+    assert len(leader.requests) == 2
+    assert m.IsrMember(3, 103) in asked(leader.requests[1]).new_isr_with_epochs
+
+
+async def test_newer_news_ends_what_was_asked_before(leader: Leader) -> None:
+    def news(request: m.AlterPartitionRequest) -> m.AlterPartitionResponse:
+        leader.replica.isr_changed((1, 2), 7)
+        return unavailable(request)
+
+    leader.answers.append(news)
+    leader.fetch(2, 10)
+    leader.fetch(3, 10)
+    await leader.run()
+    assert len(leader.requests) == 1
+    assert leader.replica.leader is not None
+    assert leader.replica.leader.pending is None
+
+
+@pytest.mark.parametrize(
+    ("code", "still_counts"), [(ErrorCode.INELIGIBLE_REPLICA, False), (ErrorCode.INVALID_UPDATE_VERSION, True)]
+)
+async def test_only_a_certain_refusal_stops_the_counting(leader: Leader, code: ErrorCode, still_counts: bool) -> None:
+    answer = m.AlterPartitionPartitionResponse(0, code)
+    topics = [m.AlterPartitionTopicResponse(TOPIC_ID, [answer])]
+    leader.answers.append(lambda request: m.AlterPartitionResponse(topics=topics))
+    leader.fetch(2, 10)
+    leader.fetch(3, 10)
+    await leader.run()
+    assert leader.replica.leader is not None
+    assert (leader.replica.leader.pending is not None) is still_counts
+
+
+async def test_an_answer_of_success_is_the_new_isr(leader: Leader) -> None:
+    answer = m.AlterPartitionPartitionResponse(0, 0, 1, 0, (1, 2, 3), 0, 1)
+    topics = [m.AlterPartitionTopicResponse(TOPIC_ID, [answer])]
+    leader.answers.append(lambda request: m.AlterPartitionResponse(topics=topics))
+    leader.fetch(2, 10)
+    leader.fetch(3, 10)
+    await leader.run()
+    assert leader.replica.leader is not None
+    assert leader.replica.leader.isr == {1, 2, 3}
+
+
+def test_acks_of_an_earlier_leadership_are_not_given_by_a_later_one(leader: Leader) -> None:
+    """Between append and answer the broker was deposed, truncated, and led again: the offset is another record's."""
+    codes: list[ErrorCode] = []
+    leader.fetch(2, 10)
+    assert leader.replica.high_watermark == 10
+    leader.replica.become_follower(PartitionState((1, 2, 3), (2,), 2, 1, 1))
+    leader.replica.become_leader(
+        PartitionState((1, 2, 3), (1, 2), 1, 2, 2),
+        min_insync_replicas=2,
+        lag_max_ms=30_000,
+        eligible_epoch=leader.partitions.eligible_epoch,
+    )
+    assert leader.replica.when_replicated(9, 0, codes.append) is None
+    assert codes == [ErrorCode.NOT_LEADER_OR_FOLLOWER]
+
+
+def test_waiters_are_answered_in_the_order_of_offsets(leader: Leader) -> None:
+    """One whose fsync took longer waits from later on, and is not held up by the others."""
+    answered: list[int] = []
+    for offset in (9, 3, 6):
+        leader.replica.when_replicated(offset, 0, lambda code, offset=offset: answered.append(offset))
+    leader.fetch(2, 5)
+    assert answered == [3]
+    leader.fetch(2, 10)
+    assert answered == [3, 6, 9]
