@@ -83,15 +83,18 @@ class MetadataImage:
         "next_producer_id",
         "offset",
         "partition_count",
+        "timestamp_ms",
         "topics",
     )
 
-    def __init__(self, offset: int = -1, epoch: int = 0) -> None:
+    def __init__(self, offset: int = -1, epoch: int = 0, timestamp_ms: int = -1) -> None:
         """Empty: before the log's first record, or at the end of a snapshot whose records are to be applied."""
         self.offset = offset
         """Offset of the last applied record, -1 for none."""
         self.epoch = epoch
         """Quorum epoch of the last applied record."""
+        self.timestamp_ms = timestamp_ms
+        """When the last replayed batch was appended; a snapshot's header has it."""
         self.failed = False
         """Whether a record could not be applied: then this is no state of the cluster."""
         self.brokers: dict[int, BrokerState] = {}
@@ -129,6 +132,7 @@ class MetadataImage:
         return CapturedImage(
             self.offset,
             self.epoch,
+            self.timestamp_ms,
             dict(self.brokers),
             dict(self.topics),
             dict(self.features),
@@ -208,6 +212,7 @@ class MetadataImage:
                 self.offset = record.offset
                 self._apply(r.decode_record(record.value), delta)
         self.offset = header.last_offset
+        self.timestamp_ms = header.max_timestamp
 
     def apply(self, record: r.Record, delta: MetadataDelta) -> None:
         """Apply one record; the caller has set `offset` (and `epoch`) to the record's. Prefer `replay`."""

@@ -47,7 +47,9 @@ def encode_partition(
 ) -> bytes | None:
     """The frame of a partition; `numbers` are leader, leader epoch and partition epoch."""
     count, in_sync, placed = len(replicas), len(isr), len(directories)
-    if max(count, in_sync, placed) >= _COUNT_MAX:
+    ids = b"".join(directories)
+    # Struct would fill up a short id, and cut a long one.
+    if max(count, in_sync, placed) >= _COUNT_MAX or len(topic_id) != _UUID_BYTES or len(ids) != placed * _UUID_BYTES:
         return None
     return _shape(count, in_sync, placed).pack(
         _PREFIX,
@@ -60,7 +62,7 @@ def encode_partition(
         _EMPTY_ARRAYS,
         *numbers,
         placed + 1,
-        b"".join(directories),
+        ids,
         0,
     )
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from kipmesh.core.messages import SnapshotId
 from kipmesh.core.metadata import records as r
 
 LEADER_ROLE_FEATURE = "kipmesh.leader"
@@ -110,12 +111,19 @@ class CapturedImage(NamedTuple):
     offset: int
     """Of the last record that is in it."""
     epoch: int
+    timestamp_ms: int
+    """When that record was appended."""
     brokers: Mapping[int, BrokerState]
     topics: Mapping[bytes, TopicState]
     features: Mapping[str, int]
     next_producer_id: int
     configs: Mapping[tuple[int, str], Mapping[str, str]]
     """By type and name of the resource."""
+
+    @property
+    def snapshot_id(self) -> SnapshotId:
+        """Of the snapshot that says this (630-01)."""
+        return SnapshotId(self.offset + 1, self.epoch)
 
 
 def changed(state: PartitionState, record: r.PartitionChangeRecord) -> PartitionState:

@@ -7,9 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_strategies import IDS, apply, assert_same, images, partition_records, records, restored
 
+from kipmesh.core import record_batch
 from kipmesh.core.errors import CorruptRecordError
+from kipmesh.core.messages import SnapshotId
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
+from kipmesh.core.metadata.image_difference import difference
 from kipmesh.core.metadata.image_writer import image_records, image_values
 from kipmesh.core.metadata.partition_codec import decode_partition, encode_partition
 
@@ -111,6 +114,42 @@ def test_what_is_outdated() -> None:
     assert len(delta.outdated) == 9
 
 
+def test_a_capture_knows_its_snapshot() -> None:
+    image = MetadataImage()
+    batch = record_batch.build(
+        [(None, r.encode_record(r.NoOpRecord()))] * 3, base_offset=0, leader_epoch=4, timestamp_ms=77
+    )
+    image.replay(batch, MetadataDelta())
+    captured = image.capture()
+    assert (captured.snapshot_id, captured.timestamp_ms) == (SnapshotId(3, 4), 77)
+    assert MetadataImage(captured.offset, captured.epoch, captured.timestamp_ms) == image
+
+
+@given(images(), st.data())
+@settings(max_examples=100, deadline=None)
+def test_a_difference_is_what_changed(image: MetadataImage, data: st.DataObject) -> None:
+    before = restored(image.offset, image.epoch, list(image_records(image.capture())))
+    assert not difference(before, image)
+    applied = MetadataDelta()
+    for _ in range(data.draw(st.integers(1, 10))):
+        apply(image, data.draw(records(image)), applied)
+    found = difference(before, image)
+    assert found.changed_partitions <= applied.changed_partitions
+    assert found.changed_brokers <= applied.changed_brokers
+    assert {topic.topic_id for topic in found.deleted_topics} == before.topics.keys() - image.topics.keys()
+    for topic in image.topics.values():
+        known = before.topics.get(topic.topic_id)
+        for partition, state in topic.partitions.items():
+            is_same = known is not None and known.partitions.get(partition) == state
+            assert is_same != ((topic.topic_id, partition) in found.changed_partitions)
+        is_same = before.topic_config(topic.name) == image.topic_config(topic.name)
+        assert is_same != (topic.name in found.changed_topic_configs)
+    assert found.changed_topic_configs <= image.topic_names.keys()
+    for broker_id in {*before.brokers, *image.brokers}:
+        is_same = before.brokers.get(broker_id) == image.brokers.get(broker_id)
+        assert is_same != (broker_id in found.changed_brokers)
+
+
 @given(partition_records())
 @settings(deadline=None)
 def test_partition_codec_agrees_with_the_tables(record: r.PartitionRecord) -> None:
@@ -135,6 +174,9 @@ def test_partition_codec_leaves_the_unusual_to_the_tables() -> None:
     long = tuple(range(130))
     record = r.PartitionRecord(1, TOPIC, long, long, (), (), 1, 0, 1, 1, (bytes(16),) * 130)
     assert encode_partition(TOPIC, 1, long, long, (1, 1, 1), ()) is None
+    assert encode_partition(TOPIC[1:], 1, (1,), (1,), (1, 1, 1), ()) is None
+    assert encode_partition(TOPIC, 1, (1,), (1,), (1, 1, 1), (TOPIC[1:],)) is None
+    assert encode_partition(TOPIC, 1, (1,), (1,), (1, 1, 1), (TOPIC * 2,)) is None
     encoded = r.encode_record(record)
     assert decode_partition(encoded) is None
     assert r.decode_record(encoded) == record
