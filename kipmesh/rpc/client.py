@@ -1,6 +1,7 @@
 """Calls to other nodes: a connection an address, unary calls, and the stream of replica fetchers.
 
-Every failure of the transport is a `TransportError`; errors that a peer answers with are in the messages.
+Every failure of the transport is a `TransportError`; errors that a peer answers with are in the messages. A request
+that cannot be said (text that is no Unicode, a number out of range) raises KafkaError(INVALID_REQUEST) unsent.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ import asyncio
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from kipmesh.rpc.codec import METHODS, Value
+from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.rpc.codec import METHODS, Method, Value
 from kipmesh.rpc.server import CLIENT_ID_KEY, DEFAULT_MESSAGE_BYTES_MAX
 
 _OPTIONS = [
@@ -46,11 +49,19 @@ def _transport_error(address: str, method: str, error: grpc.RpcError) -> Transpo
     return TransportError(address, method, error.code(), error.details() or "")
 
 
-def _understood(address: str, method: str, response: Value | None) -> Value:
-    """grpc.aio gives None for an answer that could not be decoded."""
-    if response is None:
-        raise TransportError(address, method, grpc.StatusCode.INTERNAL, "the answer cannot be decoded")
-    return response
+def _encode(method: Method, request: Value) -> bytes:
+    try:
+        return method.request.encode(request)
+    except (TypeError, ValueError) as error:  # text that is no Unicode, a number out of range
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"{method.name} cannot say that: {error}") from None
+
+
+def _decode(address: str, method: Method, data: bytes) -> Value:
+    try:
+        return method.response.decode(data)
+    except DecodeError as error:
+        text = f"the answer cannot be decoded: {error}"
+        raise TransportError(address, method.name, grpc.StatusCode.INTERNAL, text) from None
 
 
 class Connection:
@@ -68,7 +79,7 @@ class Connection:
         if call is None:
             method = METHODS[service][name]
             make = self._channel.stream_stream if method.streaming else self._channel.unary_unary
-            call = make(method.path, method.request.encode, method.response.decode)
+            call = make(method.path)
             self._calls[service, name] = call
         return call
 
@@ -76,13 +87,15 @@ class Connection:
         self, service: str, method: str, request: Value, timeout_s: float, wait_for_ready: bool = False
     ) -> Value:
         """One unary call; raises TransportError. `wait_for_ready` waits for a connection within the time limit."""
+        known = METHODS[service][method]
+        data = _encode(known, request)
         try:
-            response = await self._callable(service, method)(
-                request, timeout=timeout_s, metadata=self._metadata, wait_for_ready=wait_for_ready
+            answer = await self._callable(service, method)(
+                data, timeout=timeout_s, metadata=self._metadata, wait_for_ready=wait_for_ready
             )
         except grpc.aio.AioRpcError as error:
             raise _transport_error(self.address, method, error) from None
-        return _understood(self.address, method, response)
+        return _decode(self.address, known, answer)
 
     async def fetch(self, request: Value, timeout_s: float) -> Value:
         """One Fetch of the Broker service over a stream that is kept for the next: half a unary call's latency."""
@@ -97,7 +110,8 @@ class Connection:
 
     def fetch_stream(self, service: str) -> FetchStream:
         """Open a stream of Fetch requests and responses."""
-        return FetchStream(self.address, self._callable(service, "FetchStream")(metadata=self._metadata))
+        call = self._callable(service, "FetchStream")(metadata=self._metadata)
+        return FetchStream(self.address, METHODS[service]["FetchStream"], call)
 
     async def close(self) -> None:
         """Close; running calls fail."""
@@ -110,17 +124,19 @@ class Connection:
 class FetchStream:
     """One request at a time over a bidirectional stream; a broken one raises TransportError and is then useless."""
 
-    def __init__(self, address: str, call: Any) -> None:
+    def __init__(self, address: str, method: Method, call: Any) -> None:
         self._address = address
+        self._method = method
         self._call = call
         self._dropped = False
 
     async def exchange(self, request: Value, timeout_s: float) -> Value:
         """Send one FetchRequest and wait for its FetchResponse."""
+        data = _encode(self._method, request)
         try:
             async with asyncio.timeout(timeout_s):
-                await self._call.write(request)
-                response = await self._call.read()
+                await self._call.write(data)
+                answer = await self._call.read()
         except TimeoutError:
             self.cancel()
             raise TransportError(self._address, "FetchStream", grpc.StatusCode.DEADLINE_EXCEEDED, "no answer") from None
@@ -133,9 +149,9 @@ class FetchStream:
             raise
         except asyncio.InvalidStateError as error:
             raise TransportError(self._address, "FetchStream", grpc.StatusCode.UNAVAILABLE, str(error)) from None
-        if response is grpc.aio.EOF:
+        if answer is grpc.aio.EOF:
             raise TransportError(self._address, "FetchStream", grpc.StatusCode.UNAVAILABLE, "the stream ended")
-        return _understood(self._address, "FetchStream", response)
+        return _decode(self._address, self._method, answer)
 
     def cancel(self) -> None:
         """Drop the stream: a running exchange ends with a TransportError (CANCELLED)."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -47,22 +48,36 @@ def _context(context: grpc.aio.ServicerContext[Any, Any]) -> RequestContext:
     return RequestContext(client_id, context.peer())
 
 
-def _unary(method: Method, handler: Handler) -> Any:
-    async def answer(request: Value, context: grpc.aio.ServicerContext[Any, Any]) -> Value:
-        return await handler(request, _context(context))
+async def _decode(method: Method, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Value:
+    """The request; bytes that are none end the call with INVALID_ARGUMENT, and no more than that."""
+    try:
+        return method.request.decode(data)
+    except DecodeError as error:
+        log.info("request not understood", method=method.name, peer=context.peer(), error=str(error))
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a {method.name} request")
 
-    return grpc.unary_unary_rpc_method_handler(answer, method.request.decode, method.response.encode)
+
+# Messages are translated here and not by grpc: it logs a failure as its own, and answers UNKNOWN.
+
+
+def _unary(method: Method, handler: Handler) -> Any:
+    async def answer(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+        request = await _decode(method, data, context)
+        return method.response.encode(await handler(request, _context(context)))
+
+    return grpc.unary_unary_rpc_method_handler(answer)
 
 
 def _stream(method: Method, handler: Handler) -> Any:
     async def answer(
-        requests: AsyncIterator[Value], context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[Value]:
+        requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[bytes]:
         who = _context(context)
-        async for request in requests:
-            yield await handler(request, who)
+        async for data in requests:
+            request = await _decode(method, data, context)
+            yield method.response.encode(await handler(request, who))
 
-    return grpc.stream_stream_rpc_method_handler(answer, method.request.decode, method.response.encode)
+    return grpc.stream_stream_rpc_method_handler(answer)
 
 
 def _snake(name: str) -> str:

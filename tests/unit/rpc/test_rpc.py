@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections.abc import AsyncIterator
 
@@ -13,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from kipmesh.core import messages as m
+from kipmesh.core.errors import KafkaError
 from kipmesh.rpc.client import ConnectionPool, TransportError
 from kipmesh.rpc.server import PortInUseError, RequestContext, Server
 
@@ -79,6 +79,30 @@ async def test_what_is_not_served_is_a_transport_error(served: tuple[Echo, str],
     assert (await connection.call("Broker", "Fetch", m.FetchRequest(max_bytes=1), 5)).error_code == 0
 
 
+async def test_what_cannot_be_said_is_not_sent(served: tuple[Echo, str], pool: ConnectionPool) -> None:
+    connection = pool.get(served[1])
+    for request in (m.FetchRequest(rack_id="\udcff"), m.FetchRequest(max_bytes=2**40), m.FetchRequest(session_id="x")):
+        with pytest.raises(KafkaError, match="INVALID_REQUEST: Fetch cannot say that"):
+            await connection.call("Broker", "Fetch", request, 5)
+        with pytest.raises(KafkaError, match="INVALID_REQUEST"):
+            await connection.fetch(request, 5)
+    assert not served[0].contexts
+
+
+async def test_an_answer_that_is_none_is_a_transport_error(pool: ConnectionPool) -> None:
+    async def nonsense(data: bytes, context: object) -> bytes:
+        return b"\xff" * 20
+
+    server = grpc.aio.server()
+    handler = grpc.unary_unary_rpc_method_handler(nonsense)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("kipmesh.v1.Broker", {"Fetch": handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    with pytest.raises(TransportError, match="cannot be decoded"):
+        await pool.get(f"127.0.0.1:{port}").call("Broker", "Fetch", m.FetchRequest(), 5)
+    await server.stop(0)
+
+
 async def test_nobody_there_is_said_at_once(pool: ConnectionPool) -> None:
     with pytest.raises(TransportError, match="UNAVAILABLE"):
         await pool.get("127.0.0.1:1").call("Broker", "Fetch", m.FetchRequest(), 5)
@@ -89,12 +113,16 @@ async def test_nobody_there_is_said_at_once(pool: ConnectionPool) -> None:
 async def test_malformed_and_oversized_messages_leave_the_server_alive(
     served: tuple[Echo, str], pool: ConnectionPool
 ) -> None:
-    address = served[1]
+    address, codes = served[1], set()
     async with grpc.aio.insecure_channel(address) as channel:
         raw = channel.unary_unary("/kipmesh.v1.Broker/Fetch")
         for payload in [b"\xff" * 50, b"\x52\xff\xff\xff\x0f", *(os.urandom(64) for _ in range(50))]:
-            with contextlib.suppress(grpc.aio.AioRpcError):  # refused, or understood by accident
+            try:
                 await raw(payload, timeout=0.5)
+            except grpc.aio.AioRpcError as error:
+                codes.add(error.code())
+        assert grpc.StatusCode.INVALID_ARGUMENT in codes
+        assert codes <= {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.DEADLINE_EXCEEDED}  # some make sense
         with pytest.raises(grpc.aio.AioRpcError) as large:
             await raw(b"\x5a" + b"\x00" * (LIMIT + 1), timeout=5)
         assert large.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
