@@ -128,8 +128,10 @@ class ControllerConfig(NodeConfig):
     """Replicas of a topic that is created without a number; at most the brokers there are."""
     min_insync_replicas: Positive = 2
     """Default of the topics' `min.insync.replicas`, lowered to the replicas that a topic has."""
-    max_partitions_per_request: Positive = 200_000
-    """Most partitions that one CreateTopics or CreatePartitions request may make."""
+    unclean_leader_election_enable: bool = False
+    """Default of the topics' `unclean.leader.election.enable`."""
+    max_partitions_per_request: Positive = 10_000
+    """Most partitions that one CreateTopics or CreatePartitions request may make; no other is decided meanwhile."""
     controller_quorum_fetch_timeout_ms: Positive = 1000
     """Time in ms without a fetch from the leader's view after which an election starts."""
     controller_quorum_election_timeout_ms: Positive = 500

@@ -40,6 +40,7 @@ from kipmesh.core.metadata.records import (
     Record,
     RegisterBrokerRecord,
 )
+from kipmesh.core.metadata.request_limits import refusal, registration_fault
 from kipmesh.core.metadata.sessions import BrokerSessions, Session
 
 BROKERS_MAX = 10_000
@@ -106,15 +107,12 @@ class BrokerLifecycle:
         self, request: BrokerRegistrationRequest, existing: BrokerState | None, now_ms: int
     ) -> tuple[ErrorCode, str | None]:
         if request.cluster_id != self._cluster_id:
-            return ErrorCode.INCONSISTENT_CLUSTER_ID, (
+            return ErrorCode.INCONSISTENT_CLUSTER_ID, refusal(
                 f"this is cluster {self._cluster_id!r}, the broker belongs to {request.cluster_id!r}"
             )
-        if not 0 <= request.broker_id < 2**31 or len(request.incarnation_id) != 16 or not request.listeners:
-            return ErrorCode.INVALID_REQUEST, "a registration has a broker id, an incarnation id and listeners"
-        if any(len(directory) != 16 for directory in request.log_dirs):
-            return ErrorCode.INVALID_REQUEST, "a log folder's id has 16 bytes"
-        if any(not 0 <= listener.port <= 65535 for listener in request.listeners):
-            return ErrorCode.INVALID_REQUEST, "a listener's port is not between 0 and 65535"
+        fault = registration_fault(request)
+        if fault is not None:
+            return ErrorCode.INVALID_REQUEST, fault
         if existing is None:
             if len(self._image.brokers) >= BROKERS_MAX:
                 return ErrorCode.POLICY_VIOLATION, f"there are {BROKERS_MAX} brokers already"
@@ -158,7 +156,7 @@ class BrokerLifecycle:
             is_caught_up=caught_up,
             is_fenced=fenced,
             should_shut_down=should_stop,
-            wanted_log_ends=() if should_stop else self._wanted_log_ends(broker),
+            wanted_log_ends=self._wanted_log_ends(broker) if caught_up and not should_stop else (),
         )
         return Decision(records, response)
 

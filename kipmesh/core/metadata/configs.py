@@ -1,4 +1,8 @@
-"""IncrementalAlterConfigs and DescribeConfigs of topics. Brokers' configurations are theirs to describe."""
+"""IncrementalAlterConfigs and DescribeConfigs of topics.
+
+The controller has no configuration of anything else: requests for brokers' configurations are answered with
+INVALID_REQUEST, here and by the brokers, which forward them.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,7 @@ from kipmesh.core.messages import (
 from kipmesh.core.metadata.decision import Decision
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, TOPIC_RESOURCE, MetadataImage, TopicState
 from kipmesh.core.metadata.records import ConfigRecord, Record
+from kipmesh.core.metadata.request_limits import config_value_fault, refusal
 
 MIN_INSYNC_REPLICAS = "min.insync.replicas"
 UNCLEAN_LEADER_ELECTION = "unclean.leader.election.enable"
@@ -44,9 +49,10 @@ class ConfigSource(IntEnum):
     DEFAULT = 5
 
 
-def unclean_election_allowed(image: MetadataImage, topic_name: str) -> bool:
-    """Whether the topic's `unclean.leader.election.enable` is set; the default is no."""
-    return image.topic_config(topic_name).get(UNCLEAN_LEADER_ELECTION, "false").lower() in _TRUE
+def unclean_election_allowed(image: MetadataImage, topic_name: str, *, default: bool) -> bool:
+    """The topic's `unclean.leader.election.enable`, by default the controller's own."""
+    value = image.topic_config(topic_name).get(UNCLEAN_LEADER_ELECTION)
+    return default if value is None else value.lower() in _TRUE
 
 
 _TRUE = frozenset({"true", "1", "on", "t", "y", "yes"})  # what TopicConfig reads as true
@@ -70,7 +76,7 @@ def alter_configs(
             if not request.validate_only:
                 records += changes
         except KafkaError as error:
-            code, message = error.code, error.message
+            code, message = error.code, refusal(error.message)
         responses.append(AlterConfigsResourceResponse(code, message, *name))
     return Decision(records, IncrementalAlterConfigsResponse(responses=tuple(responses)))
 
@@ -102,6 +108,9 @@ def _alterations(image: MetadataImage, resource: AlterConfigsResource) -> list[R
             case ConfigOperation.SET:
                 if config.value is None:
                     raise KafkaError(ErrorCode.INVALID_REQUEST, f"configuration key {config.name!r} has no value")
+                fault = config_value_fault(config.value)
+                if fault is not None:
+                    raise InvalidConfigError(f"configuration key {config.name!r}: {fault}")
                 after[config.name] = config.value
             case ConfigOperation.DELETE:
                 if config.name not in known:
@@ -146,7 +155,7 @@ def _described(
     try:
         topic = _topic(image, resource.resource_type, resource.resource_name)
     except KafkaError as error:
-        return DescribeConfigsResult(error.code, error.message, resource.resource_type, resource.resource_name)
+        return DescribeConfigsResult(error.code, refusal(error.message), resource.resource_type, resource.resource_name)
     own = image.topic_config(topic.name)
     defaults = TopicConfig.parse(node_defaults.values).as_dict()
     # The default asks for no more in-sync replicas than the topic has replicas.

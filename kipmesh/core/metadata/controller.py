@@ -46,13 +46,19 @@ class MetadataController:
         self.image = image
         self._sessions = BrokerSessions(config.broker_session_timeout_ms)
         self._brokers = BrokerLifecycle(
-            image, self._sessions, config.cluster_id, lambda name: configs.unclean_election_allowed(image, name)
+            image,
+            self._sessions,
+            config.cluster_id,
+            lambda name: configs.unclean_election_allowed(image, name, default=config.unclean_leader_election_enable),
         )
         self._defaults = topics.TopicDefaults(
             config.num_partitions, config.default_replication_factor, config.max_partitions_per_request
         )
         self._topic_defaults = configs.TopicDefaultValues(
-            {configs.MIN_INSYNC_REPLICAS: config.min_insync_replicas},
+            {
+                configs.MIN_INSYNC_REPLICAS: config.min_insync_replicas,
+                configs.UNCLEAN_LEADER_ELECTION: config.unclean_leader_election_enable,
+            },
             {dotted(name) for name in config.model_fields_set},
         )
         self._new_topic_id = new_topic_id

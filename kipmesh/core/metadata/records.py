@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kipmesh.core.errors import CorruptRecordError
-from kipmesh.core.metadata.partition_codec import decode_partition
+from kipmesh.core.metadata.partition_codec import decode_partition, encode_partition
 from kipmesh.core.metadata.schema import ZERO_UUID, Reader, Schema, write_unsigned_varint
 
 METADATA_VERSION = "metadata.version"
@@ -429,6 +429,10 @@ _BY_TYPE: Mapping[Any, RecordType] = MappingProxyType({type_.schema.value_type: 
 def encode_record(record: Record, version: int | None = None) -> bytes:
     """The record as the value of a record in the metadata log, by default in the highest version that is known."""
     type_ = _BY_TYPE[type(record)]
+    if version is None and type(record) is PartitionRecord:
+        frame = _encode_new_partition(record)
+        if frame is not None:
+            return frame
     if version is None:
         version = type_.version_max
     out = bytearray((FRAME_VERSION,))
@@ -436,6 +440,23 @@ def encode_record(record: Record, version: int | None = None) -> bytes:
     write_unsigned_varint(out, version)
     type_.schema.write(out, record, version)
     return bytes(out)
+
+
+def _encode_new_partition(record: PartitionRecord) -> bytes | None:
+    """The frame of a partition of the usual shape, as the tables would write it; None for others."""
+    if (
+        record.removing_replicas
+        or record.adding_replicas
+        or record.leader_recovery_state
+        or record.eligible_leader_replicas is not None
+        or record.last_known_elr is not None
+        or {len(record.topic_id), *map(len, record.directories)} != {len(ZERO_UUID)}
+    ):
+        return None
+    numbers = (record.leader, record.leader_epoch, record.partition_epoch)
+    return encode_partition(
+        record.topic_id, record.partition_id, record.replicas, record.isr, numbers, record.directories
+    )
 
 
 def decode_record(data: bytes) -> Record:

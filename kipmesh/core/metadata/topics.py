@@ -36,6 +36,7 @@ from kipmesh.core.metadata.records import (
     RemoveTopicRecord,
     TopicRecord,
 )
+from kipmesh.core.metadata.request_limits import config_value_fault, refusal
 from kipmesh.core.metadata.schema import ZERO_UUID
 
 TOPIC_NAME_LENGTH_MAX = 249
@@ -50,7 +51,7 @@ class TopicDefaults(NamedTuple):
     num_partitions: int = 1
     replication_factor: int = 3
     """Lowered to the number of registered brokers."""
-    max_partitions_per_request: int = 200_000
+    max_partitions_per_request: int = 10_000
 
 
 def check_topic_name(name: str) -> None:
@@ -94,7 +95,7 @@ def create_topics(
             _check_new_name(image, topic.name, unified_names)
             plan = _plan_topic(image, topic, defaults, room, new_topic_id)
         except KafkaError as error:
-            results.append(CreatableTopicResult(topic.name, b"", error.code, error.message))
+            results.append(CreatableTopicResult(topic.name, b"", error.code, refusal(error.message)))
             continue
         unified_names[unified(topic.name)] = topic.name
         room -= len(plan.replicas)
@@ -163,6 +164,9 @@ def _checked_configs(topic: CreatableTopic) -> dict[str, str]:
     for entry in topic.configs:
         if entry.value is None:
             raise KafkaError(ErrorCode.INVALID_CONFIG, f"configuration key {entry.name!r} has no value")
+        fault = config_value_fault(entry.value)
+        if fault is not None:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, f"configuration key {entry.name!r}: {fault}")
         configs[entry.name] = entry.value
     TopicConfig.parse(configs)
     return configs
@@ -256,7 +260,7 @@ def delete_topics(image: MetadataImage, request: DeleteTopicsRequest) -> Decisio
             if topic.topic_id in seen:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, f"the request has topic {topic.name!r} more than once")
         except KafkaError as error:
-            results.append(DeletableTopicResult(asked.name, asked.topic_id, error.code, error.message))
+            results.append(DeletableTopicResult(asked.name, asked.topic_id, error.code, refusal(error.message)))
             continue
         seen.add(topic.topic_id)
         records.append(RemoveTopicRecord(topic.topic_id))
@@ -295,7 +299,7 @@ def create_partitions(
             seen.add(asked.name)
             added = _more_partitions(image, asked, room)
         except KafkaError as error:
-            results.append(CreatePartitionsTopicResult(asked.name, error.code, error.message))
+            results.append(CreatePartitionsTopicResult(asked.name, error.code, refusal(error.message)))
             continue
         room -= len(added)
         if not request.validate_only:

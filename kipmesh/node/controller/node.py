@@ -151,7 +151,7 @@ class ControllerNode:
             end_offset=self._end_offset,
             on_high_watermark=quorum.high_watermark_moved,
             on_failure=self._fail,
-            is_passing=self._is_passing,
+            is_log_healthy=self._is_log_healthy,
         )
         self._quorum, self._owner = quorum, owner
         self._metrics.watch_image(self.image)
@@ -208,9 +208,9 @@ class ControllerNode:
         if not self.failed.done():
             self.failed.set_exception(error)
 
-    def _is_passing(self, error: BaseException) -> bool:
-        """Whether a failed append left the log usable: the disk is full, and may have room later."""
-        return isinstance(error, StorageError) and self._log.log.failed is None
+    def _is_log_healthy(self) -> bool:
+        """Whether the log takes more, even if its last append failed: a full disk may have room later."""
+        return self._log.log.failed is None
 
     # --- operations
 

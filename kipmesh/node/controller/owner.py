@@ -5,8 +5,9 @@ at once, and its answer waits until they are on disk. One fsync at a time runs o
 appended before it, so many operations share one. Observers are shown what is on disk only: `high_watermark`.
 
 Invariants: an answer is never sent before all records that its decision saw are durable; answers go out in the order
-of decisions; the high watermark never goes back; after a failure of the disk nothing is answered but with an error
-(a full disk refuses the one operation that it has no room for).
+of decisions; the high watermark never goes back; after a failure of the disk nothing is answered but with an error.
+What cannot be decided, encoded or appended (a bug, a full disk) and left nothing in a healthy log is the error of that
+one operation; anything else that is not expected ends the node, never silently.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ log = structlog.get_logger(__name__)
 OPERATIONS_MAX = 10_000
 """Operations that wait to be decided; more are refused with REQUEST_TIMED_OUT, which clients retry."""
 OPERATIONS_BEFORE_YIELD = 64
+_TEXT_LENGTH_MAX = 500
 
 Decide = Callable[[], Decision[Any]]
 Append = Callable[[Sequence[Record]], None]
@@ -55,15 +57,15 @@ class Owner:
         end_offset: Callable[[], int],
         on_high_watermark: Callable[[int], None],
         on_failure: Callable[[BaseException], None],
-        is_passing: Callable[[BaseException], bool],
+        is_log_healthy: Callable[[], bool],
     ) -> None:
-        """`is_passing` says of a failed append that it changed nothing and that the next may succeed."""
+        """`is_log_healthy` says after a failed append whether the next may succeed."""
         self._append = append
         self._flush = flush
         self._end_offset = end_offset
         self._on_high_watermark = on_high_watermark
         self._on_failure = on_failure
-        self._is_passing = is_passing
+        self._is_log_healthy = is_log_healthy
         self._queue: asyncio.Queue[_Operation] = asyncio.Queue(OPERATIONS_MAX)
         self._next: deque[_Operation] = deque()
         self._waiting: deque[_Waiting] = deque()
@@ -92,6 +94,8 @@ class Owner:
             asyncio.create_task(self._decide_all(), name="controller-owner"),
             asyncio.create_task(self._commit_all(), name="controller-commit"),
         ]
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
 
     async def do(self, decide: Decide) -> Any:
         """Decide, and return the response when it is durable; raises KafkaError when that cannot be."""
@@ -131,15 +135,15 @@ class Owner:
         try:
             decision = operation.decide()
         except Exception as error:  # a bug: this request fails, the state is as it was
-            log.exception("operation failed")
-            operation.answer.set_exception(error)
+            self._refuse_one(operation, error)
             return
+        before = self._end_offset()
         if decision.records:
             try:
                 self._append(decision.records)
             except Exception as error:
-                operation.answer.set_exception(_as_kafka_error(error))
-                if not self._is_passing(error):
+                self._refuse_one(operation, error)
+                if self._end_offset() != before or not self._is_log_healthy():
                     self._fail(error)
                 return
         end = self._end_offset()
@@ -168,6 +172,18 @@ class Owner:
                 if not waiting.answer.done():
                     waiting.answer.set_result(waiting.response)
             self._durable.set()
+
+    def _refuse_one(self, operation: _Operation, error: Exception) -> None:
+        log.error("operation failed", exc_info=error)
+        if not operation.answer.done():
+            operation.answer.set_exception(_as_kafka_error(error))
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Both tasks run until they are cancelled, or until the failure that ends the node."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("a task of the controller failed", task=task.get_name(), exc_info=error)
+            self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
         if self._failure is not None:
@@ -219,4 +235,6 @@ def _refuse(answer: asyncio.Future[Any], error: KafkaError) -> None:
 def _as_kafka_error(error: BaseException) -> KafkaError:
     if isinstance(error, KafkaError):
         return error
-    return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error))
+    if isinstance(error, OSError):
+        return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error))
+    return KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"{type(error).__name__}: {error}"[:_TEXT_LENGTH_MAX])

@@ -85,9 +85,9 @@ class QuorumService:
 
     @property
     def observers(self) -> int:
-        """Replicas that fetch and are no voters."""
-        self._forget_old_observers()
-        return len(self._observers)
+        """Replicas that fetch and are no voters. Changes nothing: the thread of /metrics asks too."""
+        oldest_ms = self._now_ms() - OBSERVER_TIMEOUT_MS
+        return sum(observer.last_fetch_ms >= oldest_ms for observer in list(self._observers.values()))
 
     def high_watermark_moved(self, _high_watermark: int) -> None:
         """Wake the fetches that wait."""

@@ -7,10 +7,15 @@ import pytest
 from controller_support import CLUSTER, FakeBroker, LiveController, controller_config
 
 from kipmesh.core import messages as m
+from kipmesh.core.config.node import parse_voters
 from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC_ID
 from kipmesh.core.metadata.records import METADATA_VERSION_LEVEL
 from kipmesh.node.controller import ControllerNode
+from kipmesh.node.controller.metadata_log import MetadataLog
+from kipmesh.node.controller.quorum import OBSERVER_TIMEOUT_MS, QuorumService, QuorumState
+from kipmesh.rpc.server import RequestContext
+from kipmesh.storage.fs import RealFileSystem
 
 
 async def test_a_new_cluster_serves_topics_to_brokers(tmp_path: Path) -> None:
@@ -125,6 +130,24 @@ async def test_describe_quorum(tmp_path: Path) -> None:
         assert [(observer.replica_id, observer.log_end_offset) for observer in partition.observers] == [(7, end)]
         assert partition.observers[0].last_caught_up_timestamp > 0
         assert [(node.node_id, node.port) for node in response.nodes] == [(1001, 19093)]
+
+
+async def test_the_gauge_of_observers_forgets_nobody(tmp_path: Path) -> None:
+    # /metrics is read on another thread, while the loop goes through the observers.
+    now_ms = 0
+    state = QuorumState(CLUSTER, 1001, 1, parse_voters("1001@h:1"))
+    log = MetadataLog(RealFileSystem(), str(tmp_path), cluster_id=CLUSTER, node_id=1001, segment_bytes=1 << 20)
+    log.load(0)
+    quorum = QuorumService(state, log, lambda: 0, lambda: now_ms)
+    asked = m.FetchTopic("", CLUSTER_METADATA_TOPIC_ID, [m.FetchPartition(0)])
+    for replica_id in (1, 2):
+        await quorum.fetch(m.FetchRequest(CLUSTER, replica_id, topics=[asked]), RequestContext("", ""))
+        now_ms += OBSERVER_TIMEOUT_MS
+    walking = iter(quorum._observers.values())
+    next(walking)
+    assert quorum.observers == 1
+    next(walking)
+    log.close(1)
 
 
 async def test_a_silent_broker_is_fenced_by_a_timer(tmp_path: Path) -> None:

@@ -292,6 +292,31 @@ def test_unclean_election_takes_the_greatest_that_is_here(three: Controller) -> 
     assert three.state(topic).leader_recovery_state == 0
 
 
+@pytest.mark.parametrize("default", [True, False])
+def test_the_controllers_default_of_unclean_election_counts_where_the_topic_says_nothing(default: bool) -> None:
+    controller = Controller(unclean_leader_election_enable=default)
+    for broker_id in (1, 2):
+        controller.join(broker_id)
+    silent = controller.assigned("silent", (1, 2))
+    other = controller.assigned("other", (1, 2), unclean_leader_election_enable=str(not default).lower())
+    for topic in (silent, other):
+        controller.alter_isr(topic, 0, [1])
+    silence(controller, 1)
+    unclean, clean = (silent, other) if default else (other, silent)
+    assert controller.heartbeat(2).wanted_log_ends == [m.TopicIdPartition(unclean, 0)]
+    controller.heartbeat(2, log_ends=[log_end(unclean, 0, 5)])
+    assert (controller.state(unclean).leader, controller.state(clean).leader) == (2, -1)
+
+
+def test_only_a_broker_that_knows_its_partitions_is_asked_for_log_ends(three: Controller) -> None:
+    topic = three.assigned("t", (2, 1))
+    three.restart()
+    epoch = three.register(2, incarnation=2).broker_epoch
+    three.register(1, incarnation=2)
+    assert three.heartbeat(2, offset=epoch - 1).wanted_log_ends == ()
+    assert three.heartbeat(2, offset=epoch).wanted_log_ends == [m.TopicIdPartition(topic, 0)]
+
+
 def test_a_changed_configuration_allows_an_unclean_election(three: Controller) -> None:
     topic = three.assigned("t", (1, 2))
     three.restart()

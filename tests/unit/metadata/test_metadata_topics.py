@@ -306,6 +306,14 @@ def test_describing_configurations(controller: Controller) -> None:
     request = m.DescribeConfigsRequest([m.DescribeConfigsResource(2, "t", ["min.insync.replicas"])])
     (config,) = static.run(static.core.describe_configs(request)).results[0].configs
     assert config.config_source == 4
+    unclean = Controller(unclean_leader_election_enable=True)
+    unclean.join(1)
+    unclean.create("t")
+    request = m.DescribeConfigsRequest([m.DescribeConfigsResource(2, "t", ["unclean.leader.election.enable"])])
+    (config,) = unclean.run(unclean.core.describe_configs(request)).results[0].configs
+    assert (config.value, config.config_source) == ("true", 4)
+    broker = m.DescribeConfigsRequest([m.DescribeConfigsResource(4, "1")])
+    assert unclean.run(unclean.core.describe_configs(broker)).results[0].error_code == ErrorCode.INVALID_REQUEST
 
 
 # --- AlterPartition
