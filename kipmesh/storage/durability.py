@@ -1,24 +1,38 @@
 """What of one log is durable, and making it so.
 
 A flush may run on any thread while the log's owner appends, cuts and rolls. It works on a snapshot: offsets below the
-log end it saw are in files it saw, and a write is complete before the log end passes it. A cut or a removal meanwhile
-changes the generation; the recovery point then stays where it is, for the flush says nothing about what came after.
+log end it saw are in files it saw, and a write is complete before the log end passes it. While segments are cut or
+removed the generation is odd, and afterwards another even number: a flush, or a search, that did not see one and the
+same even generation from before its snapshot to its end says nothing, and errors that it met say nothing either.
+
+A cut below the recovery point lowers it at once in memory. The checkpoint on disk may be behind until the next append,
+which writes it first: until then every batch that the old checkpoint vouches for is either whole or gone from its
+file's end, and a segment that ends before the next one begins is found when the log is loaded.
 
 Invariants: every batch below `recovery_point` is durable, with the names of its files, the epochs up to there and
-the topic id; `recovery_point` moves under `_lock`.
+the topic id; `recovery_point` and the generation move under `_lock`.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from kipmesh.core.config import TopicConfig
 from kipmesh.storage.checkpoint import PARTITION_METADATA, write_epochs
 from kipmesh.storage.epochs import LeaderEpochs
+from kipmesh.storage.errors import is_no_space
 from kipmesh.storage.fs import FileSystem
 from kipmesh.storage.segment import Segment
+
+Snapshot = tuple[Sequence[Segment], int]
+"""Segments and the log end offset, the latter taken first."""
+
+
+class EpochsNotWrittenError(OSError):
+    """The disk had no room for the leader epochs: nothing was lost, and the next flush tries again."""
 
 
 class Durability:
@@ -34,6 +48,7 @@ class Durability:
         self._folder = folder
         self._unflushed_since_ms = unflushed_since_ms
         self._generation = 0
+        self._lowered = self._lowered_checkpointed = 0  # how often the recovery point was lowered
         self._lock = threading.Lock()
         self._flushing = threading.Lock()  # one flush at a time; the owner never waits for it but to close
 
@@ -44,19 +59,58 @@ class Durability:
         if self._unflushed_since_ms is None:
             self._unflushed_since_ms = now_ms
 
-    def note_removal(self) -> None:
-        """Files are about to get other names, to go, or to be cut: what a running flush sees is void."""
-        with self._lock:
-            self._generation += 1
-        self.names_dirty = True
+    @contextmanager
+    def cutting(self) -> Iterator[None]:
+        """Around a change of what there is: files get other names, go, or become shorter.
 
-    def lower(self, log_end_offset: int) -> bool:
-        """The log was cut; gives whether that was below the recovery point."""
+        After an exception the generation stays odd, for the log is not to be used any more.
+        """
+        self.end()
+        yield
+        # Only now: a flush that began meanwhile may have synced the folder before the names changed.
+        self.names_dirty = True
         with self._lock:
             self._generation += 1
-            was_lowered = self.recovery_point > log_end_offset
-            self.recovery_point = min(self.recovery_point, log_end_offset)
-        return was_lowered
+
+    def end(self) -> None:
+        """From now on no flush moves the recovery point."""
+        with self._lock:
+            self._generation |= 1
+
+    @property
+    def generation(self) -> int:
+        """To be compared by `is_unchanged`."""
+        return self._generation
+
+    def is_unchanged(self, generation: int) -> bool:
+        """Whether what was seen since then was of one state."""
+        return generation == self._generation and not generation & 1
+
+    def lower(self, log_end_offset: int) -> None:
+        """The log was cut: what is appended there is not durable."""
+        with self._lock:
+            if self.recovery_point > log_end_offset:
+                self.recovery_point = log_end_offset
+                self._lowered += 1
+
+    def note_lowered(self) -> None:
+        """The checkpoint on disk has a higher recovery point than the log that was found."""
+        self._lowered += 1
+
+    @property
+    def is_checkpoint_stale(self) -> bool:
+        """Whether the checkpoint on disk may have a recovery point from before a cut below it."""
+        return self._lowered != self._lowered_checkpointed
+
+    def to_checkpoint(self) -> tuple[int, int]:
+        """The recovery point, and a mark for `note_checkpoint`."""
+        with self._lock:
+            return self.recovery_point, self._lowered
+
+    def note_checkpoint(self, mark: int) -> None:
+        """What `to_checkpoint` gave with that mark is on disk."""
+        with self._lock:
+            self._lowered_checkpointed = max(self._lowered_checkpointed, mark)
 
     def skip_to(self, offset: int) -> None:
         """Nothing below `offset` exists any more."""
@@ -75,27 +129,48 @@ class Durability:
 
     # -- from any thread
 
-    def flush(self, segments: Sequence[Segment], end: int, epochs: LeaderEpochs, *, sealed: bool = False) -> None:
-        """Make everything below `end` durable and move the recovery point. OSError: nothing is known then.
+    def flush(self, take: Callable[[], Snapshot], epochs: LeaderEpochs, *, sealed: bool = False) -> None:
+        """Make everything that `take` gives durable and move the recovery point. OSError: nothing is known then.
 
-        `sealed` is for the last flush of all, after the active segment's indexes were written.
+        EpochsNotWrittenError passes. `sealed` is for the last flush, after the active segment's indexes were written.
         """
         with self._flushing:
-            self._unflushed_since_ms = None
-            generation = self._generation
-            try:
-                self._sync_segments(segments, end, sealed)
-                if epochs.is_dirty:
-                    epochs.written = write_epochs(self._fs, self._folder, epochs.entries)
-                    self.names_dirty = True
-                self._sync_names(with_parent=True)
-            except FileNotFoundError:
-                if generation == self._generation:
-                    raise
+            generation = self._generation  # before the snapshot: a cut since then is seen
+            if generation & 1:  # it would say nothing, and the folder's name may be another log's by now
                 return
-            with self._lock:
-                if generation == self._generation:
-                    self.recovery_point = max(self.recovery_point, end)
+            since = self._unflushed_since_ms  # and so is this: an append that the snapshot lacks begins anew
+            self._unflushed_since_ms = None
+            is_done = False
+            try:
+                segments, end = take()
+                self._sync_all(segments, end, epochs, sealed)
+                with self._lock:
+                    is_done = self.is_unchanged(generation)
+                    if is_done:
+                        self.recovery_point = max(self.recovery_point, end)
+            except FileNotFoundError:
+                if self.is_unchanged(generation):
+                    raise
+            finally:
+                if not is_done and since is not None:
+                    self._unflushed_since_ms = since
+
+    def _sync_all(self, segments: Sequence[Segment], end: int, epochs: LeaderEpochs, sealed: bool) -> None:
+        self._sync_segments(segments, end, sealed)
+        if epochs.is_dirty:
+            try:
+                epochs.written = write_epochs(self._fs, self._folder, epochs.entries)
+            except OSError as error:
+                if is_no_space(error):
+                    raise EpochsNotWrittenError(*error.args) from error
+                raise
+            self.names_dirty = True
+        self._sync_names(with_parent=True)
+
+    def wait_for_flush(self) -> None:
+        """Until no flush runs any more that began before `end`; later ones touch nothing."""
+        with self._flushing:
+            pass
 
     def _sync_segments(self, segments: Sequence[Segment], end: int, sealed: bool) -> None:
         for number, segment in enumerate(segments):
@@ -108,10 +183,12 @@ class Durability:
         """Make `partition.metadata` durable; the caller syncs the folder above. OSError."""
         with self._flushing:
             generation = self._generation
+            if generation & 1:
+                return
             try:
                 self._sync_names(with_parent=False)
             except FileNotFoundError:
-                if generation == self._generation:
+                if self.is_unchanged(generation):
                     raise
 
     def _sync_names(self, *, with_parent: bool) -> None:

@@ -7,12 +7,15 @@ timestamp so far and the last offset of the batch that has it.
 Entries gather in memory and are written some hundreds at a time; what a crash loses of them, recovery builds anew
 from the log. A look-up bisects blocks of the file, so that nothing but the unwritten tail is held in memory.
 
+Threads: the owner changes an index; another thread may look up in it meanwhile, under its lock.
+
 Invariants: keys rise strictly; `pending` is at most `_PENDING_BYTES_MAX` long unless the disk is full.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from struct import Struct
 
 from kipmesh.core.errors import CorruptRecordError
@@ -30,11 +33,12 @@ _BLOCK_ENTRIES = 512
 class SparseIndex:
     """An append-only file of pairs whose first and second numbers rise."""
 
-    __slots__ = ("_entry", "_pending", "_written", "last", "path")
+    __slots__ = ("_entry", "_lock", "_pending", "_written", "last", "path")
 
     def __init__(self, path: str, entry: Struct) -> None:
         self.path = path
         self._entry = entry
+        self._lock = threading.RLock()
         self._written = 0  # entries in the file
         self._pending = bytearray()
         self.last: Entry | None = None
@@ -54,8 +58,9 @@ class SparseIndex:
 
     def append(self, files: OpenFiles, first: int, second: int) -> None:
         """Add an entry; OSError when the disk fails. A full disk only delays the writing."""
-        self._pending += self._entry.pack(first, second)
-        self.last = (first, second)
+        with self._lock:
+            self._pending += self._entry.pack(first, second)
+            self.last = (first, second)
         if len(self._pending) >= _PENDING_BYTES_MAX:
             try:
                 self.write(files)
@@ -68,8 +73,9 @@ class SparseIndex:
         file = files.get(self.path, create=True)
         if self._pending:
             file.write_at(self._pending, self._written * self._entry.size)
-            self._written += len(self._pending) // self._entry.size
-            self._pending.clear()
+            with self._lock:
+                self._written += len(self._pending) // self._entry.size
+                self._pending.clear()
 
     def at(self, files: OpenFiles, number: int) -> Entry:
         """The entry of that number, from 0."""
@@ -79,7 +85,8 @@ class SparseIndex:
     def floor(self, files: OpenFiles, key: int, *, field: int = 0) -> int:
         """Number of the last entry whose first (or second: field=1) number is at most `key`; -1 if there is none."""
         unpack, size = self._entry.unpack_from, self._entry.size
-        low, high = 0, self.count  # the answer + 1 is within [low, high]
+        with self._lock:
+            low, high = 0, self.count  # the answer + 1 is within [low, high]
         block, block_start, block_end = b"", 0, 0
         while low < high:
             middle = (low + high) // 2
@@ -97,12 +104,13 @@ class SparseIndex:
         """Keep the first `count` entries."""
         if count >= self.count:
             return
-        if count >= self._written:
-            del self._pending[(count - self._written) * self._entry.size :]
-        else:
-            self._pending.clear()
-            files.get(self.path).truncate(count * self._entry.size)
-            self._written = count
+        with self._lock:
+            if count >= self._written:
+                del self._pending[(count - self._written) * self._entry.size :]
+            else:
+                self._pending.clear()
+                files.get(self.path).truncate(count * self._entry.size)
+                self._written = count
         self.last = self.at(files, count - 1) if count else None
 
     def reset(self, files: OpenFiles) -> None:
@@ -117,11 +125,11 @@ class SparseIndex:
         """Entries from `start` to before `end`."""
         size = self._entry.size
         data = b""
-        if start < self._written:
-            in_file = (min(end, self._written) - start) * size
-            data = files.get(self.path).read_at(in_file, start * size)
-            if len(data) != in_file:
-                raise CorruptRecordError(f"{os.path.basename(self.path)} is shorter than it was")
-        if end > self._written:
-            data += self._pending[max(0, start - self._written) * size : (end - self._written) * size]
+        with self._lock:
+            if start < self._written:
+                data = files.get(self.path).read_at((min(end, self._written) - start) * size, start * size)
+            if end > self._written:
+                data += self._pending[max(0, start - self._written) * size : (end - self._written) * size]
+        if len(data) != (end - start) * size:
+            raise CorruptRecordError(f"{os.path.basename(self.path)} is shorter than it was")
         return data

@@ -3,8 +3,8 @@
 Rules: "Log truth". Offsets have no gaps. The hot paths (`append_as_leader`, `append_as_follower`, `read`) run on the
 event loop and cost one write or read each; nothing looks into records.
 
-Threads: one owner calls everything, but `flush`, `sync_identity` and `remove_deleted`, which any thread may call
-meanwhile: see `kipmesh.storage.durability`.
+Threads: one owner calls everything, but `flush`, `sync_identity`, `remove_deleted`, `offset_for_timestamp` and
+`max_timestamp_offset`, which any thread may call meanwhile: see `kipmesh.storage.durability`.
 
 Invariants: log_start_offset <= log_end_offset; every batch below recovery_point is durable; a batch is visible to
 `read` only when all of it was written. A failed write is cut off again. When the disk is full the log goes on once
@@ -16,21 +16,21 @@ from __future__ import annotations
 
 import logging
 import threading
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import CorruptRecordError, ErrorCode, KafkaError
 from kipmesh.core.messages.fetch import EpochEndOffset
-from kipmesh.core.record_batch import HEADER_BYTES, BatchHeader, assign, check_crc, iterate, peek, whole_batches
-from kipmesh.storage.durability import Durability
+from kipmesh.core.record_batch import HEADER_BYTES, BatchHeader, assign, iterate, peek, whole_batches
+from kipmesh.storage.durability import Durability, EpochsNotWrittenError, Snapshot
 from kipmesh.storage.epochs import LeaderEpochs
 from kipmesh.storage.errors import StorageError, is_no_space
 from kipmesh.storage.open_files import OpenFiles
-from kipmesh.storage.positions import Positions
-from kipmesh.storage.retention import RetiredFiles, expired
-from kipmesh.storage.segment import DELETED_SUFFIX, MAX_RELATIVE_OFFSET, Segment
+from kipmesh.storage.retention import expired
+from kipmesh.storage.segment import MAX_RELATIVE_OFFSET, Segment
+from kipmesh.storage.segment_list import SegmentList
 from kipmesh.storage.timestamps import TimestampOffset, first_at_or_after, largest
 from kipmesh.storage.validation import validate_produced, validate_replicated
 
@@ -41,6 +41,10 @@ METADATA_TOPIC_ID = bytes(15) + b"\x01"
 
 OnFailed = Callable[["Log", StorageError], None]
 """Told once that a log failed for good, from whichever thread met the failure: a flush's, or the owner's."""
+
+_SEARCHES_MAX = 5  # a search is begun anew when the log is cut meanwhile
+
+_Found = TypeVar("_Found")
 
 
 class AppendInfo(NamedTuple):
@@ -72,7 +76,7 @@ class Log:
         log_end_offset: int,
         recovery_point: int,
         now_ms: int,
-        on_recovery_point_lowered: Callable[[], None] | None = None,
+        checkpoint_recovery_point: Callable[[], None] | None = None,
         on_failed: OnFailed | None = None,
     ) -> None:
         self.files = files
@@ -90,12 +94,9 @@ class Log:
         self.durability = Durability(
             files.fs, folder, recovery_point, now_ms if recovery_point < log_end_offset else None
         )
-        self._segments = segments
-        self._bases = [segment.base_offset for segment in segments]
-        self._positions = Positions()
-        self._retired = RetiredFiles()
+        self._segments = SegmentList(files, folder, segments)
         self._closed = False
-        self._on_recovery_point_lowered = on_recovery_point_lowered
+        self._checkpoint_recovery_point = checkpoint_recovery_point
         self._on_failed = on_failed
         self._failing = threading.Lock()
 
@@ -115,7 +116,7 @@ class Log:
     @property
     def segment_base_offsets(self) -> tuple[int, ...]:
         """Base offsets of the segments, oldest first."""
-        return tuple(self._bases)
+        return self._segments.base_offsets
 
     @property
     def unflushed_messages(self) -> int:
@@ -130,7 +131,7 @@ class Log:
 
     def append_as_leader(self, batch: bytes, leader_epoch: int, now_ms: int) -> AppendInfo:
         """Check one batch, give it offsets and write it; a plain KafkaError says what is wrong with the batch."""
-        self._check_usable()
+        self._check_appendable()
         config = self.config
         if leader_epoch < self.epochs.latest_epoch:
             raise KafkaError(ErrorCode.FENCED_LEADER_EPOCH, f"epoch {leader_epoch} after {self.epochs.latest_epoch}")
@@ -153,20 +154,33 @@ class Log:
             segment.note(position, len(data), last_offset, max_timestamp, config.index_interval_bytes)
         except OSError as error:
             raise self._fail(error, "append to") from error
-        self._positions.remember(first_offset, segment, position)
+        self._segments.remember(first_offset, segment, position)
         self.durability.note_append(now_ms)
         return AppendInfo(first_offset, last_offset, max_timestamp, append_time, len(data))
+
+    def _check_appendable(self) -> None:
+        """Nothing is written while a checkpoint on disk vouches for offsets that a cut gave away.
+
+        Here and not at the cut: logs that are cut together need one checkpoint, which the manager's next one may be.
+        """
+        self._check_usable()
+        if self.durability.is_checkpoint_stale:
+            _, mark = self.durability.to_checkpoint()
+            if self._checkpoint_recovery_point:
+                self._checkpoint_recovery_point()
+            self.durability.note_checkpoint(mark)
 
     def append_as_follower(self, records: bytes, now_ms: int) -> AppendInfo | None:
         """Write batches as the leader has them; None when not one is whole.
 
-        CorruptRecordError when they are damaged, or do not continue the log; then none of them is written.
+        CorruptRecordError when they are damaged, or do not continue the log; then none of them is written. After a
+        StorageError those before the log end are.
         """
-        self._check_usable()
+        self._check_appendable()
         batches = list(iterate(records, allow_partial=True))
         if not batches:
             return None
-        self._check_continues(records, batches)
+        self._begin_where(records, batches)
         first_offset = self.log_end_offset
         view = memoryview(records)
         done = 0
@@ -175,22 +189,25 @@ class Log:
                 done = self._append_run(view, batches, done, now_ms)
         except OSError as error:
             raise self._fail(error, "append to") from error
-        self.durability.note_append(now_ms)
+        finally:
+            if self.log_end_offset > first_offset:
+                self.durability.note_append(now_ms)
         position, last = batches[-1]
         max_timestamp = max(header.max_timestamp for _, header in batches)
         return AppendInfo(first_offset, last.last_offset, max_timestamp, -1, position + last.size_bytes)
 
-    def _check_continues(self, records: bytes, batches: list[tuple[int, BatchHeader]]) -> None:
-        expected = self.log_end_offset
+    def _begin_where(self, records: bytes, batches: list[tuple[int, BatchHeader]]) -> None:
+        """CorruptRecordError unless the batches continue the log; an empty log may begin within the first of them."""
+        start = self.log_end_offset
         first = batches[0][1]
-        if first.base_offset < expected <= first.last_offset and self.log_start_offset == expected:
-            # The leader's log start lies within this batch, and so does ours: begin with the whole batch.
-            check_crc(records, batches[0][0], first)
-            start = self.log_start_offset
-            self.truncate_fully_and_start_at(first.base_offset)
-            self.log_start_offset = start
-            expected = first.base_offset
-        validate_replicated(records, batches, expected, self.epochs.latest_epoch)
+        if not (first.base_offset < start <= first.last_offset and self.log_start_offset == start):
+            validate_replicated(records, batches, start, self.epochs.latest_epoch)
+            return
+        # The leader's log start lies within this batch, and so does ours: begin with the whole batch.
+        validate_replicated(records, batches, first.base_offset, -1)
+        self.truncate_fully_and_start_at(first.base_offset)
+        self.log_start_offset = start
+        self._check_appendable()
 
     def _append_run(self, view: memoryview, batches: list[tuple[int, BatchHeader]], start: int, now_ms: int) -> int:
         """Write as many batches from `start` on as fit the segment, in one go; gives the first that is left."""
@@ -215,30 +232,25 @@ class Log:
             segment.note(
                 place, header.size_bytes, header.last_offset, header.max_timestamp, self.config.index_interval_bytes
             )
-            self._positions.remember(header.base_offset, segment, place)
+            self._segments.remember(header.base_offset, segment, place)
         self.size_bytes += end - position
         return stop
 
     def _segment_for(self, size: int, last_offset: int, max_timestamp: int, now_ms: int) -> Segment:
         """The active segment, rolled first when Kafka would."""
-        segment = self._segments[-1]
-        if segment.size_bytes == 0:
-            return segment
-        config = self.config
-        if (
-            segment.size_bytes > config.segment_bytes - size
-            or segment.age_ms(now_ms, max_timestamp) > config.segment_ms
-            or last_offset - segment.base_offset > MAX_RELATIVE_OFFSET
-            or segment.is_index_full(config.segment_index_bytes)
-        ):
+        segment = self._segments.active
+        if not segment.exists:
+            segment.create()
+            self.durability.names_dirty = True
+        if segment.size_bytes and segment.is_to_end(self.config, size, last_offset, max_timestamp, now_ms):
             self._roll(now_ms)
-        return self._segments[-1]
+        return self._segments.active
 
     def maybe_roll(self, now_ms: int) -> None:
         """Roll the active segment by `segment.ms` although nothing is appended."""
         self._check_usable()
         try:
-            if self._segments[-1].age_ms(now_ms, now_ms) > self.config.segment_ms:
+            if self._segments.active.age_ms(now_ms, now_ms) > self.config.segment_ms:
                 self.roll(now_ms)
         except OSError as error:
             raise self._fail(error, "roll") from error
@@ -247,18 +259,15 @@ class Log:
         """Begin a new segment, unless the active one is empty."""
         self._check_usable()
         try:
-            if self._segments[-1].size_bytes:
+            if self._segments.active.size_bytes:
                 self._roll(now_ms)
         except OSError as error:
             raise self._fail(error, "roll") from error
 
     def _roll(self, now_ms: int) -> None:
-        self._segments[-1].seal()
-        segment = Segment(self.files, self.dir, self.log_end_offset, now_ms)
-        segment.create()
+        self._segments.active.seal()
+        self._segments.add(self.log_end_offset, now_ms)
         self.durability.names_dirty = True
-        self._segments.append(segment)
-        self._bases.append(segment.base_offset)
 
     def assign_epoch(self, leader_epoch: int) -> None:
         """Become leader: the epoch begins at the log end, records or not."""
@@ -283,7 +292,7 @@ class Log:
         if offset >= limit:
             return b""
         try:
-            segment, position = self._positions.locate(self._segments, self._bases, offset)
+            segment, position = self._segments.locate(offset)
             data = segment.read_at(max(max_bytes, HEADER_BYTES), position)
             end, next_offset = whole_batches(data, max_bytes, limit)
             if end == 0 and min_one_batch:
@@ -297,7 +306,7 @@ class Log:
             raise self._fail(error, "read") from error
         if not end:
             return b""
-        self._positions.remember(next_offset, segment, position + end)
+        self._segments.remember(next_offset, segment, position + end)
         return data if end == len(data) else data[:end]
 
     def end_offset_for_epoch(self, epoch: int) -> EpochEndOffset:
@@ -305,22 +314,27 @@ class Log:
         return self.epochs.end_offset_for(epoch, self.log_end_offset)
 
     def offset_for_timestamp(self, timestamp_ms: int, max_offset: int) -> TimestampOffset | None:
-        """The first record below `max_offset` with that timestamp or a later one."""
-        self._check_usable()
-        limit = min(max_offset, self.log_end_offset)
-        try:
-            return first_at_or_after(self._segments, timestamp_ms, self.log_start_offset, limit)
-        except OSError as error:
-            raise self._fail(error, "search") from error
+        """The first record below `max_offset` with that timestamp or a later one. For any thread; may decompress."""
+        return self._search(partial(first_at_or_after, timestamp_ms), max_offset)
 
     def max_timestamp_offset(self, max_offset: int) -> TimestampOffset | None:
-        """The first record below `max_offset` with the largest timestamp."""
-        self._check_usable()
-        limit = min(max_offset, self.log_end_offset)
-        try:
-            return largest(self._segments, self.log_start_offset, limit, self.log_end_offset)
-        except OSError as error:
-            raise self._fail(error, "search") from error
+        """The first record below `max_offset` with the largest timestamp. For any thread; may decompress."""
+        return self._search(largest, max_offset)
+
+    def _search(self, search: Callable[[Sequence[Segment], int, int], _Found], max_offset: int) -> _Found:
+        for _ in range(_SEARCHES_MAX):
+            self._check_usable()
+            generation = self.durability.generation
+            try:
+                limit = min(max_offset, self.log_end_offset)
+                found = search(list(self._segments.items), self.log_start_offset, limit)
+            except (OSError, CorruptRecordError) as error:
+                if self.durability.is_unchanged(generation):
+                    raise (self._fail(error, "search") if isinstance(error, OSError) else error) from error
+            else:
+                if self.durability.is_unchanged(generation):
+                    return found
+        raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE, f"{self!r} is being cut")
 
     # -- cutting
 
@@ -331,56 +345,35 @@ class Log:
             # A leader that was deposed before it wrote has an epoch at its log end that nobody else knows.
             self.epochs.truncate_from_end(self.log_end_offset)
             return
-        if offset < self._bases[0]:
+        if offset < self._segments.items[0].base_offset:
             self.truncate_fully_and_start_at(offset)
             return
-        keep = bisect_right(self._bases, offset)
         try:
-            self._remove_files(self._segments[keep:])
-            del self._segments[keep:], self._bases[keep:]
-            active = self._segments[-1]
-            found = active.find(offset)
-            end = found[1].base_offset if found else offset
-            if found:
-                active.truncate(found[0], end)
+            with self.durability.cutting():
+                end = self._segments.cut(offset)
+                self._end_at(end)
+                self.epochs.truncate_from_end(end)
+                self.log_start_offset = min(self.log_start_offset, end)
         except (OSError, CorruptRecordError) as error:
-            raise self._fail(error, "truncate") from error
-        self._after_cut(end)
-        self.epochs.truncate_from_end(end)
-        self.log_start_offset = min(self.log_start_offset, end)
-        self._tell_recovery_point()
+            raise self._fail(error, "truncate", for_good=True) from error
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Remove everything and begin at `offset`."""
         self._check_usable()
         try:
-            self._remove_files(self._segments)
-            segment = Segment(self.files, self.dir, offset, self._segments[-1].created_ms)
-            segment.create()
+            with self.durability.cutting():
+                self._segments.start_over(offset)
+                self._end_at(offset)
+                self.epochs.clear()
+                self.log_start_offset = offset
         except OSError as error:
             raise self._fail(error, "truncate", for_good=True) from error
-        self._segments[:], self._bases[:] = [segment], [offset]
-        self._after_cut(offset)
-        self.epochs.clear()
-        self.log_start_offset = offset
-        self._tell_recovery_point()
 
-    def _remove_files(self, segments: Sequence[Segment]) -> None:
-        self.durability.note_removal()
-        for segment in reversed(segments):
-            for path, _ in segment.suffixed(""):
-                self.files.fs.remove(path)
-
-    def _after_cut(self, end: int) -> None:
-        self._positions.clear()
-        self.log_end_offset = end
-        self.size_bytes = sum(segment.size_bytes for segment in self._segments)
-
-    def _tell_recovery_point(self) -> None:
-        """Lower the recovery point to the log end, on disk too: batches written from here on are not durable."""
-        lowered = self.durability.lower(self.log_end_offset)
-        if lowered and self._on_recovery_point_lowered:
-            self._on_recovery_point_lowered()
+    def _end_at(self, offset: int) -> None:
+        """Batches written from here on are not durable."""
+        self.log_end_offset = offset
+        self.size_bytes = self._segments.size_bytes
+        self.durability.lower(offset)
 
     def increment_log_start_offset(self, offset: int) -> None:
         """Records below `offset` are gone for readers; KafkaError(OFFSET_OUT_OF_RANGE) beyond the log end."""
@@ -394,8 +387,9 @@ class Log:
     def run_retention(self, now_ms: int, high_watermark: int) -> int:
         """Take segments out of use by time, size and log start, below the high watermark; gives how many."""
         self._check_usable()
+        segments = self._segments.items
         count = expired(
-            self._segments,
+            segments,
             self.config,
             now_ms,
             log_start_offset=self.log_start_offset,
@@ -404,33 +398,24 @@ class Log:
         )
         if not count:
             return 0
+        if count == len(segments):
+            self.roll(now_ms)
         try:
-            if count == len(self._segments):
+            if count + 1 == len(segments) and not self._segments.active.size_bytes:
                 # The empty successor must be there after a crash: it alone says where the log goes on.
-                self._roll(now_ms)
                 self.files.fs.sync_dir(self.dir)
-            self._retire(self._segments[:count], now_ms)
+            with self.durability.cutting():
+                start = self._segments.retire(count, now_ms + self.config.file_delete_delay_ms)
+                self.size_bytes = self._segments.size_bytes
+                self.durability.skip_to(start)
+                self.increment_log_start_offset(max(start, self.log_start_offset))
         except OSError as error:
-            raise self._fail(error, "delete segments of") from error
+            raise self._fail(error, "delete segments of", for_good=True) from error
         return count
-
-    def _retire(self, segments: list[Segment], now_ms: int) -> None:
-        self.durability.note_removal()
-        start = self._bases[len(segments)]
-        due_ms = now_ms + self.config.file_delete_delay_ms
-        for segment in segments:
-            for path, renamed in segment.suffixed(DELETED_SUFFIX):
-                self.files.fs.rename(path, renamed)
-                self._retired.add(due_ms, renamed)
-            self.size_bytes -= segment.size_bytes
-        del self._segments[: len(segments)], self._bases[: len(segments)]
-        self._positions.clear()
-        self.durability.skip_to(start)
-        self.increment_log_start_offset(max(start, self.log_start_offset))
 
     def remove_deleted(self, now_ms: int) -> int:
         """Remove files that have been out of use for `file.delete.delay.ms`; gives how many."""
-        return 0 if self._closed else self._retired.remove(self.files.fs, now_ms)
+        return 0 if self._closed else self._segments.retired.remove(self.files.fs, now_ms)
 
     # -- durability
 
@@ -438,23 +423,26 @@ class Log:
         """Whether `flush.messages`, `flush.ms` or a rolled segment ask for a flush."""
         if self.failed or self._closed:
             return False
-        return self.durability.is_due(now_ms, self.config, self.log_end_offset, self._bases[-1])
+        return self.durability.is_due(now_ms, self.config, self.log_end_offset, self._segments.active.base_offset)
 
     def flush(self) -> None:
         """Make everything appended so far durable, then move the recovery point. For any thread.
 
-        StorageError when the disk fails, from then on for good. When the log is cut meanwhile, the recovery point
-        stays, and the next flush moves it.
+        StorageError when the disk fails, from then on for good; but for want of room for the leader epochs, which
+        passes. When the log is cut meanwhile, the recovery point stays, and the next flush moves it.
         """
         self._check_usable()
         self._flush(sealed=False)
 
     def _flush(self, *, sealed: bool) -> None:
-        end = self.log_end_offset  # before the segments: a batch below it is in one of them
         try:
-            self.durability.flush(list(self._segments), end, self.epochs, sealed=sealed)
+            self.durability.flush(self._take, self.epochs, sealed=sealed)
         except OSError as error:
-            raise self._fail(error, "flush", for_good=True) from error
+            raise self._fail(error, "flush", for_good=not isinstance(error, EpochsNotWrittenError)) from error
+
+    def _take(self) -> Snapshot:
+        end = self.log_end_offset  # before the segments: a batch below it is in one of them
+        return list(self._segments.items), end
 
     def sync_identity(self) -> None:
         """Make `partition.metadata` durable; the caller syncs the folder above. For any thread."""
@@ -469,7 +457,7 @@ class Log:
             return
         try:
             self._check_usable()
-            active = self._segments[-1]
+            active = self._segments.active
             seals = active.exists and not active.is_sealed
             try:
                 active.seal()
@@ -483,9 +471,15 @@ class Log:
     def abandon(self) -> None:
         """Let the files go without writing anything; the folder may be renamed or removed."""
         self._closed = True
-        self.durability.note_removal()
-        for segment in self._segments:
-            segment.forget_files()
+        self.durability.end()
+        self._segments.forget_files()
+
+    def move_to(self, folder: str) -> None:
+        """Close without writing anything and give the folder another name; waits for a flush that runs. OSError."""
+        self.abandon()
+        self.durability.wait_for_flush()  # it may write the epochs, by a name that is soon another log's
+        self.files.fs.rename(self.dir, folder)
+        self._segments.forget_files()  # again: a read on another thread may have opened some before the rename
 
     def _check_usable(self) -> None:
         if self.failed is not None:

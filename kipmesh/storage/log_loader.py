@@ -10,7 +10,9 @@ What a crash can leave, and what becomes of it:
   checkpointed log start.
 - After an unclean stop, segments from the recovery point on are checked batch by batch, and the log is cut at the
   first that is torn, out of order or of a lower leader epoch; what follows the cut is removed. Indexes and epochs
-  from there on are built anew. Below the recovery point everything was synced, and indexes are only looked at.
+  from there on are built anew. Below the recovery point everything was synced: of such a segment only its index is
+  looked at, and its last batches. Where it ends before the next one begins, it was cut, and what a power cut brought
+  back of the segments behind the cut is removed.
 - An index that is missing or implausible is built anew, whatever the stop.
 """
 
@@ -51,13 +53,14 @@ def open_log(
     clean: bool = False,
     recovery_point: int = 0,
     log_start_offset: int = 0,
-    on_recovery_point_lowered: Callable[[], None] | None = None,
+    checkpoint_recovery_point: Callable[[], None] | None = None,
     on_failed: OnFailed | None = None,
 ) -> Log:
     """The log in `folder`, created if there is none. StorageError when the disk fails.
 
     `topic_id` is for a new folder; one that exists keeps its own. `clean` says that it was closed well: nothing is
-    checked then. Otherwise everything from `recovery_point` on is.
+    checked then. Otherwise everything from `recovery_point` on is. `checkpoint_recovery_point` makes the recovery point
+    durable, wherever it is kept: the log calls it before the first append after a cut below it.
     """
     files = files if isinstance(files, OpenFiles) else OpenFiles(files)
     try:
@@ -86,9 +89,11 @@ def open_log(
         log_end_offset=loading.log_end_offset,
         recovery_point=loading.recovery_point,
         now_ms=now_ms,
-        on_recovery_point_lowered=on_recovery_point_lowered,
+        checkpoint_recovery_point=checkpoint_recovery_point,
         on_failed=on_failed,
     )
+    if recovery_point > log.recovery_point:
+        log.durability.note_lowered()
     # What a process wrote before it was killed is there, but nobody knows whether it is durable.
     log.durability.identity_dirty = is_new or not clean
     log.durability.names_dirty = loading.names_changed or not clean
@@ -174,7 +179,7 @@ class _Loading:
                 segment.exists, segment.size_bytes = True, sizes[f"{base:020d}{LOG_SUFFIX}"]
                 end, whole = self._recover(segment, epochs)
             else:
-                end, whole = self._load(segment, sizes, following)
+                end, whole = self._load(segment, sizes, following if clean else None)
             self.segments.append(segment)
             if not whole or (following is not None and end != following):
                 if following is not None:
@@ -185,11 +190,11 @@ class _Loading:
                 segment.seal()
         return end
 
-    def _load(self, segment: Segment, sizes: dict[str, int], following: int | None) -> tuple[int, bool]:
-        """Take a segment as it is; gives its end offset and whether it is whole."""
+    def _load(self, segment: Segment, sizes: dict[str, int], known_end: int | None) -> tuple[int, bool]:
+        """Take a segment as it is; gives its end offset, read where it is not known, and whether it is whole."""
         try:
             segment.load(sizes)
-            return (segment.end_offset() if following is None else following), True
+            return (segment.end_offset() if known_end is None else known_end), True
         except CorruptRecordError as error:
             _LOG.warning(
                 "%s: rebuilding the indexes of segment %d: %s", self.folder, segment.base_offset, error.message
@@ -229,8 +234,7 @@ class _Loading:
         """What is left ends before the log start: begin there."""
         _LOG.warning("%s: ends at %d, before its start %d", self.folder, self.log_end_offset, self.log_start_offset)
         for segment in self.segments:
-            for path, _ in segment.suffixed(""):
-                self.files.fs.remove(path)
+            segment.remove()
         segment = Segment(self.files, self.folder, self.log_start_offset, self.now_ms)
         segment.create()
         self.segments[:] = [segment]

@@ -18,7 +18,7 @@ import logging
 import re
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -46,7 +46,6 @@ _CLOSING_THREADS = 8
 class _DataFolder:
     path: str
     lock: FileLock
-    directory_id: str
     clean_epoch: int | None
     log_count: int = 0
 
@@ -99,11 +98,6 @@ class LogManager:
         """Logs by topic and partition, without the metadata log."""
         return MappingProxyType(self._logs)
 
-    @property
-    def directory_ids(self) -> tuple[str, ...]:
-        """The ids of the data folders, for the broker's registration."""
-        return tuple(folder.directory_id for folder in self._folders)
-
     def get(self, topic: str, partition: int) -> Log | None:
         """The log, the metadata log included."""
         if topic == METADATA_TOPIC:
@@ -115,10 +109,6 @@ class LogManager:
         log = self.get(topic, partition)
         stored = self._high_watermarks.get((topic, partition), 0)
         return stored if log is None else max(log.log_start_offset, min(stored, log.log_end_offset))
-
-    def logs_to_flush(self, now_ms: int) -> list[Log]:
-        """Logs whose configuration asks for a flush now."""
-        return [log for log in self._every_log() if log.needs_flush(now_ms)]
 
     def _every_log(self) -> list[Log]:
         return [*self._logs.values(), *([self._metadata_log] if self._metadata_log else [])]
@@ -167,7 +157,7 @@ class LogManager:
         except BaseException:
             lock.release()
             raise
-        return _DataFolder(path, lock, properties.directory_id, clean_epoch)
+        return _DataFolder(path, lock, clean_epoch)
 
     def _sync_parents(self, path: str) -> None:
         """A new data folder, and the folders made above it, outlive a power cut."""
@@ -229,7 +219,7 @@ class LogManager:
             clean=folder.clean_epoch is not None,
             recovery_point=recovery_point,
             log_start_offset=log_start_offset,
-            on_recovery_point_lowered=partial(self._write_recovery_points, folder),
+            checkpoint_recovery_point=partial(self._checkpoint_before_append, folder),
             on_failed=self._on_log_failed,
         )
         self._folder_of[key] = folder
@@ -306,8 +296,7 @@ class LogManager:
         folder = self._folder_of[key]
         ending = f"-{log.partition}.{uuid.uuid4().hex}-{suffix}"
         renamed = f"{folder.path}/{log.topic[: _NAME_MAX - len(ending)]}{ending}"
-        log.abandon()
-        self.fs.rename(log.dir, renamed)
+        log.move_to(renamed)
         del self._logs[key], self._folder_of[key]
         folder.log_count -= 1
         self._high_watermarks.pop(key, None)
@@ -317,8 +306,7 @@ class LogManager:
     def _drop_stale(self) -> None:
         """Rewrite the checkpoints without what is no more, all at once, before one of the names is used again."""
         for folder in self._folders:
-            for name, values in self._checkpoints(folder):
-                self._write_offsets(folder, name, values)
+            self._write_checkpoints(folder)
         self._stale.clear()
 
     def remove_deleted(self, now_ms: int) -> int:
@@ -360,29 +348,38 @@ class LogManager:
     def _checkpoint(self, name: str) -> None:
         try:
             for folder in self._folders:
-                self._write_offsets(folder, name, dict(self._checkpoints(folder))[name])
+                self._write_checkpoints(folder, (name,))
         except OSError as error:
             raise StorageError(f"cannot write {name}: {error}") from error
 
-    def _checkpoints(self, folder: _DataFolder) -> Iterable[tuple[str, dict[TopicPartition, int]]]:
-        logs = [log for log in self._every_log() if log.dir.rpartition("/")[0] == folder.path]
-        by_key = {(log.topic, log.partition): log for log in logs}
-        yield checkpoint.RECOVERY_POINT_CHECKPOINT, {key: log.recovery_point for key, log in by_key.items()}
-        starts = {key: log.log_start_offset for key, log in by_key.items() if log.log_start_offset > 0}
-        yield checkpoint.LOG_START_CHECKPOINT, starts
-        known = self._high_watermarks
-        yield checkpoint.HIGH_WATERMARK_CHECKPOINT, {key: known[key] for key in by_key if key in known}
-
-    def _write_recovery_points(self, folder: _DataFolder) -> None:
-        points = dict(self._checkpoints(folder))[checkpoint.RECOVERY_POINT_CHECKPOINT]
+    def _checkpoint_before_append(self, folder: _DataFolder) -> None:
+        """For logs that were cut: on the owner's thread, and once for all that were cut together."""
         try:
-            self._write_offsets(folder, checkpoint.RECOVERY_POINT_CHECKPOINT, points)
+            self._write_checkpoints(folder, (checkpoint.RECOVERY_POINT_CHECKPOINT,))
         except OSError as error:
             raise StorageError(f"cannot write the recovery points: {error}") from error
 
-    def _write_offsets(self, folder: _DataFolder, name: str, offsets: Mapping[TopicPartition, int]) -> None:
-        with self._checkpoint_lock:
-            checkpoint.write_offsets(self.fs, f"{folder.path}/{name}", offsets)
+    def _write_checkpoints(self, folder: _DataFolder, names: Sequence[str] = checkpoint.OFFSET_CHECKPOINTS) -> None:
+        """OSError."""
+        with self._checkpoint_lock:  # around the values too: what is written last is what was read last
+            logs = {key: log for key, log in self._logs_by_key() if log.dir.rpartition("/")[0] == folder.path}
+            points = {key: log.durability.to_checkpoint() for key, log in logs.items()}
+            for name in names:
+                values: Mapping[TopicPartition, int]
+                if name == checkpoint.RECOVERY_POINT_CHECKPOINT:
+                    values = {key: point for key, (point, _) in points.items()}
+                elif name == checkpoint.LOG_START_CHECKPOINT:
+                    values = {key: log.log_start_offset for key, log in logs.items() if log.log_start_offset > 0}
+                else:
+                    known = self._high_watermarks
+                    values = {key: known[key] for key in logs if key in known}
+                checkpoint.write_offsets(self.fs, f"{folder.path}/{name}", values)
+                if name == checkpoint.RECOVERY_POINT_CHECKPOINT:
+                    for key, log in logs.items():
+                        log.durability.note_checkpoint(points[key][1])
+
+    def _logs_by_key(self) -> list[tuple[TopicPartition, Log]]:
+        return [((log.topic, log.partition), log) for log in self._every_log()]
 
     # -- stopping
 
@@ -396,8 +393,7 @@ class LogManager:
                     healthy.discard(log.dir.rpartition("/")[0])
         for folder in self._folders:
             try:
-                for name, values in self._checkpoints(folder):
-                    self._write_offsets(folder, name, values)
+                self._write_checkpoints(folder)
                 if folder.path in healthy:
                     checkpoint.write_clean_shutdown(self.fs, folder.path, broker_epoch)
             except OSError as error:

@@ -5,8 +5,10 @@ the last entry exceeds `index.interval.bytes`; the time index gets the largest t
 when the segment stops being the active one.
 
 Invariants: the file has exactly `size_bytes` bytes, all of whole batches, while the log is not failed: what a failed
-write left behind is cut, or else the failure is for good. The file is made by the first write (an empty partition
-costs none) or by `create`.
+write left behind is cut, or else the failure is for good. The file is made by `create`, which an empty partition does
+without.
+
+Threads: the owner writes and cuts; `sync` and what `kipmesh.storage.timestamps` reads are for any thread meanwhile.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import CorruptRecordError
 from kipmesh.core.record_batch import HEADER_BYTES, BatchHeader, check_crc, parse_header
 from kipmesh.storage.index import OFFSET_ENTRY, TIME_ENTRY, SparseIndex
@@ -59,8 +62,7 @@ class Segment:
         "first_timestamp",
         "folder",
         "is_sealed",
-        "max_timestamp",
-        "max_timestamp_offset",
+        "largest",
         "offset_index",
         "path",
         "size_bytes",
@@ -81,10 +83,15 @@ class Segment:
         self.is_sealed = False
         """Whether the index files have everything that they should."""
         self.bytes_since_index = 0
-        self.max_timestamp = NO_TIMESTAMP
-        self.max_timestamp_offset = base_offset
+        self.largest = (NO_TIMESTAMP, base_offset)
+        """The largest timestamp and the last offset of the batch that has it; one value, replaced at once."""
         self.first_timestamp: int | None = None
         """Largest timestamp of the first batch, by which the segment's age is counted; None when not yet read."""
+
+    @property
+    def max_timestamp(self) -> int:
+        """The largest timestamp, -1 if there is none."""
+        return self.largest[0]
 
     # -- writing
 
@@ -99,8 +106,7 @@ class Segment:
         When not even that works, the error is EIO, whatever it was that began it: the file is not to be trusted.
         """
         position = self.size_bytes
-        file = self.files.get(self.path, create=not self.exists)
-        self.exists = True
+        file = self.files.get(self.path)
         try:
             file.write_at(data, position)
         except OSError as error:
@@ -117,9 +123,8 @@ class Segment:
         self.is_sealed = False
         if position == 0:
             self.first_timestamp = max_timestamp
-        if max_timestamp > self.max_timestamp:
-            self.max_timestamp = max_timestamp
-            self.max_timestamp_offset = last_offset
+        if max_timestamp > self.largest[0]:
+            self.largest = (max_timestamp, last_offset)
         if self.bytes_since_index > interval_bytes:
             self.offset_index.append(self.files, last_offset - self.base_offset, position)
             self.note_max_timestamp()
@@ -129,8 +134,9 @@ class Segment:
     def note_max_timestamp(self) -> None:
         """Put the largest timestamp so far into the time index, unless it is there."""
         last = self.time_index.last
-        if self.max_timestamp > (last[0] if last else NO_TIMESTAMP):
-            self.time_index.append(self.files, self.max_timestamp, self.max_timestamp_offset - self.base_offset)
+        timestamp, offset = self.largest
+        if timestamp > (last[0] if last else NO_TIMESTAMP):
+            self.time_index.append(self.files, timestamp, offset - self.base_offset)
 
     def seal(self) -> None:
         """Bring the index files up to date, both made even if empty: a missing one is a lost one."""
@@ -150,11 +156,19 @@ class Segment:
             self.files.get(self.offset_index.path).sync()
             self.files.get(self.time_index.path).sync()
 
-    def is_index_full(self, index_bytes_max: int) -> bool:
-        """Whether one of the indexes has no room for another entry."""
+    def _is_index_full(self, index_bytes_max: int) -> bool:
         return (
             self.offset_index.count >= index_bytes_max // OFFSET_ENTRY.size
             or self.time_index.count >= index_bytes_max // TIME_ENTRY.size - 1
+        )
+
+    def is_to_end(self, config: TopicConfig, size: int, last_offset: int, max_timestamp: int, now_ms: int) -> bool:
+        """Whether Kafka would roll before it appends a batch of that size, last offset and timestamp."""
+        return (
+            self.size_bytes > config.segment_bytes - size
+            or self.age_ms(now_ms, max_timestamp) > config.segment_ms
+            or last_offset - self.base_offset > MAX_RELATIVE_OFFSET
+            or self._is_index_full(config.segment_index_bytes)
         )
 
     # -- reading
@@ -218,28 +232,42 @@ class Segment:
     def read_max_timestamp(self) -> None:
         """Find the largest timestamp by the last time entry and the batches after it."""
         entry = self.time_index.last
-        self.max_timestamp, self.max_timestamp_offset = NO_TIMESTAMP, self.base_offset
+        self.largest = (entry[0], self.base_offset + entry[1]) if entry else (NO_TIMESTAMP, self.base_offset)
         position = 0
-        if entry:
-            self.max_timestamp, self.max_timestamp_offset = entry[0], self.base_offset + entry[1]
         last = self.offset_index.last
         if entry and last:
             at = self.offset_index.floor(self.files, entry[1])
             position = self.offset_index.at(self.files, at)[1] if at >= 0 else 0
         for _, header in self.batches(position):
-            if header.max_timestamp > self.max_timestamp:
-                self.max_timestamp, self.max_timestamp_offset = header.max_timestamp, header.last_offset
+            if header.max_timestamp > self.largest[0]:
+                self.largest = (header.max_timestamp, header.last_offset)
 
-    def suffixed(self, suffix: str) -> list[tuple[str, str]]:
-        """Each file there is and its name with a suffix; the open ones are let go."""
+    # The open files are let go after the names went: until then another thread may open them again, and a file that
+    # is later made under such a name must not be taken for the one that is gone.
+
+    def remove(self) -> None:
+        """Remove the files there are. OSError."""
+        for path in self._paths:
+            if self.files.fs.exists(path):
+                self.files.fs.remove(path)
         self.forget_files()
-        paths = (self.path, self.offset_index.path, self.time_index.path)
-        return [(path, path + suffix) for path in paths if self.files.fs.exists(path)]
+
+    def rename(self, suffix: str) -> list[str]:
+        """Give the files there are a suffix; gives the new names. OSError."""
+        found = [path for path in self._paths if self.files.fs.exists(path)]
+        for path in found:
+            self.files.fs.rename(path, path + suffix)
+        self.forget_files()
+        return [path + suffix for path in found]
 
     def forget_files(self) -> None:
         """Let the open files go."""
-        for path in (self.path, self.offset_index.path, self.time_index.path):
+        for path in self._paths:
             self.files.forget(path)
+
+    @property
+    def _paths(self) -> tuple[str, str, str]:
+        return self.path, self.offset_index.path, self.time_index.path
 
     # -- loading
 
@@ -258,7 +286,7 @@ class Segment:
         if last_time and (last_time[1] < 0 or last_time[0] < self.time_index.at(self.files, 0)[0]):
             raise CorruptRecordError(f"{os.path.basename(self.time_index.path)} ends with {last_time}")
         if last_time:
-            self.max_timestamp, self.max_timestamp_offset = last_time[0], self.base_offset + last_time[1]
+            self.largest = (last_time[0], self.base_offset + last_time[1])
         self.is_sealed = True
 
     def end_offset(self) -> int:
@@ -285,7 +313,7 @@ class Segment:
         self.time_index.reset(self.files)
         self.bytes_since_index = 0
         self.is_sealed = False
-        self.max_timestamp, self.max_timestamp_offset, self.first_timestamp = NO_TIMESTAMP, self.base_offset, None
+        self.largest, self.first_timestamp = (NO_TIMESTAMP, self.base_offset), None
         position, offset, problem = 0, self.base_offset, ""
         chunk, start = b"", 0
         while position < self.size_bytes:

@@ -335,16 +335,20 @@ def test_a_cut_during_a_flush_keeps_the_recovery_point_honest(cut: str) -> None:
         assert log.recovery_point == log.log_end_offset
 
 
-def test_truncation_below_the_recovery_point_is_told() -> None:
+def test_truncation_below_the_recovery_point_is_checkpointed_before_the_next_append() -> None:
     told = []
-    log = make_log(make_fs(), on_recovery_point_lowered=lambda: told.append(log.recovery_point))
+    log = make_log(make_fs(), checkpoint_recovery_point=lambda: told.append((log.recovery_point, log.log_end_offset)))
     for _ in range(4):
         append(log)
     log.truncate_to(3)
+    append(log)
     assert told == []
     log.flush()
     log.truncate_to(2)
-    assert told == [2]
+    log.truncate_to(1)
+    assert told == []
+    append(log, 2)
+    assert told == [(1, 1)]
 
 
 def test_recovery_cuts_where_an_old_batch_shows_behind_a_new_one() -> None:

@@ -70,12 +70,12 @@ def test_clean_and_unclean_stops() -> None:
     assert manager.clean_shutdown_epoch == -1
     append(manager.create("t", 0, ID, CONFIG, NOW), 50)
     manager.checkpoint_high_watermarks({("t", 0): 45})
-    identity = manager.directory_ids
+    identity = read_file(fs, "/data/meta.properties")
     manager.close(5)
     fs.crash()  # a power cut after a clean stop takes nothing
     manager = start(fs)
     assert manager.clean_shutdown_epoch == 5
-    assert manager.directory_ids == identity
+    assert read_file(fs, "/data/meta.properties") == identity
     log = manager.logs["t", 0]
     assert (log.log_end_offset, log.recovery_point, log.topic_id, log.latest_epoch) == (50, 50, ID, 0)
     assert manager.checkpointed_high_watermark("t", 0) == 45
@@ -334,6 +334,7 @@ def test_truncation_below_the_recovery_point_rewrites_its_checkpoint() -> None:
     log.flush()
     manager.checkpoint_recovery_points()
     log.truncate_to(20)
+    append(log)
     assert checkpoint.read_offsets(fs, "/data/recovery-point-offset-checkpoint") == {("t", 0): 20}
     manager.abandon()
 

@@ -66,7 +66,7 @@ class LogMachine(RuleBasedStateMachine):
             clean=clean,
             recovery_point=self.recovery_checkpoint,
             log_start_offset=self.start,
-            on_recovery_point_lowered=self.checkpoint,
+            checkpoint_recovery_point=self.checkpoint,
         )
 
     def make(self, sizes: list[int], jump_ms: int) -> bytes:
@@ -307,7 +307,7 @@ class LogMachine(RuleBasedStateMachine):
         offset = self.first_base
         while offset < self.end:
             if offset < self.start:  # not readable, yet there
-                segment, position = self.log._positions.locate(self.log._segments, self.log._bases, offset)
+                segment, position = self.log._segments.locate(offset)
                 data = segment.read_at(1 << 20, position)
             else:
                 data = self.log.read(offset, 1 << 20, self.end, True)

@@ -1,0 +1,133 @@
+"""What cuts, flushes and failed appends leave of a log, in memory and in its files."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from kipmesh.core import record_batch
+from kipmesh.core.config import TopicConfig
+from kipmesh.core.errors import CorruptRecordError
+from kipmesh.storage import Log, StorageError, open_log
+from kipmesh.testing.batches import produced_batch
+from kipmesh.testing.faulty_fs import FaultyFileSystem
+
+NOW = 1_700_000_000_000
+FOLDER = "/data/t-0"
+ID = bytes(range(16))
+
+
+@pytest.fixture
+def fs() -> FaultyFileSystem:
+    fs = FaultyFileSystem()
+    fs.make_dirs("/data")
+    fs.sync_dir("/")
+    return fs
+
+
+def make_log(fs: FaultyFileSystem, **options: object) -> Log:
+    keys = {"segment.bytes": 200, "index.interval.bytes": 100, **options.pop("config", {})}
+    return open_log(fs, FOLDER, "t", 0, TopicConfig.parse(keys), NOW, topic_id=ID, **options)
+
+
+def append(log: Log, count: int = 1, *, epoch: int = 0, now_ms: int = NOW) -> None:
+    for _ in range(count):
+        log.append_as_leader(produced_batch([b"v" * 100], timestamp_ms=now_ms), epoch, now_ms)
+
+
+def segment_path(base_offset: int, suffix: str = ".log") -> str:
+    return f"{FOLDER}/{base_offset:020d}{suffix}"
+
+
+def read(fs: FaultyFileSystem, path: str) -> bytes:
+    return fs.open(path).read_at(1 << 20, 0)
+
+
+# -- what a cut changes in memory
+
+
+def test_a_failed_truncation_is_for_good(fs: FaultyFileSystem) -> None:
+    told: list[StorageError] = []
+    log = make_log(fs, on_failed=lambda _, error: told.append(error))
+    append(log, 4)
+    fs.fail("remove", errno.ENOSPC)
+    with pytest.raises(StorageError):
+        log.truncate_to(1)
+    assert told == [log.failed]
+
+
+def test_reads_after_a_cut_find_new_batches(fs: FaultyFileSystem) -> None:
+    log = make_log(fs, config={"segment.bytes": 100_000})
+    append(log, 3)
+    log.read(0, 200, 9, True)  # where offset 1 is, is known now
+    log.truncate_to(0)
+    log.append_as_leader(produced_batch([b"w"] * 2, timestamp_ms=NOW), 1, NOW)
+    (_, header) = next(record_batch.iterate(log.read(1, 1000, 9, True)))
+    assert (header.base_offset, header.last_offset, header.partition_leader_epoch) == (0, 1, 1)
+
+
+def test_positions_of_retired_segments_are_forgotten(fs: FaultyFileSystem) -> None:
+    log = make_log(fs, config={"segment.bytes": 400, "retention.bytes": 300, "file.delete.delay.ms": 0})
+    append(log, 9)
+    log.read(0, 200, 99, True)
+    assert log.run_retention(NOW, 9) > 0
+    log.truncate_fully_and_start_at(0)
+    append(log, 2, epoch=1)
+    (_, header) = next(record_batch.iterate(log.read(1, 1000, 9, True)))
+    assert header.partition_leader_epoch == 1
+
+
+def test_a_truncated_segment_is_sealed_again(fs: FaultyFileSystem) -> None:
+    log = make_log(fs, config={"segment.bytes": 600, "index.interval.bytes": 5000})
+    for number in range(4):
+        append(log, now_ms=NOW + number)
+    assert log.segment_base_offsets == (0, 3)
+    log.truncate_to(2)
+    log.close()
+    log = make_log(fs, clean=True)
+    assert log.max_timestamp_offset(9) == (NOW + 1, 1, 0)
+    append(log, now_ms=NOW + 7)
+    log.close()
+    assert make_log(fs, clean=True).max_timestamp_offset(9) == (NOW + 7, 2, 0)
+
+
+# -- what a flush makes durable
+
+
+def test_indexes_of_rolled_segments_are_durable_after_a_flush(fs: FaultyFileSystem) -> None:
+    log = make_log(fs, config={"segment.bytes": 1000, "index.interval.bytes": 0})
+    append(log, 9)
+    second = log.segment_base_offsets[1]
+    log.flush()
+    before = {suffix: read(fs, segment_path(0, suffix)) for suffix in (".index", ".timeindex")}
+    assert second > 2
+    assert all(before.values())
+    fs.crash()
+    assert {suffix: read(fs, segment_path(0, suffix)) for suffix in before} == before
+
+
+# -- appends of followers
+
+
+def test_a_damaged_batch_changes_nothing_of_an_empty_log_that_begins_within_the_first(fs: FaultyFileSystem) -> None:
+    log = make_log(fs)
+    log.truncate_fully_and_start_at(6)
+    batches = record_batch.assign(produced_batch([b"v"] * 10), 0, 3)
+    damaged = bytearray(record_batch.assign(produced_batch([b"v"]), 10, 3))
+    damaged[-1] ^= 1
+    with pytest.raises(CorruptRecordError):
+        log.append_as_follower(batches + damaged, NOW)
+    assert (log.log_start_offset, log.log_end_offset, log.segment_base_offsets) == (6, 6, (6,))
+    log.append_as_follower(batches, NOW)
+    assert (log.log_start_offset, log.log_end_offset) == (6, 10)
+
+
+def test_a_second_run_that_fails_leaves_the_first(fs: FaultyFileSystem) -> None:
+    log = make_log(fs, config={"flush.ms": 1000})
+    batches = b"".join(record_batch.assign(produced_batch([b"v" * 100]), offset, 0) for offset in range(3))
+    fs.fail("write", errno.ENOSPC, path=segment_path(1))
+    with pytest.raises(StorageError):
+        log.append_as_follower(batches, NOW)
+    assert (log.log_end_offset, log.failed) == (1, None)
+    assert log.needs_flush(NOW + 1000)
