@@ -26,6 +26,7 @@ from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
 from kipmesh.core.metadata.image_writer import image_values
 from kipmesh.storage.fs import RealFileSystem
+from kipmesh.storage.image_loader import ImageLoader
 from kipmesh.storage.snapshots import SnapshotStore
 
 PARTITIONS = 10
@@ -122,13 +123,11 @@ def load(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     if not options.keep_gc:
         gc.disable()
     begin, cpu_begin = time.perf_counter(), time.process_time()
-    image, delta = MetadataImage(snapshot_id.end_offset - 1, snapshot_id.epoch), MetadataDelta()
-    for values in store.open(snapshot_id).values():
-        for value in values:
-            image.apply(r.decode_record(value), delta)
-        delta = MetadataDelta()
+    loader = ImageLoader(store.open(snapshot_id), snapshot_id)
+    for _ in loader.steps():
+        pass
     load_s, load_cpu_s = time.perf_counter() - begin, time.process_time() - cpu_begin
-    assert image.partition_count == options.topics * PARTITIONS
+    assert loader.image.partition_count == options.topics * PARTITIONS
     collect_begin = time.perf_counter()
     gc.collect()
     collect_s = time.perf_counter() - collect_begin

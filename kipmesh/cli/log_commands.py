@@ -124,12 +124,13 @@ def _record_objects(data: Buffer, position: int, header: BatchHeader, *, is_meta
     objects = []
     for record in read_batch(data, position, header):
         one: dict[str, Any] = {"offset": record.offset, "timestamp": record.timestamp}
-        put_bytes(one, "key", record.key)
         if is_metadata and header.is_control:
             one["control"] = _control_object(record.key, record.value)
         elif is_metadata:
+            put_bytes(one, "key", record.key)
             one["payload"] = _metadata_object(record.value)
         else:
+            put_bytes(one, "key", record.key)
             put_bytes(one, "value", record.value)
         one["headers"] = [header_object(name, value) for name, value in record.headers]
         objects.append(one)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -35,16 +36,27 @@ def dump(
     What is wrong with the file is printed; the exit code is then 1.
     """
     from kipmesh.core.errors import CorruptRecordError
-    from kipmesh.storage.fs import RealFileSystem
     from kipmesh.storage.snapshot_file import SnapshotReader
 
     if not file.is_file():
         raise CommandError(f"{file}: no such file")
-    is_readable = print_dump(file, print_records=not batches_only, is_metadata=True, as_json=as_json)
-    if is_readable:
+    if not print_dump(file, print_records=not batches_only, is_metadata=True, as_json=as_json):
+        raise typer.Exit(1)
+    with file.open("rb") as stream:
         try:
-            SnapshotReader(RealFileSystem().open(str(file)), file.name).check()
+            SnapshotReader(_ReadOnly(stream.fileno()), file.name).check()
         except CorruptRecordError as error:
             raise CommandError(error.message) from None
-    else:
-        raise typer.Exit(1)
+
+
+class _ReadOnly:
+    """An open file that need not be ours to write: Apache Kafka makes its snapshots read-only."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def read_at(self, size: int, position: int) -> bytes:
+        return os.pread(self._descriptor, size, position)
+
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size

@@ -9,7 +9,7 @@ Invariant: bad bytes raise CorruptRecordError and nothing else; a batch is in me
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
@@ -26,7 +26,6 @@ from kipmesh.core.snapshot.control import (
     encode_footer,
     encode_header,
 )
-from kipmesh.storage.fs import File
 
 COMPRESSIONS = {"none": 0, "gzip": 1, "snappy": 2, "zstd": 4}
 """What a snapshot may be written with; what Kafka compresses otherwise is read as well."""
@@ -38,6 +37,18 @@ BATCH_BYTES_MAX = 1 << 20
 READ_BYTES = 1 << 20
 
 _BUILDER_BYTES = (1 << 31) - 1  # the builder itself need not say when to stop
+
+
+class ReadableFile(Protocol):
+    """What reading needs of a `File`."""
+
+    def read_at(self, size: int, position: int) -> bytes:
+        """At most `size` bytes; fewer at the file's end only."""
+        ...
+
+    def size(self) -> int:
+        """Bytes in the file."""
+        ...
 
 
 class SnapshotSummary(NamedTuple):
@@ -91,7 +102,7 @@ def batches_of(values: Iterable[bytes]) -> Iterator[list[bytes]]:
 class SnapshotReader:
     """Reads one file from its beginning to its end."""
 
-    def __init__(self, file: File, name: str) -> None:
+    def __init__(self, file: ReadableFile, name: str) -> None:
         """`name` is for messages; the caller closes the file."""
         self._file = file
         self._name = name

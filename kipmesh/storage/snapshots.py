@@ -199,9 +199,13 @@ class SnapshotStore:
         parsed = ((name, parse_file_name(name)) for name in sorted(names))
         return {name: found for name, found in parsed if found is not None}
 
-    def _complete(self) -> dict[SnapshotId, str]:
-        # Of two names of one id, Kafka's 10 digits of epoch come after the proposal's 20.
-        return {found: name for name, (found, kind) in self._names().items() if kind is FileKind.COMPLETE}
+    def _complete(self) -> dict[SnapshotId, list[str]]:
+        """The names of each; should one have two, that with Kafka's 10 digits of epoch comes first."""
+        complete: dict[SnapshotId, list[str]] = {}
+        for name, (found, kind) in self._names().items():
+            if kind is FileKind.COMPLETE:
+                complete.setdefault(found, []).append(name)
+        return complete
 
     def _failure(self, error: OSError) -> StorageError:
         return StorageError(f"snapshots in {self._folder}: {error.strerror or error}")
@@ -238,8 +242,8 @@ class SnapshotStore:
         try:
             return self._fs.open(f"{self._folder}/{name}")
         except FileNotFoundError:
-            other = self._complete().get(snapshot_id, name)
-            return self._fs.open(f"{self._folder}/{other}")
+            other = self._complete().get(snapshot_id, [name])
+            return self._fs.open(f"{self._folder}/{other[0]}")
 
     def header(self, snapshot_id: SnapshotId) -> SnapshotHeader:
         """Its header. CorruptRecordError."""
@@ -278,9 +282,9 @@ class SnapshotStore:
         complete = self._complete()
         try:
             for snapshot_id in snapshot_ids:
-                if snapshot_id in complete:
-                    deleted = f"{self._folder}/{file_name(snapshot_id, FileKind.DELETED)}"
-                    self._fs.rename(f"{self._folder}/{complete[snapshot_id]}", deleted)
+                deleted = f"{self._folder}/{file_name(snapshot_id, FileKind.DELETED)}"
+                for name in complete.get(snapshot_id, ()):
+                    self._fs.rename(f"{self._folder}/{name}", deleted)
                     self._fs.remove(deleted)
         except OSError as error:
             raise self._failure(error) from error
@@ -288,9 +292,9 @@ class SnapshotStore:
     def set_aside(self, snapshot_id: SnapshotId) -> str:
         """Give a corrupt one a name under which nobody takes it for a snapshot; gives that name."""
         aside = file_name(snapshot_id, FileKind.CORRUPT)
-        name = self._complete().get(snapshot_id, file_name(snapshot_id))
+        names = self._complete().get(snapshot_id, [file_name(snapshot_id)])
         try:
-            self._fs.rename(f"{self._folder}/{name}", f"{self._folder}/{aside}")
+            self._fs.rename(f"{self._folder}/{names[0]}", f"{self._folder}/{aside}")
             self._fs.sync_dir(self._folder)
         except OSError as error:
             raise self._failure(error) from error

@@ -93,23 +93,27 @@ class SnapshotSchedule:
         self._outdated, self._bytes = set(), 0
 
     def made(self, records: int, now_ms: int) -> None:
-        """It is complete, with that many records."""
+        """It is complete, with that many records; nothing happens if another was loaded meanwhile."""
+        if self._being_made is None:
+            return
         self._being_made = None
         self._records = records
         self._since_ms = now_ms
 
     def failed(self, now_ms: int) -> None:
         """It is not; everything counts again, and the next attempt is made in a while."""
-        if self._being_made is not None:
-            outdated, record_bytes = self._being_made
-            self._outdated |= outdated
-            self._bytes += record_bytes
-            self._being_made = None
+        if self._being_made is None:
+            return
+        outdated, record_bytes = self._being_made
+        self._outdated |= outdated
+        self._bytes += record_bytes
+        self._being_made = None
         self._retry_ms = now_ms + RETRY_MS
 
     def loaded(self, records: int, now_ms: int) -> None:
         """The image now is what a snapshot of that many records says; what is being made, if anything, is not."""
         self._being_made = None
+        self._retry_ms = 0
         self._outdated, self._bytes = set(), 0
         self._records = records
         self._since_ms = now_ms

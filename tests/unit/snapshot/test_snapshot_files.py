@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from random import Random
 
@@ -14,12 +15,13 @@ from kipmesh.core import record_batch
 from kipmesh.core.errors import CorruptRecordError
 from kipmesh.core.messages import SnapshotId
 from kipmesh.core.metadata import records as r
-from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
+from kipmesh.core.metadata.image import MetadataImage
 from kipmesh.core.metadata.image_writer import image_values
 from kipmesh.core.snapshot.control import SnapshotHeader, encode_footer, encode_header
 from kipmesh.core.snapshot.recovery import LogExtent, StartFromLog, StartFromSnapshot, StartRefused
 from kipmesh.storage.errors import StorageError
 from kipmesh.storage.fs import RealFileSystem, read_file, write_file
+from kipmesh.storage.image_loader import ImageLoader
 from kipmesh.storage.snapshot_file import footer_batch, header_batch
 from kipmesh.storage.snapshots import SnapshotStore
 from kipmesh.testing.faulty_fs import FaultyFileSystem
@@ -75,14 +77,28 @@ def test_what_is_written_is_read(compression: str) -> None:
 def test_an_image_through_a_file(image: MetadataImage) -> None:
     _, store = new_store()
     snapshot_id = SnapshotId(image.offset + 1, image.epoch)
-    writer = store.create(snapshot_id, last_contained_log_timestamp=1, now_ms=NOW)
-    list(writer.write(image_values(image.capture())))
+    image.timestamp_ms = 77
+    writer = store.create(snapshot_id, last_contained_log_timestamp=image.timestamp_ms, now_ms=NOW)
+    written = list(writer.write(image_values(image.capture())))
     writer.freeze()
-    loaded = MetadataImage(snapshot_id.end_offset - 1, snapshot_id.epoch)
-    for values in store.open(snapshot_id).values():
-        for value in values:
-            loaded.apply(r.decode_record(value), MetadataDelta())
-    assert_same(image, loaded)
+    loader = ImageLoader(store.open(snapshot_id), snapshot_id)
+    assert list(loader.steps()) == written
+    assert_same(image, loader.image)
+
+
+def test_an_image_of_large_batches_is_loaded_in_slices() -> None:
+    _, store = new_store()
+    noop = r.encode_record(r.NoOpRecord())
+    make_whole = store.create(OLD, last_contained_log_timestamp=5, now_ms=NOW)
+    make_whole.append([noop] * 2500)
+    make_whole.freeze()
+    loader = ImageLoader(store.open(OLD), OLD)
+    assert list(loader.steps()) == [1000, 2000, 2500]
+    assert (loader.image.offset, loader.image.epoch, loader.image.timestamp_ms) == (99, 3, 5)
+    make(store, NEW, [b"\x09"])
+    loader = ImageLoader(store.open(NEW), NEW)
+    with pytest.raises(CorruptRecordError, match="frame version 9"):
+        list(loader.steps())
 
 
 def test_slices_are_bounded() -> None:
@@ -296,8 +312,29 @@ def test_deleting_cleaning_and_the_other_name() -> None:
     assert (store.size(OLD), store.read(OLD, 0, 1)) == (None, None)
     with pytest.raises(StorageError):
         store.open(OLD)
+    make(store, NEW, VALUES[:3])
+    assert store.validate(NEW).records == 3
     store.delete([NEW])
     assert fs.list_dir(FOLDER).keys() == {"leader-epoch-checkpoint"}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_crash_while_deleting_leaves_a_whole_one_or_none(seed: int) -> None:
+    rng = Random(seed)
+    fs, store = new_store()
+    make(store, OLD)
+    make(store, NEW)
+    fs.fail(("rename", "remove", "sync")[seed % 3])
+    with contextlib.suppress(StorageError):
+        store.delete([OLD])
+    fs.crash(rng if seed % 2 else None)
+    store = SnapshotStore(fs, FOLDER)
+    store.clean()
+    found = store.snapshot_ids()
+    assert found[-1] == NEW
+    assert len(fs.list_dir(FOLDER)) == len(found)
+    for each in found:
+        assert read(store, each) == VALUES
 
 
 def corrupt(fs: FaultyFileSystem, name: str) -> None:

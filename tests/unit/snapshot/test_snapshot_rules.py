@@ -163,8 +163,13 @@ def test_a_failure_counts_everything_again_and_waits() -> None:
     assert (schedule.record_bytes, schedule.changed_records) == (1100, 2)
     assert schedule.due(1000 + RETRY_MS - 1) is None
     assert schedule.due(1000 + RETRY_MS) is SnapshotReason.CHANGES
+    schedule.begin()
     schedule.loaded(4, 2000)
     assert schedule.due(2000 + HOUR_MS) is None
+    schedule.applied(partitions(*range(4)), 5000)
+    schedule.made(1000, 3000)  # the one that was begun before
+    schedule.failed(10 * HOUR_MS)
+    assert schedule.due(3000) is SnapshotReason.CHANGES
 
 
 # -- 630-05, 630-06
