@@ -36,6 +36,7 @@ class Batch:
         "payload",
         "queue",
         "reserved_bytes",
+        "retried_for",
         "ripe",
         "waiter",
     )
@@ -52,6 +53,7 @@ class Batch:
         self.base_offset = -1
         self.log_append_time_ms = -1
         self.error: KafkaError | None = None
+        self.retried_for: KafkaError | None = None  # the last error that another try may mend
         self.finished = False
         self.ripe = False
         self.waiter: asyncio.Future[None] | None = None
@@ -216,7 +218,7 @@ class BufferMemory:
         return True
 
     async def wait(self, size_bytes: int, timeout_s: float) -> bool:
-        """Reserve, waiting at most so long; false when there was no room in time."""
+        """Reserve, waiting at most so long; false when there was no room in time, or never will be."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiter = (size_bytes, future)
         self.waiters.append(waiter)
@@ -224,19 +226,24 @@ class BufferMemory:
         try:
             await asyncio.wait([future], timeout=timeout_s)
         except asyncio.CancelledError:
-            if future.done():
+            if future.done() and not future.cancelled():
                 self.give(size_bytes)
             raise
         finally:
             if not future.done():
                 self.waiters.remove(waiter)
                 self._grant()
-        return future.done()
+        return future.done() and not future.cancelled()
 
     def give(self, size_bytes: int) -> None:
         """Return what a batch had reserved."""
         self.free_bytes += size_bytes
         self._grant()
+
+    def refuse_waiters(self) -> None:
+        """Nobody who waits now will get room."""
+        while self.waiters:
+            self.waiters.popleft()[1].cancel()
 
     def _grant(self) -> None:
         while self.waiters and self.free_bytes >= self.waiters[0][0]:

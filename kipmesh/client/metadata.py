@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from kipmesh.client.backoff import Backoff
+from kipmesh.client.supervision import raise_failure, task_failure
 from kipmesh.client.types import ClusterDescription, Node, PartitionMetadata, TopicMetadata
 from kipmesh.core.config import ClientConfig
 from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
@@ -99,8 +100,8 @@ class RefreshPolicy(Protocol):
         """The next request, or when there may be one."""
 
 
-class RefreshAll:
-    """Asks for every tracked topic as soon as one is urgent or `metadata.max.age.ms` old."""
+class RefreshDue:
+    """Asks for the topics that are urgent or `metadata.max.age.ms` old, and for no other."""
 
     def __init__(self, max_age_s: float, backoff_s: float) -> None:
         self._max_age_s = max_age_s
@@ -109,16 +110,17 @@ class RefreshAll:
     def choose(self, now_s: float, entries: Mapping[str, TopicEntry]) -> Choice:
         """See RefreshPolicy."""
         earliest: float | None = None
-        for entry in entries.values():
+        due_now = []
+        for topic, entry in entries.items():
             if entry.urgent:
                 due = max(entry.retry_at, entry.refreshed_at + self._backoff_s if entry.refreshed_at >= 0 else 0.0)
             else:
                 due = entry.refreshed_at + self._max_age_s
+            if due <= now_s:
+                due_now.append(topic)
             earliest = due if earliest is None else min(earliest, due)
-        if earliest is None:
-            return Choice(None)
-        if earliest <= now_s:
-            return Choice(tuple(entries))
+        if due_now or earliest is None:
+            return Choice(tuple(due_now) or None)
         return Choice(None, earliest - now_s)
 
 
@@ -139,11 +141,13 @@ class Metadata:
         self.cluster_id: str | None = None
         self.controller_id = -1
         self.listeners: list[Callable[[], None]] = []
+        self.failure: KafkaError | None = None
+        """Why the task has ended for good; listeners are told once."""
         self._entries: dict[str, TopicEntry] = {}
         self._pool = pool
         self._rack_id = rack_id
         self._backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms)
-        self._policy = policy or RefreshAll(config.metadata_max_age_ms / 1000, config.retry_backoff_ms / 1000)
+        self._policy = policy or RefreshDue(config.metadata_max_age_ms / 1000, config.retry_backoff_ms / 1000)
         self._request_timeout_s = config.request_timeout_ms / 1000
         self._connect_timeout_s = min(config.socket_connection_setup_timeout_ms / 1000, self._request_timeout_s)
         self._failure: Exception | None = None
@@ -158,6 +162,7 @@ class Metadata:
         """Start the task and wait for a first answer; raises KafkaError naming the addresses when there is none."""
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="kipmesh-metadata")
+            self._task.add_done_callback(self._ended)
         await self._wait(lambda: True if self.brokers else None, timeout_s, "the brokers of the cluster")
 
     async def close(self) -> None:
@@ -275,7 +280,8 @@ class Metadata:
         return result
 
     async def wait_for_update(self, timeout_s: float) -> None:
-        """Wait for the next answer, at most so long."""
+        """Wait for the next answer, at most so long; raises KafkaError when there will be none."""
+        raise_failure(self.failure)
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         try:
@@ -319,10 +325,13 @@ class Metadata:
                 continue
             try:
                 response = await self._request(topics)
-            except (TransportError, KafkaError) as error:
+            except Exception as error:
                 failures += 1
                 self._failure = error
-                log.debug("metadata failed %d times: %s", failures, error)
+                if isinstance(error, TransportError | KafkaError):
+                    log.debug("metadata failed %d times: %s", failures, error)
+                else:
+                    log.exception("metadata failed %d times", failures)
                 self._notify()
                 await asyncio.sleep(self._backoff.delay_s(failures))
                 continue
@@ -335,6 +344,17 @@ class Metadata:
                 self._failure = error
                 await asyncio.sleep(self._backoff.max_ms / 1000)
             self._notify()
+
+    def _ended(self, task: asyncio.Future[None]) -> None:
+        self.failure = task_failure(task, "the client's metadata task")
+        if self.failure is None:
+            return
+        self._wake_waiters()
+        for listener in self.listeners:
+            try:
+                listener()
+            except Exception:
+                log.exception("a listener to metadata failed")
 
     async def _sleep(self, wait_s: float | None) -> None:
         try:
@@ -364,12 +384,15 @@ class Metadata:
         raise failure
 
     def _notify(self) -> None:
+        self._wake_waiters()
+        for listener in self.listeners:
+            listener()
+
+    def _wake_waiters(self) -> None:
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
-        for listener in self.listeners:
-            listener()
 
     # -- answers
 

@@ -21,9 +21,12 @@ from kipmesh.client.partitioner import StickyPartitioner, partition_of_key
 from kipmesh.client.records import record_bytes_max
 from kipmesh.client.sender import Sender
 from kipmesh.client.settings import parse_config
+from kipmesh.client.supervision import raise_failure
 from kipmesh.client.types import Headers, TopicMetadata
 from kipmesh.core.config import ProducerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.core.messages.limits import MAX_INT64
+from kipmesh.core.metadata.topics import check_topic_name
 from kipmesh.rpc.client import ConnectionPool
 
 
@@ -47,6 +50,12 @@ class _Topic:
         self.sticky_queue: PartitionQueue | None = None
 
 
+def _checked_timestamp(timestamp_ms: int) -> int:
+    if not isinstance(timestamp_ms, int) or not 0 <= timestamp_ms <= MAX_INT64:
+        raise KafkaError(ErrorCode.INVALID_TIMESTAMP, f"{timestamp_ms!r} is not a number of milliseconds since 1970")
+    return timestamp_ms
+
+
 class Producer:
     """Sends records. Use `async with`, or `start` and `close`; one event loop, any number of tasks."""
 
@@ -59,6 +68,7 @@ class Producer:
         self._memory = BufferMemory(self.config.buffer_memory)
         self._sender: Sender | None = None
         self._closing = False
+        self._accepting = False
         self._topics: dict[str, _Topic] = {}
         self._known: dict[str, _Topic] = {}
         self._random = random.Random()
@@ -86,13 +96,15 @@ class Producer:
             await self._metadata.close()
             await self._pool.close()
             raise
-        self._sender = Sender(self.config, self._metadata, self._pool, self._memory)
+        self._sender = Sender(self.config, self._metadata, self._pool, self._memory, self._refuse)
+        self._accepting = True
 
     async def close(self) -> None:
         """Deliver what was sent (each record within `delivery.timeout.ms`), then disconnect. May be called again."""
         if self._closing:
             return
         self._closing = True
+        self._refuse()
         try:
             if self._sender is not None:
                 await self._sender.flush()
@@ -103,8 +115,13 @@ class Producer:
             await self._pool.close()
 
     async def flush(self) -> None:
-        """Send all waiting records now; returns when each is delivered or has failed. Never raises their errors."""
-        await self._running().flush()
+        """Send all waiting records now; returns when each is delivered or has failed.
+
+        Never raises their errors, but that of a producer that cannot go on.
+        """
+        sender = self._running()
+        await sender.flush()
+        raise_failure(sender.failure)
 
     async def partitions_for(self, topic: str) -> TopicMetadata:
         """A topic's metadata; raises KafkaError when there is none within `max.block.ms`."""
@@ -125,8 +142,7 @@ class Producer:
         Raises KafkaError when the record cannot be taken: MESSAGE_TOO_LARGE, UNKNOWN_TOPIC_OR_PARTITION, or
         REQUEST_TIMED_OUT when there is no room within `max.block.ms`.
         """
-        if timestamp_ms is None:
-            timestamp_ms = int(time() * 1000)
+        timestamp_ms = int(time() * 1000) if timestamp_ms is None else _checked_timestamp(timestamp_ms)
         delivery = self._append(topic, value, key, partition, timestamp_ms, headers, 0)
         if delivery is None:
             return await self._append_waiting(topic, value, key, partition, timestamp_ms, headers)
@@ -145,12 +161,12 @@ class Producer:
         headers: Headers = (),
     ) -> Delivery:
         """Like `send`, but raises WouldBlockError instead of waiting. Let the event loop run between calls."""
-        if timestamp_ms is None:
-            timestamp_ms = int(time() * 1000)
+        timestamp_ms = int(time() * 1000) if timestamp_ms is None else _checked_timestamp(timestamp_ms)
         delivery = self._append(topic, value, key, partition, timestamp_ms, headers, 0)
         if delivery is None:
             self._running()
             if topic not in self._topics:
+                check_topic_name(topic)
                 raise WouldBlockError(f"no metadata of topic {topic!r} yet: see partitions_for")
             raise WouldBlockError(f"buffer.memory is used up, or partition {partition} of {topic!r} is not known")
         return delivery
@@ -162,7 +178,12 @@ class Producer:
             raise RuntimeError("the producer is not started")
         if self._closing:
             raise RuntimeError("the producer is closed")
+        raise_failure(self._sender.failure)
         return self._sender
+
+    def _refuse(self) -> None:
+        """From now on `_append` takes nothing, and `_running` says why."""
+        self._accepting = False
 
     def _append(
         self,
@@ -176,7 +197,7 @@ class Producer:
     ) -> Delivery | None:
         """Append without waiting; None when that is impossible. `reserved_bytes` goes into a new batch or back."""
         state = self._topics.get(topic)
-        if state is None or self._closing:
+        if state is None or not self._accepting:
             return None
         fields = headers if type(headers) is list else list(headers) if headers else self._no_headers
         while True:
@@ -253,19 +274,19 @@ class Producer:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.config.max_block_ms / 1000
         needed = self._needed_bytes(key, value, headers)
+        check_topic_name(topic)
         await self._wait_for_partition(topic, partition, deadline)
         delivery = self._append(topic, value, key, partition, timestamp_ms, headers, 0)
         while delivery is None:
-            waiting = asyncio.ensure_future(self._memory.wait(needed, max(deadline - loop.time(), 0)))
-            await asyncio.sleep(0)
-            sender.wake()
-            if not await waiting:
+            sender.wake()  # it looks who waits when this task does
+            if not await self._memory.wait(needed, max(deadline - loop.time(), 0)):
+                self._running()
                 text = f"buffer.memory of {self.config.buffer_memory} bytes was full for {self.config.max_block_ms} ms"
                 raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, text)
-            self._running()
             delivery = self._append(topic, value, key, partition, timestamp_ms, headers, needed)
             if delivery is None:
                 self._memory.give(needed)
+                self._running()
                 await self._wait_for_partition(topic, partition, deadline)
         return delivery
 
@@ -296,6 +317,8 @@ class Producer:
                 self._use(name, metadata)
         if self._sender is not None:
             self._sender.wake()
+            if self._metadata.failure is not None:
+                self._sender.fail(self._metadata.failure)
 
     def _use(self, name: str, metadata: TopicMetadata) -> None:
         state = self._known.get(name)

@@ -3,7 +3,8 @@
 A batch is ready when it is full, `linger.ms` old, or when somebody flushes or waits for room. One task drains the
 queues; each request is a task that ends in `_settle`. Invariants: a partition is in `_ready` only while nothing of it
 is in flight and its backoff is over; a batch that fails retriably goes back to the head of its queue; every batch is
-finished exactly once, at the latest `delivery.timeout.ms` after it was made.
+finished exactly once, at the latest `delivery.timeout.ms` after it was made. After a `failure`, which is for good, all
+batches are finished and nothing is taken any more.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kipmesh.client.accumulator import Batch, BufferMemory, PartitionQueue
 from kipmesh.client.backoff import Backoff
 from kipmesh.client.metadata import Metadata
 from kipmesh.client.records import COMPRESSIONS, Compression, read_batch, seal
+from kipmesh.client.supervision import task_failure
 from kipmesh.core.config import ProducerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.messages import (
@@ -38,8 +40,17 @@ _REQUEST_OVERHEAD_BYTES = 128
 class Sender:
     """The network side of a producer."""
 
-    def __init__(self, config: ProducerConfig, metadata: Metadata, pool: ConnectionPool, memory: BufferMemory) -> None:
+    def __init__(
+        self,
+        config: ProducerConfig,
+        metadata: Metadata,
+        pool: ConnectionPool,
+        memory: BufferMemory,
+        on_failure: Callable[[], None],
+    ) -> None:
         self.incomplete: dict[Batch, None] = {}
+        self.failure: KafkaError | None = None
+        self._on_failure = on_failure
         self._config = config
         self._metadata = metadata
         self._pool = pool
@@ -66,6 +77,7 @@ class Sender:
         self._tasks: set[asyncio.Task[None]] = set()
         self._flushes = 0
         self._task = asyncio.create_task(self._run(), name="kipmesh-producer")
+        self._task.add_done_callback(self._ended)
 
     # -- from the producer
 
@@ -123,15 +135,24 @@ class Sender:
     # -- the task
 
     async def _run(self) -> None:
-        try:
-            while True:
-                await self._wake.wait()
-                self._wake.clear()
-                self._drain(self._loop.time())
-        except Exception as error:
-            log.exception("the producer's task failed")
-            self._fail_all(KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the producer's task failed: {error}"))
-            raise
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            self._drain(self._loop.time())
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        failure = task_failure(task, "the producer's sending task")
+        if failure is not None:
+            self.fail(failure)
+
+    def fail(self, failure: KafkaError) -> None:
+        """Something that nobody expected: what is not delivered fails, and nothing is sent any more."""
+        if self.failure is None:
+            self.failure = failure
+            self._task.cancel()
+            self._on_failure()
+            self._fail_all(failure)
 
     def _drain(self, now: float) -> None:
         self._expire(now)
@@ -143,7 +164,7 @@ class Sender:
             self._requests[leader_id] = self._requests.get(leader_id, 0) + 1
             task = asyncio.create_task(self._send(leader_id, batches))
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(self._ended)
         self._set_timer()
 
     def _mark_ready(self, queue: PartitionQueue) -> None:
@@ -163,6 +184,8 @@ class Sender:
         queue = batch.queue
         timeout_ms = self._config.delivery_timeout_ms
         text = f"{batch.count} records for {queue.topic}-{queue.partition} were not delivered within {timeout_ms} ms"
+        if batch.retried_for is not None:
+            text += f", at last because of {batch.retried_for}"
         self._complete(batch, KafkaError(ErrorCode.REQUEST_TIMED_OUT, text))
         if queue.in_flight is not batch:
             self._remove(queue, batch)
@@ -331,6 +354,7 @@ class Sender:
         if error.code is ErrorCode.MESSAGE_TOO_LARGE and batch.count > 1:
             self._split(queue, batch)
         elif error.retriable and batch.attempts <= self._config.retries:
+            batch.retried_for = error
             log.debug("produce to %s-%d failed: %s", queue.topic, queue.partition, error)
             queue.batches.appendleft(batch)
             queue.retry_at_s = self._loop.time() + self._backoff.delay_s(batch.attempts)
@@ -374,8 +398,7 @@ class Sender:
     def _fail_all(self, error: KafkaError) -> None:
         for batch in list(self.incomplete):
             self._complete(batch, error)
-        while self._memory.waiters:
-            self._memory.waiters.popleft()[1].cancel()
+        self._memory.refuse_waiters()
 
 
 def _seal_all(builders: Sequence[object], compression: Compression) -> list[bytes]:

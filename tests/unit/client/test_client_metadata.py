@@ -11,7 +11,7 @@ import pytest
 
 from kipmesh.client import Consumer, Producer
 from kipmesh.client.cluster import Cluster
-from kipmesh.client.metadata import RefreshAll, TopicEntry
+from kipmesh.client.metadata import RefreshDue, TopicEntry
 from kipmesh.client.records import encode_batch
 from kipmesh.core.config import ClientConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
@@ -35,15 +35,19 @@ def asked(fake: FakeCluster) -> list[list[str]]:
     return [[topic.name for topic in request.topics] for method, _, request in fake.calls if method == "Metadata"]
 
 
-def test_policy_asks_for_all_as_soon_as_one_is_due() -> None:
-    policy = RefreshAll(max_age_s=300, backoff_s=0.1)
+def test_policy_asks_for_what_is_due() -> None:
+    policy = RefreshDue(max_age_s=300, backoff_s=0.1)
     assert policy.choose(10, {}) == (None, None)
     fresh, old = TopicEntry("fresh"), TopicEntry("old")
     assert policy.choose(10, {"fresh": fresh}).topics == ("fresh",)
+    known = TopicEntry("known")
+    known.urgent, known.refreshed_at = False, 9.0
+    assert policy.choose(10, {"known": known, "fresh": fresh}).topics == ("fresh",)
     fresh.urgent = old.urgent = False
     fresh.refreshed_at, old.refreshed_at = 200.0, 100.0
     assert policy.choose(210, {"fresh": fresh, "old": old}) == (None, 190)
-    assert policy.choose(400, {"fresh": fresh, "old": old}).topics == ("fresh", "old")
+    assert policy.choose(400, {"fresh": fresh, "old": old}).topics == ("old",)
+    assert policy.choose(500, {"fresh": fresh, "old": old}).topics == ("fresh", "old")
     fresh.urgent = True
     assert policy.choose(200.05, {"fresh": fresh}).wait_s == pytest.approx(0.05)
     fresh.retry_at = 205

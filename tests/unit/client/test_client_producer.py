@@ -391,3 +391,33 @@ async def test_misuse() -> None:
     with pytest.raises(RuntimeError, match="not started"):
         producer.send_nowait("t", b"x")
     await producer.close()
+
+
+async def test_what_can_never_be_sent_is_refused_at_once() -> None:
+    async with FakeCluster() as fake, Producer(fake.bootstrap) as producer:
+        fake.create_topic("t")
+        for name in ("", "a b", "..", "x" * 300):
+            with pytest.raises(KafkaError, match="INVALID_TOPIC_EXCEPTION"):
+                await producer.send(name, b"v")
+        for timestamp_ms in (-5, 2**63, 1.5):
+            with pytest.raises(KafkaError, match="INVALID_TIMESTAMP"):
+                await producer.send("t", b"v", timestamp_ms=timestamp_ms)  # type: ignore[arg-type]
+
+
+async def test_a_timeout_says_what_kept_failing() -> None:
+    async with FakeCluster() as fake:
+        fake.create_topic("t")
+        fake.inject("Produce", ErrorCode.NOT_ENOUGH_REPLICAS, times=1000)
+        async with Producer(fake.bootstrap, **{"delivery.timeout.ms": 600, "request.timeout.ms": 300}) as producer:
+            with pytest.raises(KafkaError, match=r"REQUEST_TIMED_OUT.*NOT_ENOUGH_REPLICAS"):
+                await (await producer.send("t", b"v"))
+
+
+async def test_a_thousand_topics_ask_once_each() -> None:
+    async with FakeCluster() as fake, Producer(fake.bootstrap) as producer:
+        for number in range(100):
+            fake.create_topic(f"t{number}")
+        for number in range(100):
+            await (await producer.send(f"t{number}", b"v"))
+        asked = [len(request.topics) for method, _, request in fake.calls if method == "Metadata"]
+        assert sum(asked) <= 110
