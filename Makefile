@@ -4,6 +4,7 @@ PYTHON ?= python3
 SCALE ?= 1
 WORKERS ?= 2
 ARGS ?=
+SEEDS ?= 300
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -22,11 +23,11 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test check lint format types imports tidy unit e2e spark golden bench bench-spark \
+.PHONY: help install demo test check lint format types imports tidy unit e2e spark golden sim bench bench-spark \
   protos lock wheel docs clean distclean stale
 
 help: ## list the targets
-	@echo "make TARGET [PYTHON=python3.12] [SCALE=n] [WORKERS=n] [ARGS='...']"
+	@echo "make TARGET [PYTHON=python3.12] [SCALE=n] [SEEDS=n] [WORKERS=n] [ARGS='...']"
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMP) $(GENERATED) ## make .venv with everything in it (the other targets do it when it is missing or stale)
@@ -74,6 +75,9 @@ spark: install ## tests with Apache Spark (Java 17+)
 golden: install ## tests with Apache Kafka's own tools (Java 17+, Maven)
 	$(PYTEST) tests/golden $(ARGS)
 
+sim: install ## simulate the metadata quorum; goes on where it stopped (SEEDS=20000)
+	$(PY) -m kipmesh.testing.sim --seeds $(SEEDS) --progress build/sim.json $(ARGS)
+
 bench: install ## throughput, latency, memory of a local cluster (ARGS="--quick", "--markdown", "--partitions 3000")
 	$(PY) -m bench $(ARGS)
 
@@ -83,8 +87,9 @@ bench-spark: install ## records/s of a Spark batch read on local[2]
 protos: install ## generate kipmesh/v1 from protos/
 	$(PY) tools/build_protos.py
 
-docs: install ## generate docs/configuration.md from the configuration models
+docs: install ## generate docs/configuration.md from the configuration models, and the diagrams of docs/raft.md
 	$(PY) tools/gen_config_docs.py
+	$(PY) tools/gen_raft_docs.py
 
 lock: install ## newest versions within pyproject.toml's bounds into requirements.lock
 	$(PY) -m pip install --quiet --upgrade uv

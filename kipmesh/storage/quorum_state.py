@@ -1,0 +1,75 @@
+"""`quorum-state`: the epoch, the leader and the vote of a replica of the metadata quorum, as Kafka writes it.
+
+One line of JSON with Kafka's names and a `data_version`: 0 has the cluster id and the voters, 1 the voted directory.
+We write 0, the version of a fixed set of voters, with the cluster id in it, and read both. The file is replaced
+atomically and durably; what is in it was never told to anybody before.
+
+A file of another cluster, of other voters or one that cannot be read is an error of one line, never a silent reset: a
+voter that forgets its vote may vote twice.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.core.raft.types import ElectionState
+from kipmesh.storage.fs import FileSystem, read_file, write_atomic
+
+QUORUM_STATE = "quorum-state"
+
+_SIZE_MAX = 1 << 16
+
+
+def encode(election: ElectionState, cluster_id: str, voters: tuple[int, ...]) -> bytes:
+    """The file's content, `data_version` 0."""
+    fields = {
+        "clusterId": cluster_id,
+        "leaderId": election.leader_id,
+        "leaderEpoch": election.epoch,
+        "votedId": election.voted_id,
+        "appliedOffset": 0,
+        "currentVoters": [{"voterId": voter} for voter in voters],
+        "data_version": 0,
+    }
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def decode(data: bytes, cluster_id: str, path: str = QUORUM_STATE) -> ElectionState:
+    """The election in a file; KafkaError in one line when it is none, or another cluster's."""
+    try:
+        fields: Any = json.loads(data.decode())
+        version = fields["data_version"]
+        if version not in (0, 1):
+            raise _unusable(path, f"data_version {version!r} is neither 0 nor 1")
+        numbers = [fields["leaderEpoch"], fields.get("leaderId", -1), fields.get("votedId", -1)]
+        told = fields.get("clusterId", "") if version == 0 else ""
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _unusable(path, f"it is not Kafka's JSON ({type(error).__name__}: {error})") from None
+    if not all(type(number) is int and number >= -1 for number in numbers):
+        raise _unusable(path, "epoch, leader and vote are not numbers from -1 on")
+    if told not in ("", cluster_id):
+        raise KafkaError(ErrorCode.INCONSISTENT_CLUSTER_ID, f"{path} is of cluster {told}, this is {cluster_id}")
+    return ElectionState(max(numbers[0], 0), numbers[1], numbers[2])
+
+
+def read(fs: FileSystem, folder: str, cluster_id: str) -> ElectionState:
+    """The election in a folder; epoch 0 when there is no file. KafkaError, OSError."""
+    path = f"{folder}/{QUORUM_STATE}"
+    try:
+        data = read_file(fs, path)
+    except FileNotFoundError:
+        return ElectionState()
+    if len(data) > _SIZE_MAX:
+        raise _unusable(path, f"{len(data)} bytes are too many")
+    return decode(data, cluster_id, path)
+
+
+def write(fs: FileSystem, folder: str, election: ElectionState, cluster_id: str, voters: tuple[int, ...]) -> None:
+    """Replace the file durably. OSError."""
+    write_atomic(fs, f"{folder}/{QUORUM_STATE}", encode(election, cluster_id, voters))
+
+
+def _unusable(path: str, why: str) -> KafkaError:
+    return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"cannot use {path}: {why}")

@@ -1,0 +1,59 @@
+"""The metadata quorum keeps its invariants under the faults of many seeds (630-19)."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from kipmesh.testing.sim import InvariantError, World, run_seed
+from kipmesh.testing.sim.__main__ import main
+
+SEEDS = range(60)
+CHUNKS = 6
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_seeds_are_clean(chunk: int) -> None:
+    counts: Counter[str] = Counter()
+    counted = 0
+    for seed in SEEDS[chunk::CHUNKS]:
+        outcome = run_seed(seed)
+        counted += outcome.is_worth_counting
+        counts += outcome.counts
+    assert counted >= len(SEEDS) // CHUNKS - 3, "a seed counts with a fault and a change of leader only"
+    for kind in ("elections", "truncations", "crashes", "power cuts", "messages lost", "acknowledged"):
+        assert counts[kind], f"no {kind} in {counted} seeds"
+
+
+def test_a_seed_is_the_same_every_time() -> None:
+    assert run_seed(3).counts == run_seed(3).counts
+
+
+@pytest.mark.parametrize("voters", [1, 3, 5])
+@pytest.mark.parametrize("observers", [0, 5])
+def test_each_size_of_a_quorum(voters: int, observers: int) -> None:
+    outcome = World(voters * 10 + observers, voters=voters, observers=observers).run()
+    assert (outcome.voters, outcome.observers) == (voters, observers)
+    assert outcome.counts["acknowledged"]
+
+
+def test_a_failure_names_the_seed_and_how_to_replay_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(world: World) -> None:
+        raise KeyError("a defect of whatever kind")
+
+    monkeypatch.setattr(World, "run", broken)
+    with pytest.raises(InvariantError, match=r"seed 5 .*python -m kipmesh.testing.sim --seed 5"):
+        run_seed(5)
+
+
+def test_the_command_goes_on_where_it_stopped(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
+    progress = f"{tmp_path}/sim.json"
+    assert main(["--seeds", "1", "--progress", progress]) == 0
+    assert main(["--seeds", "2", "--progress", progress]) == 0
+    told = capsys.readouterr().out
+    assert "0 of 1 seeds are done" in told
+    assert "1 of 2 seeds are done" in told
+    assert "elections" in told
+    assert main(["--seed", "1"]) == 0
+    assert "seed 1: clean" in capsys.readouterr().out

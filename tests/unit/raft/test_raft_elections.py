@@ -1,0 +1,187 @@
+"""Vote, BeginQuorumEpoch and EndQuorumEpoch: who gets what answer, and what is on disk before it."""
+
+from __future__ import annotations
+
+import pytest
+from raft_support import MemoryLog, Node, peer, voted
+
+from kipmesh.core.errors import ErrorCode
+from kipmesh.core.messages import (
+    BeginQuorumEpochRequest,
+    EndQuorumEpochRequest,
+    FetchRequest,
+    SnapshotId,
+    VoteRequest,
+    VoteResponse,
+)
+from kipmesh.core.raft import ElectionState, QuorumError, State, timing, wire
+from kipmesh.core.raft.types import Answer, PersistElection, RequestFailed, StateChanged
+
+
+def vote(node: Node, candidate: int, epoch: int, last: tuple[int, int] = (0, 0)) -> tuple[ErrorCode, bool, int]:
+    response = node.ask(wire.vote_request(peer(candidate), epoch, *last))
+    assert isinstance(response, VoteResponse)
+    answer = wire.only_vote_answer(response)
+    assert answer is not None
+    return ErrorCode(answer.error_code), answer.vote_granted, answer.leader_epoch
+
+
+def test_one_vote_an_epoch_also_after_a_restart() -> None:
+    node = Node()
+    assert vote(node, 2, 5) == (ErrorCode.NONE, True, 5)
+    assert vote(node, 3, 5) == (ErrorCode.NONE, False, 5)
+    assert vote(node, 2, 5) == (ErrorCode.NONE, True, 5), "the same vote again"
+    restarted = Node(election=node.disk)
+    assert restarted.machine.state is State.VOTED
+    assert vote(restarted, 3, 5) == (ErrorCode.NONE, False, 5)
+    assert vote(restarted, 3, 6) == (ErrorCode.NONE, True, 6)
+
+
+def test_a_vote_is_on_disk_before_anything_tells_of_it() -> None:
+    node = Node()
+    vote(node, 2, 5)
+    kinds = [type(effect) for effect in node.effects]
+    assert kinds.index(PersistElection) < kinds.index(StateChanged) < kinds.index(Answer)
+    persisted = [effect.election for effect in node.effects if isinstance(effect, PersistElection)]
+    assert persisted[-1] == ElectionState(5, voted_id=2)
+
+
+@pytest.mark.parametrize(
+    ("last", "granted"),
+    [((2, 3), True), ((2, 4), True), ((3, 0), True), ((2, 2), False), ((1, 9), False)],
+)
+def test_votes_go_to_logs_that_are_not_older(last: tuple[int, int], granted: bool) -> None:
+    node = Node(log=MemoryLog(1, 1, 2))
+    assert vote(node, 2, 5, last)[1] is granted
+
+
+@pytest.mark.parametrize(("last", "granted"), [((4, 7), True), ((4, 6), False), ((3, 9), False)])
+def test_the_snapshot_counts_where_it_is_later_than_the_log(last: tuple[int, int], granted: bool) -> None:
+    """630-13."""
+    node = Node(log=MemoryLog(1, 1, 2), snapshot=SnapshotId(7, 4))
+    assert node.machine.last_offset_and_epoch == (4, 7)
+    assert vote(node, 2, 5, last)[1] is granted
+
+
+def test_who_has_a_leader_votes_for_nobody_in_that_epoch() -> None:
+    node = Node(election=ElectionState(5, leader_id=3))
+    assert vote(node, 2, 5) == (ErrorCode.NONE, False, 5)
+    assert vote(node, 2, 4) == (ErrorCode.FENCED_LEADER_EPOCH, False, 5)
+    assert node.machine.state is State.FOLLOWER
+
+
+@pytest.mark.parametrize(
+    ("candidate", "epoch", "last", "error"),
+    [
+        (7, 5, (0, 0), ErrorCode.INCONSISTENT_VOTER_SET),
+        (1, 5, (0, 0), ErrorCode.INCONSISTENT_VOTER_SET),
+        (2, 5, (5, 3), ErrorCode.INVALID_REQUEST),
+        (2, 5, (-1, 3), ErrorCode.INVALID_REQUEST),
+        (2, 5, (1, -1), ErrorCode.INVALID_REQUEST),
+    ],
+)
+def test_votes_that_cannot_be(candidate: int, epoch: int, last: tuple[int, int], error: ErrorCode) -> None:
+    node = Node()
+    assert vote(node, candidate, epoch, last) == (error, False, 0)
+    assert node.machine.epoch == 0, "nothing is learned from it"
+
+
+def test_another_cluster_and_another_partition() -> None:
+    node = Node()
+    foreign = wire.vote_request(peer(2), 5, 0, 0)._replace(cluster_id="other")
+    assert node.ask(foreign) == VoteResponse(ErrorCode.INCONSISTENT_CLUSTER_ID)
+    assert node.ask(foreign._replace(cluster_id=None)) != VoteResponse(ErrorCode.INCONSISTENT_CLUSTER_ID)
+    assert node.ask(VoteRequest("test")) == VoteResponse(ErrorCode.INVALID_REQUEST)
+    for kind in (BeginQuorumEpochRequest, EndQuorumEpochRequest):
+        told = node.ask(wire.epoch_request(kind, peer(2), 9)._replace(cluster_id="other"))
+        assert told is not None
+        assert told.error_code == ErrorCode.INCONSISTENT_CLUSTER_ID  # type: ignore[union-attr]
+    assert node.machine.epoch == 5
+
+
+def test_an_observer_has_no_vote() -> None:
+    assert vote(Node(9), 2, 5)[:2] == (ErrorCode.INCONSISTENT_VOTER_SET, False)
+
+
+def test_two_leaders_of_an_epoch_end_the_node() -> None:
+    node = Node(election=ElectionState(5, leader_id=3))
+    with pytest.raises(QuorumError, match="two leaders: 3 and 2"):
+        node.ask(wire.epoch_request(BeginQuorumEpochRequest, peer(2), 5))
+
+
+def test_a_single_voter_leads_at_once_and_commits_by_itself() -> None:
+    node = Node(voters=(1,))
+    assert node.machine.state is State.LEADER
+    assert (node.machine.epoch, node.machine.high_watermark) == (1, 1)
+    again = Node(voters=(1,), election=node.disk, log=node.log)
+    assert (again.machine.epoch, again.machine.high_watermark) == (2, 2)
+
+
+def test_a_restarted_leader_leads_that_epoch_never_again() -> None:
+    node = Node(election=ElectionState(5, leader_id=1))
+    assert node.machine.state is State.RESIGNED
+    assert {type(sent.request) for sent in node.sent} == {EndQuorumEpochRequest}
+    node.answer_last(voted(5))
+    assert node.machine.state is State.RESIGNED
+    node.elect()
+    assert node.machine.epoch == 6
+
+
+def test_the_first_successor_stands_at_once_and_others_later() -> None:
+    for own, state in ((1, State.CANDIDATE), (3, State.FOLLOWER)):
+        node = Node(own, election=ElectionState(5, leader_id=2))
+        node.ask(wire.epoch_request(EndQuorumEpochRequest, peer(2), 5, (1, 3)))
+        assert node.machine.state is state
+        node.advance(500)
+        assert node.machine.state is State.CANDIDATE
+    config = peer(1)
+    assert [timing.successor_backoff_ms(config, at, 4) for at in range(5)] == [0, 125, 250, 500, 1000]
+
+
+def test_a_rejected_candidate_waits_longer_each_time() -> None:
+    config = peer(1)
+    waits = [timing.election_backoff_ms(config, lost, 0.99) for lost in range(1, 8)]
+    assert waits == sorted(waits)
+    assert waits[-1] == config.election_backoff_max_ms
+    node = Node(jitter=0.5)
+    node.advance(2000)
+    for other in (2, 3):
+        node.answer_last(voted(1, granted=False), to=other)
+    assert node.machine.is_backing_off
+    assert node.machine.epoch == 1
+    node.advance(50)
+    assert node.machine.epoch == 2
+
+
+def test_a_vote_request_that_fails_is_sent_again() -> None:
+    node = Node()
+    node.advance(1100)
+    first = [sent for sent in node.sent if sent.node_id == 2]
+    node.step(RequestFailed(first[-1].request_id))
+    node.advance(node.config.retry_backoff_ms)
+    again = [sent for sent in node.sent if sent.node_id == 2]
+    assert len(again) == len(first) + 1
+    node.answer_last(voted(1), to=3)
+    assert node.machine.state is State.LEADER
+
+
+def test_timeouts_lie_where_they_should() -> None:
+    config = peer(1)
+    for jitter in (0.0, 0.3, 0.999):
+        assert 1000 <= timing.election_timeout_ms(config, jitter) < 2000
+        assert 2000 <= timing.fetch_timeout_ms(config, jitter) < 2500
+    assert config.check_quorum_timeout_ms > timing.fetch_timeout_ms(config, 0.999)
+
+
+def test_a_lost_quorum_state_does_not_take_the_epoch_of_the_log_back() -> None:
+    node = Node(log=MemoryLog(1, 4))
+    assert (node.machine.epoch, node.machine.state) == (4, State.UNATTACHED)
+
+
+def test_an_observer_asks_one_voter_after_the_other() -> None:
+    node = Node(9)
+    for _ in range(3):
+        node.step(RequestFailed(node.sent[-1].request_id))
+        node.advance(node.config.retry_backoff_ms)
+    assert {sent.node_id for sent in node.sent} == {1, 2, 3}
+    assert all(isinstance(sent.request, FetchRequest) for sent in node.sent)

@@ -1,0 +1,39 @@
+"""Write the diagrams in docs/raft.md from the table in `kipmesh.core.raft.transitions`; `--check` only compares."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from kipmesh.core.raft.transitions import diagram
+
+TARGET = Path(__file__).resolve().parent.parent / "docs" / "raft.md"
+_DRAWN = re.compile(r"(<!-- diagram: (voters|observers) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def render(text: str) -> str:
+    """The document with current diagrams; ValueError when it has no place for one of them."""
+
+    def draw(found: re.Match[str]) -> str:
+        return f"{found[1]}\n```mermaid\n{diagram(observers=found[2] == 'observers')}```\n\n{found[3]}"
+
+    if len(_DRAWN.findall(text)) != 2:
+        raise ValueError("docs/raft.md must have a place for each of two diagrams")
+    return _DRAWN.sub(draw, text)
+
+
+def main(arguments: list[str]) -> int:
+    """Write, or with `--check` compare; 1 when the document is not current."""
+    before = TARGET.read_text(encoding="utf-8")
+    text = render(before)
+    if "--check" in arguments:
+        if before != text:
+            sys.stderr.write("docs/raft.md is not what kipmesh.core.raft.transitions says: make docs\n")
+        return int(before != text)
+    TARGET.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
