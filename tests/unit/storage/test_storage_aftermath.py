@@ -57,39 +57,41 @@ def test_a_failed_truncation_is_for_good(fs: FaultyFileSystem) -> None:
     assert told == [log.failed]
 
 
-def test_reads_after_a_cut_find_new_batches(fs: FaultyFileSystem) -> None:
+@pytest.mark.parametrize("fully", [False, True])
+def test_reads_after_a_cut_find_new_batches(fs: FaultyFileSystem, fully: bool) -> None:
     log = make_log(fs, config={"segment.bytes": 100_000})
     append(log, 3)
     log.read(0, 200, 9, True)  # where offset 1 is, is known now
-    log.truncate_to(0)
-    log.append_as_leader(produced_batch([b"w"] * 2, timestamp_ms=NOW), 1, NOW)
+    log.truncate_fully_and_start_at(0) if fully else log.truncate_to(0)
+    log.append_as_leader(produced_batch([b"w" * 300] * 2, timestamp_ms=NOW), 1, NOW)
     (_, header) = next(record_batch.iterate(log.read(1, 1000, 9, True)))
     assert (header.base_offset, header.last_offset, header.partition_leader_epoch) == (0, 1, 1)
 
 
-def test_positions_of_retired_segments_are_forgotten(fs: FaultyFileSystem) -> None:
-    log = make_log(fs, config={"segment.bytes": 400, "retention.bytes": 300, "file.delete.delay.ms": 0})
-    append(log, 9)
-    log.read(0, 200, 99, True)
-    assert log.run_retention(NOW, 9) > 0
-    log.truncate_fully_and_start_at(0)
-    append(log, 2, epoch=1)
-    (_, header) = next(record_batch.iterate(log.read(1, 1000, 9, True)))
-    assert header.partition_leader_epoch == 1
-
-
 def test_a_truncated_segment_is_sealed_again(fs: FaultyFileSystem) -> None:
-    log = make_log(fs, config={"segment.bytes": 600, "index.interval.bytes": 5000})
+    config = {"segment.bytes": 600, "index.interval.bytes": 5000}
+    log = make_log(fs, config=dict(config))
     for number in range(4):
         append(log, now_ms=NOW + number)
     assert log.segment_base_offsets == (0, 3)
     log.truncate_to(2)
     log.close()
-    log = make_log(fs, clean=True)
+    log = make_log(fs, clean=True, config=dict(config))
     assert log.max_timestamp_offset(9) == (NOW + 1, 1, 0)
     append(log, now_ms=NOW + 7)
     log.close()
     assert make_log(fs, clean=True).max_timestamp_offset(9) == (NOW + 7, 2, 0)
+
+
+def test_an_index_that_does_not_fit_its_log_is_built_anew_in_its_file(fs: FaultyFileSystem) -> None:
+    log = make_log(fs, config={"segment.bytes": 2000, "index.interval.bytes": 0})
+    append(log, 5)
+    log.close()
+    path = f"{FOLDER}/{0:020d}.index"
+    good = read(fs, path)
+    fs.open(path).write_at(b"\0\0\0\x09", len(good) - 8)
+    make_log(fs, clean=True, config={"segment.bytes": 2000, "index.interval.bytes": 0}).close()
+    assert read(fs, path) == good
 
 
 # -- what a flush makes durable
@@ -111,7 +113,8 @@ def test_indexes_of_rolled_segments_are_durable_after_a_flush(fs: FaultyFileSyst
 
 
 def test_a_damaged_batch_changes_nothing_of_an_empty_log_that_begins_within_the_first(fs: FaultyFileSystem) -> None:
-    log = make_log(fs)
+    lowered: list[int] = []
+    log = make_log(fs, checkpoint_recovery_point=lambda: lowered.append(log.recovery_point))
     log.truncate_fully_and_start_at(6)
     batches = record_batch.assign(produced_batch([b"v"] * 10), 0, 3)
     damaged = bytearray(record_batch.assign(produced_batch([b"v"]), 10, 3))
@@ -119,14 +122,17 @@ def test_a_damaged_batch_changes_nothing_of_an_empty_log_that_begins_within_the_
     with pytest.raises(CorruptRecordError):
         log.append_as_follower(batches + damaged, NOW)
     assert (log.log_start_offset, log.log_end_offset, log.segment_base_offsets) == (6, 6, (6,))
+    log.flush()
+    assert log.recovery_point == 6
     log.append_as_follower(batches, NOW)
     assert (log.log_start_offset, log.log_end_offset) == (6, 10)
+    assert lowered == [0]
 
 
 def test_a_second_run_that_fails_leaves_the_first(fs: FaultyFileSystem) -> None:
     log = make_log(fs, config={"flush.ms": 1000})
     batches = b"".join(record_batch.assign(produced_batch([b"v" * 100]), offset, 0) for offset in range(3))
-    fs.fail("write", errno.ENOSPC, path=segment_path(1))
+    fs.fail("open", errno.ENOSPC, path=segment_path(1))
     with pytest.raises(StorageError):
         log.append_as_follower(batches, NOW)
     assert (log.log_end_offset, log.failed) == (1, None)

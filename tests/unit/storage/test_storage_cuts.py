@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import threading
 from collections.abc import Callable, Iterator
@@ -97,13 +98,28 @@ def fs() -> Iterator[HookedFileSystem]:
 # -- a flush while the log is cut
 
 
+def opens_files(log: Log, others: str) -> None:
+    """As a search does, or a flush that began before the cut."""
+    if others == "flush":
+        log.flush()
+        return
+    with pytest.raises(KafkaError, match="being cut"):
+        log.max_timestamp_offset(99)
+    for suffix in (".log", ".index", ".timeindex"):
+        with contextlib.suppress(FileNotFoundError):
+            log.files.get(segment_path(2, suffix))
+
+
+@pytest.mark.parametrize("others", ["flush", "search"])
 @pytest.mark.parametrize("moment", ["before remove", "after remove"])
 @pytest.mark.parametrize("suffix", [".log", ".index", ".timeindex"])
-def test_a_flush_during_a_truncation_keeps_no_file_that_is_gone(fs: HookedFileSystem, moment: str, suffix: str) -> None:
+def test_a_flush_during_a_truncation_keeps_no_file_that_is_gone(
+    fs: HookedFileSystem, others: str, moment: str, suffix: str
+) -> None:
     log = make_log(fs)
     append(log, 4)
     assert log.segment_base_offsets == (0, 1, 2, 3)
-    fs.meanwhile(moment, segment_path(2, suffix), log.flush)
+    fs.meanwhile(moment, segment_path(2, suffix), lambda: opens_files(log, others))
     log.truncate_to(1)
     assert log.recovery_point == 0
     append(log, 3, epoch=1)
@@ -178,8 +194,9 @@ def test_a_deletion_waits_for_a_flush_that_writes_by_the_folders_name(fs: Hooked
     manager.delete("t", 0, NOW)
     deleted.set()
     flush.join(10)
+    append(manager.create("t", 0, ID, TopicConfig(), NOW))
+    old.epochs.assign(8, 3)
     old.durability.flush(old._take, old.epochs)  # one that was asked for before, and begins now
-    manager.create("t", 0, ID, TopicConfig(), NOW)
     assert not fs.exists(f"{FOLDER}/leader-epoch-checkpoint")
     manager.abandon()
 
@@ -187,12 +204,11 @@ def test_a_deletion_waits_for_a_flush_that_writes_by_the_folders_name(fs: Hooked
 def test_names_changed_by_a_cut_are_durable_after_the_next_flush(fs: HookedFileSystem) -> None:
     log = make_log(fs)
     append(log, 4)
-    fs.meanwhile("before remove", segment_path(2), log.flush)
-    log.truncate_fully_and_start_at(10)
-    append(log)
+    log.flush()
+    log.truncate_to(2)
     log.flush()
     fs.crash()
-    assert sorted(name for name in fs.list_dir(FOLDER) if name.endswith(".log")) == [f"{10:020d}.log"]
+    assert sorted(name for name in fs.list_dir(FOLDER) if name.endswith(".log")) == [f"{n:020d}.log" for n in range(3)]
 
 
 def test_a_first_segment_is_durable_though_the_epoch_was_known(fs: HookedFileSystem) -> None:
