@@ -5,11 +5,12 @@ Each bug is a patch of a class here; production code has no switch for any of th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 
-from kipmesh.core.messages import EpochEndOffset, FetchRequest
+from kipmesh.core.messages import EpochEndOffset
 from kipmesh.core.raft import ElectionState, Machine, State, elections, replication
 from kipmesh.core.raft.leadership import Leadership, majority_offset
 from kipmesh.core.raft.transitions import Cause
@@ -135,20 +136,10 @@ def believes_any_position(patch: Patch) -> None:
     patch.setattr(replication, "fetch_position", fetch_position)
 
 
-def answers_any_epoch(patch: Patch) -> None:
-    """A leader serves, and counts, fetches of whatever epoch, and who does not lead follows the answers."""
-
-    def fetch_error(machine: Machine, request: FetchRequest, asked: object) -> int:
-        return original(machine, request, asked._replace(current_leader_epoch=machine.epoch))  # type: ignore[attr-defined]
-
-    original = replication._fetch_error
-    patch.setattr(replication, "_fetch_error", fetch_error)
-
-
 @dataclass(frozen=True)
 class Bug:
     name: str
-    patch: object = None
+    patch: Callable[[Patch], None] | None = None
     node_type: type[SimNode] = SimNode
     machine_type: type[Machine] = Machine
     voters: int | None = None
@@ -200,7 +191,7 @@ BUGS = [
 
 
 def seeds_until_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> int | None:
-    if callable(bug.patch):
+    if bug.patch is not None:
         bug.patch(monkeypatch)
     for seed in range(SEEDS_MAX):
         try:

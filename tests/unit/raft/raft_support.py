@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from kipmesh.core import record_batch
+from kipmesh.core.errors import ErrorCode
 from kipmesh.core.messages import (
     BeginQuorumEpochRequest,
     EndQuorumEpochRequest,
@@ -189,10 +188,8 @@ def peer(node_id: int, voters: tuple[int, ...] = (1, 2, 3)) -> RaftConfig:
     return RaftConfig(node_id, voters, CLUSTER)
 
 
-def voted(epoch: int, *, granted: bool = True, leader_id: int = -1, error: int = 0) -> VoteResponse:
-    response = wire.vote_response(ElectionState(epoch, leader_id), 0, granted=granted)  # type: ignore[arg-type]
-    topic = response.topics[0]
-    return response._replace(topics=(topic._replace(partitions=(topic.partitions[0]._replace(error_code=error),)),))
+def voted(epoch: int, *, granted: bool = True) -> VoteResponse:
+    return wire.vote_response(ElectionState(epoch), ErrorCode.NONE, granted=granted)
 
 
 def shown(message: Request | Response | None) -> str:
@@ -263,6 +260,3 @@ def shown_effect(effect: Effect) -> str | None:
             return f"refused {error.name} leader={leader}"
         case _:
             return None
-
-
-Check = Callable[[Node], None]
