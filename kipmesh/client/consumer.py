@@ -17,6 +17,7 @@ from kipmesh.client.fetch_state import Chunk, OutOfRange, PartitionState
 from kipmesh.client.fetcher import Fetcher
 from kipmesh.client.offsets import list_offsets
 from kipmesh.client.settings import parse_config
+from kipmesh.client.supervision import raise_failure
 from kipmesh.client.types import (
     TIMESTAMP_EARLIEST,
     TIMESTAMP_LATEST,
@@ -118,8 +119,7 @@ class Consumer:
     def resume(self, partitions: Partitions) -> None:
         """Return records of these again."""
         for state in self._states(partitions):
-            state.paused = False
-        self._fetcher.wake()
+            self._fetcher.resume(state)
         self._fetcher.arrived.set()
 
     def paused(self) -> list[TopicPartition]:
@@ -232,6 +232,8 @@ class Consumer:
     def _check_open(self) -> None:
         if self._closed or not self._started:
             raise RuntimeError("the consumer is closed" if self._closed else "the consumer is not started")
+        raise_failure(self._fetcher.failure)
+        raise_failure(self._metadata.failure)
 
     async def _let_fetcher_run(self) -> None:
         """Before anything is in a poll's hands: a loop of polls must not keep the fetcher from its work."""
@@ -242,8 +244,7 @@ class Consumer:
         self._fetcher.arrived.clear()
 
     def _left(self, deadline: float) -> float:
-        if self._fetcher.failure is not None:
-            raise RuntimeError("the consumer's task failed") from self._fetcher.failure
+        self._check_open()
         self._check_topics()
         self._idle = True
         return deadline - asyncio.get_running_loop().time()
@@ -295,8 +296,7 @@ class Consumer:
         self._seen_topics.update(where.topic for where in added)
 
     def _check_topics(self) -> None:
-        topics = self._topics if self._topics is not None else {where.topic for where in self._fetcher.states}
-        for topic in topics:
+        for topic in self._tracked:
             error = self._metadata.take_error(topic)
             if error is not None:
                 raise error
@@ -304,29 +304,25 @@ class Consumer:
     def _next(self) -> tuple[PartitionState, Chunk | OutOfRange | KafkaError] | None:
         """The first partition in turn that has something to take."""
         completed = self._fetcher.completed
-        for _ in range(len(completed)):
+        while completed:
             state = completed[0]
-            if not state.buffer or self._fetcher.states.get(state.where) is not state:
-                completed.popleft()
-            elif state.paused:
-                completed.rotate(-1)
-            else:
+            if state.buffer and not state.paused and self._fetcher.states.get(state.where) is state:
                 return state, state.buffer[0]
+            completed.popleft().listed = False  # one that is paused comes back with `resume`
         return None
 
-    def _taken(self, state: PartitionState, item: Chunk | OutOfRange | KafkaError) -> None:
-        state.buffer.popleft()
-        if isinstance(item, Chunk):
-            state.buffered_bytes -= item.size_bytes
+    def _taken(self, state: PartitionState) -> None:
+        state.drop_first()
         self._fetcher.completed.popleft()
-        if state.buffer:
+        state.listed = bool(state.buffer)
+        if state.listed:
             self._fetcher.completed.append(state)
         self._idle = True
         self._fetcher.wake()
 
     def _handle(self, state: PartitionState, item: OutOfRange | KafkaError) -> None:
         """Something else than records is next: raises, or resets."""
-        self._taken(state, item)
+        self._taken(state)
         error = self._fetcher.out_of_range(state, item) if isinstance(item, OutOfRange) else item
         if error is not None:
             state.clear(state.position, state.position_epoch)
@@ -361,7 +357,7 @@ class Consumer:
             taken = item.take(state, decoded, count_max - len(records))
             records = taken if not records else records + taken
             if item.exhausted:
-                self._taken(state, item)
+                self._taken(state)
         return records
 
     def _corrupt(self, state: PartitionState, error: KafkaError) -> None:
@@ -380,5 +376,5 @@ class Consumer:
                 self._handle(state, item)
                 continue
             batches.append(item.rest(state, state.topic_id))
-            self._taken(state, item)
+            self._taken(state)
         return batches

@@ -1,4 +1,8 @@
-"""What a consumer knows about one assigned partition: its position, what is fetched, and what is asked."""
+"""What a consumer knows about one assigned partition: its position, what is fetched, and what is asked.
+
+Invariants: the ledger's `buffered_bytes` are the sum of all partitions'; a partition whose state changed in a way that
+may let it be asked for again is in the ledger's `changed`.
+"""
 
 from __future__ import annotations
 
@@ -96,6 +100,21 @@ class Chunk:
         )
 
 
+class Ledger:
+    """What the partitions of one consumer have in common, so that nobody has to go through all of them."""
+
+    __slots__ = ("buffered_bytes", "changed")
+
+    def __init__(self) -> None:
+        self.buffered_bytes = 0
+        self.changed: dict[PartitionState, None] = {}
+
+    def take_changed(self) -> dict[PartitionState, None]:
+        """Those that changed since the last call, in that order."""
+        changed, self.changed = self.changed, {}
+        return changed
+
+
 class PartitionState:
     """One assigned partition. Invariants: `fetch_offset` >= `position`; what is buffered lies between them."""
 
@@ -109,6 +128,8 @@ class PartitionState:
         "high_watermark",
         "in_flight",
         "leader_epoch",
+        "ledger",
+        "listed",
         "log_start_offset",
         "partition",
         "paused",
@@ -121,13 +142,17 @@ class PartitionState:
         "unvalidated",
     )
 
-    def __init__(self, topic: str, partition: int) -> None:
+    def __init__(self, topic: str, partition: int, ledger: Ledger) -> None:
+        self.ledger = ledger
         self.topic = topic
         self.partition = partition
         self.topic_id = b""
         self.leader_epoch = -1
         self.paused = False
         self.in_flight = False
+        self.listed = False
+        """Whether the fetcher lists it among those that have something to take."""
+        self.buffered_bytes = 0
         self.generation = 0
         self.attempts = 0
         self.retry_at_s = 0.0
@@ -148,7 +173,9 @@ class PartitionState:
         self.position_epoch = self.fetch_epoch = epoch
         self.unvalidated = False
         self.buffer: deque[Chunk | OutOfRange | KafkaError] = deque()
+        self.ledger.buffered_bytes -= self.buffered_bytes
         self.buffered_bytes = 0
+        self.ledger.changed[self] = None
         if position is not None:
             self.reset_to = None
 
@@ -157,8 +184,16 @@ class PartitionState:
         self.clear(None)
         self.reset_to = timestamp
 
-    def put(self, answer: PartitionData) -> bool:
-        """Buffer an answer's batches; false when there are none."""
+    def drop_first(self) -> None:
+        """The first of what is buffered was taken."""
+        item = self.buffer.popleft()
+        if isinstance(item, Chunk):
+            self.buffered_bytes -= item.size_bytes
+            self.ledger.buffered_bytes -= item.size_bytes
+        self.ledger.changed[self] = None
+
+    def put(self, answer: PartitionData) -> None:
+        """Buffer an answer's batches."""
         batches: list[tuple[int, BatchHeader]] = []
         failure: KafkaError | None = None
         offset = self.fetch_offset or 0
@@ -174,13 +209,13 @@ class PartitionState:
             chunk = Chunk(answer.records, batches, answer)
             self.buffer.append(chunk)
             self.buffered_bytes += chunk.size_bytes
+            self.ledger.buffered_bytes += chunk.size_bytes
             self.fetch_offset = offset
             self.fetch_epoch = batches[-1][1].partition_leader_epoch
         elif answer.records and failure is None:
             failure = CorruptRecordError("an answer without a whole batch at the offset")
         if failure is not None:
             self.buffer.append(self.located(failure))
-        return bool(batches)
 
     def located(self, error: KafkaError) -> KafkaError:
         """The error with partition and offset in its message."""

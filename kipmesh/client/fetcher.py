@@ -5,9 +5,14 @@ of all; so the next answer is under way while the last one is read. A broker has
 for different partitions: the second serves partitions that became free while the first one waits for new records.
 Partitions that returned records go to the back of the order, so a byte limit cannot starve the others.
 
-Invariants: a partition is in at most one request; an answer to a request from before a seek, reset or reassignment is
-thrown away; epochs and topic ids are those of the metadata when the request was made. Fetch sessions (3 of 8) and reads
-from followers (4 of 8) belong in `_request` and `_choose_node`.
+A step looks at the partitions that changed, not at all of them: those that could be asked for wait by leader until a
+request to it is free, and only news of the metadata or the assignment make all of them pass again.
+
+Invariants: an assigned partition that is not in a request, not waiting for the reader and not waiting for metadata is
+changed, unsettled (no position yet, not validated, backing off) or fetchable. A partition is in at most one request; an
+answer to a request from before a seek, reset or reassignment is thrown away; epochs and topic ids are those of the
+metadata when the request was made. Fetch sessions (3 of 8) and reads from followers (4 of 8) belong in `_request` and
+`_choose_node`.
 """
 
 from __future__ import annotations
@@ -18,9 +23,10 @@ from collections import deque
 from collections.abc import Awaitable, Sequence
 
 from kipmesh.client.cluster import Cluster
-from kipmesh.client.fetch_state import Chunk, OutOfRange, PartitionState
+from kipmesh.client.fetch_state import Chunk, Ledger, OutOfRange, PartitionState
 from kipmesh.client.metadata import UNKNOWN_ANSWERS_MAX
 from kipmesh.client.offsets import end_of_epochs_call, list_offsets_call
+from kipmesh.client.supervision import task_failure
 from kipmesh.client.types import TIMESTAMP_EARLIEST, TIMESTAMP_LATEST, PartitionMetadata, TopicPartition
 from kipmesh.core.config import ConsumerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
@@ -49,10 +55,13 @@ class Fetcher:
         self.states: dict[TopicPartition, PartitionState] = {}
         self.completed: deque[PartitionState] = deque()
         self.arrived = asyncio.Event()
-        self.failure: BaseException | None = None
+        self.failure: KafkaError | None = None
         self._config = config
         self._cluster = cluster
         self._metadata = cluster.metadata
+        self._ledger = Ledger()
+        self._unsettled: dict[PartitionState, None] = {}
+        self._fetchable: dict[int, dict[PartitionState, None]] = {}
         self._wake = asyncio.Event()
         self._requests: dict[int, int] = {}
         self._tasks: set[asyncio.Future[None]] = set()
@@ -81,16 +90,30 @@ class Fetcher:
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Exactly these partitions; those that stay keep their position."""
         old = self.states
-        self.states = {where: old.get(where) or PartitionState(*where) for where in partitions}
+        self.states = {where: old.get(where) or PartitionState(*where, self._ledger) for where in partitions}
         for where, state in old.items():
             if where not in self.states:
                 state.clear(None)
+        self._look_at_all()
+
+    def _look_at_all(self) -> None:
+        self._unsettled.clear()
+        self._fetchable.clear()
+        self._ledger.changed = dict.fromkeys(self.states.values())
+        self.wake()
+
+    def resume(self, state: PartitionState) -> None:
+        """Fetch and return records of the partition again."""
+        state.paused = False
+        self._ledger.changed[state] = None
+        if state.buffer:
+            self._complete(state)
         self.wake()
 
     @property
     def buffered_bytes(self) -> int:
         """Bytes that are fetched and not taken."""
-        return sum(state.buffered_bytes for state in self.states.values())
+        return self._ledger.buffered_bytes
 
     def on_metadata(self) -> None:
         """Metadata changed: see who leads now, and whether topics are still the same."""
@@ -105,7 +128,7 @@ class Fetcher:
                 state.leader_epoch = epoch
                 state.unvalidated = state.fetch_epoch >= 0 and state.fetch_offset is not None
                 state.retry_at_s = 0.0
-        self.wake()
+        self._look_at_all()
         self.arrived.set()
 
     def _recreated(self, state: PartitionState) -> None:
@@ -152,34 +175,22 @@ class Fetcher:
 
     def _step(self, now: float) -> float | None:
         """Start what can be started; the seconds until the next backoff is over."""
-        earliest: float | None = None
         lookups: dict[TopicPartition, int] = {}
         validations: list[PartitionState] = []
-        fetches: dict[int, list[PartitionState]] = {}
+        waiting: dict[PartitionState, None] = {}
         stale: set[str] = set()
-        buffered = self.buffered_bytes
-        for where, state in self.states.items():
-            if state.in_flight:
-                continue
-            if state.retry_at_s > now:
-                earliest = state.retry_at_s if earliest is None else min(earliest, state.retry_at_s)
-                continue
-            if state.position is None:
-                self._need_position(state, lookups, where)
-            elif state.unvalidated:
-                validations.append(state)
-            elif self._wants_more(state, buffered):
-                known = self._metadata.partition(state.topic, state.partition)
-                if known is None:
-                    self._failed(state, KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
-                    earliest = now
-                    continue
-                if known.leader_id not in self._metadata.brokers:
-                    stale.add(state.topic)
-                    continue
-                node_id = self._choose_node(known)
-                if self._requests.get(node_id, 0) < REQUESTS_PER_BROKER_MAX:
-                    fetches.setdefault(node_id, []).append(state)
+        for state in self._unsettled | self._ledger.take_changed():
+            if state.in_flight or self._may_fetch(state, now, stale):
+                continue  # its answer, or the request that it waits for, brings it here again
+            if state.retry_at_s <= now:
+                if state.position is None:
+                    self._need_position(state, lookups)
+                elif state.unvalidated:
+                    validations.append(state)
+                else:
+                    continue  # the reader, or metadata, brings it here again
+            waiting[state] = None
+        self._unsettled = waiting
         if stale:
             self._metadata.request_refresh(stale)
         if lookups and not self._looking_up:
@@ -188,9 +199,32 @@ class Fetcher:
         if validations and not self._validating:
             self._validating = True
             self._spawn(self._validate(validations))
-        for node_id, states in fetches.items():
-            self._fetch(node_id, states)
-        return None if earliest is None else max(earliest - now, 0.0)
+        self._fetch_all(now)
+        return min((state.retry_at_s - now for state in waiting if state.retry_at_s > now), default=None)
+
+    def _may_fetch(self, state: PartitionState, now: float, stale: set[str]) -> bool:
+        """Line the partition up for its leader's next request, if it is settled and wants more."""
+        if not self._is_fetchable(state, now):
+            return False
+        known = self._metadata.partition(state.topic, state.partition)
+        if known is None:
+            self._failed(state, KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+            return False
+        if known.leader_id not in self._metadata.brokers:
+            stale.add(state.topic)
+            return False
+        self._fetchable.setdefault(self._choose_node(known), {})[state] = None
+        return True
+
+    def _fetch_all(self, now: float) -> None:
+        for node_id, waiting in self._fetchable.items():
+            if self._ledger.buffered_bytes >= self._config.fetch_max_bytes:
+                break
+            if waiting and self._requests.get(node_id, 0) < REQUESTS_PER_BROKER_MAX:
+                states = [state for state in waiting if not state.in_flight and self._is_fetchable(state, now)]
+                waiting.clear()
+                if states:
+                    self._fetch(node_id, states)
 
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
@@ -199,25 +233,26 @@ class Fetcher:
 
     def _ended(self, task: asyncio.Future[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            self.failure = task.exception()
+        failure = task_failure(task, "the consumer's fetching task")
+        if failure is not None:
+            self.failure = self.failure or failure
             self.arrived.set()
 
-    def _wants_more(self, state: PartitionState, buffered: int) -> bool:
-        if state.paused or state.buffered_bytes >= self._config.max_partition_fetch_bytes:
+    def _is_fetchable(self, state: PartitionState, now: float) -> bool:
+        if state.paused or state.position is None or state.unvalidated or state.retry_at_s > now:
             return False
-        if buffered >= self._config.fetch_max_bytes:
+        if state.buffered_bytes >= self._config.max_partition_fetch_bytes:
             return False
         return not state.buffer or isinstance(state.buffer[-1], Chunk)
 
     def _choose_node(self, known: PartitionMetadata) -> int:
         return known.leader_id
 
-    def _need_position(self, state: PartitionState, lookups: dict[TopicPartition, int], where: TopicPartition) -> None:
+    def _need_position(self, state: PartitionState, lookups: dict[TopicPartition, int]) -> None:
         if state.reset_to is None:
             state.reset_to = self._policy()
         if state.reset_to is not None:
-            lookups[where] = state.reset_to
+            lookups[state.where] = state.reset_to
         elif not state.buffer:
             text = f"{state.topic}-{state.partition} has no position and auto.offset.reset is none"
             self._fail(state, KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, text))
@@ -353,6 +388,8 @@ class Fetcher:
                 state.in_flight = False
                 if state.generation == generation:
                     self._answered(state, answers.get((state.topic, state.partition), missing))
+            states = [state for state, _ in asked if self.states.get(state.where) is state]
+            self._ledger.changed.update(dict.fromkeys(sorted(states, key=lambda state: bool(state.buffer))))
             self.wake()
             self.arrived.set()
 
@@ -377,10 +414,7 @@ class Fetcher:
             self._failed(state, state.located(KafkaError(answer.error_code)))
 
     def _buffer(self, state: PartitionState, answer: PartitionData) -> None:
-        if state.put(answer):
-            where = state.where
-            if self.states.get(where) is state:
-                self.states[where] = self.states.pop(where)
+        state.put(answer)
         if state.buffer:
             if not isinstance(state.buffer[-1], Chunk):
                 self._back_off(state)
@@ -391,7 +425,8 @@ class Fetcher:
         self._complete(state)
 
     def _complete(self, state: PartitionState) -> None:
-        if state not in self.completed:
+        if not state.listed:
+            state.listed = True
             self.completed.append(state)
         self.arrived.set()
 

@@ -325,13 +325,10 @@ class Metadata:
                 continue
             try:
                 response = await self._request(topics)
-            except Exception as error:
+            except (TransportError, KafkaError) as error:
                 failures += 1
                 self._failure = error
-                if isinstance(error, TransportError | KafkaError):
-                    log.debug("metadata failed %d times: %s", failures, error)
-                else:
-                    log.exception("metadata failed %d times", failures)
+                log.debug("metadata failed %d times: %s", failures, error)
                 self._notify()
                 await asyncio.sleep(self._backoff.delay_s(failures))
                 continue
@@ -375,6 +372,10 @@ class Metadata:
                 )
             except TransportError as error:
                 failure = error
+                continue
+            except Exception as error:  # whatever an answer is made of, the next broker's may be better
+                log.exception("metadata of %s cannot be read", address)
+                failure = KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, f"metadata of {address} cannot be read: {error!r}")
                 continue
             if response.brokers:
                 return response

@@ -227,6 +227,8 @@ class Producer:
             except Exception:  # what is not bytes
                 if batch.count == 0:
                     self._running().discard(batch)
+                if reserved_bytes:
+                    self._memory.give(reserved_bytes)
                 raise
             if appended is not None:
                 batch.count = index + 1

@@ -8,6 +8,7 @@ fine). Invariant: after `close` the thread has ended and the loop is closed.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 from collections import deque
@@ -37,6 +38,8 @@ from kipmesh.client.types import (
     TopicMetadata,
     TopicPartition,
 )
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -73,10 +76,20 @@ class Portal:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
+        except BaseException:
+            log.exception("the event loop of a client failed")
         finally:
+            self._cancel_all()
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
             self._loop.close()
+
+    def _cancel_all(self) -> None:
+        """Nobody waits for a loop that has ended."""
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and wait for it; an interrupt of the caller cancels it."""
@@ -198,10 +211,14 @@ class PendingRecord:
             self._delivery = await client.send(*self._arguments)
         except Exception as error:
             self._error = error
-        self._arguments = ()
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        except BaseException as error:
+            self._error = error
+            raise
+        finally:
+            self._arguments = ()
+            for waiter in self._waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
 
 
 class Producer(_Client[_producer.Producer]):
@@ -234,14 +251,19 @@ class Producer(_Client[_producer.Producer]):
         return record
 
     async def _append_waiting(self) -> None:
-        while True:
+        try:
+            while True:
+                with self._lock:
+                    if not self._waiting:
+                        self._appending = None
+                        return
+                    record = self._waiting.popleft()
+                self._room.release()
+                await record.append(self._client)
+        except BaseException:  # the portal's end: what still waits is tried by the next send, and refused by it
             with self._lock:
-                if not self._waiting:
-                    self._appending = None
-                    return
-                record = self._waiting.popleft()
-            self._room.release()
-            await record.append(self._client)
+                self._appending = None
+            raise
 
     def _drain(self) -> None:
         with self._lock:
