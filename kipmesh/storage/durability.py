@@ -176,7 +176,7 @@ class Durability:
         for number, segment in enumerate(segments):
             is_active = number + 1 == len(segments)
             segment_end = end if is_active else segments[number + 1].base_offset
-            if segment_end > self.recovery_point or (sealed and is_active):
+            if segment_end > self.recovery_point or segment.is_cut or (sealed and is_active):
                 segment.sync(with_indexes=sealed or not is_active)
 
     def sync_identity(self) -> None:

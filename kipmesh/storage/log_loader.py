@@ -220,6 +220,7 @@ class _Loading:
                 recovered.problem,
             )
             self.files.get(segment.path).truncate(recovered.size_bytes)
+            segment.is_cut = True
             segment.size_bytes = recovered.size_bytes
         return recovered.end_offset, not recovered.problem
 

@@ -61,6 +61,7 @@ class Segment:
         "files",
         "first_timestamp",
         "folder",
+        "is_cut",
         "is_sealed",
         "largest",
         "offset_index",
@@ -81,6 +82,8 @@ class Segment:
         self.offset_index = SparseIndex(segment_path(folder, base_offset, INDEX_SUFFIX), OFFSET_ENTRY)
         self.time_index = SparseIndex(segment_path(folder, base_offset, TIME_INDEX_SUFFIX), TIME_ENTRY)
         self.is_sealed = False
+        self.is_cut = False
+        """Whether it was cut since it was last synced: a crash may bring back what was cut."""
         """Whether the index files have everything that they should."""
         self.bytes_since_index = 0
         self.largest = (NO_TIMESTAMP, base_offset)
@@ -151,6 +154,7 @@ class Segment:
         """Make the log, and for a sealed segment its indexes, durable. Called from any thread."""
         if not self.exists:
             return
+        self.is_cut = False  # first: a cut meanwhile is not in it
         self.files.get(self.path).sync()
         if with_indexes:
             self.files.get(self.offset_index.path).sync()
@@ -219,6 +223,7 @@ class Segment:
         """Cut at the position of the batch that begins at `offset`."""
         if self.exists:
             self.files.get(self.path).truncate(position)
+            self.is_cut = True
         self.size_bytes = position
         self.is_sealed = False
         relative = offset - self.base_offset

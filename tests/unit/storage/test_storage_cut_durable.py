@@ -1,0 +1,32 @@
+"""A cut is durable before what follows it is: found by seeds 513 and 20097 of the simulation of the metadata quorum."""
+
+from __future__ import annotations
+
+from kipmesh.core import record_batch
+from kipmesh.core.config import TopicConfig
+from kipmesh.storage.log_loader import open_log
+from kipmesh.testing.faulty_fs import FaultyFileSystem
+
+CONFIG = TopicConfig.parse({"segment.bytes": 400})
+
+
+def batch(size: int) -> bytes:
+    return record_batch.build([(None, bytes(size))], base_offset=0, leader_epoch=0, timestamp_ms=0)
+
+
+def test_what_was_cut_from_a_full_segment_does_not_come_back_and_take_the_next_with_it() -> None:
+    fs = FaultyFileSystem()
+    fs.make_dirs("/data")
+    fs.sync_dir("/")
+    log = open_log(fs, "/data/t-0", "t", 0, CONFIG, 0)
+    for _ in range(3):
+        log.append_as_leader(batch(40), 1, 0)
+    log.flush()
+    log.truncate_to(2)
+    log.append_as_leader(batch(200), 2, 0)  # does not fit the segment: the next begins where the cut was
+    log.flush()
+    assert log.segment_base_offsets == (0, 2)
+    assert log.recovery_point == 3
+    fs.crash()
+    found = open_log(fs, "/data/t-0", "t", 0, CONFIG, 0)
+    assert (found.log_end_offset, found.latest_epoch) == (3, 2)
