@@ -7,64 +7,15 @@ raise `CorruptRecordError` (`UNSUPPORTED_COMPRESSION_TYPE` for an unknown compre
 
 from __future__ import annotations
 
-import gzip
-from collections.abc import Callable, Sequence
-from struct import Struct
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import cramjam
-from aiokafka.codec import snappy_encode
-from aiokafka.errors import UnsupportedCodecError
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
-from crc32c import crc32c
 
+from kipmesh.client.compression import COMPRESSIONS, Compression, compress, decompressed, default_compression
 from kipmesh.client.types import ConsumerRecord, Headers
-from kipmesh.core.errors import CorruptRecordError, ErrorCode, KafkaError
-from kipmesh.core.record_batch import HEADER_BYTES, BatchHeader, Buffer, check_crc, iterate
-
-COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
-"""Names of Kafka's compressions by their numbers."""
-
-_LENGTH = Struct(">i")
-_ATTRIBUTES = Struct(">h")
-_CRC = Struct(">I")
-_LENGTH_AT, _CRC_AT, _ATTRIBUTES_AT = 8, 17, 21
-_LOG_OVERHEAD_BYTES = 12
-
-
-class Compression(NamedTuple):
-    """A compression and its level (which snappy has not)."""
-
-    number: int
-    level: int = -1
-
-
-def _gzip(data: memoryview, level: int) -> bytes:
-    return gzip.compress(data, compresslevel=level, mtime=0)
-
-
-def _snappy(data: memoryview, _level: int) -> bytes:
-    return bytes(snappy_encode(data))
-
-
-def _lz4(data: memoryview, level: int) -> bytes:
-    # Apache Kafka reads frames of independent blocks only (KIP-57).
-    compressor = cramjam.lz4.Compressor(level=level, content_checksum=False, block_linked=False)
-    compressor.compress(bytes(data))
-    return bytes(compressor.finish())
-
-
-def _zstd(data: memoryview, level: int) -> bytes:
-    return bytes(cramjam.zstd.compress(data, level=level))
-
-
-_COMPRESS: tuple[Callable[[memoryview, int], bytes], ...] = (
-    lambda data, _level: bytes(data),
-    _gzip,
-    _snappy,
-    _lz4,
-    _zstd,
-)
+from kipmesh.core.errors import CorruptRecordError, KafkaError
+from kipmesh.core.record_batch import HEADER_BYTES, BatchHeader, Buffer, assign, check_crc, iterate, join, parse_header
 
 
 def new_builder(size_bytes_max: int) -> Any:
@@ -85,14 +36,10 @@ def seal(builder: Any, compression: Compression) -> bytes:
     plain = builder.build()
     if compression.number == 0:
         return bytes(plain)
-    body = _COMPRESS[compression.number](memoryview(plain)[HEADER_BYTES:], compression.level)
+    body = compress(memoryview(plain)[HEADER_BYTES:], compression)
     if len(body) + HEADER_BYTES >= len(plain):
         return bytes(plain)
-    head = bytearray(memoryview(plain)[:HEADER_BYTES])
-    _LENGTH.pack_into(head, _LENGTH_AT, HEADER_BYTES + len(body) - _LOG_OVERHEAD_BYTES)
-    _ATTRIBUTES.pack_into(head, _ATTRIBUTES_AT, _ATTRIBUTES.unpack_from(head, _ATTRIBUTES_AT)[0] | compression.number)
-    _CRC.pack_into(head, _CRC_AT, crc32c(body, crc32c(memoryview(head)[_ATTRIBUTES_AT:])))
-    return b"".join((head, body))
+    return join(parse_header(plain).with_records(len(body), compression.number), body)
 
 
 def encode_batch(
@@ -107,25 +54,17 @@ def encode_batch(
     builder = new_builder(1 << 31)
     for index, (key, value) in enumerate(records):
         builder.append(index, timestamp_ms, key, value, [])
-    batch = bytearray(seal(builder, default_compression(compression)))
-    batch[:8] = base_offset.to_bytes(8, "big")
-    batch[12:16] = leader_epoch.to_bytes(4, "big", signed=True)
-    return bytes(batch)
-
-
-def default_compression(name: str) -> Compression:
-    """A compression at Kafka's default level."""
-    return Compression(COMPRESSIONS.index(name), {"gzip": -1, "lz4": 9, "zstd": 3}.get(name, 0))
+    return assign(seal(builder, default_compression(compression)), base_offset, leader_epoch)
 
 
 def read_batch(data: Buffer, position: int, header: BatchHeader) -> list[Any]:
     """The records of the batch at `position`: objects with offset, timestamp, key, value, headers."""
     try:
-        return list(DefaultRecordBatch(memoryview(data)[position : position + header.size_bytes]))
-    except UnsupportedCodecError as error:
-        raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, str(error)) from None
+        return list(DefaultRecordBatch(decompressed(memoryview(data)[position : position + header.size_bytes], header)))
+    except KafkaError:
+        raise
     except Exception as error:
-        # The decoder and five decompressors have an exception each for bytes that they cannot read.
+        # The decoder has an exception each for bytes that it cannot read.
         raise CorruptRecordError(f"batch at offset {header.base_offset} cannot be read: {error}") from error
 
 

@@ -6,6 +6,10 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
+from kipmesh.core.config.resources import AlterOperation as AlterOperation
+from kipmesh.core.config.resources import ConfigSource as ConfigSource
+from kipmesh.core.config.resources import ResourceType as ResourceType
+
 Headers = Sequence[tuple[str, bytes | None]]
 
 TIMESTAMP_LATEST = -1
@@ -144,27 +148,11 @@ class CreatedTopic(NamedTuple):
     replication_factor: int
 
 
-class ResourceType(IntEnum):
-    """What a configuration belongs to."""
-
-    TOPIC = 2
-    BROKER = 4
-
-
 class ConfigResource(NamedTuple):
     """The owner of a configuration: a topic's name or a broker's id as text."""
 
     resource_type: int
     name: str
-
-
-class ConfigSource(IntEnum):
-    """Where a configuration value is from."""
-
-    UNKNOWN = 0
-    TOPIC = 1
-    STATIC_BROKER = 4
-    DEFAULT = 5
 
 
 class ConfigValue(NamedTuple):
@@ -175,15 +163,6 @@ class ConfigValue(NamedTuple):
     read_only: bool
     source: int
     documentation: str | None
-
-
-class AlterOperation(IntEnum):
-    """What an alteration does with a key."""
-
-    SET = 0
-    DELETE = 1
-    APPEND = 2
-    SUBTRACT = 3
 
 
 class ConfigAlteration(NamedTuple):

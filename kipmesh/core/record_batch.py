@@ -76,6 +76,11 @@ class BatchHeader(NamedTuple):
         """0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd; more is unknown."""
         return self.attributes & _COMPRESSION_MASK
 
+    def with_records(self, size_bytes: int, compression: int) -> BatchHeader:
+        """The header of the same batch with its records in so many bytes of another form; its CRC is not right."""
+        attributes = self.attributes & ~_COMPRESSION_MASK | compression
+        return self._replace(batch_length=HEADER_BYTES - LOG_OVERHEAD_BYTES + size_bytes, attributes=attributes)
+
     @property
     def is_control(self) -> bool:
         """Whether its records are markers that clients never see."""
@@ -181,19 +186,25 @@ def assign(batch: Buffer, base_offset: int, leader_epoch: int, log_append_time_m
     if log_append_time_ms is None:
         return b"".join((prefix, memoryview(batch)[_OFFSET_LENGTH_EPOCH.size :]))
     header = parse_header(batch)
-    head = bytearray(
-        _HEADER.pack(
-            *header._replace(
-                base_offset=base_offset,
-                partition_leader_epoch=leader_epoch,
-                attributes=header.attributes | _LOG_APPEND_TIME,
-                max_timestamp=log_append_time_ms,
-            )
-        )
+    assigned = header._replace(
+        base_offset=base_offset,
+        partition_leader_epoch=leader_epoch,
+        attributes=header.attributes | _LOG_APPEND_TIME,
+        max_timestamp=log_append_time_ms,
     )
-    rest = memoryview(batch)[HEADER_BYTES:]
-    _CRC.pack_into(head, _CRC_POSITION, crc32c(rest, crc32c(memoryview(head)[_CRC_FROM:])))
-    return b"".join((head, rest))
+    return join(assigned, memoryview(batch)[HEADER_BYTES:])
+
+
+def pack_header(header: BatchHeader) -> bytes:
+    """The header as its bytes, as it is."""
+    return _HEADER.pack(*header)
+
+
+def join(header: BatchHeader, records: Buffer) -> bytes:
+    """The batch of a header, whose CRC is computed here, and its records as they are on the wire."""
+    head = bytearray(pack_header(header))
+    _CRC.pack_into(head, _CRC_POSITION, crc32c(records, crc32c(memoryview(head)[_CRC_FROM:])))
+    return b"".join((head, records))
 
 
 def build(

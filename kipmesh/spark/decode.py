@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from aiokafka.record.default_records import DefaultRecordBatch
 
+from kipmesh.client.compression import decompressed
 from kipmesh.core import record_batch
 from kipmesh.core.errors import CorruptRecordError
 from kipmesh.spark.offsets import OffsetRange
@@ -97,7 +98,7 @@ class _Columns:
         before = self.rows
         whole = header.base_offset >= first and header.last_offset < self._wanted.end
         try:
-            records = DefaultRecordBatch(batch)
+            records = DefaultRecordBatch(decompressed(batch, header))
             if whole and header.record_count == header.last_offset_delta + 1:
                 self._take_all(records)
                 self._offsets.append(np.arange(header.base_offset, header.next_offset, dtype=np.int64))

@@ -7,10 +7,10 @@ INVALID_REQUEST, here and by the brokers, which forward them.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from enum import IntEnum
 from typing import Any, NamedTuple
 
 from kipmesh.core.config import TopicConfig
+from kipmesh.core.config.resources import AlterOperation, ConfigSource
 from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
 from kipmesh.core.messages import (
     AlterConfigsResource,
@@ -30,23 +30,6 @@ from kipmesh.core.metadata.request_limits import config_value_fault, refusal
 
 MIN_INSYNC_REPLICAS = "min.insync.replicas"
 UNCLEAN_LEADER_ELECTION = "unclean.leader.election.enable"
-
-
-class ConfigOperation(IntEnum):
-    """What an alteration does with its key."""
-
-    SET = 0
-    DELETE = 1
-    APPEND = 2
-    SUBTRACT = 3
-
-
-class ConfigSource(IntEnum):
-    """Where a value comes from."""
-
-    TOPIC = 1
-    STATIC_BROKER = 4
-    DEFAULT = 5
 
 
 def unclean_election_allowed(image: MetadataImage, topic_name: str, *, default: bool) -> bool:
@@ -105,18 +88,18 @@ def _alterations(image: MetadataImage, resource: AlterConfigsResource) -> list[R
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"configuration key {config.name!r} is altered twice")
         altered[config.name] = None
         match config.config_operation:
-            case ConfigOperation.SET:
+            case AlterOperation.SET:
                 if config.value is None:
                     raise KafkaError(ErrorCode.INVALID_REQUEST, f"configuration key {config.name!r} has no value")
                 fault = config_value_fault(config.value)
                 if fault is not None:
                     raise InvalidConfigError(f"configuration key {config.name!r}: {fault}")
                 after[config.name] = config.value
-            case ConfigOperation.DELETE:
+            case AlterOperation.DELETE:
                 if config.name not in known:
                     raise InvalidConfigError(f"unknown configuration key {config.name!r}")
                 after.pop(config.name, None)
-            case ConfigOperation.APPEND | ConfigOperation.SUBTRACT:
+            case AlterOperation.APPEND | AlterOperation.SUBTRACT:
                 raise InvalidConfigError(f"configuration key {config.name!r} is not a list")
             case _:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, f"no configuration operation {config.config_operation}")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import random
 
+import cramjam
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kipmesh.client.compression import decompressed
 from kipmesh.client.records import (
     COMPRESSIONS,
     Compression,
@@ -20,7 +23,7 @@ from kipmesh.client.records import (
     seal,
 )
 from kipmesh.core.errors import CorruptRecordError, KafkaError
-from kipmesh.core.record_batch import check_crc, iterate, parse_header
+from kipmesh.core.record_batch import HEADER_BYTES, check_crc, iterate, join, parse_header
 
 maybe_bytes = st.none() | st.binary(max_size=60)
 headers = st.lists(st.tuples(st.text(max_size=8), maybe_bytes), max_size=3)
@@ -104,6 +107,45 @@ def test_mutated_batches_raise_nothing_else(data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(batch)))
     with contextlib.suppress(KafkaError):
         decode_columns(bytes(batch[:cut]), check_crcs=False)
+
+
+@pytest.mark.parametrize("name", COMPRESSIONS[1:])
+def test_decompression_has_a_limit(name: str) -> None:
+    batch = memoryview(encode_batch([(None, b"again and again " * 64)] * 1024, timestamp_ms=1, compression=name))
+    header = parse_header(batch)
+    size = 2 << 20
+    plain = decompressed(batch, header, size)
+    plain_header = parse_header(plain)
+    assert (plain_header.compression, plain_header.size_bytes) == (0, len(plain))
+    exact = len(plain) - HEADER_BYTES
+    assert bytes(decompressed(batch, header, exact)) == bytes(plain)
+    for limit in (exact - 1, exact // 3, 1):
+        with pytest.raises(CorruptRecordError, match="more than"):
+            decompressed(batch, header, limit)
+    cut = batch[: len(batch) - 20]
+    with pytest.raises(CorruptRecordError):
+        decompressed(cut, header._replace(batch_length=len(cut) - 12), size)
+
+
+@pytest.mark.parametrize("name", COMPRESSIONS[1:])
+def test_a_bomb_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = encode_batch([(None, bytes(3 << 20))], timestamp_ms=1, compression=name)
+    assert len(batch) < 300_000
+    assert len(decode_columns(batch).values[0] or b"") == 3 << 20
+    monkeypatch.setattr(decompressed, "__defaults__", (2 << 20,))
+    with pytest.raises(CorruptRecordError, match="more than 2097152 bytes"):
+        decode_columns(batch)
+
+
+def test_java_forms_are_read() -> None:
+    """Snappy in one raw block, gzip in two members: others than those that `seal` writes."""
+    plain = encode_batch([(b"k", b"value " * 30)] * 30, timestamp_ms=1)
+    body = plain[HEADER_BYTES:]
+    raw = bytes(cramjam.snappy.compress_raw(body))
+    members = gzip.compress(body[:100]) + gzip.compress(body[100:])
+    for number, packed in ((2, raw), (1, members)):
+        batch = join(parse_header(plain).with_records(len(packed), number), packed)
+        assert decode_columns(batch) == decode_columns(plain)
 
 
 def test_leader_epoch_and_offset() -> None:
