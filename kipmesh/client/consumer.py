@@ -29,6 +29,7 @@ from kipmesh.client.types import (
 )
 from kipmesh.core.config import ConsumerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.core.messages.limits import MAX_INT64
 
 Partitions = Iterable[tuple[str, int]]
 
@@ -130,8 +131,8 @@ class Consumer:
 
     def seek(self, partition: tuple[str, int], offset: int) -> None:
         """Go on at `offset`."""
-        if offset < 0:
-            raise ValueError("an offset is not negative")
+        if not 0 <= offset <= MAX_INT64:
+            raise ValueError(f"an offset is between 0 and {MAX_INT64}")
         for state in self._states([partition]):
             state.clear(offset)
             state.retry_at_s = 0.0
