@@ -15,7 +15,7 @@ from typing import Any
 
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.raft.types import ElectionState
-from kipmesh.storage.fs import FileSystem, read_file, write_atomic
+from kipmesh.storage.fs import FileSystem, write_atomic
 
 QUORUM_STATE = "quorum-state"
 
@@ -55,14 +55,24 @@ def decode(data: bytes, cluster_id: str, path: str = QUORUM_STATE) -> ElectionSt
 
 
 def read(fs: FileSystem, folder: str, cluster_id: str) -> ElectionState:
-    """The election in a folder; epoch 0 when there is no file. KafkaError, OSError."""
+    """The election in a folder; epoch 0 when there is no file. KafkaError, OSError.
+
+    What it gives is durable: a process that was killed within `write` may have left what a power cut would take back.
+    """
     path = f"{folder}/{QUORUM_STATE}"
     try:
-        data = read_file(fs, path)
+        file = fs.open(path)
     except FileNotFoundError:
         return ElectionState()
-    if len(data) > _SIZE_MAX:
-        raise _unusable(path, f"{len(data)} bytes are too many")
+    try:
+        file.sync()
+        size = file.size()
+        if size > _SIZE_MAX:
+            raise _unusable(path, f"{size} bytes are too many")
+        data = file.read_at(size, 0)
+    finally:
+        file.close()
+    fs.sync_dir(folder)
     return decode(data, cluster_id, path)
 
 

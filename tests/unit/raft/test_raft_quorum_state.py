@@ -66,3 +66,18 @@ def test_what_was_written_outlives_a_power_cut(seed: int) -> None:
         quorum_state.write(fs, FOLDER, ElectionState(epoch, voted_id=1), "c1", (1, 2, 3))
     fs.crash(Random(seed))
     assert quorum_state.read(fs, FOLDER, "c1") == ElectionState(3, voted_id=1)
+
+
+def test_what_is_read_is_durable() -> None:
+    """Found by seeds 515 and 20199 of the simulation: a process ended before the folder was synced."""
+    fs = FaultyFileSystem()
+    fs.make_dirs(FOLDER)
+    fs.sync_dir("/data")
+    fs.sync_dir("/")
+    quorum_state.write(fs, FOLDER, ElectionState(1), "c1", (1,))
+    fs.fail("sync_dir")
+    with pytest.raises(OSError, match="Input/output error"):
+        quorum_state.write(fs, FOLDER, ElectionState(2, voted_id=1), "c1", (1,))
+    found = quorum_state.read(fs, FOLDER, "c1")
+    fs.crash()
+    assert quorum_state.read(fs, FOLDER, "c1") == found == ElectionState(2, voted_id=1)
