@@ -9,6 +9,7 @@ from kipmesh.cli.common import (
     AsJson,
     Bootstrap,
     Dir,
+    admin_client,
     bootstrap_of,
     examples,
     make_app,
@@ -40,9 +41,7 @@ def describe_cluster(bootstrap: Bootstrap = None, folder: Dir = DEFAULT_DIR, as_
     address = bootstrap_of(bootstrap, folder)
 
     async def work() -> ClusterDescription:
-        from kipmesh.client import AdminClient
-
-        async with AdminClient(address) as admin:
+        async with admin_client(address) as admin:
             return await admin.describe_cluster()
 
     found = run(work)
@@ -61,9 +60,7 @@ def describe_quorum(bootstrap: Bootstrap = None, folder: Dir = DEFAULT_DIR, as_j
     address = bootstrap_of(bootstrap, folder)
 
     async def work() -> QuorumDescription:
-        from kipmesh.client import AdminClient
-
-        async with AdminClient(address) as admin:
+        async with admin_client(address) as admin:
             return await admin.describe_quorum()
 
     found = run(work)

@@ -6,19 +6,44 @@ import asyncio
 import inspect
 import os
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import typer
+
+if TYPE_CHECKING:
+    from kipmesh.client import AdminClient
 
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 EXIT_PIPE_CLOSED = 141
+EXIT_SIGNAL = 128
+"""What shells add to the number of a signal."""
+CONNECT_TIMEOUT_S = 5.0
 DEFAULT_DIR = Path("kipmesh-local")
 
 T = TypeVar("T")
+
+
+def plain_text(value: Any) -> Any:
+    """The value of an argument, or a list of them; raises typer.BadParameter for bytes that are not UTF-8."""
+    for text in value if isinstance(value, (list, tuple)) else [value]:
+        try:
+            str(text).encode()
+        except UnicodeEncodeError:
+            raise typer.BadParameter(f"{os.fsencode(text)!r} is not UTF-8") from None
+    return value
+
+
+def _addresses(value: str | None) -> str | None:
+    if value is not None and not value.strip(" ,"):
+        raise typer.BadParameter("no address")
+    plain_text(value)
+    return value
+
 
 Dir = Annotated[
     Path, typer.Option("--dir", envvar="KIPMESH_DIR", help="Folder of the local cluster.", show_default=True)
@@ -29,9 +54,14 @@ Bootstrap = Annotated[
         "--bootstrap",
         envvar="KIPMESH_BOOTSTRAP",
         metavar="HOST:PORT,...",
+        callback=_addresses,
         help="Brokers to begin with. Left out: those of the local cluster in --dir.",
         show_default=False,
     ),
+]
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", callback=plain_text)]
+ClientConfig = Annotated[
+    list[str] | None, typer.Option("--config", metavar="KEY=VALUE", help="A client setting, for example acks=1.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
 
@@ -79,6 +109,74 @@ def run(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
     return asyncio.run(make())
 
 
+class _Client(Protocol):
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=_Client)
+
+
+async def connect(
+    client: _Client, bootstrap: str, config: Mapping[str, Any], *, timeout_s: float | None = None
+) -> None:
+    """Start a client, and give up soon when nobody is there, unless the user set `request.timeout.ms`."""
+    from kipmesh.core.errors import ErrorCode, KafkaError
+
+    longest_s = None if "request.timeout.ms" in config else CONNECT_TIMEOUT_S
+    limit_s = min((one for one in (longest_s, timeout_s) if one is not None), default=None)
+    try:
+        async with asyncio.timeout(limit_s):
+            await client.start()
+    except TimeoutError:
+        text = f"no broker answers at {bootstrap} within {limit_s:g} s"
+        raise KafkaError(ErrorCode.NETWORK_EXCEPTION, text) from None
+
+
+@asynccontextmanager
+async def connected(
+    client: C, bootstrap: str, config: Mapping[str, Any], *, timeout_s: float | None = None
+) -> AsyncIterator[C]:
+    """`connect`, and close it at the end."""
+    await connect(client, bootstrap, config, timeout_s=timeout_s)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+def admin_client(bootstrap: str) -> AbstractAsyncContextManager[AdminClient]:
+    """A connected administration client."""
+    from kipmesh.client import AdminClient
+
+    return connected(AdminClient(bootstrap), bootstrap, {})
+
+
+def explain(error: Exception) -> int:
+    """Say on stderr what happened; the exit code."""
+    show = getattr(error, "show", None)
+    if show is not None:  # click's errors of usage
+        show()
+        return int(getattr(error, "exit_code", EXIT_FAILED))
+    expected = type(error).__module__.startswith("kipmesh.") or isinstance(error, OSError)
+    if not expected or os.environ.get("KIPMESH_TRACEBACK"):
+        import traceback
+
+        traceback.print_exception(error)
+    print(f"kipmesh: {_line(error)}", file=sys.stderr)
+    return EXIT_FAILED
+
+
+def _line(error: Exception) -> str:
+    """What happened, with Kafka's name of it where there is one."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    message = getattr(error, "message", None) or str(error) or type(error).__name__
+    name = getattr(getattr(error, "code", None), "name", None)
+    return message if name is None or name in message else f"{name}: {message}"
+
+
 def print_json(values: Mapping[str, Any]) -> None:
     """One object a line."""
     from kipmesh.core.json_form import to_line
@@ -99,11 +197,22 @@ def parse_pairs(texts: Sequence[str], option: str) -> dict[str, str]:
     """`key=value` texts of an option; raises typer.BadParameter (exit code 2)."""
     pairs = {}
     for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise typer.BadParameter(f"{os.fsencode(text)!r} is not UTF-8", param_hint=option) from None
         key, separator, value = text.partition("=")
         if not separator or not key.strip():
             raise typer.BadParameter(f"{text!r} is not key=value", param_hint=option)
         pairs[key.strip()] = value.strip()
     return pairs
+
+
+def separator_bytes(text: str) -> bytes:
+    """The bytes of `--key-separator`, which need not be UTF-8; raises typer.BadParameter."""
+    if not text:
+        raise typer.BadParameter("a separator is not empty", param_hint="--key-separator")
+    return os.fsencode(text)
 
 
 def comma_list(values: Iterable[object]) -> str:

@@ -1,4 +1,4 @@
-"""`kipmesh config`: settings of topics and brokers."""
+"""`kipmesh config`: settings of topics."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from kipmesh.cli.common import (
     AsJson,
     Bootstrap,
     Dir,
+    admin_client,
     bootstrap_of,
     examples,
     make_app,
     parse_pairs,
+    plain_text,
     print_json,
     print_table,
     run,
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from kipmesh.client.types import ConfigAlteration, ConfigResource, ConfigValue
 
 app = make_app(
-    "Show and change the settings of topics and brokers.",
+    "Show and change the settings of topics.",
     """
     kipmesh config describe topic flights
     kipmesh config alter topic flights --set retention.ms=60000
@@ -35,20 +37,19 @@ app = make_app(
 
 
 class Kind(StrEnum):
-    """Whose settings."""
+    """Whose settings; those of brokers are not served yet."""
 
     TOPIC = "topic"
-    BROKER = "broker"
 
 
-Of = Annotated[Kind, typer.Argument(metavar="topic|broker")]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the topic, or id of the broker.")]
+Of = Annotated[Kind, typer.Argument(metavar="topic")]
+Name = Annotated[str, typer.Argument(metavar="NAME", callback=plain_text, help="Name of the topic.")]
 
 
-def _resource(kind: Kind, name: str) -> ConfigResource:
+def _resource(name: str) -> ConfigResource:
     from kipmesh.client.types import ConfigResource, ResourceType
 
-    return ConfigResource(ResourceType.TOPIC if kind is Kind.TOPIC else ResourceType.BROKER, name)
+    return ConfigResource(ResourceType.TOPIC, name)
 
 
 def alterations(sets: Mapping[str, str], deletes: Sequence[str]) -> list[ConfigAlteration]:
@@ -67,10 +68,8 @@ def describe(
     address = bootstrap_of(bootstrap, folder)
 
     async def work() -> list[ConfigValue]:
-        from kipmesh.client import AdminClient
-
-        resource = _resource(kind, name)
-        async with AdminClient(address) as admin:
+        resource = _resource(name)
+        async with admin_client(address) as admin:
             return list((await admin.describe_configs([resource], with_documentation=as_json))[resource].values())
 
     values = sorted(run(work))
@@ -104,7 +103,8 @@ def alter(
     name: Name,
     sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Repeatable.")] = None,
     deletes: Annotated[
-        list[str] | None, typer.Option("--delete", metavar="KEY", help="Back to the default; repeatable.")
+        list[str] | None,
+        typer.Option("--delete", metavar="KEY", callback=plain_text, help="Back to the default; repeatable."),
     ] = None,
     bootstrap: Bootstrap = None,
     folder: Dir = DEFAULT_DIR,
@@ -116,10 +116,8 @@ def alter(
     address = bootstrap_of(bootstrap, folder)
 
     async def work() -> None:
-        from kipmesh.client import AdminClient
-
-        async with AdminClient(address) as admin:
-            await admin.alter_configs({_resource(kind, name): alterations(changes, deletes or ())})
+        async with admin_client(address) as admin:
+            await admin.alter_configs({_resource(name): alterations(changes, deletes or ())})
 
     run(work)
     print(f"{kind} {name}: altered")

@@ -70,7 +70,11 @@ def up(
     begin = time.monotonic()
     with _progress() as on_event:
         cluster = _cluster(folder, start_timeout_s=timeout_s, on_event=on_event)
-        started = cluster.up(Counts(controllers, leaders, followers, consumers), values)
+        try:
+            started = cluster.up(Counts(controllers, leaders, followers, consumers), values)
+        except KeyboardInterrupt:
+            print("kipmesh: interrupted; what this command had started is stopped", file=sys.stderr)
+            raise
         cluster.detach()
     state = cluster.state()
     if as_json:

@@ -38,11 +38,18 @@ def dump(
 
     What is wrong with a file is printed in its place; the exit code is then 1. Records of the metadata log are decoded.
     """
-    if not file.is_file():
-        raise CommandError(f"{file}: no such file")
+    check_file(file)
     is_metadata = file.absolute().parent.name.startswith(METADATA_FOLDER)
     if not print_dump(file, print_records=print_records, is_metadata=is_metadata, as_json=as_json):
         raise typer.Exit(1)
+
+
+def check_file(file: Path) -> None:
+    """Raises CommandError for what is no file."""
+    if file.is_dir():
+        raise CommandError(f"{file} is a folder: name a file in it")
+    if not file.is_file():
+        raise CommandError(f"{file}: no such file")
 
 
 def print_dump(file: Path, *, print_records: bool, is_metadata: bool, as_json: bool) -> bool:

@@ -21,7 +21,7 @@ from kipmesh.cli import (
     snapshot_commands,
     topic_commands,
 )
-from kipmesh.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PIPE_CLOSED, make_app
+from kipmesh.cli.common import EXIT_INTERRUPTED, EXIT_OK, EXIT_PIPE_CLOSED, explain, make_app
 
 app = make_app(
     "A Kafka-compatible replicated log made of small services.",
@@ -78,29 +78,8 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         code = EXIT_INTERRUPTED
     except Exception as error:
-        code = _explain(error)
+        code = explain(error)
     sys.exit(code)
-
-
-def _explain(error: Exception) -> int:
-    show = getattr(error, "show", None)
-    if show is not None:  # click's errors of usage
-        show()
-        return int(getattr(error, "exit_code", EXIT_FAILED))
-    expected = type(error).__module__.startswith("kipmesh.") or isinstance(error, OSError)
-    if not expected or os.environ.get("KIPMESH_TRACEBACK"):
-        import traceback
-
-        traceback.print_exc()
-    print(f"kipmesh: {_line(error)}", file=sys.stderr)
-    return EXIT_FAILED
-
-
-def _line(error: Exception) -> str:
-    """What happened, with Kafka's name of it where there is one."""
-    message = getattr(error, "message", None) or str(error) or type(error).__name__
-    name = getattr(getattr(error, "code", None), "name", None)
-    return message if name is None or name in message else f"{name}: {message}"
 
 
 if __name__ == "__main__":

@@ -1,13 +1,9 @@
-"""`kipmesh produce` and `kipmesh consume`."""
+"""`kipmesh consume`, and the place of the two commands of records."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
-import time
-from collections import deque
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,30 +12,24 @@ from kipmesh.cli.common import (
     DEFAULT_DIR,
     AsJson,
     Bootstrap,
-    CommandError,
+    ClientConfig,
     Dir,
+    Topic,
     bootstrap_of,
+    connected,
     examples,
     parse_pairs,
     print_json,
     run,
 )
+from kipmesh.cli.produce_command import produce
 
 if TYPE_CHECKING:
     from kipmesh.client import ConsumerRecord
 
-READ_BYTES = 256 << 10
-LINE_BYTES_MAX = 64 << 20
-WAITING_MAX = 1_000_000
-"""Records whose acknowledgement is awaited, in the order of the input."""
-PROGRESS_INTERVAL_S = 0.2
 POLL_RECORDS_MAX = 5000
 IDLE_POLL_MS = 60_000
-
-Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
-ClientConfig = Annotated[
-    list[str] | None, typer.Option("--config", metavar="KEY=VALUE", help="A client setting, for example acks=1.")
-]
+CONNECT_TIMEOUT_S_MIN = 1.0
 
 
 def register(app: typer.Typer) -> None:
@@ -64,115 +54,6 @@ def register(app: typer.Typer) -> None:
     )(consume)
 
 
-def produce(
-    topic: Topic,
-    key_separator: Annotated[
-        str | None, typer.Option("--key-separator", help="Split each line into key and value there.")
-    ] = None,
-    config: ClientConfig = None,
-    bootstrap: Bootstrap = None,
-    folder: Dir = DEFAULT_DIR,
-) -> None:
-    """Write each line of standard input as a record. The last line of stderr says how many were acknowledged."""
-    settings = parse_pairs(config or (), "--config")
-    address = bootstrap_of(bootstrap, folder)
-    separator = key_separator.encode() if key_separator else None
-    run(lambda: _produce(address, topic, separator, settings))
-
-
-async def _produce(bootstrap: str, topic: str, separator: bytes | None, config: dict[str, Any]) -> None:
-    from kipmesh.client import Producer
-
-    progress = _Progress()
-    waiting: deque[Any] = deque()
-    async with Producer(bootstrap, **config) as producer:
-        async for lines in _input_lines():
-            for line in lines:
-                key, value = _split(line, separator)
-                waiting.append(await producer.send(topic, value, key=key))
-            if len(waiting) > WAITING_MAX:
-                await waiting[0]
-            progress.show(_settle(waiting, progress.acknowledged))
-        await producer.flush()
-        progress.acknowledged = _settle(waiting, progress.acknowledged)
-    progress.finish()
-
-
-def _settle(waiting: deque[Any], acknowledged: int) -> int:
-    """Count what was acknowledged; raises the KafkaError of the first record that was not."""
-    while waiting and waiting[0].done():
-        waiting.popleft().result()
-        acknowledged += 1
-    return acknowledged
-
-
-def _split(line: bytes, separator: bytes | None) -> tuple[bytes | None, bytes]:
-    if separator is None:
-        return None, line
-    key, found, value = line.partition(separator)
-    if not found:
-        raise CommandError(f"no key separator {separator.decode()!r} in line {line[:80].decode(errors='replace')!r}")
-    return key, value
-
-
-async def _input_lines() -> AsyncIterator[list[bytes]]:
-    """Lines of standard input as they come, without their ends."""
-    rest = b""
-    source = sys.stdin.fileno()
-    while True:
-        await _readable(source)
-        chunk = os.read(source, READ_BYTES)
-        if not chunk:
-            break
-        lines = (rest + chunk).split(b"\n")
-        rest = lines.pop()
-        if len(rest) > LINE_BYTES_MAX:
-            raise CommandError(f"a line is longer than {LINE_BYTES_MAX} bytes")
-        if lines:
-            yield lines
-    if rest:
-        yield [rest]
-
-
-async def _readable(source: int) -> None:
-    """Wait until there is input; a plain file always has some. (A thread in `read` would outlive Ctrl-C.)"""
-    loop = asyncio.get_running_loop()
-    event = asyncio.Event()
-    try:
-        loop.add_reader(source, event.set)
-    except (PermissionError, ValueError):
-        await asyncio.sleep(0)
-        return
-    try:
-        await event.wait()
-    finally:
-        loop.remove_reader(source)
-
-
-class _Progress:
-    """How many records are acknowledged: on a terminal while it runs, everywhere at the end."""
-
-    def __init__(self) -> None:
-        self.acknowledged = 0
-        self._begin = self._shown = time.monotonic()
-        self._is_terminal = sys.stderr.isatty()
-
-    def show(self, acknowledged: int) -> None:
-        self.acknowledged = acknowledged
-        now = time.monotonic()
-        if self._is_terminal and now - self._shown >= PROGRESS_INTERVAL_S:
-            self._shown = now
-            sys.stderr.write(f"\r{self._line()}\x1b[K")
-            sys.stderr.flush()
-
-    def finish(self) -> None:
-        sys.stderr.write(("\r" if self._is_terminal else "") + self._line() + "\n")
-
-    def _line(self) -> str:
-        rate = self.acknowledged / max(time.monotonic() - self._begin, 0.001)
-        return f"{self.acknowledged:,} records acknowledged, {rate:,.0f} a second"
-
-
 def consume(
     topic: Topic,
     from_beginning: Annotated[
@@ -186,7 +67,8 @@ def consume(
         str | None, typer.Option("--offset", help="Where to begin in --partition: a number, earliest or latest.")
     ] = None,
     timeout_ms: Annotated[
-        int | None, typer.Option("--timeout-ms", min=1, help="End when there is no record for this long.")
+        int | None,
+        typer.Option("--timeout-ms", min=1, help="End without a record (or a broker) for this long."),
     ] = None,
     print_key: Annotated[bool, typer.Option("--print-key", help="Print the key before the value.")] = False,
     key_separator: Annotated[str, typer.Option("--key-separator", help="Between key and value.")] = "\t",
@@ -202,8 +84,10 @@ def consume(
         raise typer.BadParameter(f"{offset!r} is no number, earliest or latest", param_hint="--offset")
     begin = offset or ("earliest" if from_beginning else "latest")
     settings = parse_pairs(config or (), "--config")
+    if "group.id" in settings:
+        raise typer.BadParameter("group.id: consumer groups are not built yet, leave it out", param_hint="--config")
+    separator = os.fsencode(key_separator) if print_key else None
     address = bootstrap_of(bootstrap, folder)
-    separator = key_separator.encode() if print_key else None
 
     def show(record: ConsumerRecord) -> None:
         if as_json:
@@ -230,7 +114,9 @@ async def _consume(
     from kipmesh.client import Consumer, TopicPartition
     from kipmesh.core.errors import ErrorCode, KafkaError
 
-    async with Consumer(bootstrap, **{"auto.offset.reset": "none", **config}) as consumer:
+    connect_timeout_s = None if timeout_ms is None else max(timeout_ms / 1000, CONNECT_TIMEOUT_S_MIN)
+    client = Consumer(bootstrap, **{"auto.offset.reset": "none", **config})
+    async with connected(client, bootstrap, config, timeout_s=connect_timeout_s) as consumer:
         known = await consumer.partitions_for(topic)
         wanted = sorted(known.partitions) if partition is None else [partition]
         if partition is not None and partition not in known.partitions:

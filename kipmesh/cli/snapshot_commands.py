@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from kipmesh.cli.common import AsJson, CommandError, examples, make_app
-from kipmesh.cli.log_commands import print_dump
+from kipmesh.cli.log_commands import check_file, print_dump
 
 app = make_app(
     "Look into snapshots of the metadata.",
@@ -38,8 +38,7 @@ def dump(
     from kipmesh.core.errors import CorruptRecordError
     from kipmesh.storage.snapshot_file import SnapshotReader
 
-    if not file.is_file():
-        raise CommandError(f"{file}: no such file")
+    check_file(file)
     if not print_dump(file, print_records=not batches_only, is_metadata=True, as_json=as_json):
         raise typer.Exit(1)
     with file.open("rb") as stream:

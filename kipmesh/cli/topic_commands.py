@@ -14,11 +14,13 @@ from kipmesh.cli.common import (
     AsJson,
     Bootstrap,
     Dir,
+    admin_client,
     bootstrap_of,
     comma_list,
     examples,
     make_app,
     parse_pairs,
+    plain_text,
     print_json,
     print_table,
     run,
@@ -36,7 +38,7 @@ app = make_app(
     """,
 )
 
-Name = Annotated[str, typer.Argument(metavar="NAME")]
+Name = Annotated[str, typer.Argument(metavar="NAME", callback=plain_text)]
 Config = Annotated[list[str] | None, typer.Option("--config", metavar="KEY=VALUE", help="A topic setting; repeatable.")]
 
 
@@ -70,10 +72,10 @@ def create(
     address = bootstrap_of(bootstrap, folder)
 
     async def work() -> CreatedTopic | None:
-        from kipmesh.client import AdminClient, NewTopic
+        from kipmesh.client import NewTopic
         from kipmesh.core.errors import ErrorCode, KafkaError
 
-        async with AdminClient(address) as admin:
+        async with admin_client(address) as admin:
             try:
                 created = await admin.create_topics([NewTopic(name, partitions, replication_factor, configs)])
             except KafkaError as error:
@@ -97,9 +99,7 @@ def list_(bootstrap: Bootstrap = None, folder: Dir = DEFAULT_DIR, as_json: AsJso
     address = bootstrap_of(bootstrap, folder)
 
     async def work() -> list[TopicMetadata]:
-        from kipmesh.client import AdminClient
-
-        async with AdminClient(address) as admin:
+        async with admin_client(address) as admin:
             return sorted(await admin.list_topics(), key=lambda topic: topic.name)
 
     for topic in run(work):
@@ -115,7 +115,9 @@ def list_(bootstrap: Bootstrap = None, folder: Dir = DEFAULT_DIR, as_json: AsJso
     epilog=examples("kipmesh topic describe\nkipmesh topic describe flights --json\nkipmesh topic describe flights")
 )
 def describe(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="All when left out.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", callback=plain_text, help="All when left out.")
+    ] = None,
     bootstrap: Bootstrap = None,
     folder: Dir = DEFAULT_DIR,
     as_json: AsJson = False,
@@ -124,10 +126,9 @@ def describe(
     address = bootstrap_of(bootstrap, folder)
 
     async def work() -> list[tuple[TopicMetadata, list[ConfigValue]]]:
-        from kipmesh.client import AdminClient
         from kipmesh.client.types import ConfigResource, ResourceType
 
-        async with AdminClient(address) as admin:
+        async with admin_client(address) as admin:
             found = await (admin.describe_topics(names) if names else admin.list_topics())
             resources = [ConfigResource(ResourceType.TOPIC, topic.name) for topic in found]
             configs = await admin.describe_configs(resources) if resources else {}
@@ -191,7 +192,7 @@ def _partition_objects(topic: TopicMetadata) -> Iterator[dict[str, Any]]:
 
 @app.command(epilog=examples("kipmesh topic delete flights\nkipmesh topic delete flights events --if-exists"))
 def delete(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", callback=plain_text)],
     if_exists: Annotated[bool, typer.Option("--if-exists", help="An unknown topic is no error.")] = False,
     bootstrap: Bootstrap = None,
     folder: Dir = DEFAULT_DIR,
@@ -200,10 +201,9 @@ def delete(
     address = bootstrap_of(bootstrap, folder)
 
     async def work() -> None:
-        from kipmesh.client import AdminClient
         from kipmesh.core.errors import ErrorCode, KafkaError
 
-        async with AdminClient(address) as admin:
+        async with admin_client(address) as admin:
             for name in names:
                 try:
                     await admin.delete_topics([name])
@@ -231,7 +231,8 @@ def alter(
     partitions: Annotated[int | None, typer.Option("--partitions", min=1, help="The new, larger number.")] = None,
     config: Config = None,
     delete_config: Annotated[
-        list[str] | None, typer.Option("--delete-config", metavar="KEY", help="Back to the default; repeatable.")
+        list[str] | None,
+        typer.Option("--delete-config", metavar="KEY", callback=plain_text, help="Back to the default; repeatable."),
     ] = None,
     bootstrap: Bootstrap = None,
     folder: Dir = DEFAULT_DIR,
@@ -244,10 +245,9 @@ def alter(
 
     async def work() -> None:
         from kipmesh.cli.config_commands import alterations
-        from kipmesh.client import AdminClient
         from kipmesh.client.types import ConfigResource, ResourceType
 
-        async with AdminClient(address) as admin:
+        async with admin_client(address) as admin:
             if sets or delete_config:
                 resource = ConfigResource(ResourceType.TOPIC, name)
                 await admin.alter_configs({resource: alterations(sets, delete_config or ())})

@@ -13,10 +13,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import NoneType
+from typing import NamedTuple
 
 from kipmesh.cluster.errors import ClusterError
 
@@ -123,8 +125,13 @@ class ClusterState:
             "nodes": [asdict(node) for node in self.nodes],
         }
         temporary = folder / f"{FILE_NAME}.tmp"
-        temporary.write_text(json.dumps(document, indent=2) + "\n")
-        os.replace(temporary, folder / FILE_NAME)
+        try:
+            temporary.write_text(json.dumps(document, indent=2) + "\n")
+            os.replace(temporary, folder / FILE_NAME)
+        except OSError as error:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise ClusterError(f"{folder / FILE_NAME} cannot be written: {error.strerror}") from None
 
 
 def read_state(folder: Path) -> ClusterState | None:
@@ -132,17 +139,56 @@ def read_state(folder: Path) -> ClusterState | None:
     file = folder / FILE_NAME
     try:
         document = json.loads(file.read_text())
-        nodes = tuple(_node_from(values) for values in document["nodes"])
-        return ClusterState(document["cluster_id"], document.get("config", {}), nodes)
     except FileNotFoundError:
         return None
     except NotADirectoryError:
         raise ClusterError(f"{folder} is not a folder") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ClusterError(f"{file} cannot be read: {error}") from None
+    except OSError as error:
+        raise ClusterError(f"{file} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ClusterError(f"{file} is not JSON: {error}") from None
+    try:
+        return _state_from(document)
+    except ValueError as error:
+        raise ClusterError(f"{file} is not what `local up` writes: {error}") from None
 
 
-def _node_from(values: dict[str, Any]) -> NodeInfo:
+_FIELD_TYPES: Mapping[str, tuple[type, ...]] = {
+    "name": (str,),
+    "role": (str,),
+    "node_id": (int, NoneType),
+    "rack": (str,),
+    "pid": (int, NoneType),
+    "process": (str, NoneType),
+    "grpc": (str, NoneType),
+    "kafka": (str, NoneType),
+    "http": (str, NoneType),
+    "dir": (str,),
+    "log": (str, NoneType),
+}
+
+
+def _state_from(document: object) -> ClusterState:
+    values = document if isinstance(document, dict) else {}
+    config = values.get("config", {})
+    nodes = values.get("nodes")
+    if not isinstance(values.get("cluster_id"), str) or not isinstance(nodes, list):
+        raise ValueError("no cluster_id or nodes")
+    if not isinstance(config, dict) or not all(isinstance(value, str) for value in config.values()):
+        raise ValueError("config holds something else than texts")
+    return ClusterState(values["cluster_id"], config, tuple(_node_from(node) for node in nodes))
+
+
+def _node_from(values: object) -> NodeInfo:
+    if not isinstance(values, dict) or not {"name", "role", "node_id", "rack"} <= set(values) <= set(_FIELD_TYPES):
+        raise ValueError("a node has other fields")
+    for name, value in values.items():
+        if not isinstance(value, _FIELD_TYPES[name]):
+            raise ValueError(f"the {name} of a node is {value!r}")
+    for name in ("grpc", "kafka", "http"):
+        address = values.get(name)
+        if address is not None and not address.rpartition(":")[2].isdecimal():
+            raise ValueError(f"the {name} of a node is {address!r}, not host:port")
     return NodeInfo(**{**values, "role": Role(values["role"])})
 
 

@@ -31,6 +31,7 @@ from kipmesh.cluster.processes import ProcessState
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
+PAUSE_TIMEOUT_S = 2.0
 LOCK_TIMEOUT_S = 120.0
 REAP_TIMEOUT_S = 5.0
 LOG_TAIL_LINES = 15
@@ -88,7 +89,10 @@ class ProcessCluster:
 
     def up(self, counts: Counts, config: Mapping[str, str]) -> bool:
         """Start what is not running; False when everything ran already."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ClusterError(f"cannot make the folder {self.folder}: {error.strerror}") from None
         with self._locked():
             known = read_state(self.folder)
             running = {node.name for node in known.nodes if _is_alive(node)} if known is not None else set()
@@ -142,9 +146,16 @@ class ProcessCluster:
     def pause(self, name: str) -> None:
         """SIGSTOP one node: it keeps its connections and answers nothing."""
         self._signal(name, signal.SIGSTOP)
+        node = self.state().node(name)
+        deadline = time.monotonic() + PAUSE_TIMEOUT_S
+        while processes.state_of(node.pid, node.process) is ProcessState.RUNNING and time.monotonic() < deadline:
+            time.sleep(processes.POLL_INTERVAL_S)
 
     def resume(self, name: str) -> None:
         """SIGCONT one node."""
+        node = self.state().node(name)
+        if processes.state_of(node.pid, node.process) is ProcessState.RUNNING:
+            raise ClusterError(f"{name} is not paused")
         self._signal(name, signal.SIGCONT)
 
     def status(self) -> list[NodeStatus]:
@@ -311,7 +322,10 @@ class ProcessCluster:
         if not self.folder.is_dir():
             raise ClusterError(f"there is no folder {self.folder}")
         deadline = time.monotonic() + LOCK_TIMEOUT_S
-        handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise ClusterError(f"cannot write in the folder {self.folder}: {error.strerror}") from None
         try:
             while True:
                 with suppress(BlockingIOError):

@@ -87,9 +87,22 @@ def test_kill_start_pause_resume(mesh: Mesh) -> None:
     mesh.local("pause", "leader-1")
     assert "paused" in mesh.run("local", "status", check=False).stdout
     mesh.local("resume", "leader-1")
+    again = mesh.run("local", "resume", "leader-1", check=False)
+    assert (again.returncode, again.stderr) == (1, "kipmesh: leader-1 is not paused\n")
     wait_for(lambda: mesh.run("local", "status", check=False).returncode == 0, "resumed node", interval_s=0.2)
     wrong = mesh.run("local", "kill", "leader-9", check=False)
     assert wrong.stderr == "kipmesh: there is no node 'leader-9'; there are controller-1, leader-1\n"
+
+
+def test_an_interrupted_up_says_so_in_one_line_and_leaves_nothing(mesh: Mesh) -> None:
+    command = [sys.executable, "-m", "kipmesh.cli.main", "local", "up", *SMALL, "--dir", str(mesh.folder)]
+    starting = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    wait_for((mesh.folder / "cluster.json").exists, "the nodes that start")
+    starting.send_signal(signal.SIGINT)
+    _, errors = starting.communicate(timeout=60)
+    assert starting.returncode == 130
+    assert errors == "kipmesh: interrupted; what this command had started is stopped\n"
+    assert mesh.alive() == []
 
 
 def test_two_ups_at_a_time_start_one_cluster(mesh: Mesh) -> None:

@@ -68,8 +68,33 @@ def test_usage_errors_have_exit_code_2() -> None:
         ["topic", "create", "t", "--config", "x"],
         ["topic", "alter", "t"],
         ["local", "up", "--controllers", "2"],
+        ["produce", "t", "--key-separator", ""],
+        ["topic", "list", "--bootstrap", ""],
+        ["consume", "t", "--config", "group.id=g"],
+        ["config", "describe", "broker", "1"],
     ):
         assert run(*arguments).returncode == 2, arguments
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["produce", "\udcff"],
+        ["produce", "t", "--config", "client.id=\udcff"],
+        ["consume", "t\udcff"],
+        ["topic", "create", "\udcff"],
+        ["topic", "delete", "t", "\udcff"],
+        ["topic", "create", "t", "--config", "\udcff=1"],
+        ["config", "alter", "topic", "t", "--set", "retention.ms=\udcff"],
+        ["topic", "list", "--bootstrap", "\udcff:1"],
+    ],
+    ids=repr,
+)
+def test_arguments_that_are_not_utf8(arguments: list[str]) -> None:
+    done = run(*arguments, stdin="x\n")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith("is not UTF-8")
+    assert "Traceback" not in done.stderr
 
 
 def test_without_a_cluster_it_says_what_to_give(tmp_path: Path) -> None:
@@ -88,11 +113,31 @@ def test_without_a_cluster_it_says_what_to_give(tmp_path: Path) -> None:
 def test_nobody_at_the_address_is_one_line() -> None:
     done = run("produce", "t", "--bootstrap", "127.0.0.1:1", "--config", "request.timeout.ms=300", stdin="x\n")
     assert done.returncode == 1
-    assert done.stderr.startswith("kipmesh: ")
-    assert done.stderr.count("\n") == 1, done.stderr
+    error, last = done.stderr.splitlines()
+    assert error.startswith("kipmesh: NETWORK_EXCEPTION: no broker answers at 127.0.0.1:1")
+    assert last.startswith("0 records acknowledged")
     done = run("topic", "list", env={"KIPMESH_BOOTSTRAP": "no address"})
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1, done.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"cluster_id": "c", "nodes": 5}', '{"cluster_id": "c", "nodes": ["x"]}', '"\\ud800'],
+)
+def test_a_broken_cluster_file_is_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "cluster.json").write_text(text)
+    done = run("local", "status", "--dir", str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"kipmesh: {tmp_path / 'cluster.json'} is not ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_folder_that_cannot_be_made_is_one_line() -> None:
+    done = run("local", "up", "--dir", "/proc/x")
+    assert done.returncode == 1
+    assert done.stderr.startswith("kipmesh: cannot make the folder /proc/x: ")
+    assert done.stderr.count("\n") == 1
 
 
 def test_version() -> None:
@@ -131,4 +176,5 @@ def test_log_dump_reports_what_is_wrong(tmp_path: Path) -> None:
     assert "error: base offset 0 is below the offset 1 that comes next" in lines[1]
     assert lines[-1].startswith(f"position: {2 * len(batch)} error: ")
     assert run("log", "dump", str(tmp_path / "missing.log")).stderr.endswith("missing.log: no such file\n")
+    assert run("log", "dump", str(tmp_path)).stderr == f"kipmesh: {tmp_path} is a folder: name a file in it\n"
     assert run("log", "dump", write_segment(tmp_path)).stdout == ""

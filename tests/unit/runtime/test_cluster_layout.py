@@ -94,7 +94,7 @@ def test_the_file_is_what_the_contract_says(tmp_path: Path) -> None:
 def test_a_broken_file_is_a_clear_error(tmp_path: Path) -> None:
     assert read_state(tmp_path) is None
     (tmp_path / "cluster.json").write_text('{"nodes": [')
-    with pytest.raises(ClusterError, match=r"cluster\.json cannot be read"):
+    with pytest.raises(ClusterError, match=r"cluster\.json is not JSON"):
         read_state(tmp_path)
 
 
@@ -159,3 +159,10 @@ def test_the_end_of_a_log(tmp_path: Path) -> None:
     assert processes.log_tail(log, 4, lines=2) == ["line 28", "line 29"]
     assert processes.log_tail(log, log.stat().st_size, lines=2) == []
     assert processes.log_tail(tmp_path / "missing", 0, lines=2) == []
+
+
+def test_a_failed_write_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "cluster.json").mkdir()
+    with pytest.raises(ClusterError, match=r"cluster\.json cannot be written: "):
+        state_of_two().write(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["cluster.json"]
