@@ -8,7 +8,7 @@ poll: the stream is dropped and opened anew.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from itertools import groupby
 
 import structlog
@@ -39,6 +39,7 @@ class ReplicaFetcher:
         metrics: BrokerMetrics,
         now_ms: Callable[[], int],
         broker_epoch: Callable[[], int],
+        after_truncation: Callable[[], Awaitable[None]],
         on_done: Callable[[asyncio.Task[None]], None],
     ) -> None:
         self.leader_id = leader_id
@@ -49,6 +50,8 @@ class ReplicaFetcher:
         self._metrics = metrics
         self._now_ms = now_ms
         self._broker_epoch = broker_epoch
+        self._after_truncation = after_truncation
+        self._has_truncated = False
         self._asked: dict[Replica, FetchPartition | None] = {}  # in fetch order; None: to be made
         self._by_key: dict[tuple[bytes, int], Replica] = {}
         self._delayed: set[Replica] = set()
@@ -209,6 +212,9 @@ class ReplicaFetcher:
                 else:
                     if data.records and replica.must_flush:
                         unsynced.append(replica)
+        if self._has_truncated:
+            self._has_truncated = False
+            await self._after_truncation()
         for replica in unsynced:
             try:
                 await self._disk.flush(replica.log)
@@ -217,6 +223,7 @@ class ReplicaFetcher:
 
     def _apply(self, replica: Replica, asked: FetchPartition, data: PartitionData, now_ms: int) -> None:
         if data.diverging_epoch is not None:
+            self._has_truncated = True
             end = replica.truncate_diverged(data.diverging_epoch)
             log.info(
                 "truncated",

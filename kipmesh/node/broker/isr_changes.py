@@ -31,6 +31,19 @@ log = structlog.get_logger(__name__)
 
 REFUSED_BACKOFF_MS = 500
 CALL_TIMEOUT_S = 10.0
+# Asking the same again cannot succeed. But for the first two, the change may have been made all the same, or the
+# metadata log brings what overtook it: the pending ISR counts until then.
+_FINAL = frozenset(
+    {
+        ErrorCode.INELIGIBLE_REPLICA,
+        ErrorCode.INVALID_REQUEST,
+        ErrorCode.INVALID_UPDATE_VERSION,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.NEW_LEADER_ELECTED,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    }
+)
 
 
 class IsrChanges:
@@ -73,38 +86,47 @@ class IsrChanges:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while request := self._request():
-                try:
-                    response = await self._channel.call("Controller", "AlterPartition", request, CALL_TIMEOUT_S)
-                except TransportError as error:
-                    log.warning("AlterPartition failed", error=str(error))
+            while sent := self._still_asked():
+                if not await self._exchange(sent):
                     await asyncio.sleep(RETRY_BACKOFF_S)
-                    continue
-                if response.error_code:
-                    # A stale broker epoch is for the next heartbeat to find out, which ends this process.
-                    log.warning("AlterPartition refused", error=ErrorCode.of(response.error_code).name)
-                    await asyncio.sleep(RETRY_BACKOFF_S)
-                    continue
-                for topic in response.topics:
-                    for answer in topic.partitions:
-                        self._answered(topic.topic_id, answer)
-                self._drop_unanswered(request)
-                now_ms = self._monotonic_ms()
-                self._refused_until_ms = {r: until for r, until in self._refused_until_ms.items() if until > now_ms}
 
-    def _request(self) -> AlterPartitionRequest | None:
+    def _still_asked(self) -> dict[Replica, IsrChange]:
         """All that was asked for and still counts at its leader; newer news of a partition ends what came before."""
-        for replica, change in list(self._asked.items()):
-            if replica.leader is None or replica.leader.pending is not change:
-                del self._asked[replica]
-        if not self._asked:
-            return None
+        self._asked = {
+            replica: change
+            for replica, change in self._asked.items()
+            if replica.leader is not None and replica.leader.pending is change
+        }
+        return dict(self._asked)
+
+    async def _exchange(self, sent: dict[Replica, IsrChange]) -> bool:
+        """One request and its answer; False when something of it is to be asked again, after a pause."""
+        try:
+            response = await self._channel.call("Controller", "AlterPartition", self._request(sent), CALL_TIMEOUT_S)
+        except TransportError as error:
+            log.warning("AlterPartition failed", error=str(error))
+            return False
+        if response.error_code:
+            # A stale broker epoch is for the next heartbeat to find out, which ends this process.
+            log.warning("AlterPartition refused", error=ErrorCode.of(response.error_code).name)
+            return False
+        for topic in response.topics:
+            for answer in topic.partitions:
+                replica = self._partitions.get(topic.topic_id, answer.partition_index)
+                change = sent.get(replica) if replica is not None else None
+                if replica is not None and change is not None and self._answered(replica, change, answer):
+                    del sent[replica]
+        now_ms = self._monotonic_ms()
+        self._refused_until_ms = {r: until for r, until in self._refused_until_ms.items() if until > now_ms}
+        return not sent
+
+    def _request(self, sent: dict[Replica, IsrChange]) -> AlterPartitionRequest:
         topics = []
-        waiting = sorted(self._asked, key=lambda replica: (replica.topic_id, replica.partition))
+        waiting = sorted(sent, key=lambda replica: (replica.topic_id, replica.partition))
         for topic_id, replicas in groupby(waiting, key=lambda replica: replica.topic_id):
             changes = []
             for replica in replicas:
-                change = self._asked[replica]
+                change = sent[replica]
                 members = [IsrMember(broker, epoch) for broker, epoch in change.members]
                 changes.append(
                     AlterPartitionPartition(replica.partition, change.leader_epoch, change.partition_epoch, members)
@@ -112,25 +134,20 @@ class IsrChanges:
             topics.append(AlterPartitionTopic(topic_id, changes))
         return AlterPartitionRequest(self._broker_id, self._broker_epoch(), topics)
 
-    def _answered(self, topic_id: bytes, answer: AlterPartitionPartitionResponse) -> None:
-        replica = self._partitions.get(topic_id, answer.partition_index)
-        change = self._asked.pop(replica, None) if replica is not None else None
-        if replica is None or change is None or replica.leader is None or replica.leader.pending is not change:
-            return
-        code = ErrorCode.of(answer.error_code)
+    def _answered(self, replica: Replica, change: IsrChange, answer: AlterPartitionPartitionResponse) -> bool:
+        """Take the answer to `change`; False when it says nothing that is final."""
+        leader, code = replica.leader, ErrorCode.of(answer.error_code)
+        if leader is None or leader.pending is not change:
+            return True  # newer news came first; what was asked since then waits for its own answer
         if not code:
-            if answer.leader_epoch == replica.leader.leader_epoch:
+            if answer.leader_epoch == leader.leader_epoch:
                 replica.isr_changed(answer.isr, answer.partition_epoch)
-            return
+            return True
         log.info("ISR change refused", topic=replica.topic, partition=replica.partition, error=code.name)
+        if code not in _FINAL:
+            return False
+        del self._asked[replica]
         self._refused_until_ms[replica] = self._monotonic_ms() + REFUSED_BACKOFF_MS
-        if code == ErrorCode.INELIGIBLE_REPLICA:
-            replica.leader.isr_change_refused()
-
-    def _drop_unanswered(self, request: AlterPartitionRequest) -> None:
-        """A partition that the answer left out is given up: the metadata log will tell."""
-        for topic in request.topics:
-            for change in topic.partitions:
-                replica = self._partitions.get(topic.topic_id, change.partition_index)
-                if replica is not None:
-                    self._asked.pop(replica, None)
+        if code in (ErrorCode.INELIGIBLE_REPLICA, ErrorCode.INVALID_REQUEST):
+            leader.isr_change_refused()
+        return True

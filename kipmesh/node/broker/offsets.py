@@ -44,25 +44,20 @@ class OffsetsHandler:
     async def list_offsets(self, request: ListOffsetsRequest, context: RequestContext) -> ListOffsetsResponse:
         """The offset of a timestamp, or of the log's ends."""
 
-        def answer(topic_id: bytes, name: str, asked: ListOffsetsPartition) -> ListOffsetsPartitionResponse:
+        async def answer(topic_id: bytes, name: str, asked: ListOffsetsPartition) -> ListOffsetsPartitionResponse:
             try:
                 replica = self._partitions.require(topic_id, name, asked.partition_index)
-                return self._list(replica, asked, is_consumer=request.replica_id < 0)
+                return await self._list(replica, asked, is_consumer=request.replica_id < 0)
             except KafkaError as error:
                 return ListOffsetsPartitionResponse(asked.partition_index, error.code)
 
-        return ListOffsetsResponse(
-            topics=[
-                ListOffsetsTopicResponse(
-                    topic.name,
-                    topic.topic_id,
-                    [answer(topic.topic_id, topic.name, asked) for asked in topic.partitions],
-                )
-                for topic in request.topics
-            ]
-        )
+        topics = []
+        for topic in request.topics:
+            partitions = [await answer(topic.topic_id, topic.name, asked) for asked in topic.partitions]
+            topics.append(ListOffsetsTopicResponse(topic.name, topic.topic_id, partitions))
+        return ListOffsetsResponse(topics=topics)
 
-    def _list(
+    async def _list(
         self, replica: Replica, asked: ListOffsetsPartition, *, is_consumer: bool
     ) -> ListOffsetsPartitionResponse:
         leader = replica.require_leader(asked.current_leader_epoch)
@@ -77,9 +72,9 @@ class OffsetsHandler:
                 raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE)
             return ListOffsetsPartitionResponse(index, 0, -1, end, replica.leader_epoch)
         if asked.timestamp == MAX_TIMESTAMP:
-            found = log.max_timestamp_offset(end)
+            found = await asyncio.to_thread(log.max_timestamp_offset, end)  # reads and decompresses: off the loop
         elif asked.timestamp >= 0:
-            found = log.offset_for_timestamp(asked.timestamp, end)
+            found = await asyncio.to_thread(log.offset_for_timestamp, asked.timestamp, end)
         else:
             raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"timestamp {asked.timestamp} is not known")
         if found is None:

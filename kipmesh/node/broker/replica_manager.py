@@ -229,9 +229,17 @@ class ReplicaManager:
                 self._metrics,
                 self._now_ms,
                 self._broker_epoch,
+                self._checkpoint_recovery_points,
                 self._on_task_done,
             )
         fetcher.follow(replicas)
+
+    async def _checkpoint_recovery_points(self) -> None:
+        """After truncations, off the loop: or else the next append to a log that was cut writes them first."""
+        try:
+            await self._disk.run(self._log_manager.checkpoint_recovery_points)
+        except KafkaError as error:
+            log.warning("recovery points not written", error=str(error))
 
     def _address(self, broker_id: int) -> str | None:
         broker = self._partitions.image.brokers.get(broker_id)

@@ -169,3 +169,31 @@ def test_waiters_are_answered_in_the_order_of_offsets(leader: Leader) -> None:
     assert answered == [3]
     leader.fetch(2, 10)
     assert answered == [3, 6, 9]
+
+
+async def test_a_late_refusal_does_not_end_what_was_asked_since(leader: Leader) -> None:
+    """News clears the first change, a fetch asks for a second one, and only then the first is refused."""
+
+    def overtaken(request: m.AlterPartitionRequest) -> m.AlterPartitionResponse:
+        leader.replica.isr_changed((1, 2), 1)
+        leader.fetch(3, 10)
+        answer = m.AlterPartitionPartitionResponse(0, ErrorCode.INVALID_UPDATE_VERSION)
+        return m.AlterPartitionResponse(topics=[m.AlterPartitionTopicResponse(TOPIC_ID, [answer])])
+
+    leader.answers.append(overtaken)
+    leader.fetch(2, 10)
+    leader.fetch(3, 10)
+    await leader.run()
+    assert [asked(request).partition_epoch for request in leader.requests] == [0, 1]
+
+
+async def test_an_error_that_says_nothing_final_is_asked_again(leader: Leader) -> None:
+    def failed(request: m.AlterPartitionRequest) -> m.AlterPartitionResponse:
+        answer = m.AlterPartitionPartitionResponse(0, ErrorCode.UNKNOWN_SERVER_ERROR)
+        return m.AlterPartitionResponse(topics=[m.AlterPartitionTopicResponse(TOPIC_ID, [answer])])
+
+    leader.answers += [failed, lambda request: m.AlterPartitionResponse()]
+    leader.fetch(2, 10)
+    leader.fetch(3, 10)
+    await leader.run()
+    assert len(leader.requests) == 3
