@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,6 +22,7 @@ from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.controller import MetadataController
 from kipmesh.core.metadata.decision import Decision
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
+from kipmesh.node.clock import monotonic_ms, wall_ms
 from kipmesh.node.controller.events import log_decided
 from kipmesh.node.controller.metadata_log import MetadataLog
 from kipmesh.node.controller.metrics import ControllerMetrics
@@ -40,16 +40,6 @@ SERVER_STOP_GRACE_S = 0.2
 SESSION_RETRY_S = 0.1
 _RESERVED_ID_START = 0b111110
 """Kafka's random ids never begin with `-` in their base64 form."""
-
-
-def wall_ms() -> int:
-    """Time for records, in ms since 1970."""
-    return time.time_ns() // 1_000_000
-
-
-def monotonic_ms() -> int:
-    """Time for sessions, in ms."""
-    return time.monotonic_ns() // 1_000_000
 
 
 def new_topic_id() -> bytes:
