@@ -1,7 +1,8 @@
 """The HTTP API: `/v1/topics`, `/v1/topics/{topic}/records`, `/v1/lag`, and the probes.
 
-Every error is JSON with Kafka's code: 400 for a wrong parameter, 404 for an unknown topic or partition, 416 for an
-offset that is not there, 503 when the service has no place left or the mesh does not answer.
+Every error is JSON with Kafka's code: 400 for a wrong or unknown parameter, 404 for an unknown topic, partition or
+path, 405 for another method, 416 for an offset that is not there, 503 when the service has no place left or the mesh
+does not answer. docs/http-api.md describes it all.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Header, Path, Query, Request, Response
+from fastapi import Depends, FastAPI, Header, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
 
 from kipmesh.client import TopicPartition
 from kipmesh.core.errors import ErrorCode, KafkaError
@@ -24,7 +26,7 @@ from kipmesh.core.messages.limits import MAX_INT64
 from kipmesh_consumer import models, streams
 from kipmesh_consumer.backend import Backend
 from kipmesh_consumer.errors import error_object, status_of
-from kipmesh_consumer.parameters import choose_format, choose_partitions, parse_start
+from kipmesh_consumer.parameters import bad_parameter, choose_format, choose_partitions, parse_start
 from kipmesh_consumer.response import RecordResponse
 from kipmesh_consumer.streams import StreamsExhaustedError
 
@@ -68,6 +70,27 @@ def _add_errors(app: FastAPI) -> None:
         name = str(first["loc"][-1]) if first["loc"] else ""
         return JSONResponse(error_object(KafkaError(ErrorCode.INVALID_REQUEST, f"{name}: {first['msg']}")), 400)
 
+    @app.exception_handler(HTTPException)
+    async def no_route(request: Request, error: HTTPException) -> JSONResponse:
+        text = f"{request.method} {request.url.path}: {error.detail.lower()}"
+        return JSONResponse(
+            error_object(KafkaError(ErrorCode.INVALID_REQUEST, text)), error.status_code, headers=error.headers
+        )
+
+    @app.exception_handler(Exception)
+    async def failed(_request: Request, _error: Exception) -> JSONResponse:
+        return JSONResponse(error_object(KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the log says more")), 500)
+
+
+def _refuse_unknown_parameters(request: Request) -> None:
+    known = sorted(field.alias for field in request.scope["route"].dependant.query_params)
+    for name in request.query_params:
+        if name not in known:
+            raise bad_parameter(f"unknown parameter {name!r}; there are {', '.join(known) or 'none'}")
+
+
+_STRICT = [Depends(_refuse_unknown_parameters)]
+
 
 def _add_probes(app: FastAPI, backend: Backend) -> None:
     @app.get("/healthz", include_in_schema=False)
@@ -87,6 +110,7 @@ def _add_probes(app: FastAPI, backend: Backend) -> None:
 def _add_records(app: FastAPI, backend: Backend) -> None:
     @app.get(
         "/v1/topics/{topic}/records",
+        dependencies=_STRICT,
         summary="Records of a topic",
         description=_RECORDS_DESCRIPTION,
         response_class=Response,
@@ -128,7 +152,7 @@ def _add_records(app: FastAPI, backend: Backend) -> None:
 
 
 def _add_views(app: FastAPI, backend: Backend) -> None:
-    @app.get("/v1/topics", summary="All topics", responses={503: _ERRORS[503]})
+    @app.get("/v1/topics", summary="All topics", dependencies=_STRICT, responses={503: _ERRORS[503]})
     async def topics() -> models.Topics:
         found = await backend.topics()
         return models.Topics(
@@ -142,7 +166,12 @@ def _add_views(app: FastAPI, backend: Backend) -> None:
             ]
         )
 
-    @app.get("/v1/lag", summary="How far behind this service and its open streams are", responses={503: _ERRORS[503]})
+    @app.get(
+        "/v1/lag",
+        summary="How far behind this service and its open streams are",
+        dependencies=_STRICT,
+        responses={503: _ERRORS[503]},
+    )
     async def lag(
         topic: Annotated[str | None, Query(max_length=249, description="Only this topic")] = None,
     ) -> models.Lag:

@@ -98,6 +98,10 @@ async def test_bytes_that_are_no_text(cluster: LocalCluster, http: httpx.AsyncCl
         ("/v1/topics/errors/records?limit=0", 400, "INVALID_REQUEST"),
         ("/v1/topics/errors/records?format=xml", 400, "INVALID_REQUEST"),
         ("/v1/topics/errors/records?follow=perhaps", 400, "INVALID_REQUEST"),
+        ("/v1/topics/errors/records?offset=1", 400, "INVALID_REQUEST"),
+        ("/v1/topics?limit=1", 400, "INVALID_REQUEST"),
+        ("/v1/lag?topics=errors", 400, "INVALID_REQUEST"),
+        ("/v2/topics", 404, "INVALID_REQUEST"),
     ],
 )
 async def test_errors(cluster: LocalCluster, http: httpx.AsyncClient, path: str, status: int, name: str) -> None:
@@ -108,6 +112,17 @@ async def test_errors(cluster: LocalCluster, http: httpx.AsyncClient, path: str,
     assert answer.status_code == status
     assert answer.json()["error"]["name"] == name
     assert answer.json()["error"]["message"]
+
+
+async def test_another_method(http: httpx.AsyncClient) -> None:
+    answer = await http.post("/v1/topics")
+    assert answer.status_code == 405
+    assert answer.headers["allow"] == "GET"
+    assert answer.json()["error"] == {
+        "code": 42,
+        "name": "INVALID_REQUEST",
+        "message": "POST /v1/topics: method not allowed",
+    }
 
 
 async def test_sse_follows_and_resumes(cluster: LocalCluster, http: httpx.AsyncClient) -> None:
