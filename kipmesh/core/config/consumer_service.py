@@ -23,8 +23,8 @@ class ConsumerServiceConfig(Config):
     """Where this service is."""
     fetch_max_wait_ms: NotNegative = 500
     """Longest time in ms that a fetch waits at a broker."""
-    fetch_max_bytes: Positive = 4 << 20
-    """Bytes that one fetch of a stream asks for: with the socket's buffer, what a stalled reader holds in memory."""
+    fetch_max_bytes: Positive = 128 << 10
+    """Bytes that one fetch of a stream asks for; a stalled reader holds several times as much (see http-api.md)."""
     max_partition_fetch_bytes: Positive = 1 << 20
     """Bytes of one partition in a fetch."""
     request_timeout_ms: Positive = 30_000

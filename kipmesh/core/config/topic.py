@@ -32,7 +32,7 @@ class TopicConfig(Config):
     message_timestamp_before_max_ms: NotNegative = MAX_INT64
     """How far in the past a record's timestamp may be, in ms."""
     min_insync_replicas: Positive = 1
-    """In-sync replicas without which a write with acks=all is refused."""
+    """In-sync replicas without which a write with acks=all is refused; more than there are replicas count as all."""
     retention_bytes: MinusOneOrMore = -1
     """Bytes that a partition keeps; -1 for no limit."""
     retention_ms: MinusOneOrMore = 604_800_000
