@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read when grpc is imported: no notes of its own between the tests
 
 ROOT = Path(__file__).resolve().parent.parent
 POM = ROOT / "tests" / "golden" / "kafka-tools" / "pom.xml"
