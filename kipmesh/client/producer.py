@@ -243,7 +243,9 @@ class Producer:
         needed = reserved_bytes or self._needed_bytes(key, value, headers)
         if not reserved_bytes and not self._memory.take(needed):
             return None
-        batch = Batch(queue, needed, self.config.batch_size, queue.loop.time())
+        # A record that is larger than a request may be finds no room in an open batch, and is refused here.
+        size_max = min(self.config.batch_size, self.config.max_request_size)
+        batch = Batch(queue, needed, size_max, queue.loop.time())
         queue.open = batch
         queue.batches.append(batch)
         self._running().opened(batch)

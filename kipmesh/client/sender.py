@@ -284,6 +284,8 @@ class Sender:
             failure = None
         except TransportError as error:
             code = ErrorCode.REQUEST_TIMED_OUT if error.timed_out else ErrorCode.NETWORK_EXCEPTION
+            if error.too_large:
+                code = ErrorCode.MESSAGE_TOO_LARGE
             failure = KafkaError(code, str(error))
         except Exception as error:
             log.exception("a produce request failed")

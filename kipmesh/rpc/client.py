@@ -44,6 +44,11 @@ class TransportError(Exception):
         """Whether the caller's own time limit ended the call."""
         return self.code is grpc.StatusCode.DEADLINE_EXCEEDED
 
+    @property
+    def too_large(self) -> bool:
+        """Whether a message is larger than one of the two sides takes: it will not get smaller."""
+        return self.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
 
 def _transport_error(address: str, method: str, error: grpc.RpcError) -> TransportError:
     return TransportError(address, method, error.code(), error.details() or "")

@@ -421,3 +421,12 @@ async def test_a_thousand_topics_ask_once_each() -> None:
             await (await producer.send(f"t{number}", b"v"))
         asked = [len(request.topics) for method, _, request in fake.calls if method == "Metadata"]
         assert sum(asked) <= 110
+
+
+async def test_a_record_larger_than_a_request_is_refused_wherever_it_comes() -> None:
+    async with FakeCluster() as fake, Producer(fake.bootstrap, max_request_size=4000, linger_ms=50) as producer:
+        fake.create_topic("t")
+        first = await producer.send("t", b"small", partition=0)
+        with pytest.raises(KafkaError, match="MESSAGE_TOO_LARGE"):
+            await producer.send("t", b"x" * 5000, partition=0)
+        assert (await first).offset == 0

@@ -126,6 +126,9 @@ async def test_malformed_and_oversized_messages_leave_the_server_alive(
         with pytest.raises(grpc.aio.AioRpcError) as large:
             await raw(b"\x5a" + b"\x00" * (LIMIT + 1), timeout=5)
         assert large.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    with pytest.raises(TransportError) as too_large:
+        await pool.get(address).call("Broker", "Fetch", m.FetchRequest(rack_id="x" * (LIMIT + 1)), 5)
+    assert too_large.value.too_large
     assert (await pool.get(address).call("Broker", "Fetch", m.FetchRequest(max_bytes=1), 5)).error_code == 0
 
 
