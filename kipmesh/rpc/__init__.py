@@ -1,1 +1,1 @@
-"""The edge to gRPC: the only place that knows protobuf messages. `codec` translates, `server` serves, `client` calls."""
+"""The edge to gRPC, the only place that knows protobuf: `codec` translates, `server` serves, `client` calls."""
