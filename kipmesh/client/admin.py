@@ -59,9 +59,9 @@ from kipmesh.core.messages import (
     MetadataResponse,
     ReplicaState,
 )
+from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC
 from kipmesh.rpc.client import TransportError
 
-_METADATA_TOPIC = "__cluster_metadata"
 _POLL_S_MAX = 0.2
 
 
@@ -227,7 +227,7 @@ class AdminClient:
 
     async def describe_quorum(self) -> QuorumDescription:
         """The metadata quorum, as its leader sees it."""
-        request = DescribeQuorumRequest([DescribeQuorumTopic(_METADATA_TOPIC, (0,))])
+        request = DescribeQuorumRequest([DescribeQuorumTopic(CLUSTER_METADATA_TOPIC, (0,))])
 
         def errors(response: DescribeQuorumResponse) -> list[tuple[str, int, str | None]]:
             inner = [each for topic in response.topics for each in topic.partitions]

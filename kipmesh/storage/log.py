@@ -23,6 +23,7 @@ from typing import NamedTuple, TypeVar
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import CorruptRecordError, ErrorCode, KafkaError
 from kipmesh.core.messages.fetch import EpochEndOffset
+from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC
 from kipmesh.core.record_batch import HEADER_BYTES, BatchHeader, assign, iterate, peek, whole_batches
 from kipmesh.storage.durability import Durability, EpochsNotWrittenError, Snapshot
 from kipmesh.storage.epochs import LeaderEpochs
@@ -36,8 +37,6 @@ from kipmesh.storage.validation import validate_produced, validate_replicated
 
 _LOG = logging.getLogger(__name__)
 
-METADATA_TOPIC = "__cluster_metadata"
-METADATA_TOPIC_ID = bytes(15) + b"\x01"
 
 OnFailed = Callable[["Log", StorageError], None]
 """Told once that a log failed for good, from whichever thread met the failure: a flush's, or the owner's."""
@@ -135,7 +134,7 @@ class Log:
         config = self.config
         if leader_epoch < self.epochs.latest_epoch:
             raise KafkaError(ErrorCode.FENCED_LEADER_EPOCH, f"epoch {leader_epoch} after {self.epochs.latest_epoch}")
-        header = validate_produced(batch, config, now_ms, is_internal=self.topic == METADATA_TOPIC)
+        header = validate_produced(batch, config, now_ms, is_internal=self.topic == CLUSTER_METADATA_TOPIC)
         first_offset = self.log_end_offset
         append_time, max_timestamp = -1, header.max_timestamp
         if config.message_timestamp_type == "LogAppendTime":

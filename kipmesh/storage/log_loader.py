@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import CorruptRecordError
+from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, CLUSTER_METADATA_TOPIC_ID
 from kipmesh.storage.checkpoint import (
     PARTITION_METADATA,
     format_partition_metadata,
@@ -33,7 +34,7 @@ from kipmesh.storage.checkpoint import (
 from kipmesh.storage.epochs import LeaderEpochs
 from kipmesh.storage.errors import StorageError
 from kipmesh.storage.fs import FileStat, FileSystem, read_file, write_file
-from kipmesh.storage.log import METADATA_TOPIC, METADATA_TOPIC_ID, Log, OnFailed
+from kipmesh.storage.log import Log, OnFailed
 from kipmesh.storage.open_files import OpenFiles
 from kipmesh.storage.segment import DELETED_SUFFIX, INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, Segment
 
@@ -67,8 +68,8 @@ def open_log(
         is_new = not files.fs.exists(folder)
         if is_new:
             files.fs.make_dirs(folder)
-        if topic == METADATA_TOPIC:
-            topic_id = METADATA_TOPIC_ID
+        if topic == CLUSTER_METADATA_TOPIC:
+            topic_id = CLUSTER_METADATA_TOPIC_ID
         loading = _Loading(files, folder, config, now_ms, {} if is_new else files.fs.list_dir(folder))
         loading.run(clean, recovery_point, log_start_offset)
         if topic_id and not loading.topic_id and loading.log_end_offset == loading.log_start_offset:
@@ -81,7 +82,7 @@ def open_log(
         folder,
         topic,
         partition,
-        topic_id=METADATA_TOPIC_ID if topic == METADATA_TOPIC else loading.topic_id,
+        topic_id=CLUSTER_METADATA_TOPIC_ID if topic == CLUSTER_METADATA_TOPIC else loading.topic_id,
         config=config,
         segments=loading.segments,
         epochs=loading.epochs,

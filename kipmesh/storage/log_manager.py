@@ -26,11 +26,12 @@ from types import MappingProxyType
 
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import CorruptRecordError, ErrorCode, InvalidConfigError, KafkaError
+from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, CLUSTER_METADATA_TOPIC_ID
 from kipmesh.storage import checkpoint
 from kipmesh.storage.checkpoint import MetaProperties, TopicPartition, uuid_text
 from kipmesh.storage.errors import StorageError
 from kipmesh.storage.fs import FileLock, FileSystem
-from kipmesh.storage.log import METADATA_TOPIC, METADATA_TOPIC_ID, Log, OnFailed
+from kipmesh.storage.log import Log, OnFailed
 from kipmesh.storage.log_loader import open_log, write_identity
 from kipmesh.storage.open_files import OpenFiles
 
@@ -100,7 +101,7 @@ class LogManager:
 
     def get(self, topic: str, partition: int) -> Log | None:
         """The log, the metadata log included."""
-        if topic == METADATA_TOPIC:
+        if topic == CLUSTER_METADATA_TOPIC:
             return self._metadata_log
         return self._logs.get((topic, partition))
 
@@ -224,7 +225,7 @@ class LogManager:
         )
         self._folder_of[key] = folder
         folder.log_count += 1
-        if key[0] == METADATA_TOPIC:
+        if key[0] == CLUSTER_METADATA_TOPIC:
             self._metadata_log = log
         else:
             self._logs[key] = log
@@ -261,8 +262,8 @@ class LogManager:
         except OSError as error:
             raise StorageError(f"cannot create {topic}-{partition}: {error}") from error
         folder = min(self._folders, key=lambda folder: folder.log_count)
-        if topic == METADATA_TOPIC:
-            topic_id = METADATA_TOPIC_ID
+        if topic == CLUSTER_METADATA_TOPIC:
+            topic_id = CLUSTER_METADATA_TOPIC_ID
         return self._open(folder, key, config, now_ms, topic_id=topic_id)
 
     def delete(self, topic: str, partition: int, now_ms: int) -> None:

@@ -7,7 +7,6 @@ Invariant: what is appended as one batch is there as a whole or not at all after
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Sequence
 
 from kipmesh.core import record_batch
@@ -16,7 +15,7 @@ from kipmesh.core.messages import EpochEndOffset
 from kipmesh.core.messages.limits import MAX_INT32
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, CLUSTER_METADATA_TOPIC_ID
 from kipmesh.core.metadata.records import Record, encode_record
-from kipmesh.core.metadata.schema import write_unsigned_varint
+from kipmesh.core.raft.control import LeaderChange, encode_leader_change
 from kipmesh.storage.fs import FileSystem
 from kipmesh.storage.log import Log
 from kipmesh.storage.log_manager import LogManager
@@ -24,22 +23,6 @@ from kipmesh.storage.log_manager import LogManager
 OPEN_FILES_MAX = 64
 REPLAY_BYTES = 4 << 20
 """Bytes read at a time on start."""
-
-_LEADER_CHANGE_TYPE = 2
-_CONTROL_KEY = struct.Struct(">hh")
-_LEADER_CHANGE = struct.Struct(">hi")
-_VOTER = struct.Struct(">i")
-
-
-def encode_leader_change(leader_id: int, voters: Sequence[int], granting_voters: Sequence[int]) -> tuple[bytes, bytes]:
-    """Key and value of Kafka's control record LeaderChangeMessage, version 0."""
-    value = bytearray(_LEADER_CHANGE.pack(0, leader_id))
-    for ids in (voters, granting_voters):
-        write_unsigned_varint(value, len(ids) + 1)
-        for voter in ids:
-            value += _VOTER.pack(voter) + b"\0"
-    value += b"\0"
-    return _CONTROL_KEY.pack(0, _LEADER_CHANGE_TYPE), bytes(value)
 
 
 class MetadataLog:
@@ -101,7 +84,12 @@ class MetadataLog:
 
     def append_leader_change(self, leader_id: int, voters: Sequence[int], epoch: int, now_ms: int) -> bytes:
         """Append what a new leader begins its epoch with."""
-        return self._append([encode_leader_change(leader_id, voters, voters)], epoch, now_ms, is_control=True)
+        return self._append(
+            [encode_leader_change(LeaderChange(leader_id, tuple(voters), tuple(voters)))],
+            epoch,
+            now_ms,
+            is_control=True,
+        )
 
     def _append(
         self, pairs: Sequence[tuple[bytes | None, bytes]], epoch: int, now_ms: int, *, is_control: bool

@@ -18,6 +18,7 @@ from kipmesh.core import record_batch
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import CorruptRecordError
 from kipmesh.core.messages import FetchRequest, VoteRequest, VoteResponse
+from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC
 from kipmesh.core.raft import Machine, RaftConfig, State
 from kipmesh.core.raft.control import leader_change_batch
 from kipmesh.core.raft.types import (
@@ -44,7 +45,7 @@ from kipmesh.core.raft.types import (
 from kipmesh.core.raft.wire import only_vote_answer, with_records
 from kipmesh.storage import quorum_state
 from kipmesh.storage.errors import StorageError
-from kipmesh.storage.log import METADATA_TOPIC, Log
+from kipmesh.storage.log import Log
 from kipmesh.storage.log_loader import open_log
 from kipmesh.testing.faulty_fs import FaultyFileSystem
 from kipmesh.testing.sim.network import received
@@ -52,7 +53,7 @@ from kipmesh.testing.sim.network import received
 if TYPE_CHECKING:
     from kipmesh.testing.sim.world import World
 
-FOLDER = f"/data/{METADATA_TOPIC}-0"
+FOLDER = f"/data/{CLUSTER_METADATA_TOPIC}-0"
 _TOPIC_CONFIG = TopicConfig.parse({"retention.ms": -1, "retention.bytes": -1, "segment.bytes": 4096})
 _READ_BYTES = 1 << 16
 
@@ -160,7 +161,7 @@ class SimNode:
             self.fs.make_dirs(FOLDER)
             self.fs.sync_dir("/data")  # or the first quorum-state could be lost with its folder
             self.fs.sync_dir("/")
-            self.log = open_log(self.fs, FOLDER, METADATA_TOPIC, 0, _TOPIC_CONFIG, self.local_ms())
+            self.log = open_log(self.fs, FOLDER, CLUSTER_METADATA_TOPIC, 0, _TOPIC_CONFIG, self.local_ms())
             election = quorum_state.read(self.fs, FOLDER, self.config.cluster_id)
         except (StorageError, OSError):
             self.stop(restart_ms=500)
