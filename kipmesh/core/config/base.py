@@ -28,9 +28,13 @@ NotNegative = Annotated[int, Field(ge=0)]
 MinusOneOrMore = Annotated[int, Field(ge=-1)]
 
 
+_WITH_UNDERSCORE = {"metadata_snapshot_min_changed_records_ratio": "metadata.snapshot.min.changed_records.ratio"}
+"""Fields whose keys have an underscore at Kafka's."""
+
+
 def dotted(name: str) -> str:
     """The key of a field."""
-    return name.replace("_", ".")
+    return _WITH_UNDERSCORE.get(name) or name.replace("_", ".")
 
 
 class Config(BaseModel):

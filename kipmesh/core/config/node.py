@@ -80,6 +80,31 @@ class NodeConfig(Config):
     """Time in ms between two heartbeats of a broker."""
     shutdown_grace_ms: NotNegative = 5000
     """Time in ms that running requests are given on SIGTERM."""
+    controller_quorum_fetch_timeout_ms: Positive = 1000
+    """Time in ms without an answer of the metadata leader after which a voter stands for election; a leader that no
+    majority fetches from resigns after one and a half times this."""
+    controller_quorum_election_timeout_ms: Positive = 500
+    """Least time in ms that a voter without a leader waits before it stands, and that a candidate waits for votes."""
+    controller_quorum_election_backoff_max_ms: Positive = 1000
+    """Longest time in ms that a candidate waits after an election that it did not win."""
+    controller_quorum_request_timeout_ms: Positive = 2000
+    """Time in ms after which a request to another member of the metadata quorum has failed."""
+    controller_quorum_retry_backoff_ms: Positive = 20
+    """Time in ms before a failed request to another member of the metadata quorum is sent again."""
+    replica_fetch_response_max_bytes: Positive = 10 << 20
+    """Bytes of one response to a follower, also of parts of a metadata snapshot."""
+    metadata_log_segment_bytes: Annotated[int, Field(ge=14, le=MAX_INT32)] = 1 << 30
+    """Bytes of a segment of the metadata log."""
+    metadata_snapshot_min_changed_records_ratio: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Records changed or deleted since the latest metadata snapshot, as a share of its records, that the next takes."""
+    metadata_log_max_record_bytes_between_snapshots: Positive = 20 << 20
+    """Bytes of metadata records after the latest snapshot that the next takes, beside the share of changed ones."""
+    metadata_log_max_snapshot_interval_ms: NotNegative = 3_600_000
+    """Time in ms after which a snapshot is made if there are newer records at all; 0 for never."""
+    metadata_start_offset_lag_time_max_ms: Positive = 604_800_000
+    """Time in ms that the leader of the metadata log keeps records for replicas that lag behind."""
+    metadata_max_retention_bytes: Positive = 100 << 20
+    """Bytes of the metadata log and its snapshots above which the oldest go."""
 
     @field_validator("listeners", "advertised_listeners")
     @classmethod
@@ -132,12 +157,6 @@ class ControllerConfig(NodeConfig):
     """Default of the topics' `unclean.leader.election.enable`."""
     max_partitions_per_request: Positive = 10_000
     """Most partitions that one CreateTopics or CreatePartitions request may make; no other is decided meanwhile."""
-    controller_quorum_fetch_timeout_ms: Positive = 1000
-    """Time in ms without a fetch from the leader's view after which an election starts."""
-    controller_quorum_election_timeout_ms: Positive = 500
-    """Time in ms that a candidate waits for votes."""
-    metadata_log_segment_bytes: Annotated[int, Field(ge=14, le=MAX_INT32)] = 1 << 30
-    """Bytes of a segment of the metadata log."""
 
 
 class BrokerConfig(NodeConfig):
@@ -189,8 +208,6 @@ class BrokerConfig(NodeConfig):
     """Bytes that a follower's fetch waits for."""
     replica_fetch_max_bytes: Positive = 1 << 20
     """Bytes of a partition in a follower's fetch."""
-    replica_fetch_response_max_bytes: Positive = 10 << 20
-    """Bytes of one response to a follower."""
     replica_fetch_backoff_ms: NotNegative = 200
     """Time in ms that a follower waits after a failed fetch."""
     replica_socket_timeout_ms: Positive = 30_000
