@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from kipmesh.cli.common import (
+    CONNECT_TIMEOUT_S,
     DEFAULT_DIR,
+    EXIT_FAILED,
     AsJson,
     Bootstrap,
+    CommandError,
     Dir,
+    addresses,
     admin_client,
     bootstrap_of,
     examples,
@@ -19,7 +27,7 @@ from kipmesh.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from kipmesh.client.types import ClusterDescription, QuorumDescription
+    from kipmesh.client.types import ClusterDescription, QuorumDescription, QuorumReplica
 
 cluster_app = make_app("Show the cluster.", "kipmesh cluster describe")
 quorum_app = make_app("Show the metadata quorum.", "kipmesh quorum describe")
@@ -54,33 +62,120 @@ def describe_cluster(bootstrap: Bootstrap = None, folder: Dir = DEFAULT_DIR, as_
     print_table(("BROKER", "ADDRESS", "RACK"), rows)
 
 
-@quorum_app.command("describe", epilog=examples("kipmesh quorum describe\nkipmesh quorum describe --json"))
-def describe_quorum(bootstrap: Bootstrap = None, folder: Dir = DEFAULT_DIR, as_json: AsJson = False) -> None:
-    """Show the quorum's leader, epoch and high watermark, and how far each voter and observer is."""
-    address = bootstrap_of(bootstrap, folder)
+BootstrapController = Annotated[
+    str | None,
+    typer.Option(
+        "--bootstrap-controller",
+        metavar="HOST:PORT,...",
+        callback=addresses,
+        help="Controllers to ask, which needs no broker. With neither option: the controllers in --dir.",
+        show_default=False,
+    ),
+]
+
+
+@quorum_app.command(
+    "describe",
+    epilog=examples(
+        """
+        kipmesh quorum describe
+        kipmesh quorum describe --bootstrap 127.0.0.1:9092 --json
+        kipmesh quorum describe --bootstrap-controller 127.0.0.1:9093,127.0.0.1:9094
+        """
+    ),
+)
+def describe_quorum(
+    bootstrap: Bootstrap = None,
+    bootstrap_controller: BootstrapController = None,
+    folder: Dir = DEFAULT_DIR,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", min=0.1, help="Seconds to wait for a leader.")
+    ] = CONNECT_TIMEOUT_S,
+    as_json: AsJson = False,
+) -> None:
+    """Show the quorum's leader, epoch and high watermark, and how far each voter and observer is.
+
+    Exit code 1 when there is no leader.
+    """
+    if bootstrap and bootstrap_controller:
+        raise typer.BadParameter("not together with --bootstrap", param_hint="--bootstrap-controller")
+    controllers = () if bootstrap else _controllers(bootstrap_controller, folder)
 
     async def work() -> QuorumDescription:
-        async with admin_client(address) as admin:
+        from kipmesh.client import quorum
+
+        if controllers:
+            return await quorum.describe_quorum(controllers, timeout_s=timeout_s)
+        async with admin_client(bootstrap_of(bootstrap, folder)) as admin:
             return await admin.describe_quorum()
 
     found = run(work)
+    replicas = _replicas(found)
+    lags = [one["lag"] for one in replicas if one["status"] == "follower"]
+    summary = {
+        "state": "led" if found.leader_id >= 0 else "without a leader",
+        "leader_id": found.leader_id,
+        "leader_epoch": found.leader_epoch,
+        "high_watermark": found.high_watermark,
+        "max_follower_lag": max(lags, default=0),
+    }
     if as_json:
         print_json(
             {
-                "leader_id": found.leader_id,
-                "leader_epoch": found.leader_epoch,
-                "high_watermark": found.high_watermark,
-                "current_voters": [replica._asdict() for replica in found.voters],
-                "observers": [replica._asdict() for replica in found.observers],
+                **summary,
+                "current_voters": [one for one in replicas if one["status"] != "observer"],
+                "observers": [one for one in replicas if one["status"] == "observer"],
                 "nodes": [node._asdict() for node in found.nodes],
             }
         )
-        return
-    print(f"leader {found.leader_id}  epoch {found.leader_epoch}  high watermark {found.high_watermark}")
+    else:
+        print(
+            f"quorum {summary['state']}  leader {found.leader_id}  epoch {found.leader_epoch}  "
+            f"high watermark {found.high_watermark}"
+        )
+        rows = [
+            (
+                one["replica_id"],
+                one["status"],
+                one["log_end_offset"],
+                one["lag"],
+                _time(one["last_fetch_timestamp"]),
+                _time(one["last_caught_up_timestamp"]),
+            )
+            for one in replicas
+        ]
+        if rows:
+            print_table(("NODE", "STATUS", "LOG END", "LAG", "LAST FETCH", "LAST CAUGHT UP"), rows)
+    if found.leader_id < 0:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _controllers(given: str | None, folder: Path) -> tuple[str, ...]:
+    """Whom to ask; raises CommandError when nothing says whom."""
+    if given:
+        return tuple(filter(None, (address.strip() for address in given.split(","))))
+    from kipmesh.cluster.layout import Role, read_state
+
+    state = read_state(folder)
+    if state is None:
+        raise CommandError(
+            f"which cluster? Give --bootstrap, --bootstrap-controller or --dir (there is no local cluster in {folder})"
+        )
+    return tuple(node.grpc for node in state.nodes if node.role is Role.CONTROLLER and node.grpc)
+
+
+def _replicas(found: QuorumDescription) -> list[dict[str, Any]]:
+    """Voters, then observers: what the leader says of them, their status and how many records they lack."""
     leader_end = max((one.log_end_offset for one in found.voters if one.replica_id == found.leader_id), default=-1)
-    rows = [
-        (one.replica_id, status, one.log_end_offset, max(0, leader_end - one.log_end_offset))
-        for status, group in (("voter", found.voters), ("observer", found.observers))
-        for one in group
-    ]
-    print_table(("NODE", "STATUS", "LOG END", "LAG"), rows)
+
+    def described(one: QuorumReplica, status: str) -> dict[str, Any]:
+        return {**one._asdict(), "status": status, "lag": max(0, leader_end - max(one.log_end_offset, 0))}
+
+    voters = [described(one, "leader" if one.replica_id == found.leader_id else "follower") for one in found.voters]
+    return voters + [described(one, "observer") for one in found.observers]
+
+
+def _time(timestamp_ms: int) -> str:
+    if timestamp_ms < 0:
+        return "-"
+    return datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -38,7 +38,8 @@ def plain_text(value: Any) -> Any:
     return value
 
 
-def _addresses(value: str | None) -> str | None:
+def addresses(value: str | None) -> str | None:
+    """The value of an option with addresses; raises typer.BadParameter when there is none in it."""
     if value is not None and not value.strip(" ,"):
         raise typer.BadParameter("no address")
     plain_text(value)
@@ -54,7 +55,7 @@ Bootstrap = Annotated[
         "--bootstrap",
         envvar="KIPMESH_BOOTSTRAP",
         metavar="HOST:PORT,...",
-        callback=_addresses,
+        callback=addresses,
         help="Brokers to begin with. Left out: those of the local cluster in --dir.",
         show_default=False,
     ),

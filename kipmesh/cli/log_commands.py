@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import mmap
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from kipmesh.core.record_batch import BatchHeader, Buffer
 
 METADATA_FOLDER = "__cluster_metadata-"
+SNAPSHOT_NAME = re.compile(r"\.checkpoint(\.part|\.deleted)?$")
 
 app = make_app("Look into log files.", "kipmesh log dump mesh/leader-1/data/flights-0/00000000000000000000.log")
 
@@ -25,22 +27,27 @@ app = make_app("Look into log files.", "kipmesh log dump mesh/leader-1/data/flig
         """
         kipmesh log dump data/flights-0/00000000000000000000.log
         kipmesh log dump data/flights-0/00000000000000000000.log --print-records
-        kipmesh log dump data/__cluster_metadata-0/00000000000000000000.log --print-records --json
+        kipmesh log dump data/__cluster_metadata-0/00000000000000000000.log --json
         """
     )
 )
 def dump(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A segment: <20 digits>.log")],
-    print_records: Annotated[bool, typer.Option("--print-records", help="Also print every record.")] = False,
+    print_records: Annotated[
+        bool | None,
+        typer.Option("--print-records/--batches", help="With every record (of metadata always), or only batches."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the record batches of a segment, a line each, and check their CRCs.
 
-    What is wrong with a file is printed in its place; the exit code is then 1. Records of the metadata log are decoded.
+    What is wrong with a file is printed in its place; the exit code is then 1. Records of the metadata log and of its
+    snapshots are decoded, control records included.
     """
     check_file(file)
-    is_metadata = file.absolute().parent.name.startswith(METADATA_FOLDER)
-    if not print_dump(file, print_records=print_records, is_metadata=is_metadata, as_json=as_json):
+    is_metadata = file.absolute().parent.name.startswith(METADATA_FOLDER) or bool(SNAPSHOT_NAME.search(file.name))
+    with_records = is_metadata if print_records is None else print_records
+    if not print_dump(file, print_records=with_records, is_metadata=is_metadata, as_json=as_json):
         raise typer.Exit(1)
 
 
@@ -146,21 +153,23 @@ def _record_objects(data: Buffer, position: int, header: BatchHeader, *, is_meta
 
 def _control_object(key: bytes | None, value: bytes | None) -> dict[str, Any]:
     from kipmesh.core.errors import CorruptRecordError
+    from kipmesh.core.raft.control import decode_leader_change
     from kipmesh.core.snapshot import control
 
-    decoders = {
-        control.ControlType.SNAPSHOT_HEADER: control.decode_header,
-        control.ControlType.SNAPSHOT_FOOTER: control.decode_footer,
+    decoders: dict[int, Callable[[], Any]] = {
+        control.ControlType.LEADER_CHANGE: lambda: decode_leader_change(key, value),
+        control.ControlType.SNAPSHOT_HEADER: lambda: control.decode_header(value),
+        control.ControlType.SNAPSHOT_FOOTER: lambda: control.decode_footer(value),
     }
     try:
         number = control.control_type(key)
         kind = control.ControlType(number) if number in control.ControlType.__members__.values() else None
         named: dict[str, Any] = {"type": str(number) if kind is None else kind.name}
-        decode = None if kind is None else decoders.get(kind)
+        decode = decoders.get(number)
         if decode is None:
             named["value"] = _plain(value)
         else:
-            named["data"] = _plain(decode(value))
+            named["data"] = _plain(decode())
     except CorruptRecordError as error:
         return {"error": error.message}
     return named

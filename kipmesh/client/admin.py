@@ -15,6 +15,7 @@ from typing import Any, Self
 from kipmesh.client.cluster import Cluster
 from kipmesh.client.metadata import topic_metadata
 from kipmesh.client.offsets import delete_records, list_offsets
+from kipmesh.client.quorum import DESCRIBE_QUORUM, quorum_description
 from kipmesh.client.settings import parse_config
 from kipmesh.client.types import (
     ClusterDescription,
@@ -26,7 +27,6 @@ from kipmesh.client.types import (
     Node,
     OffsetAndTimestamp,
     QuorumDescription,
-    QuorumReplica,
     TopicMetadata,
     TopicPartition,
 )
@@ -49,17 +49,13 @@ from kipmesh.core.messages import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
     DescribeConfigsResponse,
-    DescribeQuorumRequest,
     DescribeQuorumResponse,
-    DescribeQuorumTopic,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,
-    ReplicaState,
 )
-from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC
 from kipmesh.rpc.client import TransportError
 
 _POLL_S_MAX = 0.2
@@ -227,7 +223,6 @@ class AdminClient:
 
     async def describe_quorum(self) -> QuorumDescription:
         """The metadata quorum, as its leader sees it."""
-        request = DescribeQuorumRequest([DescribeQuorumTopic(CLUSTER_METADATA_TOPIC, (0,))])
 
         def errors(response: DescribeQuorumResponse) -> list[tuple[str, int, str | None]]:
             inner = [each for topic in response.topics for each in topic.partitions]
@@ -236,18 +231,7 @@ class AdminClient:
                 *(("the quorum", each.error_code, each.error_message) for each in inner),
             ]
 
-        response: DescribeQuorumResponse = await self._call("DescribeQuorum", request, errors, service="Quorum")
-        for topic in response.topics:
-            for each in topic.partitions:
-                return QuorumDescription(
-                    each.leader_id,
-                    each.leader_epoch,
-                    each.high_watermark,
-                    [_quorum_replica(replica) for replica in each.current_voters],
-                    [_quorum_replica(replica) for replica in each.observers],
-                    [Node(node.node_id, node.host, node.port, node.rack) for node in response.nodes],
-                )
-        raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the answer does not mention the metadata partition")
+        return quorum_description(await self._call("DescribeQuorum", DESCRIBE_QUORUM, errors, service="Quorum"))
 
     # -- inside
 
@@ -331,9 +315,3 @@ def _led(topic: TopicMetadata | None, topic_id: bytes = b"") -> bool:
     if topic is None or not topic.partitions or (topic_id and topic.topic_id != topic_id):
         return False
     return all(each.leader_id >= 0 for each in topic.partitions.values())
-
-
-def _quorum_replica(replica: ReplicaState) -> QuorumReplica:
-    return QuorumReplica(
-        replica.replica_id, replica.log_end_offset, replica.last_fetch_timestamp, replica.last_caught_up_timestamp
-    )

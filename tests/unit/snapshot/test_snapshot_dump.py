@@ -13,6 +13,7 @@ from kipmesh.cli.main import app
 from kipmesh.core import record_batch
 from kipmesh.core.messages import SnapshotId
 from kipmesh.core.metadata import records as r
+from kipmesh.core.raft.control import LeaderChange, encode_leader_change
 from kipmesh.storage.fs import RealFileSystem
 from kipmesh.storage.snapshots import SnapshotStore
 
@@ -49,6 +50,12 @@ def test_records_are_decoded(snapshot: Path) -> None:
     assert (code, lines) == (0, [header, batch, footer])
 
 
+def test_log_dump_reads_snapshots_too(snapshot: Path) -> None:
+    code, lines, _ = dump("log", "dump", snapshot)
+    assert code == 0
+    assert lines == dump("snapshot", "dump", snapshot)[1]
+
+
 def test_what_is_wrong_is_said(snapshot: Path) -> None:
     whole = snapshot.read_bytes()
     footer = [position for position, _ in record_batch.iterate(whole)][-1]
@@ -70,25 +77,37 @@ def test_a_metadata_log_is_decoded(tmp_path: Path) -> None:
     folder = tmp_path / "__cluster_metadata-0"
     folder.mkdir()
     change = record_batch.build(
-        [(b"\0\0\0\2", b"\0\0"), (b"\0\0\0\x63", b"x"), (b"", b"")],
+        [
+            encode_leader_change(LeaderChange(1002, (1001, 1002, 1003), (1001, 1002))),
+            (b"\0\0\0\2", b"\0\0"),
+            (b"\0\0\0\x63", b"x"),
+            (b"", b""),
+        ],
         base_offset=0,
         leader_epoch=1,
         timestamp_ms=1,
         is_control=True,
     )
     batch = record_batch.build(
-        [(None, r.encode_record(r.NoOpRecord())), (None, b"\1\x7f\0")], base_offset=3, leader_epoch=1, timestamp_ms=1
+        [(None, r.encode_record(r.NoOpRecord())), (None, b"\1\x7f\0")], base_offset=4, leader_epoch=1, timestamp_ms=1
     )
     file = folder / "00000000000000000000.log"
     file.write_bytes(change + batch)
-    code, lines, _ = dump("log", "dump", file, "--print-records")
+    code, lines, _ = dump("log", "dump", file)
     assert code == 0
+    assert dump("log", "dump", file, "--print-records")[1] == lines
+    assert dump("log", "dump", file, "--batches")[1] == [line for line in lines if "base_offset" in line]
     controls = [line["control"] for line in lines if "control" in line]
     assert controls == [
-        {"type": "LEADER_CHANGE", "value": "AAA"},
+        {
+            "type": "LEADER_CHANGE",
+            "data": {"leader_id": 1002, "voters": [1001, 1002, 1003], "granting_voters": [1001, 1002]},
+        },
+        {"error": controls[1]["error"]},
         {"type": "99", "value": "eA"},
         {"error": "a control record's key is shorter than its version and type"},
     ]
+    assert "a leader change record is cut" in str(controls[1]["error"])
     payloads = [line["payload"] for line in lines if "payload" in line]
     assert payloads == [
         {"type": "NoOpRecord", "data": {}},
