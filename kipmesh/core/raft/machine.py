@@ -95,6 +95,8 @@ class Machine:
         self.durable_end = min(durable_end, log.log_end_offset)
         self.high_watermark = latest_snapshot.end_offset if latest_snapshot else -1
         self.leader_high_watermark = -1
+        self.leader_log_start = -1
+        """Where the leader's log starts, as its last Fetch response said; -1 unknown, and for a leader."""
         self.persisted_election = election
         self.election = election
         if election.epoch < self.last_epoch:  # `quorum-state` was lost, the log was not
@@ -156,6 +158,17 @@ class Machine:
             epoch = snapshot.epoch
         latest = latest_end(end, max(epoch, 0), snapshot)
         return latest.epoch, latest.end_offset
+
+    @property
+    def oldest_snapshot(self) -> SnapshotId | None:
+        """The oldest at or above the log start; the latest while those below a raised log start are being deleted.
+
+        One below it says nothing of the epoch at the log start.
+        """
+        earliest = self.earliest_snapshot
+        if earliest is not None and earliest.end_offset < self.log.log_start_offset:
+            return self.latest_snapshot
+        return earliest
 
     def describe(self, request: DescribeQuorumRequest, now_ms: int, wall_ms: int) -> DescribeQuorumResponse:
         """Answer DescribeQuorum as of now; only the leader can. `wall_ms` is the wall clock's now."""
@@ -306,6 +319,7 @@ class Machine:
         leadership, self.leadership = self.leadership, None
         self.fetching_snapshot = None
         self.leader_high_watermark = -1
+        self.leader_log_start = -1
         self.peers.reset()
         if leadership is not None:
             replication.refuse_waiting(self, leadership)

@@ -108,9 +108,9 @@ def fetch_position(machine: Machine, asked: FetchPartition) -> EpochEndOffset | 
     log, offset, epoch = machine.log, asked.fetch_offset, asked.last_fetched_epoch
     if (offset == 0 and epoch == 0 and log.log_start_offset == 0) or epoch < 0:
         return None
-    if is_sent_a_snapshot(offset, epoch, log.log_start_offset, machine.earliest_snapshot):
+    if is_sent_a_snapshot(offset, epoch, log.log_start_offset, machine.oldest_snapshot):
         return machine.latest_snapshot
-    if machine.earliest_snapshot is not None and offset == log.log_start_offset > 0:
+    if machine.oldest_snapshot is not None and offset == log.log_start_offset > 0:
         return None  # of the oldest snapshot's epoch: the log begins there
     end = log.end_offset_for_epoch(epoch)
     if end.end_offset < 0:  # an epoch that this log knows nothing of
@@ -303,6 +303,7 @@ def on_fetch_response(machine: Machine, node_id: int, response: FetchResponse) -
     if not machine.state.follows or node_id != machine.election.leader_id:
         return
     machine.deadline_ms = machine.now_ms + timing.fetch_timeout_ms(machine.config, machine.jitter)
+    machine.leader_log_start = data.log_start_offset
     if data.diverging_epoch is not None:
         truncate(machine, data.diverging_epoch)
     elif data.snapshot_id is not None:

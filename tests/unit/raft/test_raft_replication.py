@@ -173,6 +173,19 @@ def test_a_fetch_before_the_log_gets_the_latest_snapshots_id(offset: int, last_e
     assert bool(data.records) is not snapshot
 
 
+def test_a_deleted_snapshot_says_nothing_of_the_raised_log_start() -> None:
+    """630-06: between the raised log start and the report that older snapshots are gone, the latest decides."""
+    log = MemoryLog(3, 3, 4, start=10)
+    node = leader(log, SnapshotId(12, 3))
+    node.step(SnapshotChanged(SnapshotId(12, 3), SnapshotId(5, 1)))
+    data = fetch(node, 2, 10, 1)
+    assert data is not None
+    assert data.snapshot_id == SnapshotId(12, 3), "its record 9 is of epoch 1, ours need not be"
+    matching = fetch(node, 3, 10, 3)
+    assert matching is not None
+    assert matching.records
+
+
 def test_a_leader_without_a_quorum_resigns() -> None:
     node = leader()
     timeout_ms = node.config.check_quorum_timeout_ms
@@ -294,6 +307,16 @@ def test_a_snapshot_is_fetched_and_fetching_goes_on_after_it() -> None:
     asked = wire.only_fetch(node.sent[-1].request)  # type: ignore[arg-type]
     assert asked is not None
     assert (asked.fetch_offset, asked.last_fetched_epoch) == (40, 4)
+
+
+def test_a_follower_knows_its_leaders_log_start() -> None:
+    """630-05: until a leader has said it, it is unknown."""
+    node = follower(MemoryLog(1))
+    assert node.machine.leader_log_start == -1
+    answer(node, log_start_offset=7)
+    assert node.machine.leader_log_start == 7
+    node.advance(2600)
+    assert node.machine.leader_log_start == -1
 
 
 def test_a_snapshot_that_cannot_be_had_is_asked_for_by_fetch_again() -> None:
