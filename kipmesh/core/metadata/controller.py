@@ -1,7 +1,8 @@
 """The active controller's decisions in one place: what a request changes, and what is answered once that is durable.
 
 Sans-IO: the owner passes times (a monotonic clock, ms) and the offset that the next record will get, appends the
-records of each decision as one batch and gives that batch to `applied` before it asks for the next decision.
+records of each decision as one batch and gives that batch to `applied` before it asks for the next decision; or it
+applies the batch to the image itself, and tells what that changed by `changed`.
 
 Invariant: no decision changes the image; `applied` alone does.
 """
@@ -76,8 +77,12 @@ class MetadataController:
         """Apply a batch that was appended; says what changed."""
         delta = MetadataDelta()
         self.image.replay(batch, delta)
-        self._brokers.forget_decided(delta)
+        self.changed(delta)
         return delta
+
+    def changed(self, delta: MetadataDelta) -> None:
+        """A batch that was appended was applied to the image by its owner."""
+        self._brokers.forget_decided(delta)
 
     # --- brokers
 
