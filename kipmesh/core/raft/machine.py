@@ -112,7 +112,10 @@ class Machine:
         self.unacknowledged: set[int] = set()
         self.awaits_log = False
         self.deadline_ms: int | None = None
-        """When the state ends by itself: election, backoff, fetch timeout; None for a leader."""
+        """When the state ends by itself: election, backoff, fetch timeout; None for a leader.
+
+        Of an observer that looks for a leader: when it asks another voter, should those asked be silent.
+        """
         self.peers = Peers()
         self.now_ms = 0
         self.jitter = 0.0
@@ -364,8 +367,12 @@ class Machine:
             pause_ms = self.config.retry_backoff_ms if wait_ms is None else wait_ms
             self.peers.back_off(node_id, self.now_ms + pause_ms)
 
-    def any_voter(self) -> int:
-        """Another voter, each in turn."""
+    def any_free_voter(self) -> int | None:
+        """Another voter that a request may go to now, each in turn; None when there is none."""
         others = [voter for voter in self.config.voters if voter != self.config.node_id]
-        self._next_voter += 1
-        return others[self._next_voter % len(others)]
+        for _ in others:
+            self._next_voter += 1
+            voter = others[self._next_voter % len(others)]
+            if self.is_free(voter):
+                return voter
+        return None

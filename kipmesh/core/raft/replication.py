@@ -270,11 +270,14 @@ def poll_follower(machine: Machine) -> None:
 
 
 def poll_unattached_observer(machine: Machine) -> None:
-    """Ask one voter after the other; whoever answers says who leads."""
-    if not machine.peers.any_under_way():
-        voter = machine.any_voter()
-        if machine.is_free(voter):
-            machine.send(voter, next_fetch(machine))
+    """Ask one voter after the other; whoever answers says who leads. One that is silent does not hold up the rest."""
+    if machine.peers.any_under_way() and (machine.deadline_ms is None or machine.now_ms < machine.deadline_ms):
+        return
+    machine.deadline_ms = None
+    voter = machine.any_free_voter()
+    if voter is not None:
+        machine.send(voter, next_fetch(machine))
+        machine.deadline_ms = machine.now_ms + timing.probe_ms(machine.config)
 
 
 def may_fetch(machine: Machine) -> bool:

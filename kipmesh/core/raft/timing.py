@@ -31,3 +31,8 @@ def successor_backoff_ms(config: RaftConfig, position: int, successors: int) -> 
     if position >= successors:
         return config.election_backoff_max_ms
     return min(config.election_backoff_max_ms, (config.election_backoff_max_ms >> (successors - 1)) << (position - 1))
+
+
+def probe_ms(config: RaftConfig) -> int:
+    """How long an observer that looks for a leader waits for one voter before it asks the next one, too."""
+    return max(config.retry_backoff_ms, config.election_timeout_ms // 5)

@@ -185,3 +185,21 @@ def test_an_observer_asks_one_voter_after_the_other() -> None:
         node.advance(node.config.retry_backoff_ms)
     assert {sent.node_id for sent in node.sent} == {1, 2, 3}
     assert all(isinstance(sent.request, FetchRequest) for sent in node.sent)
+
+
+def test_an_observer_that_looks_for_a_leader_does_not_wait_for_a_silent_voter() -> None:
+    """A stopped process keeps its connections and answers nothing."""
+    node = Node(9)
+    node.advance(timing.probe_ms(node.config) - 1)
+    assert len(node.sent) == 1
+    node.advance(1)
+    assert len(node.sent) == 2
+    node.step(RequestFailed(node.sent[-1].request_id))
+    node.advance(timing.probe_ms(node.config))
+    assert {sent.node_id for sent in node.sent} == {1, 2, 3}
+    for _ in range(20):
+        due_ms = node.machine.next_deadline_ms() or 0
+        assert due_ms > node.now_ms, "it does not spin"
+        node.advance(due_ms - node.now_ms)
+    silent = [sent for sent in node.sent if sent.node_id == node.sent[0].node_id]
+    assert len(silent) <= 1 + node.now_ms // node.config.request_timeout_ms
