@@ -1,0 +1,497 @@
+"""The driver of the metadata quorum: does what `kipmesh.core.raft.machine` says, with files, gRPC and threads.
+
+Theory of operation. Events wait in a queue. A step, and the step that follows a change of the log, runs to its end in
+the event loop without giving way, so `append` is a plain call. Only `PersistElection` takes the loop's way out: it is
+written on a thread, and the rest of its step and every later event wait for it. `Flush` runs on another thread beside
+the steps; those asked for while one runs are one. The durable end of the log is read when the machine is told, never
+before, for the log may have been cut in between. A fetched snapshot takes the log's place between two steps.
+
+Invariants: effects are done in the machine's order; nobody outside learns of a state, an epoch or a high watermark
+before what it rests on is durable; after the first failure that is for good (`on_failure`, called once), and after
+`stop`, nothing is stepped, sent or written any more, and whoever waits is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import structlog
+
+from kipmesh.core.config import NodeConfig, Voter
+from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.core.messages import (
+    DescribeQuorumRequest,
+    DescribeQuorumResponse,
+    FetchSnapshotRequest,
+    FetchSnapshotResponse,
+    LeaderIdAndEpoch,
+    NodeEndpoint,
+    SnapshotId,
+)
+from kipmesh.core.raft import ElectionState, RaftConfig, State
+from kipmesh.core.raft.types import (
+    Answer,
+    AppendAsFollower,
+    AppendAsLeader,
+    AppendLeaderChange,
+    AppendRejected,
+    AppendRequested,
+    Committed,
+    Effect,
+    Event,
+    FetchSnapshot,
+    Flush,
+    Persisted,
+    PersistElection,
+    RefuseAppend,
+    Request,
+    RequestFailed,
+    RequestReceived,
+    ResignRequested,
+    Response,
+    ResponseReceived,
+    Send,
+    SnapshotChanged,
+    SnapshotFetchFailed,
+    SnapshotFetchProgress,
+    SnapshotServed,
+    StateChanged,
+    TimerFired,
+    TruncateLog,
+)
+from kipmesh.core.raft.wire import with_records
+from kipmesh.node.clock import monotonic_ms, wall_ms
+from kipmesh.node.quorum import snapshot_serving
+from kipmesh.node.quorum.alarm import Alarm
+from kipmesh.node.quorum.flusher import Flusher
+from kipmesh.node.quorum.listener import QuorumListener
+from kipmesh.node.quorum.snapshot_fetcher import SnapshotFetcher
+from kipmesh.node.quorum.transport import Transport, refusal
+from kipmesh.rpc.client import ConnectionPool
+from kipmesh.storage.quorum_replica import QuorumReplica
+
+__all__ = ["QuorumDriver", "QuorumListener", "raft_config"]
+
+log = structlog.get_logger(__name__)
+
+FETCH_BYTES_MAX = 2 << 20
+"""Of one Fetch, asked for or answered: what a step reads or appends at most, but for a greater batch."""
+FETCH_WAIT_MS_MAX = 500
+RESIGN_WAIT_S = 0.3
+
+Waiting = Callable[[], Event | None]
+"""An event that is made when its turn comes; None when there is nothing to say any more."""
+
+
+def raft_config(config: NodeConfig) -> RaftConfig:
+    """The quorum's configuration as a node has it; a node that is not among the voters observes."""
+    fetch_timeout_ms = config.controller_quorum_fetch_timeout_ms
+    return RaftConfig(
+        node_id=config.node_id,
+        voters=tuple(sorted(voter.id for voter in config.voters)),
+        cluster_id=config.cluster_id,
+        election_timeout_ms=config.controller_quorum_election_timeout_ms,
+        fetch_timeout_ms=fetch_timeout_ms,
+        election_backoff_max_ms=config.controller_quorum_election_backoff_max_ms,
+        request_timeout_ms=config.controller_quorum_request_timeout_ms,
+        retry_backoff_ms=config.controller_quorum_retry_backoff_ms,
+        fetch_max_wait_ms=min(FETCH_WAIT_MS_MAX, fetch_timeout_ms // 2),
+        fetch_max_bytes=FETCH_BYTES_MAX,
+    )
+
+
+class QuorumDriver:
+    """See the module. Made, used and stopped in one event loop."""
+
+    def __init__(
+        self,
+        config: RaftConfig,
+        voters: tuple[Voter, ...],
+        replica: QuorumReplica,
+        pool: ConnectionPool,
+        listener: QuorumListener,
+        on_failure: Callable[[BaseException], None],
+        *,
+        jitter: Callable[[], float] = random.random,
+        snapshot_response_bytes_max: int = snapshot_serving.RESPONSE_BYTES_MAX,
+    ) -> None:
+        self.config = config
+        self.voters = voters
+        self.replica = replica
+        self.machine = replica.machine(config)
+        self.corrupt_snapshots = 0
+        """Snapshots that came from a leader and were none (630-12)."""
+        self._state = self.machine.state
+        self._leader = self.machine.told_election
+        self._high_watermark = max(0, self.machine.high_watermark)
+        self._pool = pool
+        self._listener = listener
+        self._on_failure = on_failure
+        self._jitter = jitter
+        self._snapshot_response_bytes_max = snapshot_response_bytes_max
+        self._transport = Transport(voters, pool, self._responded, self._unanswered, self._fail)
+        self._executor = ThreadPoolExecutor(2, thread_name_prefix="quorum")  # an election does not wait for a flush
+        self._queue: deque[Event | Waiting] = deque()
+        self._effects: deque[Effect] = deque()
+        self._following: Event | None = None
+        self._is_stepping = False
+        self._persisting: asyncio.Task[None] | None = None
+        self._flusher = Flusher(replica, self._executor, self._flushed, self._fail)
+        self._alarm = Alarm(self._wake)
+        self._open: dict[int, tuple[Request, asyncio.Future[Response]]] = {}
+        self._request_ids = 0
+        self._appended: int | KafkaError | None = None
+        self._fetcher: SnapshotFetcher | None = None
+        self._installing: asyncio.Future[bool] | None = None
+        self._successors_told: asyncio.Future[None] | None = None
+        self._stopping: asyncio.Task[None] | None = None
+        self._is_started = self._has_ended = False
+
+    # -- what is so
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this node leads `epoch`."""
+        return self._state is State.LEADER and not self._has_ended
+
+    @property
+    def state(self) -> State:
+        """What this replica is to its quorum."""
+        return self._state
+
+    @property
+    def epoch(self) -> int:
+        """The latest epoch."""
+        return self._leader.epoch
+
+    @property
+    def leader_id(self) -> int:
+        """Who leads the epoch, -1 unknown."""
+        return self._leader.leader_id
+
+    @property
+    def leader(self) -> Voter | None:
+        """Who leads the epoch, None unknown."""
+        return next((voter for voter in self.voters if voter.id == self.leader_id), None)
+
+    @property
+    def high_watermark(self) -> int:
+        """Everything below is committed, as far as this node knows."""
+        return self._high_watermark
+
+    # -- for the node
+
+    def start(self) -> None:
+        """The first step."""
+        self._is_started = True
+        self._listener.state_changed(self._state, self.epoch, self.leader_id)
+        try:
+            self._effects.extend(self.machine.start(monotonic_ms(), self._jitter()))
+        except Exception as error:
+            self._fail(error)
+            return
+        self._run()
+
+    def append(self, batch: bytes, epoch: int) -> int:
+        """Append as the leader of `epoch`, as one batch; gives the log end after it. It counts once that is committed.
+
+        NOT_CONTROLLER when this node does not lead that epoch or cannot say now; KAFKA_STORAGE_ERROR (full disk) and
+        CORRUPT_MESSAGE when the log refused, and is as it was.
+        """
+        if self._is_stepping or self._persisting or not self.is_leader or epoch != self.epoch:
+            raise self._not_controller(epoch)
+        self._appended = None
+        self._post(AppendRequested(0, batch, epoch))
+        if self._has_ended:
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "the metadata log of this controller failed")
+        if self._appended is None:
+            raise self._not_controller(epoch)
+        if isinstance(self._appended, KafkaError):
+            raise self._appended
+        return self._appended
+
+    def _not_controller(self, epoch: int) -> KafkaError:
+        leader = self.leader
+        if leader is None:
+            return KafkaError(ErrorCode.NOT_CONTROLLER, "no controller is active")
+        if leader.id == self.config.node_id:
+            return KafkaError(ErrorCode.NOT_CONTROLLER, f"this controller is not active in epoch {epoch} any more")
+        return KafkaError(ErrorCode.NOT_CONTROLLER, f"controller {leader.id} ({leader.address}) is active")
+
+    def resign(self) -> None:
+        """Stop leading, if this node leads."""
+        self._post(ResignRequested())
+
+    def post(self, event: SnapshotChanged) -> None:
+        """A snapshot was made here, or others were deleted."""
+        self._post(event)
+
+    async def stop(self) -> None:
+        """Resign, give the successors a moment to hear of it, answer who waits, make the log durable. Idempotent."""
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop())
+        await asyncio.shield(self._stopping)
+
+    # -- for peers and clients
+
+    async def request(self, request: Request) -> Response:
+        """Answer a peer's Vote, BeginQuorumEpoch, EndQuorumEpoch or Fetch; a Fetch may wait for its time."""
+        if self._has_ended or not self._is_started:
+            return refusal(request)
+        self._request_ids += 1
+        request_id = self._request_ids
+        answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        self._open[request_id] = (request, answer)
+        try:
+            self._post(RequestReceived(request_id, request))
+            return await answer
+        finally:
+            self._open.pop(request_id, None)
+
+    def describe(self, request: DescribeQuorumRequest) -> DescribeQuorumResponse:
+        """Answer DescribeQuorum: everything at the leader, at others NOT_LEADER_OR_FOLLOWER and who leads."""
+        response = self.machine.describe(request, monotonic_ms(), wall_ms())
+        nodes = tuple([NodeEndpoint(voter.id, voter.host, voter.port) for voter in self.voters])
+        return response._replace(nodes=nodes)
+
+    async def fetch_snapshot(self, request: FetchSnapshotRequest) -> FetchSnapshotResponse:
+        """Answer a replica's FetchSnapshot; the files are read on a thread."""
+        if self._has_ended:
+            return FetchSnapshotResponse(error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        if not snapshot_serving.is_answerable(request):
+            return FetchSnapshotResponse(error_code=ErrorCode.INVALID_REQUEST)
+        is_leader, leader = self.is_leader, LeaderIdAndEpoch(self.leader_id, self.epoch)
+        if is_leader and snapshot_serving.counts_as_alive(request, self.config.cluster_id, self.epoch):
+            self._post(SnapshotServed(request.replica_id))
+        return await asyncio.to_thread(
+            snapshot_serving.serve,
+            request,
+            self.replica.store,
+            self.config.cluster_id,
+            leader,
+            is_leader=is_leader,
+            response_bytes_max=self._snapshot_response_bytes_max,
+        )
+
+    # -- steps
+
+    def _post(self, event: Event | Waiting) -> None:
+        if not self._has_ended:
+            self._queue.append(event)
+            self._run()
+
+    def _run(self) -> None:
+        """Step until nothing is left, or until an election has to be written first."""
+        if not self._is_started or self._is_stepping or self._persisting or self._has_ended:
+            return
+        self._is_stepping = True
+        try:
+            while not self._has_ended:
+                while self._effects and not self._has_ended:
+                    effect = self._effects.popleft()
+                    if isinstance(effect, PersistElection):
+                        self._persisting = asyncio.create_task(self._persist(effect.election))
+                        return
+                    self._do(effect)
+                event = self._next_event()
+                if event is None:
+                    break
+                self._effects.extend(self.machine.step(event, monotonic_ms(), self._jitter()))
+        except Exception as error:
+            self._fail(error)
+        finally:
+            self._is_stepping = False
+        self._alarm.set(None if self._has_ended else self.machine.next_deadline_ms())
+        if self._successors_told is not None and not self._is_telling and not self._successors_told.done():
+            self._successors_told.set_result(None)
+
+    def _next_event(self) -> Event | None:
+        event, self._following = self._following, None
+        while event is None and self._queue and not self._has_ended:
+            waiting = self._queue.popleft()
+            event = waiting() if callable(waiting) else waiting
+        return event
+
+    async def _persist(self, election: ElectionState) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._executor, self.replica.persist, election)
+        except Exception as error:
+            self._persisting = None
+            self._fail(error)
+            return
+        self._persisting = None
+        self._run()
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case Send():
+                self._transport.send(effect)
+            case Answer():
+                self._answer(effect)
+            case Flush():
+                self._flusher.flush()
+            case Committed(high_watermark):
+                self._high_watermark = high_watermark
+                self._listener.committed(high_watermark)
+            case StateChanged():
+                self._change_state(effect)
+            case RefuseAppend():
+                pass  # `append` has seen to it
+            case FetchSnapshot():
+                self._fetch_snapshot(effect)
+            case TruncateLog() | AppendLeaderChange() | AppendAsLeader() | AppendAsFollower():
+                self._change_log(effect)
+
+    def _change_log(self, effect: TruncateLog | AppendLeaderChange | AppendAsLeader | AppendAsFollower) -> None:
+        before = self.replica.log.log_end_offset
+        self._following = self.replica.change_log(effect, wall_ms())
+        end = self.replica.log.log_end_offset
+        if isinstance(self._following, AppendRejected):
+            error = self.replica.last_rejection
+            log.error("the metadata log refused an append", error=str(error))
+            if isinstance(effect, AppendAsLeader):
+                self._appended = error
+        elif isinstance(effect, AppendAsLeader):
+            self._appended = end
+        elif isinstance(effect, TruncateLog) and end < before:
+            log.warning("metadata log truncated", before=before, log_end_offset=end)
+            self._listener.truncated(end)
+
+    def _change_state(self, effect: StateChanged) -> None:
+        if self._fetcher is not None:
+            self._fetcher.cancel()
+        self._state = effect.state
+        self._leader = ElectionState(effect.epoch, effect.leader_id)
+        log.info("metadata quorum", state=effect.state.value, epoch=effect.epoch, leader_id=effect.leader_id)
+        self._listener.state_changed(effect.state, effect.epoch, effect.leader_id)
+
+    def _answer(self, effect: Answer) -> None:
+        _, answer = self._open.pop(effect.request_id, (None, None))
+        if answer is None or answer.done():
+            return  # whoever asked is gone
+        response, read = effect.response, effect.read
+        if read is not None:
+            limited = read._replace(max_bytes=min(read.max_bytes, FETCH_BYTES_MAX))
+            response = with_records(response, self.replica.read(limited))
+        answer.set_result(response)
+
+    def _responded(self, request_id: int, response: Response) -> None:
+        self._post(ResponseReceived(request_id, response))
+
+    def _unanswered(self, request_id: int) -> None:
+        self._post(RequestFailed(request_id))
+
+    def _flushed(self) -> None:
+        self._post(lambda: Persisted(self.replica.log.recovery_point))
+
+    def _wake(self) -> None:
+        due_ms = self.machine.next_deadline_ms()
+        if self._persisting or due_ms is None:
+            return
+        if due_ms <= monotonic_ms():
+            self._post(TimerFired())
+        else:
+            self._alarm.set(due_ms)
+
+    # -- snapshots
+
+    def _fetch_snapshot(self, effect: FetchSnapshot) -> None:
+        leader = next(voter for voter in self.voters if voter.id == effect.leader_id)
+        log.info("fetching a metadata snapshot", snapshot_id=effect.snapshot_id, leader_id=leader.id)
+        before = self._fetcher
+        self._fetcher = SnapshotFetcher(self.config, self.replica.store, self._pool.get(leader.address), effect, self)
+        self._fetcher.start(before, self._fail)
+
+    def snapshot_progressed(self) -> None:
+        """For the fetcher: the leader lives (630-12)."""
+        self._post(SnapshotFetchProgress())
+
+    def snapshot_failed(self, *, corrupt: bool) -> None:
+        """For the fetcher: Fetch is asked again."""
+        self.corrupt_snapshots += corrupt
+        self._post(SnapshotFetchFailed())
+
+    def snapshot_received(self, snapshot_id: SnapshotId) -> Awaitable[bool]:
+        """For the fetcher: put the snapshot in the log's place between two steps, if it is still wanted then."""
+        wanted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        if self._has_ended:
+            wanted.set_result(True)  # the next start finds it
+            return wanted
+        self._installing = wanted
+        self._post(lambda: self._install(snapshot_id, wanted))
+        return wanted
+
+    def _install(self, snapshot_id: SnapshotId, wanted: asyncio.Future[bool]) -> Event | None:
+        self._installing = None
+        is_wanted = self.machine.fetching_snapshot == snapshot_id
+        if not wanted.done():
+            wanted.set_result(is_wanted or snapshot_id == self.replica.latest_snapshot)
+        if not is_wanted:
+            return None
+        event = self.replica.install(snapshot_id)
+        log.info("metadata snapshot installed", snapshot_id=snapshot_id)
+        self._listener.snapshot_installed(snapshot_id)
+        return event
+
+    # -- the end
+
+    @property
+    def _is_telling(self) -> bool:
+        """Whether there is still a voter that was not told that this node leads no more."""
+        return self.machine.state is State.RESIGNED and bool(self.machine.unacknowledged)
+
+    async def _stop(self) -> None:
+        if self.is_leader and len(self.config.voters) > 1:
+            self._successors_told = asyncio.get_running_loop().create_future()
+            self.resign()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._successors_told, RESIGN_WAIT_S)
+        self._end()
+        if self._persisting is not None:
+            await asyncio.wait([self._persisting])
+        await self._flusher.ended()
+        await self._transport.close()
+        if self._fetcher is not None:
+            await self._fetcher.ended()
+        await asyncio.to_thread(self._last_flush)
+
+    def _last_flush(self) -> None:
+        try:
+            if self.replica.log.failed is None:
+                self.replica.flush()
+        except KafkaError as error:
+            log.error("the metadata log is not flushed at the end", error=error.message)
+        finally:
+            self._executor.shutdown()
+
+    def _fail(self, error: BaseException) -> None:
+        """What is for good: the node must stop. Told once; after `stop` not at all."""
+        if self._has_ended:
+            return
+        log.error("the metadata quorum of this node failed", error=f"{type(error).__name__}: {error}")
+        self._end()
+        self._on_failure(error)
+
+    def _end(self) -> None:
+        """Do nothing more, and answer who waits."""
+        self._has_ended = True
+        self._queue.clear()
+        self._effects.clear()
+        self._alarm.cancel()
+        self._flusher.end()
+        if self._fetcher is not None:
+            self._fetcher.cancel()
+        if self._installing is not None and not self._installing.done():
+            self._installing.set_result(True)
+        if self._successors_told is not None and not self._successors_told.done():
+            self._successors_told.set_result(None)
+        waiting, self._open = self._open, {}
+        for request, answer in waiting.values():
+            if not answer.done():
+                answer.set_result(refusal(request))

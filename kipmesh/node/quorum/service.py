@@ -1,0 +1,59 @@
+"""The service Quorum of a voter: what peers, observers and tools ask, answered by the driver.
+
+The machine checks cluster ids, epochs and who asks. Here are the limits that a request from anywhere must keep: how
+long a fetch waits and how much one DescribeQuorum may name.
+"""
+
+from __future__ import annotations
+
+from kipmesh.core.errors import ErrorCode
+from kipmesh.core.messages import (
+    BeginQuorumEpochRequest,
+    DescribeQuorumRequest,
+    DescribeQuorumResponse,
+    EndQuorumEpochRequest,
+    FetchRequest,
+    FetchSnapshotRequest,
+    FetchSnapshotResponse,
+    VoteRequest,
+)
+from kipmesh.core.raft.types import Response
+from kipmesh.node.quorum.driver import QuorumDriver
+from kipmesh.rpc.server import RequestContext
+
+FETCH_MAX_WAIT_MS = 60_000
+DESCRIBED_PARTITIONS_MAX = 100
+"""Partitions of one DescribeQuorum; there is only one that has a quorum."""
+
+
+class QuorumService:
+    """Serves one driver. Waiting fetches are answered when the driver stops."""
+
+    def __init__(self, driver: QuorumDriver) -> None:
+        self._driver = driver
+
+    async def vote(self, request: VoteRequest, context: RequestContext) -> Response:
+        """Vote (API key 52)."""
+        return await self._driver.request(request)
+
+    async def begin_quorum_epoch(self, request: BeginQuorumEpochRequest, context: RequestContext) -> Response:
+        """BeginQuorumEpoch (API key 53)."""
+        return await self._driver.request(request)
+
+    async def end_quorum_epoch(self, request: EndQuorumEpochRequest, context: RequestContext) -> Response:
+        """EndQuorumEpoch (API key 54)."""
+        return await self._driver.request(request)
+
+    async def fetch(self, request: FetchRequest, context: RequestContext) -> Response:
+        """Fetch (API key 1) of `__cluster_metadata-0`, by replicas and by consumers."""
+        return await self._driver.request(request._replace(max_wait_ms=min(request.max_wait_ms, FETCH_MAX_WAIT_MS)))
+
+    async def fetch_snapshot(self, request: FetchSnapshotRequest, context: RequestContext) -> FetchSnapshotResponse:
+        """FetchSnapshot (API key 59)."""
+        return await self._driver.fetch_snapshot(request)
+
+    async def describe_quorum(self, request: DescribeQuorumRequest, context: RequestContext) -> DescribeQuorumResponse:
+        """DescribeQuorum (API key 55); without topics it describes the metadata partition."""
+        if sum(max(1, len(topic.partitions)) for topic in request.topics) > DESCRIBED_PARTITIONS_MAX:
+            return DescribeQuorumResponse(error_code=ErrorCode.INVALID_REQUEST)
+        return self._driver.describe(request)

@@ -1,0 +1,215 @@
+"""Nodes of a metadata quorum in one event loop: real drivers, gRPC on loopback, real files."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from kipmesh.core import record_batch
+from kipmesh.core.config import TopicConfig, Voter
+from kipmesh.core.messages import SnapshotId
+from kipmesh.core.raft import RaftConfig, State
+from kipmesh.node.clock import wall_ms
+from kipmesh.node.quorum.driver import QuorumDriver
+from kipmesh.node.quorum.service import QuorumService
+from kipmesh.rpc.client import ConnectionPool
+from kipmesh.rpc.server import Server
+from kipmesh.storage.fs import FileSystem, RealFileSystem
+from kipmesh.storage.log_manager import LogManager
+from kipmesh.storage.quorum_replica import QuorumReplica
+
+CLUSTER_ID = "quorum-under-test"
+WAIT_S = 30.0
+
+
+def batch_of(*values: bytes) -> bytes:
+    """A batch for `QuorumDriver.append`."""
+    return record_batch.build(
+        [(None, value) for value in values], base_offset=0, leader_epoch=0, timestamp_ms=wall_ms()
+    )
+
+
+def values_of(data: bytes) -> list[bytes]:
+    """The values of the records, without control records."""
+    found: list[bytes] = []
+    for position, header in record_batch.iterate(data, allow_partial=True):
+        if not header.is_control:
+            found += [record.value or b"" for record in record_batch.read_records(data, position, header)]
+    return found
+
+
+async def until(condition: Callable[[], object], timeout_s: float = WAIT_S) -> None:
+    """Wait for a condition that other tasks of this loop bring about."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+class Listener:
+    """Keeps what it is told, in order."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, object]] = []
+
+    def state_changed(self, state: State, epoch: int, leader_id: int) -> None:
+        self.told.append(("state", (state, epoch, leader_id)))
+
+    def committed(self, high_watermark: int) -> None:
+        self.told.append(("committed", high_watermark))
+
+    def truncated(self, offset: int) -> None:
+        self.told.append(("truncated", offset))
+
+    def snapshot_installed(self, snapshot_id: SnapshotId) -> None:
+        self.told.append(("installed", snapshot_id))
+
+    def of(self, kind: str) -> list[object]:
+        return [what for name, what in self.told if name == kind]
+
+
+def free_port_socket() -> socket.socket:
+    """A listening port that is ours until it is closed."""
+    held = socket.socket()
+    held.bind(("127.0.0.1", 0))
+    return held
+
+
+class Node:
+    """One replica; `kill` ends it as a killed process would, and `boot` starts it anew on what its disk has."""
+
+    def __init__(self, quorum: Quorum, node_id: int, folder: str, port: int) -> None:
+        self.quorum = quorum
+        self.node_id = node_id
+        self.folder = folder
+        self.port = port
+        self.fs: FileSystem = RealFileSystem()
+        self.failures: list[BaseException] = []
+        self.listener = Listener()
+        self.is_up = False
+
+    async def boot(self) -> Node:
+        config = self.quorum.config(self.node_id)
+        self.failures, self.listener = [], Listener()
+        self.manager = LogManager(
+            self.fs,
+            [self.folder],
+            cluster_id=CLUSTER_ID,
+            node_id=self.node_id,
+            defaults=TopicConfig(),
+        )
+        self.manager.load(wall_ms())
+        self.replica = QuorumReplica.open(
+            self.fs,
+            self.manager,
+            cluster_id=CLUSTER_ID,
+            voters=config.voters,
+            is_voter=config.is_voter,
+            segment_bytes=1 << 20,
+            now_ms=wall_ms(),
+        )
+        self.pool = ConnectionPool(f"node-{self.node_id}")
+        self.driver = QuorumDriver(
+            config, self.quorum.voters, self.replica, self.pool, self.listener, self.failures.append
+        )
+        self.server = Server({"Quorum": QuorumService(self.driver)})
+        bound = await self.server.start("127.0.0.1", self.port)
+        assert self.port in (0, bound)
+        self.port = bound
+        self.driver.start()
+        self.is_up = True
+        return self
+
+    async def stop(self) -> None:
+        """As a process on SIGTERM."""
+        if self.is_up:
+            self.is_up = False
+            await self.driver.stop()
+            await self.server.stop(0.2)
+            await self.pool.close()
+            self.manager.close(0)
+
+    async def kill(self) -> None:
+        """As SIGKILL: nobody hears of it, nothing is flushed."""
+        self.is_up = False
+        self.driver._end()
+        await self.server.stop(None)
+        await self.pool.close()
+        await self.driver.stop()
+        self.manager.abandon()
+
+    @property
+    def log_values(self) -> list[bytes]:
+        """Everything in its log."""
+        log = self.replica.log
+        return values_of(log.read(log.log_start_offset, 1 << 30, log.log_end_offset, True))
+
+
+class Quorum:
+    """Voters 1 to n, and observers from 101 on."""
+
+    def __init__(self, folder: Path, voters: int, observers: int = 0, **timing: int) -> None:
+        held = [free_port_socket() for _ in range(voters)]
+        ports = [each.getsockname()[1] for each in held]
+        for each in held:
+            each.close()
+        self.voters = tuple(Voter(id=id_, host="127.0.0.1", port=port) for id_, port in enumerate(ports, 1))
+        self.timing = {
+            "election_timeout_ms": 150,
+            "fetch_timeout_ms": 600,
+            "election_backoff_max_ms": 200,
+            "fetch_max_wait_ms": 200,
+            "request_timeout_ms": 1000,
+            **timing,
+        }
+        self.nodes = {
+            voter.id: Node(self, voter.id, str(folder / f"voter-{voter.id}"), voter.port) for voter in self.voters
+        }
+        self.observers = {
+            id_: Node(self, id_, str(folder / f"observer-{id_}"), 0) for id_ in range(101, 101 + observers)
+        }
+
+    def config(self, node_id: int) -> RaftConfig:
+        return RaftConfig(node_id, tuple(voter.id for voter in self.voters), CLUSTER_ID, **self.timing)
+
+    async def __aenter__(self) -> Quorum:
+        for node in self.all:
+            await node.boot()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for node in reversed(self.all):
+            await node.stop()
+
+    @property
+    def all(self) -> list[Node]:
+        return [*self.nodes.values(), *self.observers.values()]
+
+    @property
+    def leaders(self) -> list[Node]:
+        return [node for node in self.nodes.values() if node.is_up and node.driver.is_leader]
+
+    async def leader(self, other_than: int = -1) -> Node:
+        """The active one: it leads, and what it began its epoch with is committed."""
+
+        def found() -> Node | None:
+            for node in self.leaders:
+                leadership = node.driver.machine.leadership
+                if leadership is not None and node.driver.high_watermark > leadership.epoch_start_offset:
+                    return node if node.node_id != other_than else None
+            return None
+
+        await until(found)
+        node = found()
+        assert node is not None
+        return node
+
+    async def committed(self, leader: Node, end: int) -> None:
+        await until(lambda: leader.driver.high_watermark >= end)
+
+    async def append(self, leader: Node, *values: bytes) -> int:
+        """Append and wait until it is committed; gives the log end after it."""
+        end = leader.driver.append(batch_of(*values), leader.driver.epoch)
+        await self.committed(leader, end)
+        return end
