@@ -37,12 +37,10 @@ from kipmesh.storage.validation import validate_produced, validate_replicated
 
 _LOG = logging.getLogger(__name__)
 
-
 OnFailed = Callable[["Log", StorageError], None]
 """Told once that a log failed for good, from whichever thread met the failure: a flush's, or the owner's."""
 
 _SEARCHES_MAX = 5  # a search is begun anew when the log is cut meanwhile
-
 _Found = TypeVar("_Found")
 
 
@@ -307,6 +305,10 @@ class Log:
             return b""
         self._segments.remember(next_offset, segment, position + end)
         return data if end == len(data) else data[:end]
+
+    def bytes_from(self, offset: int) -> int:
+        """Bytes of the batches from the one that has `offset` on. OSError, CorruptRecordError."""
+        return self._segments.bytes_from(offset) if offset < self.log_end_offset else 0
 
     def end_offset_for_epoch(self, epoch: int) -> EpochEndOffset:
         """The largest epoch at or below `epoch` and where it ends; (-1, -1) if unknown."""

@@ -48,6 +48,12 @@ class SegmentList:
         """Segment and position of the batch that has `offset`, which is within the log. OSError."""
         return self._positions.locate(self.items, self._bases, offset)
 
+    def bytes_from(self, offset: int) -> int:
+        """Bytes of the batches from the one that has `offset` on, which is within the log. OSError."""
+        first = max(0, bisect_right(self._bases, offset) - 1)
+        position = self.locate(max(offset, self._bases[0]))[1]
+        return sum(segment.size_bytes for segment in self.items[first:]) - position
+
     # -- changes
 
     def add(self, base_offset: int, now_ms: int) -> None:

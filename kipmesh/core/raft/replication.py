@@ -108,13 +108,16 @@ def fetch_position(machine: Machine, asked: FetchPartition) -> EpochEndOffset | 
     log, offset, epoch = machine.log, asked.fetch_offset, asked.last_fetched_epoch
     if (offset == 0 and epoch == 0 and log.log_start_offset == 0) or epoch < 0:
         return None
-    if is_sent_a_snapshot(offset, epoch, log.log_start_offset, machine.oldest_snapshot):
+    oldest = machine.oldest_snapshot
+    if is_sent_a_snapshot(offset, epoch, log.log_start_offset, oldest):
         return machine.latest_snapshot
-    if machine.oldest_snapshot is not None and offset == log.log_start_offset > 0:
+    if oldest is not None and offset == log.log_start_offset > 0:
         return None  # of the oldest snapshot's epoch: the log begins there
     end = log.end_offset_for_epoch(epoch)
     if end.end_offset < 0:  # an epoch that this log knows nothing of
         end = EpochEndOffset(machine.last_epoch, log.log_end_offset)
+    elif oldest is not None and end == (epoch, oldest.end_offset):  # of an epoch below all that the log has
+        end = EpochEndOffset(oldest.epoch, oldest.end_offset)
     return end if has_diverged(offset, epoch, end) else None
 
 
@@ -359,12 +362,15 @@ def fetch_snapshot(machine: Machine, snapshot_id: SnapshotId) -> None:
     ):
         machine.retry_later(machine.election.leader_id)
         return
+    check_truncation(machine, snapshot_id.end_offset)
     machine.fetching_snapshot = snapshot_id
     machine.emit(FetchSnapshot(snapshot_id, machine.election.leader_id, machine.epoch))
 
 
 def on_snapshot(machine: Machine, latest: SnapshotId, earliest: SnapshotId) -> None:
     """A snapshot was made here, or fetched and put in the place of the log."""
+    if machine.latest_snapshot is not None and not _is_at_least(latest, machine.latest_snapshot):
+        return  # told late, by one who looked before the latest was there
     machine.latest_snapshot, machine.earliest_snapshot = latest, earliest
     log = machine.log
     if log.log_start_offset == log.log_end_offset == latest.end_offset:

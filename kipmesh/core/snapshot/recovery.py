@@ -55,24 +55,27 @@ def candidates(snapshot_ids: Sequence[SnapshotId]) -> list[SnapshotId]:
 def start(valid: SnapshotId | None, corrupt: Sequence[SnapshotId], log: LogExtent, *, is_voter: bool) -> Start:
     """Where to start; `valid` is the newest valid snapshot, `corrupt` are those that were set aside."""
     if valid is not None:
-        if age_order(valid) > (log.last_epoch, log.end_offset):
+        if age_order(valid) > (log.last_epoch, log.end_offset) or _was_to_replace(valid, log):
             return StartFromSnapshot(valid, replaces_log=True)
-        if log.start_offset <= valid.end_offset <= log.end_offset:
+        if log.start_offset <= valid.end_offset:
             return StartFromSnapshot(valid, replaces_log=False)
     if log.start_offset == 0 and valid is None:
         return StartFromLog()
     if not is_voter:
         return StartByFetching()
-    if valid is not None and valid.end_offset > log.end_offset:
-        why = (
-            f"the metadata log ends at offset {log.end_offset} in epoch {log.last_epoch}, before its snapshot "
-            f"{file_name(valid)} of an older epoch: one of them is not of this cluster"
-        )
-    else:
-        why = f"the metadata log starts at offset {log.start_offset} and no valid snapshot ends there or later"
+    why = f"the metadata log starts at offset {log.start_offset} and no valid snapshot ends there or later"
     if corrupt:
         why += f" (set aside as corrupt: {', '.join(file_name(each) for each in corrupt)})"
     return StartRefused(
         f"{why}; this voter may have the only copy of what was agreed on. If the other voters are a majority and are "
         "running, move its metadata folder away and start it again: it then fetches everything from the leader"
     )
+
+
+def _was_to_replace(valid: SnapshotId, log: LogExtent) -> bool:
+    """Whether the snapshot says otherwise than the log's end, which is of a later epoch and not above it.
+
+    What a snapshot has was committed, so the end of the log never was: the leader had sent the snapshot to take its
+    place, and the process ended when it was whole and the log not yet emptied.
+    """
+    return valid.end_offset >= log.end_offset and valid.epoch < log.last_epoch

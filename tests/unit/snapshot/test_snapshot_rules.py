@@ -292,7 +292,9 @@ def test_candidates_are_newest_first() -> None:
         ((50, 4), (0, 0, -1), StartFromSnapshot(SnapshotId(50, 4), True)),
         ((50, 2), (60, 90, 3), None),
         (None, (60, 90, 3), None),
-        ((95, 2), (0, 90, 3), None),
+        ((95, 2), (0, 90, 3), StartFromSnapshot(SnapshotId(95, 2), True)),  # was to replace a log that had diverged
+        ((90, 2), (0, 90, 3), StartFromSnapshot(SnapshotId(90, 2), True)),
+        ((90, 3), (0, 90, 3), StartFromSnapshot(SnapshotId(90, 3), False)),
     ],
 )
 def test_what_to_start_from(valid, log, expected) -> None:

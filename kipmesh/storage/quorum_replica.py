@@ -1,0 +1,338 @@
+"""The durable state of one replica of `__cluster_metadata-0`: log, `quorum-state` and snapshots, changed together.
+
+What raft's effects and the snapshot's maker, cleaner and fetcher do to the disk is done here and nowhere else, so that
+a crash at any point leaves what `open` can begin with (630-06, 630-12, 630-14):
+
+- a snapshot is durable before it is told to anybody, and before the log is emptied for it;
+- the log start is durable before what is below it goes, and is raised to at most the latest snapshot's end;
+- the folder's own name is durable before the first vote is kept in it.
+
+Threads: "the machine's task" is the owner of the log (`kipmesh.storage.log`): it calls everything that is not said to
+be for a thread. Of the blocking calls one runs at a time, but `flush`, which may run beside all others.
+
+Invariants: log start 0 has any number of snapshots, above 0 at least one between it and the high watermark; `latest`
+and `earliest` never go back; nothing that a majority may rely on is thrown away without somebody saying so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+
+from kipmesh.core.config import TopicConfig
+from kipmesh.core.errors import CorruptRecordError, ErrorCode, KafkaError
+from kipmesh.core.messages import SnapshotId
+from kipmesh.core.messages.limits import MAX_INT32
+from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, CLUSTER_METADATA_TOPIC_ID
+from kipmesh.core.raft import ElectionState, Machine, RaftConfig
+from kipmesh.core.raft.control import leader_change_batch
+from kipmesh.core.raft.types import (
+    AppendAsFollower,
+    AppendAsLeader,
+    AppendLeaderChange,
+    AppendRejected,
+    LogChanged,
+    Read,
+    SnapshotChanged,
+    TruncateLog,
+)
+from kipmesh.core.snapshot import retention
+from kipmesh.core.snapshot.ids import age_order
+from kipmesh.core.snapshot.recovery import LogExtent, StartByFetching, StartFromSnapshot, StartRefused
+from kipmesh.core.snapshot.retention import KeptSnapshot, ReplicaEnd, RetentionLimits
+from kipmesh.storage import quorum_state
+from kipmesh.storage.errors import StorageError
+from kipmesh.storage.fs import FileSystem
+from kipmesh.storage.log import Log
+from kipmesh.storage.log_manager import LogManager
+from kipmesh.storage.snapshots import ReceivedSnapshot, SnapshotStore
+
+_LOG = logging.getLogger(__name__)
+
+_END_OF_TIME_MS = 1 << 62
+
+LogChange = TruncateLog | AppendLeaderChange | AppendAsLeader | AppendAsFollower
+
+
+def log_config(segment_bytes: int) -> TopicConfig:
+    """The metadata log's: kept until snapshots say otherwise, one batch as large as a request may make it."""
+    return TopicConfig.parse(
+        {
+            "max.message.bytes": MAX_INT32,
+            "retention.ms": -1,
+            "retention.bytes": -1,
+            "segment.bytes": segment_bytes,
+            "min.insync.replicas": 1,
+            "file.delete.delay.ms": 0,
+        }
+    )
+
+
+class QuorumReplica:
+    """See the module."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        log: Log,
+        *,
+        cluster_id: str,
+        voters: tuple[int, ...],
+        checkpoint_log_start: Callable[[], None],
+    ) -> None:
+        """Of a loaded log, then `recover`; `open` does both. `checkpoint_log_start` keeps the log's start durably."""
+        self.log = log
+        self.store = SnapshotStore(fs, log.dir)
+        self.election = ElectionState()
+        self.latest_snapshot: SnapshotId | None = None
+        self.earliest_snapshot: SnapshotId | None = None
+        """The oldest that is not below the log start."""
+        self.last_rejection: KafkaError | None = None
+        """Why the log did not take the last append that it did not take."""
+        self._fs = fs
+        self._cluster_id = cluster_id
+        self._voters = voters
+        self._checkpoint_log_start = checkpoint_log_start
+        self._durable_start = log.log_start_offset
+        self._may_retire = True
+        self._headers: dict[SnapshotId, tuple[int, int]] = {}
+
+    @classmethod
+    def open(
+        cls,
+        fs: FileSystem,
+        manager: LogManager,
+        *,
+        cluster_id: str,
+        voters: tuple[int, ...],
+        is_voter: bool,
+        segment_bytes: int,
+        now_ms: int,
+    ) -> QuorumReplica:
+        """Of a loaded manager, its metadata log made if there is none. Blocks.
+
+        KafkaError with one line for people when the replica must not start (630-14), StorageError.
+        """
+        config = log_config(segment_bytes)
+        log = manager.create(CLUSTER_METADATA_TOPIC, 0, CLUSTER_METADATA_TOPIC_ID, config, now_ms)
+        replica = cls(fs, log, cluster_id=cluster_id, voters=voters, checkpoint_log_start=manager.checkpoint_log_starts)
+        replica.recover(is_voter=is_voter)
+        return replica
+
+    # -- starting
+
+    def recover(self, *, is_voter: bool) -> None:
+        """Read `quorum-state` and decide with what snapshot and log to begin (630-14). Blocks; errors as of `open`."""
+        log = self.log
+        try:
+            # A process that was killed may have renamed what a power cut would still take back, and the folder's own
+            # name must not be lost with the first vote in it.
+            self._fs.sync_dir(log.dir)
+            self._fs.sync_dir(log.dir.rpartition("/")[0] or "/")
+            self.election = quorum_state.read(self._fs, log.dir, self._cluster_id)
+        except OSError as error:
+            raise StorageError(f"cannot read {log.dir}: {error}") from error
+        extent = LogExtent(log.log_start_offset, log.log_end_offset, log.latest_epoch)
+        start, _ = self.store.recover(extent, is_voter=is_voter)
+        match start:
+            case StartRefused(message):
+                raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{log.dir}: {message}")
+            case StartByFetching():
+                _LOG.warning("%s: no snapshot is valid from offset %d on: it is emptied", log.dir, extent.start_offset)
+                self._begin_at(0)
+                self.store.delete(self.store.snapshot_ids())
+            case StartFromSnapshot(snapshot_id, replaces_log=True):
+                if (extent.start_offset, extent.end_offset) != (snapshot_id.end_offset, snapshot_id.end_offset):
+                    _LOG.warning("%s: snapshot %s takes the place of the log", log.dir, tuple(snapshot_id))
+                self._begin_at(snapshot_id.end_offset)
+            case _:
+                pass
+        self._drop_obsolete(self.log.log_start_offset)
+        self._look()
+
+    def _begin_at(self, offset: int) -> None:
+        """Empty the log, durably in that it starts there. StorageError."""
+        self.log.truncate_fully_and_start_at(offset)
+        self._checkpoint_log_start()
+        self._durable_start = offset
+
+    def machine(self, config: RaftConfig, machine_type: type[Machine] = Machine) -> Machine:
+        """The machine of this state."""
+        return machine_type(
+            config,
+            self.election,
+            self.log,
+            durable_end=self.log.recovery_point,
+            latest_snapshot=self.latest_snapshot,
+            earliest_snapshot=self.earliest_snapshot,
+        )
+
+    # -- what raft's effects do
+
+    def persist(self, election: ElectionState) -> None:
+        """Write `quorum-state` durably. Blocks; StorageError, after which nothing is known of the file."""
+        folder = self.log.dir
+        try:
+            quorum_state.write(self._fs, folder, election, self._cluster_id, self._voters)
+        except OSError as error:
+            raise StorageError(f"cannot write {folder}/{quorum_state.QUORUM_STATE}: {error}") from error
+        self.election = election
+
+    def change_log(self, effect: LogChange, now_ms: int) -> LogChanged | AppendRejected:
+        """Append or cut. StorageError when the log failed for good.
+
+        What the log does not take (a full disk, a batch that is corrupt or too large) is `AppendRejected`, with the
+        reason in `last_rejection`; of a follower's batches those before it may have been taken, then it is
+        `LogChanged`.
+        """
+        log = self.log
+        end_before = log.log_end_offset
+        self._retire(now_ms)
+        try:
+            match effect:
+                case TruncateLog(offset):
+                    log.truncate_to(offset)
+                case AppendLeaderChange(epoch, change):
+                    log.append_as_leader(leader_change_batch(change, epoch, now_ms), epoch, now_ms)
+                case AppendAsLeader(_, batch, epoch):
+                    log.append_as_leader(batch, epoch, now_ms)
+                case AppendAsFollower(records):
+                    log.append_as_follower(records, now_ms)
+        except KafkaError as error:
+            if log.failed is not None:
+                raise
+            self.last_rejection = error
+            return LogChanged() if log.log_end_offset != end_before else AppendRejected()
+        return LogChanged()
+
+    def read(self, read: Read) -> bytes:
+        """The records for a Fetch answer. StorageError."""
+        return self.log.read(read.offset, read.max_bytes, read.max_offset, True)
+
+    def flush(self) -> int:
+        """Make the log durable; gives the recovery point. Blocks, for any thread; StorageError."""
+        self.log.flush()
+        return self.log.recovery_point
+
+    # -- snapshots
+
+    def receive(self, snapshot_id: SnapshotId) -> ReceivedSnapshot:
+        """Begin to receive a snapshot, or go on where an earlier transfer in this process broke off. StorageError."""
+        return self.store.receive(snapshot_id)
+
+    def install(self, snapshot_id: SnapshotId) -> SnapshotChanged:
+        """Let a snapshot that was received whole take the log's place (630-12). Blocks shortly; StorageError.
+
+        On the machine's task: nothing else may change the log. A crash on the way is mended by `recover`.
+        """
+        self._begin_at(snapshot_id.end_offset)
+        self._drop_obsolete(snapshot_id.end_offset)
+        return self._changed()
+
+    def made(self, snapshot_id: SnapshotId) -> SnapshotChanged:
+        """A snapshot of our own was frozen; one that the log start has passed meanwhile does not count."""
+        if snapshot_id.end_offset < self.log.log_start_offset:
+            _LOG.info("snapshot %s is below the log start %d", tuple(snapshot_id), self.log.log_start_offset)
+        return self._changed()
+
+    # -- cleaning (630-05, 630-06)
+
+    def plan_clean(
+        self,
+        *,
+        leader_log_start: int | None,
+        replicas: Sequence[ReplicaEnd],
+        high_watermark: int,
+        now_ms: int,
+        limits: RetentionLimits,
+    ) -> int:
+        """Where the log may start from now on, its present start if it must stay.
+
+        `leader_log_start` is what the leader told, None when this replica leads; then `replicas` are the others.
+        `now_ms` is the wall clock's, as are the times in `replicas`. StorageError.
+        """
+        log = self.log
+        self._retire(now_ms)
+        if leader_log_start is not None:
+            told = min(leader_log_start, high_watermark)
+            return retention.follower_log_start(log.log_start_offset, told, self.latest_snapshot)
+        return retention.leader_log_start(
+            log.log_start_offset,
+            high_watermark,
+            self._bytes_from(log.log_start_offset),
+            list(self._kept()),
+            replicas,
+            now_ms,
+            limits,
+        )
+
+    def _kept(self) -> Iterator[KeptSnapshot]:
+        log, store = self.log, self.store
+        snapshot_ids = [each for each in store.snapshot_ids() if log.log_start_offset <= each.end_offset]
+        self._headers = {each: known for each, known in self._headers.items() if each in snapshot_ids}
+        for snapshot_id in snapshot_ids:
+            if snapshot_id.end_offset > log.log_end_offset:
+                continue
+            known = self._headers.get(snapshot_id)
+            if known is None:
+                try:
+                    timestamp_ms = store.header(snapshot_id).last_contained_log_timestamp
+                except CorruptRecordError as error:
+                    _LOG.error("%s: the log start is not raised to it: %s", log.dir, error.message)
+                    continue
+                known = self._headers[snapshot_id] = (store.size(snapshot_id) or 0, timestamp_ms)
+            yield KeptSnapshot(snapshot_id, *known, self._bytes_from(snapshot_id.end_offset))
+
+    def _bytes_from(self, offset: int) -> int:
+        try:
+            return self.log.bytes_from(offset)
+        except OSError as error:
+            raise StorageError(f"cannot read {self.log.dir}: {error}") from error
+
+    def raise_log_start(self, offset: int) -> None:
+        """Let readers find nothing below `offset` any more; `clean` makes that last. ValueError without a snapshot."""
+        latest = self.latest_snapshot
+        if offset > self.log.log_start_offset and (latest is None or latest.end_offset < offset):
+            raise ValueError(f"no snapshot reaches offset {offset}, which the log is to start at")
+        self.log.increment_log_start_offset(offset)
+
+    def clean(self) -> SnapshotChanged | None:
+        """Make the log start durable, then let go what is below: snapshots now, segments with the next change.
+
+        Blocks, for a thread. Gives the event when there are other snapshots than before. StorageError: on a full disk
+        nothing was let go, and it may be tried again.
+        """
+        before = (self.latest_snapshot, self.earliest_snapshot)
+        start = self.log.log_start_offset
+        if start > self._durable_start:
+            self._checkpoint_log_start()
+            self._durable_start = start
+        self._may_retire = True
+        self._drop_obsolete(start)
+        self.log.remove_deleted(_END_OF_TIME_MS)
+        self._look()
+        return None if before == (self.latest_snapshot, self.earliest_snapshot) else self._changed()
+
+    def _retire(self, now_ms: int) -> None:
+        """Take the segments below the durable log start out of use: the log's owner does, after `clean` said so."""
+        if self._may_retire:
+            self._may_retire = False
+            self.log.run_retention(now_ms, self._durable_start)
+
+    def _drop_obsolete(self, log_start: int) -> None:
+        if log_start > 0:
+            self.store.delete(retention.obsolete(log_start, self.store.snapshot_ids()))
+
+    def _look(self) -> None:
+        """See what snapshots there are; never back, for another call may have looked later."""
+        start = self.log.log_start_offset
+        there = [each for each in self.store.snapshot_ids() if each.end_offset >= start]
+        if there:
+            self.latest_snapshot = max(there[-1], self.latest_snapshot or there[-1], key=age_order)
+            self.earliest_snapshot = max(there[0], self.earliest_snapshot or there[0], key=age_order)
+
+    def _changed(self) -> SnapshotChanged:
+        self._look()
+        if self.latest_snapshot is None:
+            raise RuntimeError(f"{self.log.dir} has no snapshot that could be told of")
+        return SnapshotChanged(self.latest_snapshot, self.earliest_snapshot)
