@@ -149,7 +149,18 @@ def _epoch_asked(
     asked = wire.only_epoch(request)
     if asked is None:
         return None, ErrorCode.INVALID_REQUEST
-    return asked, _refusal(machine, asked.leader_id, asked.leader_epoch)
+    error = _refusal(machine, asked.leader_id, asked.leader_epoch)
+    if error is ErrorCode.NONE and asked.leader_epoch == machine.epoch and _is_of_another(machine, asked.leader_id):
+        error = ErrorCode.INVALID_REQUEST
+    return asked, error
+
+
+def _is_of_another(machine: Machine, leader_id: int) -> bool:
+    """Whether our epoch has another leader. A request may come from anywhere, so it is refused and not believed.
+
+    Should the sender lead all the same, then it learns of the other leader from our answer, and stops (`learn`).
+    """
+    return machine.election.leader_id not in (-1, leader_id)
 
 
 # -- responses

@@ -8,7 +8,9 @@ from raft_support import MemoryLog, Node, peer, voted
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.messages import (
     BeginQuorumEpochRequest,
+    BeginQuorumEpochResponse,
     EndQuorumEpochRequest,
+    EndQuorumEpochResponse,
     FetchRequest,
     SnapshotId,
     VoteRequest,
@@ -103,10 +105,26 @@ def test_an_observer_has_no_vote() -> None:
     assert vote(Node(9), 2, 5)[:2] == (ErrorCode.INCONSISTENT_VOTER_SET, False)
 
 
-def test_two_leaders_of_an_epoch_end_the_node() -> None:
+def test_two_leaders_of_an_epoch_end_the_one_that_hears_it_from_a_voter() -> None:
+    leader = Node().elect()
+    told = wire.epoch_response(
+        BeginQuorumEpochResponse, ElectionState(leader.machine.epoch, 3), ErrorCode.INVALID_REQUEST
+    )
+    with pytest.raises(QuorumError, match="two leaders: 1 and 3"):
+        leader.answer_last(told)
+
+
+@pytest.mark.parametrize("kind", [BeginQuorumEpochRequest, EndQuorumEpochRequest])
+def test_a_request_that_claims_an_epoch_of_another_leader_is_refused(
+    kind: type[BeginQuorumEpochRequest | EndQuorumEpochRequest],
+) -> None:
     node = Node(election=ElectionState(5, leader_id=3))
-    with pytest.raises(QuorumError, match="two leaders: 3 and 2"):
-        node.ask(wire.epoch_request(BeginQuorumEpochRequest, peer(2), 5))
+    told = node.ask(wire.epoch_request(kind, peer(2), 5))
+    assert isinstance(told, BeginQuorumEpochResponse | EndQuorumEpochResponse)
+    answer = wire.only_epoch_answer(told)
+    assert answer is not None
+    assert answer[1:] == (ErrorCode.INVALID_REQUEST, 3, 5)
+    assert node.machine.election == ElectionState(5, leader_id=3)
 
 
 def test_a_single_voter_leads_at_once_and_commits_by_itself() -> None:
