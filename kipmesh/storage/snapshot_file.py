@@ -107,6 +107,8 @@ class SnapshotReader:
         self._file = file
         self._name = name
         self.size_bytes = file.size()
+        self.read_bytes = 0
+        """How far reading is, a batch at a time."""
         self.records = 0
         """Data records so far."""
         self.header: SnapshotHeader | None = None
@@ -179,8 +181,9 @@ class SnapshotReader:
             used = 0
             for at, header in record_batch.iterate(data, allow_partial=True):
                 record_batch.check_crc(data, at, header)
-                yield data, at, header
                 used = at + header.size_bytes
+                self.read_bytes = position + used
+                yield data, at, header
             if used:
                 wanted = READ_BYTES
             else:  # one batch is larger than what was read, or the file is cut

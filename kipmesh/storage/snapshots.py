@@ -188,6 +188,8 @@ class SnapshotStore:
 
     def __init__(self, fs: FileSystem, folder: str) -> None:
         """The folder is there: it is the log's."""
+        self.corrupt_snapshots = 0
+        """How many were set aside."""
         self._fs = fs
         self._folder = folder
 
@@ -278,14 +280,15 @@ class SnapshotStore:
             raise self._failure(error) from error
 
     def delete(self, snapshot_ids: Iterable[SnapshotId]) -> None:
-        """Delete those; who reads one may go on."""
+        """Delete those; who reads one may go on, and another thread may delete them as well."""
         complete = self._complete()
         try:
             for snapshot_id in snapshot_ids:
                 deleted = f"{self._folder}/{file_name(snapshot_id, FileKind.DELETED)}"
                 for name in complete.get(snapshot_id, ()):
-                    self._fs.rename(f"{self._folder}/{name}", deleted)
-                    self._fs.remove(deleted)
+                    with contextlib.suppress(FileNotFoundError):
+                        self._fs.rename(f"{self._folder}/{name}", deleted)
+                        self._fs.remove(deleted)
         except OSError as error:
             raise self._failure(error) from error
 
@@ -298,6 +301,7 @@ class SnapshotStore:
             self._fs.sync_dir(self._folder)
         except OSError as error:
             raise self._failure(error) from error
+        self.corrupt_snapshots += 1
         return aside
 
     def clean(self) -> list[str]:

@@ -1,0 +1,295 @@
+"""The image of the committed metadata on a controller or broker: loaded, kept up to date, published (630-12, 630-14).
+
+One task owns the image. It loads the newest snapshot and replays the log after it, up to the high watermark, then
+follows the high watermark; what changed goes to `publish`, in the log's order, from this task: raft's steps do not wait
+for it. An active controller applies what it appended itself by `apply_own`, so that its image is ahead of the high
+watermark. Should it be deposed and that part of the log be cut, the image has what never happened, and is loaded anew;
+so is one that the log's start has passed, or whose log was replaced by a snapshot. Readers then get another object, and
+the difference to the one before.
+
+Invariants: nothing above the high watermark is applied but by `apply_own`; `applied_end` is 0 while the image is not
+that of the log; after a record that cannot be applied nothing is applied, published or snapshotted any more (630-15).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import structlog
+
+from kipmesh.core import record_batch
+from kipmesh.core.errors import CorruptRecordError
+from kipmesh.core.messages import SnapshotId
+from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
+from kipmesh.core.metadata.image_difference import difference_steps
+from kipmesh.core.raft import State
+from kipmesh.core.snapshot.retention import RetentionLimits
+from kipmesh.core.snapshot.schedule import SnapshotLimits
+from kipmesh.node.clock import monotonic_ms
+from kipmesh.node.quorum.metrics import QuorumMetrics
+from kipmesh.node.quorum.pacing import Pace, collector_off, freeze, let_go
+from kipmesh.node.quorum.snapshot_maker import CLEAN_INTERVAL_S, SnapshotMaker
+from kipmesh.node.quorum.views import Quorum
+from kipmesh.storage.errors import StorageError
+from kipmesh.storage.image_loader import ImageLoader
+
+log = structlog.get_logger(__name__)
+
+APPLY_BYTES = 32 << 10
+"""Of the log, applied at a time while others wait; more if a batch is larger."""
+IDLE_S = 1.0
+"""At least that often `idle` is called and a snapshot is looked for."""
+FREEZE_PARTITIONS = 50_000
+"""New partitions after which the garbage collector is told not to look at them."""
+
+Publish = Callable[[MetadataImage, MetadataDelta], Awaitable[None]]
+
+
+class MetadataLoader:
+    """See the module; make it inside the event loop. It may be the driver's listener."""
+
+    def __init__(
+        self,
+        quorum: Quorum,
+        publish: Publish,
+        metrics: QuorumMetrics,
+        on_failure: Callable[[BaseException], None],
+        *,
+        snapshots: SnapshotLimits,
+        retention: RetentionLimits,
+        idle: Callable[[], Awaitable[None]] | None = None,
+        clean_interval_s: float = CLEAN_INTERVAL_S,
+    ) -> None:
+        """`publish(image, delta)` is awaited after each advance, with an empty delta too if only control records came.
+
+        What `apply_own` applied is not in it: its caller has that delta. `idle` is awaited by the same task after each
+        round, at least every second. `on_failure` is called at most once, and then nothing is done any more.
+        `snapshot_maker.snapshot_limits` and `retention_limits` give the limits of a configuration.
+        """
+        self.image = MetadataImage()
+        """For others to read; another object after a snapshot was loaded."""
+        self._quorum = quorum
+        self._publish = publish
+        self._metrics = metrics
+        self._on_failure = on_failure
+        self._idle = idle
+        self._maker = SnapshotMaker(
+            quorum, snapshots, retention, metrics, self._fail, clean_interval_s=clean_interval_s
+        )
+        self._high_watermark = 0
+        self._must_load = True
+        self._delta = MetadataDelta()
+        self._wake = asyncio.Event()
+        self._frozen_partitions = 0
+        self._failure: BaseException | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def applied_end(self) -> int:
+        """The offset after the last applied record; 0 while the image is loaded (anew) or failed."""
+        return self.image.offset + 1 if self.is_loaded else 0
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the image is that of the log: after the first load, and not while it is loaded anew."""
+        return not self._must_load and self._failure is None
+
+    def start(self) -> None:
+        """Load, and follow the high watermark from now on."""
+        self._metrics.watch(self._quorum, lambda: self.applied_end)
+        self._high_watermark = max(self._high_watermark, self._quorum.high_watermark)
+        self._maker.start()
+        self._task = asyncio.create_task(self._run(), name="metadata-loader")
+
+    async def stop(self) -> None:
+        """End at the next slice; idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        await self._maker.stop()
+
+    # -- what the driver tells
+
+    def state_changed(self, state: State, epoch: int, leader_id: int) -> None:
+        """Nothing follows from it: what happens to the log is told."""
+
+    def committed(self, high_watermark: int) -> None:
+        """The high watermark moved."""
+        self._high_watermark = max(self._high_watermark, high_watermark)
+        self._maker.committed()
+        self._wake.set()
+
+    def truncated(self, offset: int) -> None:
+        """The log was cut to `offset`: what a deposed leader had applied beyond it never happened."""
+        self._maker.truncated(offset)
+        if offset <= self.image.offset:
+            log.warning("applied metadata was not committed", log_end_offset=offset, applied=self.image.offset)
+            self._load_again()
+
+    def snapshot_installed(self, snapshot_id: SnapshotId) -> None:
+        """The log was replaced: only what is committed, and reaches the snapshot, is still right."""
+        self._maker.snapshot_installed(snapshot_id)
+        if self.image.offset + 1 < snapshot_id.end_offset or self.image.offset + 1 > self._high_watermark:
+            self._load_again()
+        self._high_watermark = max(self._high_watermark, snapshot_id.end_offset)
+
+    def _load_again(self) -> None:
+        self._must_load = True
+        self._wake.set()
+
+    # -- the active controller
+
+    def apply_own(self, batch: bytes) -> MetadataDelta:
+        """Apply a batch that was just appended, as the log has it: with its offset and epoch. Gives what it changed.
+
+        RuntimeError when the image does not have all that is before it; CorruptRecordError (and `on_failure`) when it
+        cannot be applied.
+        """
+        header = record_batch.parse_header(batch)
+        if not self.is_loaded or self.image.offset + 1 != header.base_offset:
+            raise RuntimeError(f"a batch at {header.base_offset} for an image that ends at {self.applied_end}")
+        delta = MetadataDelta()
+        try:
+            self.image.replay(batch, delta)
+        except Exception as error:
+            self._fail(error)
+            raise
+        self._maker.applied(delta.outdated, len(batch))
+        return delta
+
+    # -- the task
+
+    async def _run(self) -> None:
+        try:
+            while self._failure is None:
+                self._wake.clear()
+                if self._must_load or self.image.offset + 1 < self._quorum.replica.log.log_start_offset:
+                    await self._load()
+                await self._follow()
+                if self.is_loaded:
+                    self._maker.poll(self.image)
+                if self._idle is not None:
+                    await self._idle()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(IDLE_S):
+                        await self._wake.wait()
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if self._failure is None:
+            self._failure = error
+            self._maker.image_failed()
+            self._wake.set()
+            log.error("the metadata is not followed any more", error=str(error), applied=self.image.offset)
+            self._on_failure(error)
+
+    async def _follow(self) -> None:
+        """Apply up to the high watermark, and publish."""
+        if not self.is_loaded or not await self._replay(self.image, self._delta):
+            return
+        if self.image.partition_count - self._frozen_partitions >= FREEZE_PARTITIONS:
+            self._frozen_partitions = self.image.partition_count
+            freeze()
+        delta, self._delta = self._delta, MetadataDelta()
+        await self._publish(self.image, delta)
+
+    async def _replay(self, image: MetadataImage, delta: MetadataDelta | None) -> int:
+        """Apply the log up to the high watermark, as far as it is there and the image that of the log; gives bytes.
+
+        Without a delta nobody wants to know what changed.
+        """
+        pace, applied = Pace(), 0
+        while self._failure is None:
+            if image is self.image and self._must_load:
+                break
+            metadata_log, start = self._quorum.replica.log, image.offset + 1
+            end = min(self._high_watermark, metadata_log.log_end_offset)
+            if not metadata_log.log_start_offset <= start < end:
+                break
+            data = metadata_log.read(start, APPLY_BYTES, end, True)
+            if not data:
+                break
+            changes = MetadataDelta() if delta is None else delta
+            changes.outdated = set()
+            image.replay(data, changes)
+            self._maker.applied(changes.outdated, len(data))
+            applied += len(data)
+            await pace.give_way()
+        return applied
+
+    # -- loading
+
+    async def _load(self) -> None:
+        """Another image: the newest snapshot and the log after it; published as the difference to the one before."""
+        self._must_load = True
+        self._metrics.is_loading.set(1)
+        pace, delta = Pace(), MetadataDelta()
+        with collector_off():
+            image = None
+            while image is None:
+                image = await self._load_once()
+            for _ in difference_steps(self.image, image, delta):
+                await pace.give_way()
+        before, self.image = [self.image], image
+        self._delta = MetadataDelta()
+        self._frozen_partitions = image.partition_count
+        self._must_load = False
+        self._metrics.is_loading.set(0)
+        await self._publish(image, delta)
+        await let_go(before)
+
+    async def _load_once(self) -> MetadataImage | None:
+        """None when the log or the newest snapshot was replaced meanwhile."""
+        replica = self._quorum.replica
+        snapshot_id = replica.latest_snapshot
+        if snapshot_id is not None:
+            loaded = await self._load_snapshot(snapshot_id)
+            if loaded is None:
+                return None
+            image = loaded
+        elif replica.log.log_start_offset == 0:
+            image = MetadataImage()
+            self._maker.loaded(None)
+        else:
+            raise StorageError(f"the metadata log starts at {replica.log.log_start_offset} and there is no snapshot")
+        await self._replay(image, None)
+        return image if image.offset + 1 >= replica.log.log_start_offset else None
+
+    async def _load_snapshot(self, snapshot_id: SnapshotId) -> MetadataImage | None:
+        """None when it is not the newest any more."""
+        replica, metrics = self._quorum.replica, self._metrics
+        begin_ms, pace = monotonic_ms(), Pace()
+        try:
+            reader = replica.store.open(snapshot_id)
+            loader = ImageLoader(reader, snapshot_id)
+            for records in loader.steps():
+                metrics.loaded_records.set(records)
+                metrics.load_progress.set(reader.read_bytes / reader.size_bytes)
+                await pace.give_way()
+                if replica.latest_snapshot != snapshot_id:
+                    return None
+        except CorruptRecordError:
+            metrics.corrupt_on_load += 1
+            raise
+        except StorageError:
+            if replica.latest_snapshot != snapshot_id:
+                return None  # it was deleted after a newer one came
+            raise
+        took_ms = monotonic_ms() - begin_ms
+        metrics.load_progress.set(1)
+        metrics.load_ms.observe(took_ms)
+        metrics.snapshot_bytes.set(reader.size_bytes)
+        self._maker.loaded(loader.records)
+        log.info(
+            "snapshot loaded",
+            end_offset=snapshot_id.end_offset,
+            epoch=snapshot_id.epoch,
+            records=loader.records,
+            size_bytes=reader.size_bytes,
+            took_ms=took_ms,
+        )
+        return loader.image

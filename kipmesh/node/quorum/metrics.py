@@ -1,0 +1,158 @@
+"""The metrics of the quorum and its snapshots (630-17), the same on controllers and brokers.
+
+Names are those that Kafka's dashboards use where Kafka has one. Gauges are read when they are scraped, on a thread of
+the probe server: they only look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from kipmesh.core.raft import ElectionState, State
+from kipmesh.node.quorum.views import Quorum
+
+_CONTROLLER = "kafka_controller_kafkacontroller_"
+_RAFT = "kafka_server_raftmetrics_"
+_BUCKETS_MS = (1, 5, 10, 50, 100, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000)
+
+
+class QuorumMetrics:
+    """Registers everything in `registry`; `watch` binds the gauges to a driver."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self.generate_ms = Histogram(
+            f"{_CONTROLLER}gensnapshotlatencyms",
+            "Time to make a snapshot, in ms",
+            buckets=_BUCKETS_MS,
+            registry=registry,
+        )
+        self.load_ms = Histogram(
+            f"{_CONTROLLER}loadsnapshotlatencyms",
+            "Time to load a snapshot, in ms",
+            buckets=_BUCKETS_MS,
+            registry=registry,
+        )
+        self.snapshot_bytes = self._gauge(f"{_CONTROLLER}snapshotsizebytes", "Size of the latest snapshot, in bytes")
+        self.failures = Counter(
+            "kipmesh_metadata_snapshot_failures",
+            "Snapshots that could not be made, as on a full disk",
+            registry=registry,
+        )
+        self.corrupt_on_load = 0
+        """Snapshots that were whole when they were checked, and not when they were loaded."""
+        self.is_loading = self._gauge("kipmesh_metadata_loading", "1 while the metadata is loaded")
+        self.load_progress = self._gauge(
+            "kipmesh_metadata_load_progress", "How much of the snapshot that is loaded is read, from 0 to 1"
+        )
+        self.loaded_records = self._gauge(
+            "kipmesh_metadata_loaded_records", "Records of the snapshot that is or was loaded last, so far"
+        )
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(name, text, registry=self._registry)
+
+    def watch(self, quorum: Quorum, applied_end: Callable[[], int]) -> None:
+        """Gauges over a driver; `applied_end` is the offset after the last applied record."""
+
+        def snapshot_lag() -> int:
+            latest = quorum.replica.latest_snapshot
+            return max(0, quorum.high_watermark - (latest.end_offset if latest else 0))
+
+        for name, text, value in (
+            (f"{_CONTROLLER}snapshotlag", "Offsets between the latest snapshot and the high watermark", snapshot_lag),
+            (
+                "kipmesh_metadata_applied_lag",
+                "Committed offsets that are not applied yet",
+                lambda: max(0, quorum.high_watermark - applied_end()),
+            ),
+            (f"{_RAFT}current_leader", "The quorum's leader, -1 unknown", lambda: _election(quorum).leader_id),
+            (f"{_RAFT}current_epoch", "The quorum's epoch", lambda: _election(quorum).epoch),
+            (
+                f"{_RAFT}current_vote",
+                "Whom this voter voted for in this epoch, -1 nobody",
+                lambda: _vote(quorum),
+            ),
+            (f"{_RAFT}high_watermark", "End of what is committed", lambda: quorum.high_watermark),
+            (f"{_RAFT}log_end_offset", "End of the metadata log", lambda: quorum.machine.log.log_end_offset),
+            (f"{_RAFT}log_end_epoch", "Epoch of the metadata log's last batch", lambda: quorum.machine.last_epoch),
+            (
+                "kipmesh_metadata_log_start_offset",
+                "Start of the metadata log",
+                lambda: quorum.machine.log.log_start_offset,
+            ),
+            (f"{_RAFT}number_of_voters", "Voters", lambda: len(quorum.machine.config.voters)),
+            (f"{_RAFT}number_of_observers", "Observers that the leader knows", lambda: _observers(quorum)),
+            (f"{_CONTROLLER}lastcommittedrecordoffset", "Last committed offset", lambda: quorum.high_watermark - 1),
+        ):
+            self._gauge(name, text).set_function(value)
+        self._registry.register(_Others(self, quorum))
+
+
+def _election(quorum: Quorum) -> ElectionState:
+    return quorum.machine.told_election
+
+
+def _vote(quorum: Quorum) -> int:
+    """A leader voted for itself, though its election no longer says so."""
+    machine = quorum.machine
+    return machine.config.node_id if machine.state is State.LEADER else machine.election.voted_id
+
+
+def _observers(quorum: Quorum) -> int:
+    leadership = quorum.machine.leadership
+    return 0 if leadership is None else len(leadership.observers)
+
+
+class _Others(Collector):
+    """What has a label: the state, and on the leader each replica's lag. And what several count."""
+
+    def __init__(self, metrics: QuorumMetrics, quorum: Quorum) -> None:
+        self._metrics = metrics
+        self._quorum = quorum
+
+    def describe(self) -> Iterator[Metric]:
+        """Names only: a registry asks when this is registered."""
+        yield from (_states(), _lags(), _corrupt())
+
+    def collect(self) -> Iterator[Metric]:
+        """As of now."""
+        machine = self._quorum.machine
+        states = _states()
+        for state in State:
+            states.add_metric([state.value], float(state is machine.state))
+        yield states
+        lags = _lags()
+        leadership = machine.leadership
+        if leadership is not None:
+            end = machine.log.log_end_offset
+            # Copies: the loop may add a replica meanwhile.
+            for replica_id, seen in [*dict(leadership.voters).items(), *dict(leadership.observers).items()]:
+                lags.add_metric([str(replica_id)], max(0, end - max(seen.end_offset, 0)))
+        yield lags
+        corrupt = _corrupt()
+        quorum = self._quorum
+        corrupt.add_metric(
+            [], self._metrics.corrupt_on_load + quorum.corrupt_snapshots + quorum.replica.store.corrupt_snapshots
+        )
+        yield corrupt
+
+
+def _states() -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"{_RAFT}current_state", "1 for the state of this replica", labels=["state"])
+
+
+def _lags() -> GaugeMetricFamily:
+    return GaugeMetricFamily(
+        f"{_RAFT}replica_lag", "On the leader: offsets between a replica's log end and ours", labels=["replica_id"]
+    )
+
+
+def _corrupt() -> CounterMetricFamily:
+    return CounterMetricFamily(
+        "kipmesh_metadata_corrupt_snapshots", "Snapshots that failed validation: on start, fetched, loaded", labels=[]
+    )
