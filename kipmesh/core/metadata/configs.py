@@ -1,7 +1,8 @@
 """IncrementalAlterConfigs and DescribeConfigs of topics.
 
 The controller has no configuration of anything else: requests for brokers' configurations are answered with
-INVALID_REQUEST, here and by the brokers, which forward them.
+INVALID_REQUEST, here and by the brokers, which forward them. The metadata topic's is fixed: its `cleanup.policy` reads
+`snapshot`, and nothing of it can be set (630-07).
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ from kipmesh.core.metadata.request_limits import config_value_fault, refusal
 
 MIN_INSYNC_REPLICAS = "min.insync.replicas"
 UNCLEAN_LEADER_ELECTION = "unclean.leader.election.enable"
+METADATA_TOPIC_CONFIG: Mapping[str, tuple[str, str]] = {
+    "cleanup.policy": ("snapshot", "What happens to old segments: a snapshot of the metadata takes their place.")
+}
+"""Key -> value and documentation."""
 
 
 def unclean_election_allowed(image: MetadataImage, topic_name: str, *, default: bool) -> bool:
@@ -135,6 +140,8 @@ def _described(
     node_defaults: TopicDefaultValues,
     request: DescribeConfigsRequest,
 ) -> DescribeConfigsResult:
+    if (resource.resource_type, resource.resource_name) == (TOPIC_RESOURCE, CLUSTER_METADATA_TOPIC):
+        return _described_metadata_topic(resource, request)
     try:
         topic = _topic(image, resource.resource_type, resource.resource_name)
     except KafkaError as error:
@@ -161,6 +168,25 @@ def _described(
                 documentation=field.description if request.include_documentation else None,
             )
         )
+    return DescribeConfigsResult(
+        resource_type=resource.resource_type, resource_name=resource.resource_name, configs=tuple(entries)
+    )
+
+
+def _described_metadata_topic(
+    resource: DescribeConfigsResource, request: DescribeConfigsRequest
+) -> DescribeConfigsResult:
+    entries = [
+        DescribeConfigsResourceResult(
+            name,
+            value,
+            read_only=True,
+            config_source=ConfigSource.DEFAULT,
+            documentation=documentation if request.include_documentation else None,
+        )
+        for name, (value, documentation) in METADATA_TOPIC_CONFIG.items()
+        if name in (resource.configuration_keys or METADATA_TOPIC_CONFIG)
+    ]
     return DescribeConfigsResult(
         resource_type=resource.resource_type, resource_name=resource.resource_name, configs=tuple(entries)
     )
