@@ -10,6 +10,7 @@
 | unfenced               | heartbeat wants to shut down               | shutting down; leaves as above               |
 | shutting down          | heartbeat, all others have applied that    | fenced; told to stop                         |
 
+Leaving for a session that ended, or for a shutdown, is one record (`fencing`); the rest are records of partitions.
 A broker epoch is the offset of the registration's record. Sessions and reported log ends are in memory only; all else
 follows from the image.
 """
@@ -27,7 +28,7 @@ from kipmesh.core.messages import (
     PartitionLogEnd,
     TopicIdPartition,
 )
-from kipmesh.core.metadata import elections
+from kipmesh.core.metadata import elections, fencing
 from kipmesh.core.metadata.decision import Decision
 from kipmesh.core.metadata.elections import CanLead, LogEnd
 from kipmesh.core.metadata.image import BrokerState, MetadataDelta, MetadataImage, PartitionKey
@@ -46,6 +47,8 @@ from kipmesh.core.metadata.sessions import BrokerSessions, Session
 BROKERS_MAX = 10_000
 WANTED_LOG_ENDS_MAX = 10_000
 """Most partitions that one heartbeat response asks about; the next ones ask for the rest."""
+PROVEN_RECORDS_MAX = 100
+"""Most records of single partitions that one heartbeat leads to since its broker has proved itself."""
 
 UncleanAllowed = Callable[[str], bool]
 """Whether the topic of this name has `unclean.leader.election.enable`."""
@@ -147,11 +150,10 @@ class BrokerLifecycle:
         elif request.want_fence:
             records, fenced = self._fence(broker, ()), True
         else:
-            records = self._prove(broker.broker_id, request.current_metadata_offset)
-        changed = {(record.topic_id, record.partition_id) for record in records if _is_partition_change(record)}
-        reported = self._note_log_ends(broker, request.log_ends)
+            records = self._prove(broker, request.current_metadata_offset)
+        reported = self._unchanged(self._note_log_ends(broker, request.log_ends), records)
         can_lead = self._can_lead_with(broker.broker_id, not fenced and not request.want_shut_down)
-        records += self._elect_by_log_end([key for key in reported if key not in changed], can_lead)
+        records += self._elect_by_log_end(reported, can_lead)
         response = BrokerHeartbeatResponse(
             is_caught_up=caught_up,
             is_fenced=fenced,
@@ -173,18 +175,40 @@ class BrokerLifecycle:
                 rest.append(key)
         return records + self._elect_by_log_end(rest, can_lead)
 
-    def _prove(self, broker_id: int, metadata_offset: int) -> list[Record]:
-        unproven = self._image.unproven(broker_id)
-        return [elections.proven(key) for key, offset in unproven.items() if offset <= metadata_offset]
+    def _prove(self, broker: BrokerState, metadata_offset: int) -> list[Record]:
+        """One event when the broker has applied the last change of all that it leads, as it has nearly always.
+
+        Otherwise some records of partitions, so that nothing waits for ever while there is always a newer change.
+        """
+        unproven = self._image.unproven(broker.broker_id)
+        if not unproven:
+            return []
+        if self._is_event and max(unproven.values()) <= metadata_offset:
+            return [BrokerRegistrationChangeRecord(broker.broker_id, broker.broker_epoch, proven=True)]
+        records = [elections.proven(key) for key, offset in unproven.items() if offset <= metadata_offset]
+        return records[:PROVEN_RECORDS_MAX] if self._is_event else records
+
+    def _unchanged(self, keys: Iterable[PartitionKey], records: Collection[Record]) -> list[PartitionKey]:
+        """Those of the partitions that none of the records changes, nor implies a change of."""
+        changed = {(record.topic_id, record.partition_id) for record in records if _is_partition_change(record)}
+        kept = [key for key in keys if key not in changed]
+        for record in records:
+            if fencing.is_departure(self._image.fencing_level, record):
+                can_lead = fencing.successors(self._image.brokers, record)
+                states = [self._image.topics[topic_id].partitions[partition] for topic_id, partition in kept]
+                implied = fencing.departures(states, record.broker_id, can_lead)
+                kept = [key for key, after in zip(kept, implied, strict=True) if after is None]
+        return kept
 
     def _shut_down(self, broker: BrokerState, session: Session, next_offset: int) -> tuple[list[Record], bool]:
         """Controlled shutdown: first everything moves away; the broker stops when all others have seen that."""
         if broker.fenced:
             self._sessions.end(broker.broker_id)
             return [], True
-        records: list[Record] = []
-        if not broker.in_controlled_shutdown:
-            records = self._departure((broker.broker_id,), unclean=False)
+        is_first = not broker.in_controlled_shutdown
+        # Level 0: what moves away comes first, each with a record of its own.
+        records = self._departure((broker.broker_id,), unclean=False) if is_first and not self._is_event else []
+        if is_first:
             session.shutdown_offset = next_offset + len(records)
         elif session.shutdown_offset is None:  # told to another controller
             session.shutdown_offset = next_offset - 1
@@ -195,7 +219,7 @@ class BrokerLifecycle:
         ]
         seen = self._sessions.least_metadata_offset(others)
         should_stop = seen is None or (session.shutdown_offset is not None and seen >= session.shutdown_offset)
-        if should_stop or not broker.in_controlled_shutdown:
+        if should_stop or is_first:
             records.append(
                 BrokerRegistrationChangeRecord(
                     broker.broker_id, broker.broker_epoch, fenced=1 if should_stop else 0, in_controlled_shutdown=1
@@ -224,9 +248,16 @@ class BrokerLifecycle:
         return self._fence(self._image.brokers[broker_id], also_gone)
 
     def _fence(self, broker: BrokerState, also_gone: Collection[int]) -> list[Record]:
-        """The place where one event record is to stand for all of these (630-16)."""
-        records: list[Record] = [BrokerRegistrationChangeRecord(broker.broker_id, broker.broker_epoch, fenced=1)]
-        return records + self._departure((broker.broker_id, *also_gone), unclean=False)
+        """One event (630-16)."""
+        event = BrokerRegistrationChangeRecord(broker.broker_id, broker.broker_epoch, fenced=1)
+        if self._is_event:
+            return [event._replace(also_gone=tuple(also_gone)[: fencing.ALSO_GONE_MAX])]
+        return [event, *self._departure((broker.broker_id, *also_gone), unclean=False)]
+
+    @property
+    def _is_event(self) -> bool:
+        """Whether what happens to a broker's partitions follows from one record."""
+        return self._image.fencing_level > 0
 
     def _departure(self, gone: Collection[int], *, unclean: bool) -> list[Record]:
         """The first of `gone` leaves its ISRs and leaderships; none of them is elected."""

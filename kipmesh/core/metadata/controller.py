@@ -34,6 +34,7 @@ from kipmesh.core.messages import (
 from kipmesh.core.metadata import configs, topics
 from kipmesh.core.metadata.brokers import BrokerLifecycle
 from kipmesh.core.metadata.decision import Decision
+from kipmesh.core.metadata.fencing import FENCING_FEATURE, FENCING_LEVEL
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
 from kipmesh.core.metadata.partitions import alter_partition
 from kipmesh.core.metadata.records import METADATA_VERSION, METADATA_VERSION_LEVEL, FeatureLevelRecord, Record
@@ -65,13 +66,16 @@ class MetadataController:
         self._new_topic_id = new_topic_id
 
     def activate(self, now_ms: int) -> list[Record]:
-        """Become the active controller: fresh sessions for all; what a new log begins with."""
+        """Become the active controller: fresh sessions for all; what a new log begins with, or an older one lacks."""
         for broker in self.image.brokers.values():
             if not broker.fenced:
                 self._sessions.grant(broker.broker_id, broker.broker_epoch, now_ms)
-        if METADATA_VERSION in self.image.features:
-            return []
-        return [FeatureLevelRecord(METADATA_VERSION, METADATA_VERSION_LEVEL)]
+        features: list[Record] = []
+        if METADATA_VERSION not in self.image.features:
+            features.append(FeatureLevelRecord(METADATA_VERSION, METADATA_VERSION_LEVEL))
+        if self.image.fencing_level < FENCING_LEVEL:
+            features.append(FeatureLevelRecord(FENCING_FEATURE, FENCING_LEVEL))
+        return features
 
     def applied(self, batch: bytes) -> MetadataDelta:
         """Apply a batch that was appended; says what changed."""

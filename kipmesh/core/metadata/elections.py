@@ -22,8 +22,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from kipmesh.core.metadata.image import PartitionKey, PartitionState
 from kipmesh.core.metadata.records import NO_LEADER, NO_LEADER_CHANGE, PartitionChangeRecord
+from kipmesh.core.metadata.states import PartitionKey, PartitionState
 
 RECOVERED = 0
 RECOVERING = 1

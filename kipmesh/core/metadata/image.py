@@ -11,21 +11,26 @@ see `elections`.
 Invariants: a leader is in its ISR; the ISR is a part of the replicas; a partition without a leader has a member in
 its last ISR; leader and partition epochs never go back; equal records make equal images. The indexes (partitions of a
 broker, partitions without a leader, unproven leaders) follow from the partitions. A record that contradicts the image
-raises CorruptRecordError and the image must not be used any more (630-15).
+raises CorruptRecordError and the image must not be used any more (630-15). So does one of a newer kipmesh, with
+UNSUPPORTED_VERSION.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 
 from kipmesh.core import record_batch
 from kipmesh.core.errors import CorruptRecordError
+from kipmesh.core.metadata import fencing
 from kipmesh.core.metadata import records as r
+from kipmesh.core.metadata.indexes import PartitionIndexes
 from kipmesh.core.metadata.states import (
     LEADER_ROLE_FEATURE,
     BrokerState,
     CapturedImage,
+    Departure,
+    LeaderExample,
     MetadataDelta,
     PartitionKey,
     PartitionState,
@@ -60,6 +65,11 @@ CLUSTER_METADATA_TOPIC_ID = bytes(15) + b"\1"
 TOPIC_RESOURCE = 2
 BROKER_RESOURCE = 4
 
+EXAMPLES_MAX = 3
+STEP_PARTITIONS = 5000
+"""Of a broker, that change in one step: 10 to 15 ms."""
+STEP_RECORDS = 1000
+
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _NO_PARTITIONS: Mapping[PartitionKey, None] = MappingProxyType({})
 _NO_OFFSETS: Mapping[PartitionKey, int] = MappingProxyType({})
@@ -70,19 +80,18 @@ class MetadataImage:
 
     __slots__ = (
         "_configs",
+        "_effect",
         "_generation",
-        "_leaderless",
-        "_of_broker",
+        "_indexes",
+        "_is_within_batch",
         "_topic_names",
         "_unified_names",
-        "_unproven",
         "brokers",
         "epoch",
         "failed",
         "features",
         "next_producer_id",
         "offset",
-        "partition_count",
         "timestamp_ms",
         "topics",
     )
@@ -102,16 +111,15 @@ class MetadataImage:
         """By topic id."""
         self.features: dict[str, int] = {}
         self.next_producer_id = 0
-        self.partition_count = 0
         self._topic_names: dict[str, bytes] = {}
         self._unified_names: dict[str, str] = {}
         # The inner mappings are replaced, never changed.
         self._configs: dict[tuple[int, str], Mapping[str, str]] = {}
         self._generation = 0
-        # Dicts as ordered sets: equal logs must give equal orders, and so equal records.
-        self._of_broker: dict[int, dict[PartitionKey, None]] = {}
-        self._leaderless: dict[PartitionKey, None] = {}
-        self._unproven: dict[int, dict[PartitionKey, int]] = {}
+        # What the record that was applied last implies, before that is done.
+        self._effect: Iterator[None] | None = None
+        self._is_within_batch = False
+        self._indexes = PartitionIndexes()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, MetadataImage):
@@ -126,6 +134,8 @@ class MetadataImage:
 
         The cost is a copy of the outer mappings: some milliseconds for a million topics.
         """
+        if self._is_within_batch and not self.failed:
+            raise RuntimeError("within a batch the image is no state of the cluster")
         if self.failed:
             raise RuntimeError("an image that failed to apply a record is no state to keep")
         self._generation += 1
@@ -165,16 +175,26 @@ class MetadataImage:
 
     def partitions_of_broker(self, broker_id: int) -> Collection[PartitionKey]:
         """(topic id, partition) of every partition that the broker has a replica of; a view, not a copy."""
-        return self._of_broker.get(broker_id, _NO_PARTITIONS).keys()
+        return self._indexes.of_broker.get(broker_id, _NO_PARTITIONS).keys()
+
+    @property
+    def partition_count(self) -> int:
+        """Of all topics."""
+        return self._indexes.count
 
     @property
     def leaderless(self) -> Collection[PartitionKey]:
         """The partitions without a leader; a view, not a copy."""
-        return self._leaderless.keys()
+        return self._indexes.leaderless.keys()
+
+    @property
+    def fencing_level(self) -> int:
+        """What records about brokers mean for their partitions: see `fencing`."""
+        return self.features.get(fencing.FENCING_FEATURE, 0)
 
     def unproven(self, leader: int) -> Mapping[PartitionKey, int]:
         """Partitions with a last known ELR that this broker leads -> offset of the record that made it so."""
-        return self._unproven.get(leader, _NO_OFFSETS)
+        return self._indexes.unproven.get(leader, _NO_OFFSETS)
 
     def waiting_for(self, topic_id: bytes, partition: int) -> tuple[int, ...]:
         """The brokers without which a partition that has no leader gets none: those not here of the last clean ISR,
@@ -193,24 +213,39 @@ class MetadataImage:
 
         Raises CorruptRecordError on bytes or records that cannot be applied.
         """
+        for _ in self.replay_steps(batches, delta):
+            pass
+
+    def replay_steps(self, batches: bytes, delta: MetadataDelta) -> Iterator[None]:
+        """The same, in steps of about 10 ms: an event about a broker may change tens of thousands of partitions.
+
+        Between two steps the image may be within a batch: it can be read, but it is no state to capture, nor for
+        decisions. Whoever begins must come to the end, or give the image up.
+        """
         try:
             for position, header in record_batch.iterate(batches):
                 if header.last_offset > self.offset:
-                    self._replay_batch(batches, position, header, delta)
+                    yield from self._replay_batch(batches, position, header, delta)
         except BaseException:
             self.failed = True
             raise
 
     def _replay_batch(
         self, batches: bytes, position: int, header: record_batch.BatchHeader, delta: MetadataDelta
-    ) -> None:
+    ) -> Iterator[None]:
         self.epoch = header.partition_leader_epoch
         if not header.is_control:
+            self._is_within_batch = True
             for record in record_batch.read_records(batches, position, header):
                 if record.value is None:
                     raise CorruptRecordError(f"the metadata record at offset {record.offset} has no value")
                 self.offset = record.offset
                 self._apply(r.decode_record(record.value), delta)
+                if self._effect is not None:
+                    yield from self._take_effect()
+                elif record.offset % STEP_RECORDS == 0:
+                    yield
+            self._is_within_batch = False
         self.offset = header.last_offset
         self.timestamp_ms = header.max_timestamp
 
@@ -218,9 +253,16 @@ class MetadataImage:
         """Apply one record; the caller has set `offset` (and `epoch`) to the record's. Prefer `replay`."""
         try:
             self._apply(record, delta)
+            for _ in self._take_effect():
+                pass
         except BaseException:
             self.failed = True
             raise
+
+    def _take_effect(self) -> Iterator[None]:
+        """The steps of what the last record implies."""
+        effect, self._effect = self._effect, None
+        return iter(()) if effect is None else effect
 
     def _apply(self, record: r.Record, delta: MetadataDelta) -> None:
         match record:
@@ -235,6 +277,7 @@ class MetadataImage:
             case r.ConfigRecord():
                 self._set_config(record, delta)
             case r.FeatureLevelRecord():
+                fencing.check_level(record.name, record.feature_level)
                 if record.name in self.features:
                     delta.outdated.add(("feature", record.name))
                 self.features[record.name] = record.feature_level
@@ -260,6 +303,7 @@ class MetadataImage:
                     log_dirs=tuple(record.log_dirs) or broker.log_dirs,
                 )
                 delta.changed_brokers.add(record.broker_id)
+                self._change_partitions_of(record, delta)
             case r.FenceBrokerRecord() | r.UnfenceBrokerRecord():
                 broker = self._outdated_broker(record.id, record.epoch, delta)
                 self.brokers[record.id] = broker._replace(fenced=isinstance(record, r.FenceBrokerRecord))
@@ -277,6 +321,62 @@ class MetadataImage:
             )
         delta.outdated.add(("broker", broker_id))
         return broker
+
+    def _change_partitions_of(self, record: r.BrokerRegistrationChangeRecord, delta: MetadataDelta) -> None:
+        """What follows from the record for the broker's partitions (630-16)."""
+        level = self.fencing_level
+        if fencing.is_departure(level, record):
+            self._effect = self._depart(record.broker_id, fencing.successors(self.brokers, record), delta)
+        elif fencing.is_proof(level, record):
+            for key in list(self.unproven(record.broker_id)):
+                topic = self._topic_to_change(key[0])
+                state = topic.partitions[key[1]] = fencing.proved(topic.partitions[key[1]])
+                self._indexes.leader_changed(key, state.leader, state, self.offset)
+                delta.changed_partitions.add(key)
+                delta.outdated.add(key)
+
+    def _depart(self, broker_id: int, can_lead: Collection[int], delta: MetadataDelta) -> Iterator[None]:
+        """The broker leaves its partitions: O(them), tens of thousands, so without any call that can be saved."""
+        generation, offset = self._generation, self.offset
+        leaderless, unproven = self._indexes.leaderless, self._indexes.unproven
+        own = unproven.pop(broker_id, {})
+        keys = self._indexes.of_broker.get(broker_id, _NO_PARTITIONS)
+        topics = [self.topics[topic_id] for topic_id, _ in keys]
+        states = [topic.partitions[key[1]] for topic, key in zip(topics, keys, strict=True)]
+        all_after = fencing.departures(states, broker_id, can_lead)
+        examples: list[LeaderExample] = []
+        changes: list[PartitionKey] = []
+        moved = without_leader = 0
+        for index, (key, topic, before, after) in enumerate(zip(keys, topics, states, all_after, strict=True), 1):
+            if index % STEP_PARTITIONS == 0:
+                yield
+            if after is None:
+                continue
+            changes.append(key)
+            if topic.generation != generation:
+                topic = self._topic_to_change(key[0])
+            topic.partitions[key[1]] = after
+            leader, leader_before = after.leader, before.leader
+            if leader != leader_before:
+                moved += 1
+                if moved <= EXAMPLES_MAX:
+                    examples.append(LeaderExample(key, leader_before, leader))
+                own.pop(key, None)
+                if leader == r.NO_LEADER:
+                    without_leader += 1
+                    leaderless[key] = None
+                elif leader_before == r.NO_LEADER:
+                    del leaderless[key]
+            if leader != r.NO_LEADER and after.last_known_elr:
+                of_leader = unproven.get(leader)
+                if of_leader is None:
+                    of_leader = unproven[leader] = {}
+                of_leader[key] = offset
+        if own:
+            unproven[broker_id] = own
+        delta.changed_partitions.update(changes)
+        delta.outdated.update(changes)
+        delta.departures.append(Departure(broker_id, len(changes), moved - without_leader, without_leader, examples))
 
     def _add_topic(self, record: r.TopicRecord) -> None:
         if record.name in self._topic_names or record.topic_id in self.topics:
@@ -304,7 +404,7 @@ class MetadataImage:
         topic = self._topic(record.topic_id)
         for partition, state in topic.partitions.items():
             key = (topic.topic_id, partition)
-            self._unindex(key, state)
+            self._indexes.remove(key, state)
             delta.changed_partitions.discard(key)
             delta.outdated.add(key)
         delta.outdated.add(("topic", topic.topic_id))
@@ -351,10 +451,10 @@ class MetadataImage:
         )
         before = topic.partitions.get(record.partition_id)
         if before is not None:
-            self._unindex(key, before)
+            self._indexes.remove(key, before)
             delta.outdated.add(key)
         topic.partitions[record.partition_id] = state
-        self._index(key, state)
+        self._indexes.add(key, state, self.offset)
         delta.changed_partitions.add(key)
 
     def _change_partition(self, record: r.PartitionChangeRecord, delta: MetadataDelta) -> None:
@@ -366,45 +466,13 @@ class MetadataImage:
             raise CorruptRecordError(f"offset {self.offset}: no partition {record.partition_id} to change")
         state = changed(before, record)
         if state.replicas != before.replicas:
-            self._unindex(key, before)
-            self._index(key, state)
+            self._indexes.remove(key, before)
+            self._indexes.add(key, state, self.offset)
         else:
-            self._reindex_leader(key, before.leader, state)
+            self._indexes.leader_changed(key, before.leader, state, self.offset)
         partitions[record.partition_id] = state
         delta.changed_partitions.add(key)
         delta.outdated.add(key)
-
-    def _index(self, key: PartitionKey, state: PartitionState) -> None:
-        self.partition_count += 1
-        for replica in state.replicas:
-            self._of_broker.setdefault(replica, {})[key] = None
-        self._reindex_leader(key, state.leader, state)
-
-    def _unindex(self, key: PartitionKey, state: PartitionState) -> None:
-        self.partition_count -= 1
-        for replica in state.replicas:
-            of_broker = self._of_broker[replica]
-            del of_broker[key]
-            if not of_broker:
-                del self._of_broker[replica]
-        self._leaderless.pop(key, None)
-        self._forget_unproven(key, state.leader)
-
-    def _reindex_leader(self, key: PartitionKey, leader_before: int, state: PartitionState) -> None:
-        self._forget_unproven(key, leader_before)
-        if state.leader == r.NO_LEADER:
-            self._leaderless[key] = None
-            return
-        self._leaderless.pop(key, None)
-        if state.last_known_elr:
-            self._unproven.setdefault(state.leader, {})[key] = self.offset
-
-    def _forget_unproven(self, key: PartitionKey, leader: int) -> None:
-        unproven = self._unproven.get(leader)
-        if unproven is not None:
-            unproven.pop(key, None)
-            if not unproven:
-                del self._unproven[leader]
 
 
 def unified(topic_name: str) -> str:

@@ -22,6 +22,8 @@ METADATA_VERSION_LEVEL = 25
 """Kafka's 4.0-IV3, the level that Kafka 4.0 and later know and under which the versions here are written."""
 
 FRAME_VERSION = 1
+KIPMESH_TAG = 10_000
+"""The first tag of fields that Kafka's schemas do not have; Kafka numbers its own from 0."""
 
 
 class FeatureLevelRecord(NamedTuple):
@@ -195,13 +197,20 @@ class ProducerIdsRecord(NamedTuple):
 
 
 class BrokerRegistrationChangeRecord(NamedTuple):
-    """What changed of a broker: fenced is 1, unfenced -1, as before 0."""
+    """What changed of a broker: fenced is 1, unfenced -1, as before 0.
+
+    What it does to the broker's partitions: `fencing`. The last two fields are ours, in tags that Kafka skips.
+    """
 
     broker_id: int = 0
     broker_epoch: int = 0
     fenced: int = 0
     in_controlled_shutdown: int = 0
     log_dirs: Sequence[bytes] = ()
+    also_gone: Sequence[int] = ()
+    """Brokers whose turn comes next: none of them is elected."""
+    proven: bool = False
+    """The broker was alive after the last change of every partition that it leads."""
 
 
 class AccessControlEntryRecord(NamedTuple):
@@ -388,6 +397,8 @@ RECORD_TYPES: Sequence[RecordType] = (
         "fenced int8 @0",
         "in_controlled_shutdown int8 1+ @1",
         "log_dirs []uuid 2+ @2",
+        f"also_gone []int32 @{KIPMESH_TAG}",
+        f"proven bool @{KIPMESH_TAG + 1}",
     ),
     _type(
         18,

@@ -84,6 +84,28 @@ class TopicState:
     """How many captures the image had made when this value was; an older one may be somebody else's to read."""
 
 
+class LeaderExample(NamedTuple):
+    """One of many partitions that got another leader."""
+
+    key: PartitionKey
+    before: int
+    after: int
+
+
+class Departure(NamedTuple):
+    """What one record about a broker did to its partitions (`fencing`)."""
+
+    broker_id: int
+    partitions: int
+    """That were changed, in whatever way."""
+    elected: int
+    """That another broker leads now."""
+    without_leader: int
+    """That had a leader and have none now."""
+    examples: Sequence[LeaderExample]
+    """A few of the last two."""
+
+
 @dataclass(slots=True)
 class MetadataDelta:
     """What records changed; one may collect several batches. A deleted topic's partitions count as neither."""
@@ -98,6 +120,8 @@ class MetadataDelta:
     """Names of topics that exist."""
     outdated: set[RecordKey] = field(default_factory=set)
     """What was there before and is changed or deleted, however it came: new things are not in it (630-04)."""
+    departures: list[Departure] = field(default_factory=list)
+    """Of brokers that were fenced or shut down by one record; their partitions are in `changed_partitions`, too."""
 
     def __bool__(self) -> bool:
         return bool(

@@ -10,6 +10,7 @@ import structlog
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.elections import RECOVERING
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage, PartitionState
+from kipmesh.core.metadata.states import LeaderExample
 
 log = structlog.get_logger(__name__)
 
@@ -29,12 +30,15 @@ def log_decided(
     before: Sequence[PartitionState | None],
     delta: MetadataDelta,
 ) -> Counts:
-    """Tell of records that were applied to the image; `before` has, for each change of a partition, what it was."""
+    """Tell of records that were applied to the image; `before` has, for each change of a partition, what it was.
+
+    What they imply for the partitions of a broker (630-16) is in the delta.
+    """
     for record in records:
         _log_record(image, record)
     for topic in delta.deleted_topics:
         log.info("topic deleted", topic=topic.name, topic_id=topic.topic_id.hex(), partitions=len(topic.partitions))
-    return _log_elections(image, records, before)
+    return _log_elections(image, records, before, delta)
 
 
 def _log_record(image: MetadataImage, record: r.Record) -> None:
@@ -47,6 +51,8 @@ def _log_record(image: MetadataImage, record: r.Record) -> None:
                 rack=record.rack,
                 endpoints=[f"{end.name}://{end.host}:{end.port}" for end in record.end_points],
             )
+        case r.BrokerRegistrationChangeRecord(proven=True):
+            pass  # many, and nothing that anybody would act on
         case r.BrokerRegistrationChangeRecord():
             what = {1: "broker fenced", -1: "broker unfenced", 0: "broker shutting down"}[record.fenced]
             log.info(
@@ -64,10 +70,15 @@ def _log_record(image: MetadataImage, record: r.Record) -> None:
 
 
 def _log_elections(
-    image: MetadataImage, records: Sequence[r.Record], before: Sequence[PartitionState | None]
+    image: MetadataImage,
+    records: Sequence[r.Record],
+    before: Sequence[PartitionState | None],
+    delta: MetadataDelta,
 ) -> Counts:
-    elected = unclean = offline = 0
-    examples: list[str] = []
+    elected = sum(departure.elected for departure in delta.departures)
+    offline = sum(departure.without_leader for departure in delta.departures)
+    moved = [example for departure in delta.departures for example in departure.examples]
+    unclean = 0
     for record, was in zip(records, before, strict=True):
         if was is None or record.leader == r.NO_LEADER_CHANGE:
             continue
@@ -76,15 +87,17 @@ def _log_elections(
         else:
             elected += 1
             unclean += record.leader_recovery_state == RECOVERING
-        if len(examples) < EXAMPLES_MAX:
-            examples.append(_example(image, record, was))
+        if len(moved) < EXAMPLES_MAX:
+            moved.append(LeaderExample((record.topic_id, record.partition_id), was.leader, record.leader))
     if elected or offline:
+        examples = [_example(image, example) for example in moved[:EXAMPLES_MAX]]
         log.info("leaders elected", partitions=elected, unclean=unclean, without_leader=offline, examples=examples)
     return Counts(elected, unclean)
 
 
-def _example(image: MetadataImage, record: r.PartitionChangeRecord, was: PartitionState) -> str:
-    topic = image.topics.get(record.topic_id)
-    text = f"{topic.name if topic else record.topic_id.hex()}-{record.partition_id}: {was.leader} -> {record.leader}"
-    waiting = image.waiting_for(record.topic_id, record.partition_id)
+def _example(image: MetadataImage, example: LeaderExample) -> str:
+    topic_id, partition = example.key
+    topic = image.topics.get(topic_id)
+    text = f"{topic.name if topic else topic_id.hex()}-{partition}: {example.before} -> {example.after}"
+    waiting = image.waiting_for(topic_id, partition)
     return f"{text}, waits for {list(waiting)}" if waiting else text

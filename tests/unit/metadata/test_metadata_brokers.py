@@ -39,12 +39,12 @@ def log_end(topic_id: bytes, epoch: int, end: int, partition: int = 0) -> m.Part
 
 def test_a_broker_epoch_is_the_offset_of_its_registration(controller: Controller) -> None:
     response = controller.register(1)
-    assert response.broker_epoch == 1  # after the feature level
+    assert response.broker_epoch == 2  # after the feature levels
     broker = controller.image.brokers[1]
     assert broker.fenced
     assert not broker.is_leader_role
     assert broker.endpoints == {"MESH": ("127.0.0.1", 9001)}
-    assert controller.register(2, leads=True, rack="a").broker_epoch == 2
+    assert controller.register(2, leads=True, rack="a").broker_epoch == 3
     assert controller.image.brokers[2].is_leader_role
     assert controller.image.brokers[2].rack == "a"
 

@@ -87,7 +87,7 @@ RECORDS: dict[Any, st.SearchStrategy[Any]] = {
         flag,
     ),
     r.ProducerIdsRecord: st.builds(r.ProducerIdsRecord, i32, i64, i64),
-    r.BrokerRegistrationChangeRecord: st.builds(r.BrokerRegistrationChangeRecord, i32, i64, i8, i8, IDS),
+    r.BrokerRegistrationChangeRecord: st.builds(r.BrokerRegistrationChangeRecord, i32, i64, i8, i8, IDS, INT32S, flag),
     r.AccessControlEntryRecord: st.builds(r.AccessControlEntryRecord, ID, i8, TEXT, i8, TEXT, TEXT, i8, i8),
     r.RemoveAccessControlEntryRecord: st.builds(r.RemoveAccessControlEntryRecord, ID),
     r.NoOpRecord: st.builds(r.NoOpRecord),
@@ -174,6 +174,12 @@ TOPIC_ID = bytes(range(16))
             1,
             "01 11 01 00000005 0000000000000006 01 00 01 ff",
         ),
+        (
+            r.BrokerRegistrationChangeRecord(5, 6, fenced=1, also_gone=(7,)),
+            None,
+            "01 11 02 00000005 0000000000000006 02 00 01 01 904e 05 02 00000007",
+        ),
+        (r.BrokerRegistrationChangeRecord(5, 6, proven=True), None, "01 11 02 00000005 0000000000000006 01 914e 01 01"),
         (
             r.RegisterBrokerRecord(
                 1,

@@ -112,8 +112,10 @@ def restored(offset: int, epoch: int, all_records: Sequence[r.Record]) -> Metada
 def assert_same(one: MetadataImage, other: MetadataImage) -> None:
     """Equal in everything but when a leader became unproven, which a snapshot puts later."""
     for name in MetadataImage.__slots__:
-        if name == "_unproven":
-            for leader in {*one._unproven, *other._unproven}:
+        if name == "_indexes":
+            ours, theirs = one._indexes, other._indexes
+            assert (ours.of_broker, ours.leaderless, ours.count) == (theirs.of_broker, theirs.leaderless, theirs.count)
+            for leader in {*ours.unproven, *theirs.unproven}:
                 assert one.unproven(leader).keys() == other.unproven(leader).keys()
                 assert all(other.unproven(leader)[key] >= at for key, at in one.unproven(leader).items())
         elif name != "_generation":

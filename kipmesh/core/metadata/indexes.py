@@ -1,0 +1,59 @@
+"""What an image can be asked without a walk over all partitions; all of it follows from the partitions.
+
+Dicts serve as ordered sets: equal logs must give equal orders, and so equal records of decisions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kipmesh.core.metadata.records import NO_LEADER
+from kipmesh.core.metadata.states import PartitionKey, PartitionState
+
+
+@dataclass(slots=True)
+class PartitionIndexes:
+    """The partitions of each broker, those without a leader, and those whose leader has to prove itself."""
+
+    of_broker: dict[int, dict[PartitionKey, None]] = field(default_factory=dict)
+    """Broker -> what it has a replica of."""
+    leaderless: dict[PartitionKey, None] = field(default_factory=dict)
+    unproven: dict[int, dict[PartitionKey, int]] = field(default_factory=dict)
+    """Leader -> what it leads that has a last known ELR -> offset of the record that made it so."""
+    count: int = 0
+    """Of all partitions."""
+
+    def add(self, key: PartitionKey, state: PartitionState, offset: int) -> None:
+        """A partition is new, or has other replicas, by the record at `offset`."""
+        self.count += 1
+        for replica in state.replicas:
+            self.of_broker.setdefault(replica, {})[key] = None
+        self.leader_changed(key, state.leader, state, offset)
+
+    def remove(self, key: PartitionKey, state: PartitionState) -> None:
+        """A partition is gone."""
+        self.count -= 1
+        for replica in state.replicas:
+            of_broker = self.of_broker[replica]
+            del of_broker[key]
+            if not of_broker:
+                del self.of_broker[replica]
+        self.leaderless.pop(key, None)
+        self._forget_unproven(key, state.leader)
+
+    def leader_changed(self, key: PartitionKey, before: int, state: PartitionState, offset: int) -> None:
+        """The partition was led by `before` and is `state` since the record at `offset`."""
+        self._forget_unproven(key, before)
+        if state.leader == NO_LEADER:
+            self.leaderless[key] = None
+            return
+        self.leaderless.pop(key, None)
+        if state.last_known_elr:
+            self.unproven.setdefault(state.leader, {})[key] = offset
+
+    def _forget_unproven(self, key: PartitionKey, leader: int) -> None:
+        unproven = self.unproven.get(leader)
+        if unproven is not None:
+            unproven.pop(key, None)
+            if not unproven:
+                del self.unproven[leader]
