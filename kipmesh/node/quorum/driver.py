@@ -233,9 +233,13 @@ class QuorumDriver:
 
     async def stop(self) -> None:
         """Resign, give the successors a moment to hear of it, answer who waits, make the log durable. Idempotent."""
-        if self._stopping is None:
-            self._stopping = asyncio.create_task(self._stop())
+        self._stopping = self._stopping or asyncio.create_task(self._stop())
         await asyncio.shield(self._stopping)
+
+    async def abort(self) -> None:
+        """End as a crash would: nobody is told, nothing is made durable. Idempotent."""
+        self._end()
+        await self.stop()
 
     # -- for peers and clients
 
@@ -243,8 +247,7 @@ class QuorumDriver:
         """Answer a peer's Vote, BeginQuorumEpoch, EndQuorumEpoch or Fetch; a Fetch may wait for its time."""
         if self._has_ended or not self._is_started:
             return refusal(request)
-        self._request_ids += 1
-        request_id = self._request_ids
+        request_id = self._request_ids = self._request_ids + 1
         answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         self._open[request_id] = (request, answer)
         try:
@@ -256,8 +259,7 @@ class QuorumDriver:
     def describe(self, request: DescribeQuorumRequest) -> DescribeQuorumResponse:
         """Answer DescribeQuorum: everything at the leader, at others NOT_LEADER_OR_FOLLOWER and who leads."""
         response = self.machine.describe(request, monotonic_ms(), wall_ms())
-        nodes = tuple([NodeEndpoint(voter.id, voter.host, voter.port) for voter in self.voters])
-        return response._replace(nodes=nodes)
+        return response._replace(nodes=tuple([NodeEndpoint(voter.id, voter.host, voter.port) for voter in self.voters]))
 
     async def fetch_snapshot(self, request: FetchSnapshotRequest) -> FetchSnapshotResponse:
         """Answer a replica's FetchSnapshot; the files are read on a thread."""
@@ -452,6 +454,7 @@ class QuorumDriver:
             self.resign()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._successors_told, RESIGN_WAIT_S)
+        may_write = not self._has_ended
         self._end()
         if self._persisting is not None:
             await asyncio.wait([self._persisting])
@@ -459,7 +462,7 @@ class QuorumDriver:
         await self._transport.close()
         if self._fetcher is not None:
             await self._fetcher.ended()
-        await asyncio.to_thread(self._last_flush)
+        await asyncio.to_thread(self._last_flush if may_write else self._executor.shutdown)
 
     def _last_flush(self) -> None:
         try:
