@@ -43,7 +43,7 @@ def values_of(data: bytes) -> list[bytes]:
 async def until(condition: Callable[[], object], timeout_s: float = WAIT_S) -> None:
     """Wait for a condition that other tasks of this loop bring about."""
     async with asyncio.timeout(timeout_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - a condition over the state of several nodes
             await asyncio.sleep(0.002)
 
 
@@ -84,7 +84,7 @@ class Node:
         self.node_id = node_id
         self.folder = folder
         self.port = port
-        self.fs: FileSystem = RealFileSystem()
+        self.fs: FileSystem = quorum.fs_of(node_id)
         self.failures: list[BaseException] = []
         self.listener = Listener()
         self.is_up = False
@@ -117,6 +117,7 @@ class Node:
         bound = await self.server.start("127.0.0.1", self.port)
         assert self.port in (0, bound)
         self.port = bound
+        self.quorum.on_boot(self)
         self.driver.start()
         self.is_up = True
         return self
@@ -149,7 +150,17 @@ class Node:
 class Quorum:
     """Voters 1 to n, and observers from 101 on."""
 
-    def __init__(self, folder: Path, voters: int, observers: int = 0, **timing: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        voters: int,
+        observers: int = 0,
+        *,
+        fs_of: Callable[[int], FileSystem] = lambda _: RealFileSystem(),
+        **timing: int,
+    ) -> None:
+        self.fs_of = fs_of
+        self.on_boot: Callable[[Node], None] = lambda _: None
         held = [free_port_socket() for _ in range(voters)]
         ports = [each.getsockname()[1] for each in held]
         for each in held:
@@ -204,6 +215,10 @@ class Quorum:
         node = found()
         assert node is not None
         return node
+
+    def followers(self, leader: Node) -> list[Node]:
+        """The other voters."""
+        return [node for node in self.nodes.values() if node is not leader]
 
     async def committed(self, leader: Node, end: int) -> None:
         await until(lambda: leader.driver.high_watermark >= end)
