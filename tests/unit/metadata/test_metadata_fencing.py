@@ -238,7 +238,7 @@ def test_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         counts.append(sum(state.leader == 2 for state in image.topics[TOPICS[0]].partitions.values()))
         with pytest.raises(RuntimeError, match="within a batch"):
             image.capture()
-    assert counts == [3, 7]
+    assert counts == [4, 8, 10]
     whole.replay(batch, MetadataDelta())
     assert image == whole
     assert len(delta.changed_partitions) == 10
