@@ -41,7 +41,7 @@ APPLY_BYTES = 32 << 10
 """Of the log, applied at a time while others wait; more if a batch is larger."""
 IDLE_S = 1.0
 """At least that often `idle` is called and a snapshot is looked for."""
-FREEZE_PARTITIONS = 50_000
+FREEZE_PARTITIONS = 20_000
 """New partitions after which the garbage collector is told not to look at them."""
 
 Publish = Callable[[MetadataImage, MetadataDelta], Awaitable[None]]
@@ -191,9 +191,6 @@ class MetadataLoader:
         """Apply up to the high watermark, and publish."""
         if not self.is_loaded or not await self._replay(self.image, self._delta):
             return
-        if self.image.partition_count - self._frozen_partitions >= FREEZE_PARTITIONS:
-            self._frozen_partitions = self.image.partition_count
-            freeze()
         delta, self._delta = self._delta, MetadataDelta()
         await self._publish(self.image, delta)
 
@@ -218,6 +215,9 @@ class MetadataLoader:
             image.replay(data, changes)
             self._maker.applied(changes.outdated, len(data))
             applied += len(data)
+            if image is self.image and image.partition_count - self._frozen_partitions >= FREEZE_PARTITIONS:
+                self._frozen_partitions = image.partition_count
+                freeze()
             await pace.give_way()
         return applied
 
