@@ -8,10 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from kipmesh.core import record_batch
+from kipmesh.core.config import TopicConfig
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.fencing import FENCING_FEATURE, FENCING_LEVEL
-from kipmesh.node.controller.metadata_log import MetadataLog
+from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, CLUSTER_METADATA_TOPIC_ID
+from kipmesh.core.raft.control import LeaderChange, leader_change_batch
 from kipmesh.storage.fs import RealFileSystem
+from kipmesh.storage.log_manager import LogManager
+from kipmesh.storage.quorum_replica import log_config
 
 pytestmark = [pytest.mark.kafka_tools, pytest.mark.timeout(600)]
 
@@ -68,14 +73,21 @@ RECORDS = [
 
 
 def test_every_record_is_decoded(tmp_path: Path, kafka_dump) -> None:
-    log = MetadataLog(RealFileSystem(), str(tmp_path), cluster_id="c", node_id=1001, segment_bytes=1 << 20)
-    log.load(NOW)
-    log.append_leader_change(1001, [1001], 1, NOW)
-    log.append(RECORDS[:8], 1, NOW)
-    log.append_leader_change(1001, [1001, 1002], 2, NOW)
-    log.append(RECORDS[8:], 2, NOW)
-    log.flush()
-    log.close(2)
+    manager = LogManager(
+        RealFileSystem(), (str(tmp_path),), cluster_id="c", node_id=1001, defaults=TopicConfig.parse({})
+    )
+    manager.load(NOW)
+    log = manager.create(CLUSTER_METADATA_TOPIC, 0, CLUSTER_METADATA_TOPIC_ID, log_config(1 << 20), NOW)
+    for epoch, voters, records in ((1, (1001,), RECORDS[:8]), (2, (1001, 1002), RECORDS[8:])):
+        log.append_as_leader(leader_change_batch(LeaderChange(1001, voters, voters), epoch, NOW), epoch, NOW)
+        batch = record_batch.build(
+            [(None, r.encode_record(record)) for record in records],
+            base_offset=log.log_end_offset,
+            leader_epoch=epoch,
+            timestamp_ms=NOW,
+        )
+        log.append_as_leader(batch, epoch, NOW)
+    manager.close(2)
     (file,) = tmp_path.glob("__cluster_metadata-0/*.log")
     output = kafka_dump([file], "--cluster-metadata-decoder")
     decoded = [json.loads(text) for text in PAYLOAD.findall(output)]

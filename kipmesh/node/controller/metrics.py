@@ -9,7 +9,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from kipmesh.core.metadata.image import MetadataImage
 
 _CONTROLLER = "kafka_controller_kafkacontroller_"
-_RAFT = "kafka_server_raftmetrics_"
 
 
 class ControllerMetrics:
@@ -32,48 +31,37 @@ class ControllerMetrics:
         self.operations = Counter(
             "kipmesh_controller_operations", "Requests and timers decided", ["operation"], registry=registry
         )
-        self.active = self._gauge(f"{_CONTROLLER}activecontrollercount", "1 on the active controller")
+        self.new_active_controllers = Counter(
+            f"{_CONTROLLER}newactivecontrollerscount", "Times that another controller became active", registry=registry
+        )
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(name, text, registry=self._registry)
 
-    def watch_image(self, image: MetadataImage) -> None:
-        """Gauges over the metadata."""
-        for name, text, value in (
-            ("globaltopiccount", "Topics", lambda: len(image.topics)),
-            ("globalpartitioncount", "Partitions", lambda: image.partition_count),
-            ("offlinepartitionscount", "Partitions without a leader", lambda: len(image.leaderless)),
-            ("fencedbrokercount", "Registered brokers that are fenced", lambda: _brokers(image, fenced=True)),
-            ("activebrokercount", "Registered brokers that are not fenced", lambda: _brokers(image, fenced=False)),
-            ("lastappliedrecordoffset", "Offset of the last applied record", lambda: image.offset),
-        ):
-            self._gauge(_CONTROLLER + name, text).set_function(value)
-
-    def watch_quorum(
+    def watch(
         self,
         *,
-        node_id: int,
-        epoch: int,
-        high_watermark: Callable[[], int],
-        log_end_offset: Callable[[], int],
-        observers: Callable[[], int],
+        image: Callable[[], MetadataImage],
+        is_active: Callable[[], bool],
+        waiting_operations: Callable[[], int],
         waiting_fetches: Callable[[], int],
-        queued: Callable[[], int],
     ) -> None:
-        """Gauges over the quorum of one voter."""
-        self._gauge(f"{_RAFT}current_leader", "The quorum's leader").set(node_id)
-        self._gauge(f"{_RAFT}current_vote", "Whom this voter voted for").set(node_id)
-        self._gauge(f"{_RAFT}current_epoch", "The quorum's epoch").set(epoch)
-        self._gauge(f"{_RAFT}number_of_voters", "Voters").set(1)
+        """Gauges over the node; they are asked on the thread of `/metrics`."""
         for name, text, value in (
-            (f"{_RAFT}high_watermark", "End of what is committed", high_watermark),
-            (f"{_RAFT}log_end_offset", "End of the metadata log", log_end_offset),
-            (f"{_RAFT}number_of_observers", "Replicas that fetch and are no voters", observers),
-            (f"{_CONTROLLER}lastcommittedrecordoffset", "Last committed offset", lambda: high_watermark() - 1),
-            ("kipmesh_controller_waiting_fetches", "Fetches that wait for new records", waiting_fetches),
-            ("kipmesh_controller_queued_operations", "Operations that wait to be decided", queued),
+            ("activecontrollercount", "1 on the active controller", lambda: int(is_active())),
+            ("globaltopiccount", "Topics", lambda: len(image().topics)),
+            ("globalpartitioncount", "Partitions", lambda: image().partition_count),
+            ("offlinepartitionscount", "Partitions without a leader", lambda: len(image().leaderless)),
+            ("fencedbrokercount", "Registered brokers that are fenced", lambda: _brokers(image(), fenced=True)),
+            ("activebrokercount", "Registered brokers that are not fenced", lambda: _brokers(image(), fenced=False)),
+            ("lastappliedrecordoffset", "Offset of the last applied record", lambda: image().offset),
         ):
-            self._gauge(name, text).set_function(value)
+            self._gauge(_CONTROLLER + name, text).set_function(value)
+        for name, text, count in (
+            ("waiting_fetches", "Fetches that wait for new records", waiting_fetches),
+            ("waiting_operations", "Decisions whose answers wait to be committed", waiting_operations),
+        ):
+            self._gauge(f"kipmesh_controller_{name}", text).set_function(count)
 
 
 def _brokers(image: MetadataImage, *, fenced: bool) -> int:

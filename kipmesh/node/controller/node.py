@@ -1,282 +1,351 @@
-"""The controller process: what it is made of, in which order it starts and stops.
+"""The controller process: what it is made of, in which order it starts and stops, and when it is active.
 
-Start: open and recover the metadata log, replay it into the image, begin a new epoch, serve. One voter is the whole
-quorum here (2 of 8 brings more), so it is active from its start on. The owner task alone changes the image; sessions
-end by one timer, set to when the first of them would.
+A voter of the metadata quorum. The driver replicates the log, the loader keeps the image of what is committed; while
+this node leads, an `ActiveController` decides. It becomes active when the start of its epoch is committed and the image
+has all that the log has, and is it no more in the same step in which it learns of another epoch. Whoever asks an
+inactive controller is told who is active.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import uuid
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
 from prometheus_client import CollectorRegistry
 
-from kipmesh.core.config import ControllerConfig
-from kipmesh.core.errors import InvalidConfigError, KafkaError
-from kipmesh.core.metadata import records as r
-from kipmesh.core.metadata.controller import MetadataController
-from kipmesh.core.metadata.decision import Decision
+from kipmesh.core.config import ControllerConfig, TopicConfig
+from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
+from kipmesh.core.messages import SnapshotId
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
+from kipmesh.core.raft import State
+from kipmesh.core.snapshot.retention import RetentionLimits
+from kipmesh.core.snapshot.schedule import SnapshotLimits
 from kipmesh.node.clock import monotonic_ms, wall_ms
-from kipmesh.node.controller.events import log_decided
-from kipmesh.node.controller.metadata_log import MetadataLog
+from kipmesh.node.controller.active import ActiveController, DecideWith
 from kipmesh.node.controller.metrics import ControllerMetrics
-from kipmesh.node.controller.owner import Owner
-from kipmesh.node.controller.quorum import QuorumService, QuorumState
+from kipmesh.node.controller.owner import as_kafka_error
 from kipmesh.node.controller.services import AdminService, ControllerService
+from kipmesh.node.quorum.driver import QuorumDriver, raft_config
+from kipmesh.node.quorum.loader import MetadataLoader
+from kipmesh.node.quorum.metrics import QuorumMetrics
+from kipmesh.node.quorum.service import QuorumService
+from kipmesh.rpc.client import ConnectionPool
 from kipmesh.rpc.server import Server
 from kipmesh.storage.errors import StorageError
 from kipmesh.storage.fs import FileSystem, RealFileSystem
+from kipmesh.storage.log_manager import LogManager
+from kipmesh.storage.quorum_replica import QuorumReplica
 
 log = structlog.get_logger(__name__)
 
 SERVER_STOP_GRACE_S = 0.2
 """For answers under way; streams of fetchers end with it."""
-SESSION_RETRY_S = 0.1
-_RESERVED_ID_START = 0b111110
-"""Kafka's random ids never begin with `-` in their base64 form."""
-
-
-def new_topic_id() -> bytes:
-    """A random topic id as Kafka makes them."""
-    while True:
-        topic_id = uuid.uuid4().bytes
-        if topic_id[0] >> 2 != _RESERVED_ID_START:
-            return topic_id
+OPEN_FILES_MAX = 64
+ACTIVATION_RETRY_S = 0.5
+"""After the log refused what a new epoch begins with, as on a full disk."""
 
 
 class ControllerNode:
-    """One voter of the metadata quorum; make it and use it inside one event loop."""
+    """One voter of the metadata quorum; make it and use it inside one event loop. Also the driver's listener."""
 
     def __init__(self, config: ControllerConfig, *, fs: FileSystem | None = None) -> None:
         self.config = config
         self.registry = CollectorRegistry()
         self.grpc_port = 0
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.image = MetadataImage()
+        self._fs = fs or RealFileSystem()
         self._metrics = ControllerMetrics(self.registry)
-        self._log = MetadataLog(
-            fs or RealFileSystem(),
-            config.metadata_log_dir,
+        self._quorum_metrics = QuorumMetrics(self.registry)
+        self._manager = LogManager(
+            self._fs,
+            (config.metadata_log_dir,),
             cluster_id=config.cluster_id,
             node_id=config.node_id,
-            segment_bytes=config.metadata_log_segment_bytes,
+            defaults=TopicConfig.parse({}),
+            open_files_max=OPEN_FILES_MAX,
         )
-        self._controller = MetadataController(config, self.image, new_topic_id)
-        self._epoch = 0
+        self._pool = ConnectionPool(f"controller-{config.node_id}")
         self._is_loaded = False
         self._is_stopped = False
-        self._owner: Owner | None = None
-        self._quorum: QuorumService | None = None
+        self._driver: QuorumDriver | None = None
+        self._loader: MetadataLoader | None = None
         self._server: Server | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._deadline_ms = 0
+        self._active: ActiveController | None = None
+        self._activation: asyncio.Handle | None = None
+        self._known_leader = -1
 
     @property
     def ready(self) -> bool:
+        """Whether it serves and is active, or knows a leader and has metadata that was committed in its epoch."""
+        driver, loader = self._driver, self._loader
+        if driver is None or loader is None or self._is_stopped or not self.grpc_port or self.failed.done():
+            return False
+        if driver.is_leader:
+            return self.is_active
+        return driver.leader_id >= 0 and loader.applied_end > 0 and loader.image.epoch == driver.epoch
+
+    @property
+    def is_active(self) -> bool:
         """Whether this is the active controller."""
-        return self._owner is not None and self._owner.is_active and self.grpc_port > 0
+        return self._active is not None
+
+    @property
+    def image(self) -> MetadataImage:
+        """The metadata as this node knows it: what is committed, on the active controller what is decided."""
+        return self._loader.image if self._loader is not None else MetadataImage()
 
     @property
     def epoch(self) -> int:
-        """The quorum's epoch, from `start` on."""
-        return self._epoch
+        """The quorum's epoch."""
+        return self._driver.epoch if self._driver is not None else 0
 
     # --- start and stop
 
     async def start(self) -> None:
-        """Load, become active, serve; raises KafkaError or PortInUseError with one clear line."""
-        voters = self.config.voters
-        if len(voters) != 1 or voters[0].id != self.config.node_id:
+        """Load, serve, take part in the quorum; raises KafkaError or PortInUseError with one clear line."""
+        voters = tuple(voter.id for voter in self.config.voters)
+        if self.config.node_id not in voters or len(set(voters)) != len(voters):
             raise InvalidConfigError(
-                f"controller.quorum.voters: {self.config.controller_quorum_voters!r}: a quorum is one voter, this node "
-                f"({self.config.node_id})"
+                f"controller.quorum.voters: {self.config.controller_quorum_voters!r} must name this node "
+                f"({self.config.node_id}), and each voter once"
             )
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+        began_ms = monotonic_ms()
         try:
-            await asyncio.to_thread(self._load)
-            self._make_services()
-            await self._serve()
+            replica = await asyncio.to_thread(self._load)
+            driver, loader = self._make_quorum(replica)
+            await self._serve(driver)
+            driver.start()
+            loader.start()
         except BaseException:
-            await self.stop()
+            await self.abort()
             raise
         log.info(
             "controller started",
             node_id=self.config.node_id,
-            epoch=self._epoch,
-            log_end_offset=self._log.end_offset,
-            brokers=len(self.image.brokers),
-            topics=len(self.image.topics),
+            voters=list(voters),
+            epoch=self.epoch,
+            log_end_offset=replica.log.log_end_offset,
             port=self.grpc_port,
-            took_ms=round((loop.time() - began) * 1000),
+            took_ms=monotonic_ms() - began_ms,
         )
 
-    def _load(self) -> None:
-        """On a thread: the log, the image, the new epoch's first records, all on disk."""
-        self._log.load(wall_ms())
+    def _load(self) -> QuorumReplica:
+        """On a thread: the log, the snapshots, the vote."""
         self._is_loaded = True
-        delta = MetadataDelta()
-        for batches in self._log.batches():
-            self.image.replay(batches, delta)
-        self._epoch = max(self._log.latest_epoch, 0) + 1
-        node_id = self.config.node_id
-        self._controller.applied(self._log.append_leader_change(node_id, [node_id], self._epoch, wall_ms()))
-        first = self._controller.activate(monotonic_ms())
-        if first:
-            self._controller.applied(self._log.append(first, self._epoch, wall_ms()))
-        self._log.flush()
+        self._manager.load(wall_ms())
+        return QuorumReplica.open(
+            self._fs,
+            self._manager,
+            cluster_id=self.config.cluster_id,
+            voters=raft_config(self.config).voters,
+            is_voter=True,
+            segment_bytes=self.config.metadata_log_segment_bytes,
+            now_ms=wall_ms(),
+        )
 
-    def _make_services(self) -> None:
-        state = QuorumState(self.config.cluster_id, self.config.node_id, self._epoch, self.config.voters)
-        quorum = QuorumService(state, self._log, self._high_watermark, wall_ms)
-        owner = Owner(
-            append=self._append,
-            flush=self._log.flush,
-            end_offset=self._end_offset,
-            on_high_watermark=quorum.high_watermark_moved,
+    def _make_quorum(self, replica: QuorumReplica) -> tuple[QuorumDriver, MetadataLoader]:
+        config = self.config
+        driver = QuorumDriver(
+            raft_config(config),
+            config.voters,
+            replica,
+            self._pool,
+            self,
+            self._fail,
+            snapshot_response_bytes_max=config.replica_fetch_response_max_bytes,
+        )
+        loader = MetadataLoader(
+            driver,
+            self._published,
+            snapshots=SnapshotLimits(
+                config.metadata_snapshot_min_changed_records_ratio,
+                config.metadata_log_max_record_bytes_between_snapshots,
+                config.metadata_log_max_snapshot_interval_ms,
+            ),
+            retention=RetentionLimits(
+                config.metadata_start_offset_lag_time_max_ms, config.metadata_max_retention_bytes
+            ),
+            metrics=self._quorum_metrics,
             on_failure=self._fail,
-            is_log_healthy=self._is_log_healthy,
         )
-        self._quorum, self._owner = quorum, owner
-        self._metrics.watch_image(self.image)
-        self._metrics.watch_quorum(
-            node_id=self.config.node_id,
-            epoch=self._epoch,
-            high_watermark=self._high_watermark,
-            log_end_offset=self._end_offset,
-            observers=lambda: quorum.observers,
-            waiting_fetches=lambda: quorum.waiting_fetches,
-            queued=lambda: owner.queued,
+        self._driver, self._loader = driver, loader
+        self._metrics.watch(
+            image=lambda: self.image,
+            is_active=lambda: self.is_active,
+            waiting_operations=self._waiting_operations,
+            waiting_fetches=self._waiting_fetches,
         )
-        self._metrics.active.set_function(lambda: float(owner.is_active))
+        return driver, loader
+
+    async def _serve(self, driver: QuorumDriver) -> None:
         self._server = Server(
             {
-                "Quorum": quorum,
-                "Controller": ControllerService(self._controller, self._do, monotonic_ms, self._end_offset),
-                "Admin": AdminService(self._controller, self._do, self._elect_pending),
+                "Quorum": QuorumService(driver),
+                "Controller": ControllerService(self._do, monotonic_ms, self._end_offset),
+                "Admin": AdminService(self._do),
             },
             self.config.socket_request_max_bytes,
         )
-
-    async def _serve(self) -> None:
-        assert self._owner is not None
-        assert self._server is not None
-        self._owner.start()
         listener = self.config.endpoints[0]
         self.grpc_port = await self._server.start(listener.host, listener.port)
         await self._server.set_serving(True)
-        self._arm_timer()
 
     async def stop(self) -> None:
-        """Answer what was taken, write everything, give the folder back; idempotent."""
+        """Answer what was taken, let a successor lead, write everything, give the folder back; idempotent."""
         if self._is_stopped:
             return
         self._is_stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._owner is not None:
-            await self._owner.stop(self.config.shutdown_grace_ms / 1000)
-        if self._quorum is not None:
-            self._quorum.stop()
-        if self._server is not None and self.grpc_port:
-            await self._server.stop(SERVER_STOP_GRACE_S)
+        if self._active is not None:
+            await self._active.drain(self.config.shutdown_grace_ms / 1000, self._refusal())
+        epoch = self.epoch
+        if self._driver is not None:
+            await self._driver.stop()
+        await self._end(SERVER_STOP_GRACE_S)
         if self._is_loaded:
             with contextlib.suppress(StorageError):  # told by `failed` already, or by the log
-                await asyncio.to_thread(self._log.close, self._epoch)
+                if self.failed.done() and not self.failed.cancelled():
+                    await asyncio.to_thread(self._manager.abandon)
+                else:
+                    await asyncio.to_thread(self._manager.close, epoch)
         if not self.failed.done():
             self.failed.cancel()
         log.info("controller stopped", node_id=self.config.node_id)
 
+    async def abort(self) -> None:
+        """Stop as a crash would, as far as one process can: nobody is told, nothing is flushed or marked clean."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        if self._driver is not None:
+            await self._driver.abort()
+        await self._end(0)
+        if self._is_loaded:
+            await asyncio.to_thread(self._manager.abandon)
+
+    async def _end(self, grace_s: float) -> None:
+        if self._activation is not None:
+            self._activation.cancel()
+        self._deactivate(self._refusal())
+        if self._loader is not None:
+            await self._loader.stop()
+        if self._server is not None and self.grpc_port:
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._server.stop(grace_s)
+        await self._pool.close()
+
     def _fail(self, error: BaseException) -> None:
+        """This node cannot go on; what waits may be committed or not."""
         log.error("controller failed", error=str(error))
+        self._deactivate(as_kafka_error(error))
         if not self.failed.done():
             self.failed.set_exception(error)
+            self.failed.exception()  # somebody may never look: no warning then
 
-    def _is_log_healthy(self) -> bool:
-        """Whether the log takes more, even if its last append failed: a full disk may have room later."""
-        return self._log.log.failed is None
+    # --- what the driver tells
 
-    # --- operations
+    def state_changed(self, state: State, epoch: int, leader_id: int) -> None:
+        """Another state, epoch or leader: an epoch that this node led may be over."""
+        if leader_id not in (-1, self._known_leader):
+            self._known_leader = leader_id
+            self._metrics.new_active_controllers.inc()
+        active = self._active
+        if active is not None and (state is not State.LEADER or epoch != active.epoch):
+            log.info("not the active controller any more", epoch=active.epoch, waiting=active.waiting)
+            text = f"controller {self.config.node_id} is not active any more: what it had taken may be done or not"
+            self._deactivate(KafkaError(ErrorCode.NOT_CONTROLLER, f"{text}; {self._who_is_active()}"))
+        self._activate_soon()
+
+    def committed(self, high_watermark: int) -> None:
+        """The high watermark rose: answers may go out."""
+        assert self._loader is not None
+        self._loader.committed(high_watermark)
+        if self._active is not None:
+            self._active.committed(high_watermark)
+        else:
+            self._activate_soon()
+
+    def truncated(self, offset: int) -> None:
+        """The log was cut."""
+        assert self._loader is not None
+        self._loader.truncated(offset)
+
+    def snapshot_installed(self, snapshot_id: SnapshotId) -> None:
+        """The log was replaced."""
+        assert self._loader is not None
+        self._loader.snapshot_installed(snapshot_id)
+
+    async def _published(self, image: MetadataImage, delta: MetadataDelta) -> None:
+        """The image is that of the high watermark."""
+        self._activate()
+
+    # --- being active
+
+    def _activate_soon(self) -> None:
+        """Not within a step of the driver, which takes no appends meanwhile."""
+        if self._activation is None:
+            self._activation = asyncio.get_running_loop().call_soon(self._activate)
+
+    def _activate(self) -> None:
+        """Become active if everything is there for it."""
+        if self._activation is not None:
+            self._activation.cancel()
+            self._activation = None
+        driver, loader = self._driver, self._loader
+        if driver is None or loader is None or self._is_stopped or self.failed.done() or self._active is not None:
+            return
+        leadership, end = driver.machine.leadership, self._end_offset()
+        if not driver.is_leader or leadership is None or leadership.epoch_start_offset >= driver.high_watermark:
+            return
+        if not end == driver.high_watermark == loader.applied_end:
+            return
+        active = self._active = ActiveController(self.config, driver.epoch, driver, loader, self._metrics, self._fail)
+        try:
+            active.start()
+        except KafkaError as error:
+            log.warning("the controller cannot begin its epoch", epoch=active.epoch, error=str(error))
+            self._deactivate(error)
+            loop = asyncio.get_running_loop()
+            self._activation = loop.call_later(ACTIVATION_RETRY_S, self._activate)
+            return
+        log.info(
+            "active controller", epoch=active.epoch, brokers=len(self.image.brokers), topics=len(self.image.topics)
+        )
+
+    def _deactivate(self, refusal: KafkaError) -> None:
+        active, self._active = self._active, None
+        if active is not None:
+            active.end(refusal)
+
+    async def _do(self, operation: str, decide: DecideWith) -> Any:
+        if self._active is None:
+            raise self._refusal()
+        return await self._active.do(operation, decide)
+
+    def _refusal(self) -> KafkaError:
+        if self._is_stopped:
+            return KafkaError(ErrorCode.NOT_CONTROLLER, f"controller {self.config.node_id} stops")
+        return KafkaError(ErrorCode.NOT_CONTROLLER, self._who_is_active())
+
+    def _who_is_active(self) -> str:
+        leader = self._driver.leader if self._driver is not None else None
+        if leader is None or self.failed.done():
+            return "no controller is active"
+        if leader.id == self.config.node_id:
+            return f"controller {leader.id} is about to be active"
+        return f"controller {leader.id} ({leader.address}) is active"
+
+    # --- what metrics and services read
 
     def _end_offset(self) -> int:
-        return self._log.end_offset
+        assert self._driver is not None
+        return self._driver.replica.log.log_end_offset
 
-    def _high_watermark(self) -> int:
-        return self._owner.high_watermark if self._owner is not None else 0
+    def _waiting_operations(self) -> int:
+        active = self._active
+        return active.waiting if active is not None else 0
 
-    async def _do(self, operation: str, decide: Callable[[], Decision[Any]]) -> Any:
-        assert self._owner is not None
-        self._metrics.operations.labels(operation).inc()
-        response = await self._owner.do(decide)
-        if self._timer is None:
-            self._arm_timer()
-        return response
-
-    def _append(self, records: Sequence[r.Record]) -> None:
-        before = [
-            self.image.partition(record.topic_id, record.partition_id)
-            if isinstance(record, r.PartitionChangeRecord)
-            else None
-            for record in records
-        ]
-        batch = self._log.append(records, self._epoch, wall_ms())
-        delta = self._controller.applied(batch)
-        self._metrics.records.inc(len(records))
-        elected, unclean = log_decided(self.image, records, before, delta)
-        self._metrics.elections.inc(elected)
-        self._metrics.unclean_elections.inc(unclean)
-
-    async def _elect_pending(self) -> None:
-        await self._do("Elect", lambda: Decision(self._controller.elect_pending(), None))
-
-    # --- sessions
-
-    def _arm_timer(self) -> None:
-        """One timer, for when the first session would end; heartbeats meanwhile do not touch it."""
-        if self._timer is not None or self._is_stopped:
-            return
-        deadline_ms = self._controller.next_deadline_ms()
-        if deadline_ms is not None:
-            self._deadline_ms = deadline_ms
-            delay_s = max(deadline_ms - monotonic_ms(), 1) / 1000
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._timer_fired)
-
-    def _timer_fired(self) -> None:
-        self._timer = None
-        assert self._owner is not None
-        try:
-            self._owner.submit(self._end_sessions).add_done_callback(_retrieve)
-        except KafkaError:  # too much is waiting, or the node stops
-            if self.ready:
-                self._timer = asyncio.get_running_loop().call_later(SESSION_RETRY_S, self._timer_fired)
-
-    def _end_sessions(self) -> Decision[None]:
-        """Fence the brokers that are silent, one decision each: who leads next follows from those before."""
-        assert self._owner is not None
-        now_ms = monotonic_ms()
-        if now_ms - self._deadline_ms > self.config.broker_session_timeout_ms // 2:
-            log.warning("the controller was away, sessions begin anew", late_ms=now_ms - self._deadline_ms)
-            self._controller.extend_sessions(now_ms)
-        silent = self._controller.expired(now_ms)
-        for index in range(len(silent)):
-            self._metrics.timed_out_heartbeats.inc()
-            self._owner.submit_next(self._fence_decision(silent[index:]))
-        if silent:
-            self._owner.submit_next(lambda: Decision(self._controller.elect_pending(), None))
-        self._arm_timer()
-        return Decision((), None)
-
-    def _fence_decision(self, silent: list[int]) -> Callable[[], Decision[None]]:
-        return lambda: Decision(self._controller.fence(silent), None)
-
-
-def _retrieve(answer: asyncio.Future[Any]) -> None:
-    """Take note of a timer's result; a failure is told by `failed`."""
-    if not answer.cancelled():
-        answer.exception()
+    def _waiting_fetches(self) -> int:
+        leadership = self._driver.machine.leadership if self._driver is not None else None
+        return len(leadership.waiting) if leadership is not None else 0

@@ -1,13 +1,12 @@
-"""The one task that owns the controller's state, and the group commit behind it.
+"""Decisions of an active controller in one epoch of the quorum, and the answers that wait for them.
 
-Operations wait in a bounded queue and are decided one after the other: a decision's records are appended and applied
-at once, and its answer waits until they are on disk. One fsync at a time runs on a thread and covers everything
-appended before it, so many operations share one. Observers are shown what is on disk only: `high_watermark`.
+A decision is made, appended and applied at once, in one step of the event loop; its answer waits until the high
+watermark has passed everything that the decision saw, while this node leads the same epoch. When the epoch ends, what
+still waits is refused with NOT_CONTROLLER: its records may be kept by the next leader or cut, nobody can say.
 
-Invariants: an answer is never sent before all records that its decision saw are durable; answers go out in the order
-of decisions; the high watermark never goes back; after a failure of the disk nothing is answered but with an error.
-What cannot be decided, encoded or appended (a bug, a full disk) and left nothing in a healthy log is the error of that
-one operation; anything else that is not expected ends the node, never silently.
+Invariants: an answer is never sent before all records that its decision saw are committed; answers go out in the order
+of decisions; nothing is decided after the epoch ended. What cannot be decided, encoded or appended (a bug, a full disk)
+is the error of that one operation; records that were appended and cannot be applied end the node, never silently.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import structlog
@@ -27,17 +25,10 @@ from kipmesh.core.metadata.records import Record
 log = structlog.get_logger(__name__)
 
 OPERATIONS_MAX = 10_000
-"""Operations that wait to be decided; more are refused with REQUEST_TIMED_OUT, which clients retry."""
-OPERATIONS_BEFORE_YIELD = 64
+"""Answers that wait to be committed; more are refused with REQUEST_TIMED_OUT, which clients retry."""
 _TEXT_LENGTH_MAX = 500
 
 Decide = Callable[[], Decision[Any]]
-Append = Callable[[Sequence[Record]], None]
-
-
-class _Operation(NamedTuple):
-    decide: Decide
-    answer: asyncio.Future[Any]
 
 
 class _Waiting(NamedTuple):
@@ -47,192 +38,113 @@ class _Waiting(NamedTuple):
 
 
 class Owner:
-    """Runs operations; make it inside the event loop."""
+    """Makes decisions from its making until `end`; use it inside one event loop."""
 
     def __init__(
         self,
         *,
-        append: Append,
-        flush: Callable[[], None],
+        append: Callable[[Sequence[Record]], bytes],
+        apply: Callable[[Sequence[Record], bytes], None],
         end_offset: Callable[[], int],
-        on_high_watermark: Callable[[int], None],
+        high_watermark: int,
         on_failure: Callable[[BaseException], None],
-        is_log_healthy: Callable[[], bool],
     ) -> None:
-        """`is_log_healthy` says after a failed append whether the next may succeed."""
+        """`append` gives the batch, or raises and leaves the log as it was; `apply` must not fail."""
+        self.high_watermark = high_watermark
         self._append = append
-        self._flush = flush
+        self._apply = apply
         self._end_offset = end_offset
-        self._on_high_watermark = on_high_watermark
         self._on_failure = on_failure
-        self._is_log_healthy = is_log_healthy
-        self._queue: asyncio.Queue[_Operation] = asyncio.Queue(OPERATIONS_MAX)
-        self._next: deque[_Operation] = deque()
         self._waiting: deque[_Waiting] = deque()
-        self._unflushed = asyncio.Event()
-        self._durable = asyncio.Event()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="metadata-fsync")
-        self._tasks: list[asyncio.Task[None]] = []
-        self._failure: BaseException | None = None
-        self._is_stopping = False
-        self.high_watermark = end_offset()
+        self._drained = asyncio.Event()
+        self._refusal: KafkaError | None = None
 
     @property
-    def is_active(self) -> bool:
-        """Whether operations are taken."""
-        return bool(self._tasks) and not self._is_stopping and self._failure is None
-
-    @property
-    def queued(self) -> int:
-        """Operations that wait to be decided."""
-        return self._queue.qsize()
-
-    def start(self) -> None:
-        """Take operations from now on; everything in the log is durable."""
-        self.high_watermark = self._end_offset()
-        self._tasks = [
-            asyncio.create_task(self._decide_all(), name="controller-owner"),
-            asyncio.create_task(self._commit_all(), name="controller-commit"),
-        ]
-        for task in self._tasks:
-            task.add_done_callback(self._ended)
+    def waiting(self) -> int:
+        """Answers that wait to be committed."""
+        return len(self._waiting)
 
     async def do(self, decide: Decide) -> Any:
-        """Decide, and return the response when it is durable; raises KafkaError when that cannot be."""
-        answer = self.submit(decide)
-        return await answer
+        """Decide, and return the response when it is committed; raises KafkaError when that cannot be."""
+        return await self.submit(decide)
 
     def submit(self, decide: Decide) -> asyncio.Future[Any]:
-        """The same without waiting; raises KafkaError when the operation is not taken."""
-        if not self.is_active:
-            raise KafkaError(ErrorCode.NOT_CONTROLLER, "this controller is not active")
+        """Decide now; the response comes later. Raises KafkaError for what is not decided or not appended."""
+        if len(self._waiting) >= OPERATIONS_MAX:
+            raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"{OPERATIONS_MAX} operations are waiting")
+        response = self.decide(decide)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        try:
-            self._queue.put_nowait(_Operation(decide, answer))
-        except asyncio.QueueFull:
-            raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"{OPERATIONS_MAX} operations are waiting") from None
-        return answer
-
-    def submit_next(self, decide: Decide) -> None:
-        """From within a decision: one that follows it before any other operation, and that nobody waits for."""
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        answer.add_done_callback(_take_note)
-        self._next.append(_Operation(decide, answer))
-
-    async def _decide_all(self) -> None:
-        done = 0
-        while True:
-            self._decide(await self._queue.get())
-            while self._next:
-                self._decide(self._next.popleft())
-            done += 1
-            if done % OPERATIONS_BEFORE_YIELD == 0:
-                await asyncio.sleep(0)
-
-    def _decide(self, operation: _Operation) -> None:
-        if operation.answer.cancelled():
-            return
-        try:
-            decision = operation.decide()
-        except Exception as error:  # a bug: this request fails, the state is as it was
-            self._refuse_one(operation, error)
-            return
-        before = self._end_offset()
-        if decision.records:
-            try:
-                self._append(decision.records)
-            except Exception as error:
-                self._refuse_one(operation, error)
-                if self._end_offset() != before or not self._is_log_healthy():
-                    self._fail(error)
-                return
         end = self._end_offset()
         if end <= self.high_watermark:
-            operation.answer.set_result(decision.response)
-            return
-        self._waiting.append(_Waiting(end, operation.answer, decision.response))
-        self._unflushed.set()
+            answer.set_result(response)
+        else:
+            self._waiting.append(_Waiting(end, answer, response))
+        return answer
 
-    async def _commit_all(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await self._unflushed.wait()
-            self._unflushed.clear()
-            end = self._end_offset()
-            if end > self.high_watermark:
-                try:
-                    await loop.run_in_executor(self._thread, self._flush)
-                except Exception as error:
-                    self._fail(error)
-                    return
-                self.high_watermark = end
-                self._on_high_watermark(end)
-            while self._waiting and self._waiting[0].end_offset <= self.high_watermark:
-                waiting = self._waiting.popleft()
-                if not waiting.answer.done():
-                    waiting.answer.set_result(waiting.response)
-            self._durable.set()
-
-    def _refuse_one(self, operation: _Operation, error: Exception) -> None:
-        log.error("operation failed", exc_info=error)
-        if not operation.answer.done():
-            operation.answer.set_exception(_as_kafka_error(error))
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """Both tasks run until they are cancelled, or until the failure that ends the node."""
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            log.error("a task of the controller failed", task=task.get_name(), exc_info=error)
-            self._fail(error)
-
-    def _fail(self, error: BaseException) -> None:
-        if self._failure is not None:
-            return
-        self._failure = error
-        refusal = _as_kafka_error(error)
-        while self._waiting:
-            _refuse(self._waiting.popleft().answer, refusal)
-        while not self._queue.empty():
-            _refuse(self._queue.get_nowait().answer, refusal)
-        self._durable.set()
-        self._on_failure(error)
-
-    async def stop(self, grace_s: float) -> None:
-        """Take no more, end what was taken within `grace_s`, and refuse the rest."""
-        self._is_stopping = True
+    def decide(self, decide: Decide) -> Any:
+        """The same for what nobody waits for: gives the response, which must not be told to anybody."""
+        self._check()
         try:
-            async with asyncio.timeout(grace_s):
-                while self._failure is None and (not self._queue.empty() or self._waiting):
-                    self._durable.clear()
-                    if self._waiting:
-                        await self._durable.wait()
-                    else:
-                        await asyncio.sleep(0)
-        except TimeoutError:
-            log.warning("stopping with unfinished operations", operations=self.queued + len(self._waiting))
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
-        refusal = KafkaError(ErrorCode.NOT_CONTROLLER, "this controller stops")
+            decision = decide()
+            batch = self._append(decision.records) if decision.records else b""
+        except KafkaError as error:  # not the leader any more, a full disk
+            log.warning("operation refused", error=str(error))
+            raise
+        except Exception as error:  # a bug: this request fails, the state is as it was
+            log.error("operation failed", exc_info=error)
+            raise as_kafka_error(error) from error
+        if batch:
+            try:
+                self._apply(decision.records, batch)
+            except Exception as error:
+                log.error("what was appended cannot be applied", exc_info=error)
+                refusal = as_kafka_error(error)
+                self.end(refusal)
+                self._on_failure(error)
+                raise refusal from error
+        self._check()  # leadership may have ended with the append
+        return decision.response
+
+    def _check(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+
+    def committed(self, high_watermark: int) -> None:
+        """Send the answers that waited for it."""
+        self.high_watermark = max(self.high_watermark, high_watermark)
+        while self._waiting and self._waiting[0].end_offset <= self.high_watermark:
+            waiting = self._waiting.popleft()
+            if not waiting.answer.done():
+                waiting.answer.set_result(waiting.response)
+        if not self._waiting:
+            self._drained.set()
+
+    def end(self, refusal: KafkaError) -> None:
+        """The epoch is over: refuse what waits, and all that comes; the first call counts."""
+        if self._refusal is None:
+            self._refusal = refusal
         while self._waiting:
-            _refuse(self._waiting.popleft().answer, refusal)
-        while not self._queue.empty():
-            _refuse(self._queue.get_nowait().answer, refusal)
-        self._thread.shutdown(wait=False)
+            answer = self._waiting.popleft().answer
+            if not answer.done():
+                answer.set_exception(refusal)
+        self._drained.set()
+
+    async def drain(self, grace_s: float, refusal: KafkaError) -> None:
+        """Take no more, and give what waits `grace_s` to be committed; what is left is refused."""
+        if self._refusal is None:
+            self._refusal = refusal
+        if self._waiting:
+            self._drained.clear()
+            try:
+                async with asyncio.timeout(grace_s):
+                    await self._drained.wait()
+            except TimeoutError:
+                log.warning("stopping with unfinished operations", operations=len(self._waiting))
+        self.end(refusal)
 
 
-def _take_note(answer: asyncio.Future[Any]) -> None:
-    if not answer.cancelled():
-        answer.exception()  # a failure is told by `on_failure`
-
-
-def _refuse(answer: asyncio.Future[Any], error: KafkaError) -> None:
-    if not answer.done():
-        answer.set_exception(error)
-
-
-def _as_kafka_error(error: BaseException) -> KafkaError:
+def as_kafka_error(error: BaseException) -> KafkaError:
+    """Any error as one that a client can be told."""
     if isinstance(error, KafkaError):
         return error
     if isinstance(error, OSError):

@@ -1,7 +1,7 @@
 """The services Controller and Admin: each request is one operation of the owner.
 
-What the owner refuses (not active, too much waiting, the disk) is answered in the form that the request has for
-errors: at the top, or for each topic and resource.
+What is refused (not active, too much waiting, the disk) is answered in the form that the request has for errors: at
+the top, or for each topic and resource. NOT_CONTROLLER says who is active, where the form has room for a text.
 """
 
 from __future__ import annotations
@@ -37,17 +37,14 @@ from kipmesh.core.metadata.controller import MetadataController
 from kipmesh.core.metadata.decision import Decision
 from kipmesh.rpc.server import RequestContext
 
-Do = Callable[[str, Callable[[], Decision[Any]]], Awaitable[Any]]
-"""Name and decision of an operation -> its response, once durable; raises KafkaError."""
+Do = Callable[[str, Callable[[MetadataController], Decision[Any]]], Awaitable[Any]]
+"""Name and decision of an operation -> its response, once committed; raises KafkaError."""
 
 
 class ControllerService:
     """BrokerRegistration, BrokerHeartbeat, AlterPartition."""
 
-    def __init__(
-        self, controller: MetadataController, do: Do, now_ms: Callable[[], int], next_offset: Callable[[], int]
-    ) -> None:
-        self._controller = controller
+    def __init__(self, do: Do, now_ms: Callable[[], int], next_offset: Callable[[], int]) -> None:
         self._do = do
         self._now_ms = now_ms
         self._next_offset = next_offset
@@ -59,7 +56,7 @@ class ControllerService:
         try:
             response: BrokerRegistrationResponse = await self._do(
                 "BrokerRegistration",
-                lambda: self._controller.register(request, self._now_ms(), self._next_offset()),
+                lambda controller: controller.register(request, self._now_ms(), self._next_offset()),
             )
         except KafkaError as error:
             return BrokerRegistrationResponse(error_code=error.code, error_message=error.message)
@@ -72,7 +69,7 @@ class ControllerService:
         try:
             response: BrokerHeartbeatResponse = await self._do(
                 "BrokerHeartbeat",
-                lambda: self._controller.heartbeat(request, self._now_ms(), self._next_offset()),
+                lambda controller: controller.heartbeat(request, self._now_ms(), self._next_offset()),
             )
         except KafkaError as error:
             return BrokerHeartbeatResponse(error_code=error.code)
@@ -82,7 +79,7 @@ class ControllerService:
         """AlterPartition (API key 56)."""
         try:
             response: AlterPartitionResponse = await self._do(
-                "AlterPartition", lambda: self._controller.alter_partition(request)
+                "AlterPartition", lambda controller: controller.alter_partition(request)
             )
         except KafkaError as error:
             return AlterPartitionResponse(error_code=error.code)
@@ -92,16 +89,14 @@ class ControllerService:
 class AdminService:
     """Topics and configurations."""
 
-    def __init__(self, controller: MetadataController, do: Do, elect_pending: Callable[[], Awaitable[None]]) -> None:
-        self._controller = controller
+    def __init__(self, do: Do) -> None:
         self._do = do
-        self._elect_pending = elect_pending
 
     async def create_topics(self, request: CreateTopicsRequest, context: RequestContext) -> CreateTopicsResponse:
         """CreateTopics (API key 19)."""
         try:
             response: CreateTopicsResponse = await self._do(
-                "CreateTopics", lambda: self._controller.create_topics(request)
+                "CreateTopics", lambda controller: controller.create_topics(request)
             )
         except KafkaError as error:
             failed = [CreatableTopicResult(topic.name, b"", error.code, error.message) for topic in request.topics]
@@ -112,7 +107,7 @@ class AdminService:
         """DeleteTopics (API key 20)."""
         try:
             response: DeleteTopicsResponse = await self._do(
-                "DeleteTopics", lambda: self._controller.delete_topics(request)
+                "DeleteTopics", lambda controller: controller.delete_topics(request)
             )
         except KafkaError as error:
             failed = [
@@ -127,7 +122,7 @@ class AdminService:
         """CreatePartitions (API key 37)."""
         try:
             response: CreatePartitionsResponse = await self._do(
-                "CreatePartitions", lambda: self._controller.create_partitions(request)
+                "CreatePartitions", lambda controller: controller.create_partitions(request)
             )
         except KafkaError as error:
             failed = [CreatePartitionsTopicResult(topic.name, error.code, error.message) for topic in request.topics]
@@ -140,7 +135,7 @@ class AdminService:
         """DescribeConfigs (API key 32) of topics."""
         try:
             response: DescribeConfigsResponse = await self._do(
-                "DescribeConfigs", lambda: self._controller.describe_configs(request)
+                "DescribeConfigs", lambda controller: controller.describe_configs(request)
             )
         except KafkaError as error:
             failed = [
@@ -156,9 +151,9 @@ class AdminService:
         """IncrementalAlterConfigs (API key 44) of topics."""
         try:
             response: IncrementalAlterConfigsResponse = await self._do(
-                "IncrementalAlterConfigs", lambda: self._controller.alter_configs(request)
+                "IncrementalAlterConfigs", lambda controller: controller.alter_configs(request)
             )
-            await self._elect_pending()
+            await self._do("Elect", lambda controller: Decision(controller.elect_pending(), None))
         except KafkaError as error:
             failed = [
                 AlterConfigsResourceResponse(error.code, error.message, resource.resource_type, resource.resource_name)

@@ -1,10 +1,10 @@
-"""A live controller over loopback and brokers that are as simple as can be, for the tests of this folder."""
+"""Live controllers over loopback and brokers that are as simple as can be, for the tests of this folder."""
 
 from __future__ import annotations
 
-import socket
+import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,18 @@ from kipmesh.storage.fs import FileSystem
 CLUSTER = "test-cluster"
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+TIMEOUT_S = 20.0
+
+
+async def until(condition: Callable[[], Any], what: str) -> Any:
+    """Wait until the condition over nodes of this loop holds; gives its value."""
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            while not (result := condition()):  # noqa: ASYNC110 - a condition over the state of several nodes
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise AssertionError(f"not in {TIMEOUT_S:g} s: {what}") from None
+    return result
 
 
 def controller_config(folder: Path, **values: Any) -> ControllerConfig:
@@ -37,13 +45,14 @@ def controller_config(folder: Path, **values: Any) -> ControllerConfig:
 
 
 class LiveController:
-    """A started node and a connection to it."""
+    """A quorum of one, active, and a connection to it."""
 
     def __init__(self, folder: Path, fs: FileSystem | None = None, **values: Any) -> None:
         self.node = ControllerNode(controller_config(folder, **values), fs=fs)
 
     async def __aenter__(self) -> LiveController:
         await self.node.start()
+        await until(lambda: self.node.is_active or self.node.failed.done(), "an active controller")
         self.connection = Connection(f"127.0.0.1:{self.node.grpc_port}", "test")
         return self
 
@@ -111,6 +120,7 @@ class FakeBroker:
         return response
 
     def fetch_request(self, max_wait_ms: int = 0, min_bytes: int = 1, **values: Any) -> m.FetchRequest:
+        # As a consumer does, which gets what is committed and no more.
         partition = m.FetchPartition(
             0,
             fetch_offset=self.image.offset + 1,
@@ -119,8 +129,8 @@ class FakeBroker:
         )
         request = m.FetchRequest(
             CLUSTER,
-            self.broker_id,
-            self.epoch,
+            -1,
+            -1,
             max_wait_ms,
             min_bytes,
             topics=[m.FetchTopic(CLUSTER_METADATA_TOPIC, CLUSTER_METADATA_TOPIC_ID, [partition])],

@@ -4,18 +4,19 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from controller_support import CLUSTER, FakeBroker, LiveController, controller_config
+from controller_support import CLUSTER, FakeBroker, LiveController, controller_config, until
 
 from kipmesh.core import messages as m
-from kipmesh.core.config.node import parse_voters
+from kipmesh.core import record_batch
+from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
-from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC_ID
+from kipmesh.core.metadata import records as r
+from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, CLUSTER_METADATA_TOPIC_ID
 from kipmesh.core.metadata.records import METADATA_VERSION_LEVEL
+from kipmesh.core.raft.control import LeaderChange, leader_change_batch
 from kipmesh.node.controller import ControllerNode
-from kipmesh.node.controller.metadata_log import MetadataLog
-from kipmesh.node.controller.quorum import OBSERVER_TIMEOUT_MS, QuorumService, QuorumState
-from kipmesh.rpc.server import RequestContext
 from kipmesh.storage.fs import RealFileSystem
+from kipmesh.storage.log_manager import LogManager
 
 
 async def test_a_new_cluster_serves_topics_to_brokers(tmp_path: Path) -> None:
@@ -88,66 +89,21 @@ async def test_a_stream_of_fetches(tmp_path: Path) -> None:
         stream.cancel()
 
 
-async def test_fetch_refusals(tmp_path: Path) -> None:
-    async with LiveController(tmp_path) as controller:
-        broker = FakeBroker(controller, 1)
-        await broker.join()
-        fetch = broker.fetch_request
-        response = await controller.call("Quorum", "Fetch", fetch(cluster_id="other"))
-        assert response.error_code == ErrorCode.INCONSISTENT_CLUSTER_ID
-
-        async def code(topic: str, topic_id: bytes, **partition: int) -> tuple[int, m.PartitionData]:
-            asked = m.FetchTopic(topic, topic_id, [m.FetchPartition(**{"partition_max_bytes": 1 << 20, **partition})])
-            answer = await controller.call("Quorum", "Fetch", fetch(topics=[asked], max_wait_ms=30_000))
-            data = answer.responses[0].partitions[0]
-            return data.error_code, data
-
-        metadata_id = CLUSTER_METADATA_TOPIC_ID
-        epoch = controller.node.epoch
-        assert (await code("", b"\7" * 16))[0] == ErrorCode.UNKNOWN_TOPIC_ID
-        assert (await code("x", b""))[0] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        assert (await code("", metadata_id, partition=1))[0] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        assert (await code("", metadata_id, current_leader_epoch=epoch - 1))[0] == ErrorCode.FENCED_LEADER_EPOCH
-        assert (await code("", metadata_id, current_leader_epoch=epoch + 1))[0] == ErrorCode.UNKNOWN_LEADER_EPOCH
-        assert (await code("", metadata_id, fetch_offset=999))[0] == ErrorCode.OFFSET_OUT_OF_RANGE
-        error, data = await code("", metadata_id, fetch_offset=999, last_fetched_epoch=epoch)
-        end = controller.node.image.offset + 1
-        assert (error, data.diverging_epoch) == (0, m.EpochEndOffset(epoch, end))
-        error, data = await code("", metadata_id, fetch_offset=2, last_fetched_epoch=epoch + 5)
-        assert (error, data.diverging_epoch) == (0, m.EpochEndOffset(epoch, end))
-
-
 async def test_describe_quorum(tmp_path: Path) -> None:
     async with LiveController(tmp_path) as controller:
-        broker = FakeBroker(controller, 7)
-        await broker.join()
-        await broker.follow()
+        await FakeBroker(controller, 7).join()
+        node = controller.node
+        end = node.image.offset + 1
+        partition = m.FetchPartition(0, node.epoch, end, node.epoch, partition_max_bytes=1000)
+        topic = m.FetchTopic(CLUSTER_METADATA_TOPIC, CLUSTER_METADATA_TOPIC_ID, [partition])
+        await controller.call("Quorum", "Fetch", m.FetchRequest(CLUSTER, 7, topics=[topic]))
         response = await controller.call("Quorum", "DescribeQuorum", m.DescribeQuorumRequest())
-        partition = response.topics[0].partitions[0]
-        end = controller.node.image.offset + 1
-        assert (partition.leader_id, partition.leader_epoch, partition.high_watermark) == (1001, 1, end)
-        assert [(voter.replica_id, voter.log_end_offset) for voter in partition.current_voters] == [(1001, end)]
-        assert [(observer.replica_id, observer.log_end_offset) for observer in partition.observers] == [(7, end)]
-        assert partition.observers[0].last_caught_up_timestamp > 0
-        assert [(node.node_id, node.port) for node in response.nodes] == [(1001, 19093)]
-
-
-async def test_the_gauge_of_observers_forgets_nobody(tmp_path: Path) -> None:
-    # /metrics is read on another thread, while the loop goes through the observers.
-    now_ms = 0
-    state = QuorumState(CLUSTER, 1001, 1, parse_voters("1001@h:1"))
-    log = MetadataLog(RealFileSystem(), str(tmp_path), cluster_id=CLUSTER, node_id=1001, segment_bytes=1 << 20)
-    log.load(0)
-    quorum = QuorumService(state, log, lambda: 0, lambda: now_ms)
-    asked = m.FetchTopic("", CLUSTER_METADATA_TOPIC_ID, [m.FetchPartition(0)])
-    for replica_id in (1, 2):
-        await quorum.fetch(m.FetchRequest(CLUSTER, replica_id, topics=[asked]), RequestContext("", ""))
-        now_ms += OBSERVER_TIMEOUT_MS
-    walking = iter(quorum._observers.values())
-    next(walking)
-    assert quorum.observers == 1
-    next(walking)
-    log.close(1)
+        found = response.topics[0].partitions[0]
+        assert (found.leader_id, found.leader_epoch, found.high_watermark) == (1001, 1, end)
+        assert [(voter.replica_id, voter.log_end_offset) for voter in found.current_voters] == [(1001, end)]
+        assert [(observer.replica_id, observer.log_end_offset) for observer in found.observers] == [(7, end)]
+        assert found.observers[0].last_caught_up_timestamp > 0
+        assert [(voter.node_id, voter.port) for voter in response.nodes] == [(1001, 19093)]
 
 
 async def test_a_silent_broker_is_fenced_by_a_timer(tmp_path: Path) -> None:
@@ -222,24 +178,76 @@ async def test_the_folder_of_another_is_refused(tmp_path: Path, change: dict[str
     await node.stop()
 
 
-async def test_a_quorum_of_more_is_refused(tmp_path: Path) -> None:
-    for voters in ("1001@h:1,1002@h:2", "5@h:1"):
+async def test_voters_without_this_node_are_refused(tmp_path: Path) -> None:
+    for voters in ("1002@h:2", "1001@h:1,1001@h:2"):
         node = ControllerNode(controller_config(tmp_path, controller_quorum_voters=voters))
-        with pytest.raises(InvalidConfigError):
+        with pytest.raises(InvalidConfigError, match=r"controller\.quorum\.voters"):
             await node.start()
         await node.stop()
 
 
-async def test_stop_answers_waiting_fetches_and_is_idempotent(tmp_path: Path) -> None:
+def write_as_before(folder: Path, records: list[r.Record]) -> None:
+    """What kipmesh 0.1.0 left: a metadata log of one voter, stopped in its first epoch, and no `quorum-state`."""
+    manager = LogManager(
+        RealFileSystem(), (str(folder),), cluster_id=CLUSTER, node_id=1001, defaults=TopicConfig.parse({})
+    )
+    manager.load(0)
+    log = manager.create(CLUSTER_METADATA_TOPIC, 0, CLUSTER_METADATA_TOPIC_ID, TopicConfig.parse({}), 0)
+    log.append_as_leader(leader_change_batch(LeaderChange(1001, (1001,), (1001,)), 1, 5), 1, 5)
+    batch = record_batch.build(
+        [(None, r.encode_record(record)) for record in records], base_offset=1, leader_epoch=1, timestamp_ms=5
+    )
+    log.append_as_leader(batch, 1, 5)
+    manager.close(1)
+
+
+async def test_data_of_the_version_before_goes_on(tmp_path: Path) -> None:
+    topic_id = b"t" * 16
+    write_as_before(
+        tmp_path,
+        [
+            r.FeatureLevelRecord(r.METADATA_VERSION, METADATA_VERSION_LEVEL),
+            r.TopicRecord("kept", topic_id),
+            r.PartitionRecord(0, topic_id, (1,), (1,), leader=-1, last_known_elr=(1,), directories=(bytes(16),)),
+        ],
+    )
+    async with LiveController(tmp_path) as controller:
+        node = controller.node
+        assert node.epoch == 2
+        assert node.image.topic_names == {"kept": topic_id}
+        assert (tmp_path / "__cluster_metadata-0" / "quorum-state").is_file()
+        broker = FakeBroker(controller, 1)
+        await broker.join()
+        await controller.create("new")
+    async with LiveController(tmp_path) as controller:
+        assert controller.node.epoch == 3
+        assert set(controller.node.image.topic_names) == {"kept", "new"}
+
+
+async def test_a_crash_is_no_clean_stop(tmp_path: Path) -> None:
+    controller = LiveController(tmp_path)
+    async with controller:
+        await FakeBroker(controller, 1).join()
+        await controller.create("kept")
+        await controller.node.abort()
+        assert not controller.node.ready
+        assert not (tmp_path / ".kafka_cleanshutdown").exists()
+        await controller.node.abort()
+    async with LiveController(tmp_path) as controller:
+        assert set(controller.node.image.topic_names) == {"kept"}
+
+
+async def test_stop_ends_waiting_fetches_and_is_idempotent(tmp_path: Path) -> None:
     controller = LiveController(tmp_path)
     await controller.node.start()
     async with LiveConnection(controller) as broker:
+        await until(lambda: controller.node.ready, "a controller")
         await broker.join()
         waiting = asyncio.create_task(controller.call("Quorum", "Fetch", broker.fetch_request(60_000)))
-        await asyncio.sleep(0.05)
+        await until(lambda: controller.node.registry.get_sample_value("kipmesh_controller_waiting_fetches"), "a fetch")
         await controller.node.stop()
         response = await waiting
-        assert response.responses[0].partitions[0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert response.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
         await controller.node.stop()
         assert not controller.node.ready
 

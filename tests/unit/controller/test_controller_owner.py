@@ -1,4 +1,4 @@
-"""The owner alone, over a log that is a list: which errors are one operation's, and which are the node's."""
+"""The owner alone, over a log that is a list: what is answered when, and which errors are one operation's."""
 
 from __future__ import annotations
 
@@ -10,80 +10,158 @@ import pytest
 
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.metadata.decision import Decision
+from kipmesh.node.controller import owner as owners
 from kipmesh.node.controller.owner import Owner
+
+OVER = KafkaError(ErrorCode.NOT_CONTROLLER, "controller 1 is active")
 
 
 class ListLog:
-    """A log whose appends can fail before or after they are done."""
+    """A log whose appends can be refused, and an image that can fail."""
 
     def __init__(self) -> None:
         self.records: list[Any] = []
-        self.fail_before: Exception | None = None
-        self.fail_after: Exception | None = None
-        self.fail_told: Exception | None = None
-        self.healthy = True
+        self.refuse: Exception | None = None
+        self.fail_apply: Exception | None = None
         self.failures: list[BaseException] = []
         self.owner = Owner(
             append=self.append,
-            flush=lambda: None,
+            apply=self.apply,
             end_offset=lambda: len(self.records),
-            on_high_watermark=self.told,
+            high_watermark=0,
             on_failure=self.failures.append,
-            is_log_healthy=lambda: self.healthy,
         )
 
-    def append(self, records: Sequence[Any]) -> None:
-        if self.fail_before is not None:
-            raise self.fail_before
+    def append(self, records: Sequence[Any]) -> bytes:
+        if self.refuse is not None:
+            raise self.refuse
         self.records += records
-        if self.fail_after is not None:
-            raise self.fail_after
+        return b"batch"
 
-    def told(self, _high_watermark: int) -> None:
-        if self.fail_told is not None:
-            raise self.fail_told
+    def apply(self, records: Sequence[Any], batch: bytes) -> None:
+        assert batch == b"batch"
+        if self.fail_apply is not None:
+            raise self.fail_apply
 
-    async def do(self, record: str = "record") -> Any:
-        return await asyncio.wait_for(self.owner.do(lambda: Decision([record], record)), 5)
+    def submit(self, name: str = "one", records: int = 1) -> asyncio.Future[Any]:
+        return self.owner.submit(lambda: Decision([name] * records, name))
+
+
+async def code(answer: asyncio.Future[Any]) -> ErrorCode:
+    with pytest.raises(KafkaError) as caught:
+        await asyncio.wait_for(answer, 5)
+    return caught.value.code
+
+
+async def test_answers_wait_for_all_that_their_decisions_saw() -> None:
+    log = ListLog()
+    first, second, reads = log.submit("first", 2), log.submit("second"), log.submit("reads", 0)
+    log.owner.committed(2)
+    assert await first == "first"
+    assert not second.done()
+    assert not reads.done(), "what it saw may not be there after all"
+    assert log.owner.waiting == 2
+    log.owner.committed(3)
+    assert (await second, await reads) == ("second", "reads")
+    assert await log.submit("nothing new", 0) == "nothing new"
+
+
+async def test_the_end_refuses_what_is_not_committed() -> None:
+    log = ListLog()
+    done, open_ = log.submit("done"), log.submit("open")
+    log.owner.committed(1)
+    log.owner.end(OVER)
+    log.owner.end(KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "later"))
+    assert await done == "done"
+    assert await code(open_) is ErrorCode.NOT_CONTROLLER
+    log.owner.committed(2)
+    with pytest.raises(KafkaError, match="controller 1 is active"):
+        log.submit()
+    assert len(log.records) == 2
+
+
+async def test_leadership_that_ends_with_the_append() -> None:
+    log = ListLog()
+    log.fail_apply = None
+
+    def append(records: Sequence[Any]) -> bytes:
+        log.records += records
+        log.owner.end(OVER)
+        return b"batch"
+
+    log.owner._append = append
+    with pytest.raises(KafkaError, match="controller 1 is active"):
+        log.submit()
+    assert not log.failures
 
 
 async def test_an_error_that_left_nothing_is_one_operations() -> None:
     log = ListLog()
-    log.owner.start()
-    log.fail_before = ValueError("cannot be encoded")
-    with pytest.raises(KafkaError) as caught:
-        await log.do()
-    assert caught.value.code is ErrorCode.UNKNOWN_SERVER_ERROR
-    assert log.owner.is_active
-    assert not log.failures
 
     def broken() -> Decision[None]:
         raise ZeroDivisionError
 
     with pytest.raises(KafkaError) as caught:
-        await log.owner.do(broken)
+        log.owner.submit(broken)
     assert caught.value.code is ErrorCode.UNKNOWN_SERVER_ERROR
-    log.fail_before = None
-    assert await log.do("next") == "next"
-    await log.owner.stop(1)
+    for refusal, expected in (
+        (ValueError("cannot be encoded"), ErrorCode.UNKNOWN_SERVER_ERROR),
+        (KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "full"), ErrorCode.KAFKA_STORAGE_ERROR),
+    ):
+        log.refuse = refusal
+        with pytest.raises(KafkaError) as caught:
+            log.submit()
+        assert caught.value.code is expected
+    log.refuse = None
+    answer = log.submit("next")
+    log.owner.committed(1)
+    assert await answer == "next"
+    assert not log.failures
 
 
-@pytest.mark.parametrize("how", ["broken log", "half done", "not told"])
-async def test_an_error_that_may_have_left_something_ends_the_node(how: str) -> None:
+async def test_what_cannot_be_applied_ends_the_node() -> None:
     log = ListLog()
-    log.owner.start()
-    error = ValueError("bug")
-    if how == "broken log":
-        log.fail_before, log.healthy = error, False
-    elif how == "half done":
-        log.fail_after = error
-    else:
-        log.fail_told = error
+    waits = log.submit()
+    log.fail_apply = error = ValueError("bug")
     with pytest.raises(KafkaError):
-        await log.do()
+        log.submit()
     assert log.failures == [error]
-    assert not log.owner.is_active
+    assert await code(waits) is ErrorCode.UNKNOWN_SERVER_ERROR
+    with pytest.raises(KafkaError):
+        log.submit()
+    assert log.failures == [error]
+
+
+async def test_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owners, "OPERATIONS_MAX", 2)
+    log = ListLog()
+    taken = [log.submit(), log.submit()]
     with pytest.raises(KafkaError) as caught:
-        await log.do()
-    assert caught.value.code is ErrorCode.NOT_CONTROLLER
-    await log.owner.stop(1)
+        log.submit()
+    assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
+    log.owner.committed(2)
+    assert await asyncio.gather(*taken) == ["one", "one"]
+
+
+async def test_a_client_that_left_is_no_matter() -> None:
+    log = ListLog()
+    left, stays = log.submit("left"), log.submit("stays")
+    left.cancel()
+    log.owner.committed(2)
+    assert await stays == "stays"
+
+
+async def test_draining_takes_no_more_and_waits_for_the_rest() -> None:
+    log = ListLog()
+    waits = log.submit("waits")
+    draining = asyncio.create_task(log.owner.drain(20, OVER))
+    await asyncio.sleep(0)
+    with pytest.raises(KafkaError, match="controller 1"):
+        log.submit()
+    log.owner.committed(1)
+    await draining
+    assert await waits == "waits"
+    late = ListLog()
+    waits = late.submit()
+    await late.owner.drain(0.01, OVER)
+    assert await code(waits) is ErrorCode.NOT_CONTROLLER

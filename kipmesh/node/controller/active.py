@@ -1,0 +1,183 @@
+"""What an active controller does in one epoch of the quorum: it decides, and it ends the sessions of silent brokers.
+
+Made when the node leads, the start of its epoch is committed and the image has everything that is in the log; thrown
+away when the epoch ends. Nothing is handed on but the log: the next active controller, here or elsewhere, begins with
+the image and a fresh session for every broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import structlog
+
+from kipmesh.core import record_batch
+from kipmesh.core.config import ControllerConfig
+from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.core.metadata import records as r
+from kipmesh.core.metadata.controller import MetadataController
+from kipmesh.core.metadata.decision import Decision
+from kipmesh.node.clock import monotonic_ms, wall_ms
+from kipmesh.node.controller.events import log_decided
+from kipmesh.node.controller.metrics import ControllerMetrics
+from kipmesh.node.controller.owner import Owner
+from kipmesh.node.quorum.driver import QuorumDriver
+from kipmesh.node.quorum.loader import MetadataLoader
+
+log = structlog.get_logger(__name__)
+
+SESSION_RETRY_S = 0.1
+_RESERVED_ID_START = 0b111110
+"""Kafka's random ids never begin with `-` in their base64 form."""
+
+DecideWith = Callable[[MetadataController], Decision[Any]]
+
+
+def new_topic_id() -> bytes:
+    """A random topic id as Kafka makes them."""
+    while True:
+        topic_id = uuid.uuid4().bytes
+        if topic_id[0] >> 2 != _RESERVED_ID_START:
+            return topic_id
+
+
+class ActiveController:
+    """One epoch of activity, from `start` to `end`."""
+
+    def __init__(
+        self,
+        config: ControllerConfig,
+        epoch: int,
+        driver: QuorumDriver,
+        loader: MetadataLoader,
+        metrics: ControllerMetrics,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self.epoch = epoch
+        self._config = config
+        self._driver = driver
+        self._loader = loader
+        self._metrics = metrics
+        self._controller = MetadataController(config, loader.image, new_topic_id)
+        self._owner = Owner(
+            append=self._append,
+            apply=self._apply,
+            end_offset=self._end_offset,
+            high_watermark=driver.high_watermark,
+            on_failure=on_failure,
+        )
+        self._timer: asyncio.TimerHandle | None = None
+        self._deadline_ms = 0
+        self._is_over = False
+
+    @property
+    def waiting(self) -> int:
+        """Answers that wait to be committed."""
+        return self._owner.waiting
+
+    def start(self) -> None:
+        """Begin: fresh sessions, and what a new log begins with; raises KafkaError when that cannot be appended."""
+        first = self._controller.activate(monotonic_ms())
+        self._owner.decide(lambda: Decision(first, None))
+        self._arm_timer()
+
+    def committed(self, high_watermark: int) -> None:
+        """The high watermark rose, in this epoch."""
+        self._owner.committed(high_watermark)
+
+    def end(self, refusal: KafkaError) -> None:
+        """The epoch is over: what waits is refused."""
+        self._is_over = True
+        self._cancel_timer()
+        self._owner.end(refusal)
+
+    async def drain(self, grace_s: float, refusal: KafkaError) -> None:
+        """Take no more, and give what waits some time to be committed."""
+        self._is_over = True
+        self._cancel_timer()
+        await self._owner.drain(grace_s, refusal)
+
+    # --- operations
+
+    async def do(self, operation: str, decide: DecideWith) -> Any:
+        """Decide, and return the response when it is committed in this epoch; raises KafkaError otherwise."""
+        self._metrics.operations.labels(operation).inc()
+        answer = self._owner.submit(lambda: decide(self._controller))
+        self._arm_timer()  # the operation may have begun the first session
+        return await answer
+
+    def _end_offset(self) -> int:
+        return self._driver.replica.log.log_end_offset
+
+    def _append(self, records: Sequence[r.Record]) -> bytes:
+        batch = record_batch.build(
+            [(None, r.encode_record(record)) for record in records],
+            base_offset=self._end_offset(),
+            leader_epoch=self.epoch,
+            timestamp_ms=wall_ms(),
+        )
+        self._driver.append(batch, self.epoch)
+        return batch
+
+    def _apply(self, records: Sequence[r.Record], batch: bytes) -> None:
+        image = self._loader.image
+        before = [
+            image.partition(record.topic_id, record.partition_id)
+            if isinstance(record, r.PartitionChangeRecord)
+            else None
+            for record in records
+        ]
+        delta = self._loader.apply_own(batch)
+        self._controller.changed(delta)
+        self._metrics.records.inc(len(records))
+        elected, unclean = log_decided(image, records, before, delta)
+        self._metrics.elections.inc(elected)
+        self._metrics.unclean_elections.inc(unclean)
+
+    # --- sessions
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm_timer(self) -> None:
+        """One timer, for when the first session would end; heartbeats meanwhile do not touch it."""
+        if self._timer is not None or self._is_over:
+            return
+        deadline_ms = self._controller.next_deadline_ms()
+        if deadline_ms is not None:
+            self._deadline_ms = deadline_ms
+            delay_s = max(deadline_ms - monotonic_ms(), 1) / 1000
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._timer_fired)
+
+    def _timer_fired(self) -> None:
+        self._timer = None
+        try:
+            self._end_sessions()
+        except KafkaError as error:  # the disk is full, or an election is under way
+            if error.code is not ErrorCode.NOT_CONTROLLER:
+                log.error("sessions cannot be ended", error=str(error))
+            if not self._is_over:
+                self._timer = asyncio.get_running_loop().call_later(SESSION_RETRY_S, self._timer_fired)
+            return
+        self._arm_timer()
+
+    def _end_sessions(self) -> None:
+        """Fence the brokers that are silent, one decision each: who leads next follows from those before."""
+        now_ms = monotonic_ms()
+        if now_ms - self._deadline_ms > self._config.broker_session_timeout_ms // 2:
+            log.warning("the controller was away, sessions begin anew", late_ms=now_ms - self._deadline_ms)
+            self._controller.extend_sessions(now_ms)
+        silent = self._controller.expired(now_ms)
+        for index in range(len(silent)):
+            self._owner.decide(self._fence_decision(silent[index:]))
+            self._metrics.timed_out_heartbeats.inc()
+        if silent:
+            self._owner.decide(lambda: Decision(self._controller.elect_pending(), None))
+
+    def _fence_decision(self, silent: list[int]) -> Callable[[], Decision[None]]:
+        return lambda: Decision(self._controller.fence(silent), None)
