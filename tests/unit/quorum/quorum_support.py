@@ -113,7 +113,8 @@ class Node:
         self.driver = QuorumDriver(
             config, self.quorum.voters, self.replica, self.pool, self.listener, self.failures.append
         )
-        self.server = Server({"Quorum": QuorumService(self.driver)})
+        self.service = QuorumService(self.driver)
+        self.server = Server({"Quorum": self.service})
         bound = await self.server.start("127.0.0.1", self.port)
         assert self.port in (0, bound)
         self.port = bound
