@@ -39,6 +39,11 @@ class TransportError(Exception):
         self.address = address
         self.code = code
 
+    @classmethod
+    def no_answer(cls, address: str, method: str) -> TransportError:
+        """For a caller that gave up by itself."""
+        return cls(address, method, grpc.StatusCode.CANCELLED, "no answer, and somebody else may have one")
+
     @property
     def timed_out(self) -> bool:
         """Whether the caller's own time limit ended the call."""

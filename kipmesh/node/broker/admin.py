@@ -1,8 +1,14 @@
-"""The Admin service on a broker: forwarded to the active controller, so that clients need to know brokers only."""
+"""The Admin service on a broker: forwarded to the active controller, so that clients need to know brokers only.
+
+While no controller is active, requests wait for the next one within their own time; `repeats` says what becomes of
+those that a controller took and did not answer.
+"""
 
 from __future__ import annotations
 
 from typing import Any
+
+import structlog
 
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.messages import (
@@ -22,71 +28,97 @@ from kipmesh.core.messages import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
-from kipmesh.node.broker.controller_channel import ControllerChannel
+from kipmesh.node.broker.controller_channel import ControllerChannel, Forwarded, is_inactive
+from kipmesh.node.broker.repeats import Creation, Deletion, Growth, Image, Until
 from kipmesh.rpc.client import TransportError
 from kipmesh.rpc.server import RequestContext
+
+log = structlog.get_logger(__name__)
 
 DESCRIBE_TIMEOUT_MS = 10_000
 
 
 class AdminHandler:
-    """Forwards; where the controller does not answer, each item gets REQUEST_TIMED_OUT (it may have been done)."""
+    """Forwards; without an answer of an active controller each item gets REQUEST_TIMED_OUT (it may have been done)."""
 
-    def __init__(self, channel: ControllerChannel) -> None:
+    def __init__(self, channel: ControllerChannel, image: Image, until: Until) -> None:
         self._channel = channel
+        self._image = image
+        self._until = until
 
-    async def _forward(self, method: str, request: Any, timeout_ms: int) -> Any | None:
+    async def _forward(self, method: str, request: Any, timeout_ms: int) -> Forwarded | None:
         try:
-            return await self._channel.call("Admin", method, request, timeout_ms / 1000)
-        except TransportError:
+            forwarded = await self._channel.forward("Admin", method, request, timeout_ms / 1000)
+        except TransportError as error:
+            log.warning("no controller answered", method=method, error=str(error))
             return None
+        if is_inactive(forwarded.response):  # nobody was active until the time was over
+            return None
+        return forwarded
 
     async def create_topics(self, request: CreateTopicsRequest, context: RequestContext) -> CreateTopicsResponse:
         """CreateTopics (API key 19)."""
-        answer: CreateTopicsResponse | None = await self._forward("CreateTopics", request, request.timeout_ms)
-        code = ErrorCode.REQUEST_TIMED_OUT
-        return answer or CreateTopicsResponse(
-            topics=[CreatableTopicResult(topic.name, error_code=code) for topic in request.topics]
-        )
+        creation = Creation(request, self._image, self._until)
+        answer = await self._forward("CreateTopics", request, request.timeout_ms)
+        if answer is None:
+            code = ErrorCode.REQUEST_TIMED_OUT
+            return CreateTopicsResponse(
+                topics=[CreatableTopicResult(topic.name, error_code=code) for topic in request.topics]
+            )
+        response: CreateTopicsResponse = answer.response
+        return await creation.settle(response) if answer.is_repeated else response
 
     async def delete_topics(self, request: DeleteTopicsRequest, context: RequestContext) -> DeleteTopicsResponse:
         """DeleteTopics (API key 20)."""
-        answer: DeleteTopicsResponse | None = await self._forward("DeleteTopics", request, request.timeout_ms)
-        code = ErrorCode.REQUEST_TIMED_OUT
-        return answer or DeleteTopicsResponse(
-            responses=[DeletableTopicResult(topic.name, topic.topic_id, code) for topic in request.topics]
-        )
+        deletion = Deletion(request, self._image)
+        answer = await self._forward("DeleteTopics", request, request.timeout_ms)
+        if answer is None:
+            code = ErrorCode.REQUEST_TIMED_OUT
+            return DeleteTopicsResponse(
+                responses=[DeletableTopicResult(topic.name, topic.topic_id, code) for topic in request.topics]
+            )
+        response: DeleteTopicsResponse = answer.response
+        return deletion.settle(response) if answer.is_repeated else response
 
     async def create_partitions(
         self, request: CreatePartitionsRequest, context: RequestContext
     ) -> CreatePartitionsResponse:
         """CreatePartitions (API key 37)."""
-        answer: CreatePartitionsResponse | None = await self._forward("CreatePartitions", request, request.timeout_ms)
-        code = ErrorCode.REQUEST_TIMED_OUT
-        return answer or CreatePartitionsResponse(
-            results=[CreatePartitionsTopicResult(topic.name, code) for topic in request.topics]
-        )
+        growth = Growth(request, self._image, self._until)
+        answer = await self._forward("CreatePartitions", request, request.timeout_ms)
+        if answer is None:
+            code = ErrorCode.REQUEST_TIMED_OUT
+            return CreatePartitionsResponse(
+                results=[CreatePartitionsTopicResult(topic.name, code) for topic in request.topics]
+            )
+        response: CreatePartitionsResponse = answer.response
+        return await growth.settle(response) if answer.is_repeated else response
 
     async def describe_configs(
         self, request: DescribeConfigsRequest, context: RequestContext
     ) -> DescribeConfigsResponse:
         """DescribeConfigs (API key 32)."""
-        answer: DescribeConfigsResponse | None = await self._forward("DescribeConfigs", request, DESCRIBE_TIMEOUT_MS)
-        code = ErrorCode.REQUEST_TIMED_OUT
-        return answer or DescribeConfigsResponse(
-            results=[DescribeConfigsResult(code, None, r.resource_type, r.resource_name) for r in request.resources]
-        )
+        answer = await self._forward("DescribeConfigs", request, DESCRIBE_TIMEOUT_MS)
+        if answer is None:
+            code = ErrorCode.REQUEST_TIMED_OUT
+            return DescribeConfigsResponse(
+                results=[DescribeConfigsResult(code, None, r.resource_type, r.resource_name) for r in request.resources]
+            )
+        response: DescribeConfigsResponse = answer.response
+        return response
 
     async def incremental_alter_configs(
         self, request: IncrementalAlterConfigsRequest, context: RequestContext
     ) -> IncrementalAlterConfigsResponse:
-        """IncrementalAlterConfigs (API key 44)."""
-        answer: IncrementalAlterConfigsResponse | None = await self._forward(
-            "IncrementalAlterConfigs", request, DESCRIBE_TIMEOUT_MS
-        )
-        code = ErrorCode.REQUEST_TIMED_OUT
-        return answer or IncrementalAlterConfigsResponse(
-            responses=[
-                AlterConfigsResourceResponse(code, None, r.resource_type, r.resource_name) for r in request.resources
-            ]
-        )
+        """IncrementalAlterConfigs (API key 44): single keys set or removed, so that twice is as good as once."""
+        answer = await self._forward("IncrementalAlterConfigs", request, DESCRIBE_TIMEOUT_MS)
+        if answer is None:
+            code = ErrorCode.REQUEST_TIMED_OUT
+            return IncrementalAlterConfigsResponse(
+                responses=[
+                    AlterConfigsResourceResponse(code, None, r.resource_type, r.resource_name)
+                    for r in request.resources
+                ]
+            )
+        response: IncrementalAlterConfigsResponse = answer.response
+        return response

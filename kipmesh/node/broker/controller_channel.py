@@ -1,54 +1,158 @@
-"""Calls from a broker to the active controller, whichever voter that is."""
+"""Calls from a broker to the active controller, whichever voter that is.
+
+The channel goes where the broker's own replica of the metadata quorum says that the leader is, at once when that
+changes: calls under way to the one before are given up and repeated, for a stopped process keeps its connections open
+and answers nothing. Where the replica knows no better, or what it names does not answer, the channel goes on to the
+next voter; an attempt there has little time, so that one that is silent costs little.
+
+So a request may be done twice, as in Apache Kafka, whose forwarding repeats what a broken connection left open.
+Registration, heartbeats, AlterPartition and questions may be; for the others `forward` says whether it was repeated.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import structlog
 
 from kipmesh.core.config import Voter
 from kipmesh.core.errors import ErrorCode
-from kipmesh.rpc.client import Connection, ConnectionPool, TransportError
+from kipmesh.rpc.client import ConnectionPool, TransportError
 
-RETRY_BACKOFF_S = 0.1
+log = structlog.get_logger(__name__)
+
+RETRY_BACKOFF_S = 0.05
+SEARCH_TIMEOUT_S = 0.5
+"""How long a voter may be silent that is not known to lead; one that leads has the call's whole time."""
+_NOT_ACTIVE = frozenset({ErrorCode.NOT_CONTROLLER, ErrorCode.NOT_LEADER_OR_FOLLOWER})
+
+
+class Forwarded(NamedTuple):
+    """An answer, and whether the request was sent before without one: then it may have been done already."""
+
+    response: Any
+    is_repeated: bool
 
 
 class ControllerChannel:
-    """Remembers who answered last and goes on to the next voter when one is silent or not active."""
+    """One broker's way to the active controller; it belongs to the event loop."""
 
     def __init__(self, voters: tuple[Voter, ...], pool: ConnectionPool) -> None:
         self._voters = voters
         self._pool = pool
-        self._current = 0
+        self._leader: Voter | None = None
+        self._current = voters[0]
+        # Where each attempt under way goes, and what ends it.
+        self._attempts: dict[asyncio.Timeout, Voter] = {}
+        self._moved = asyncio.Event()
 
     @property
     def voter(self) -> Voter:
         """Whom the next call goes to."""
-        return self._voters[self._current % len(self._voters)]
+        return self._current
 
-    def connection(self) -> Connection:
-        """The connection to that voter."""
-        return self._pool.get(self.voter.address)
-
-    def try_next(self) -> None:
-        """The current one failed."""
-        self._current += 1
+    def leader_changed(self, leader: Voter | None) -> None:
+        """What the broker's replica of the quorum knows now; None when it looks for a leader."""
+        if leader == self._leader:
+            return
+        self._leader = leader
+        now = asyncio.get_running_loop().time()
+        if leader is not None:
+            self._current = leader
+            self._moved.set()
+            self._moved = asyncio.Event()
+        for scope, voter in self._attempts.items():
+            if voter != leader and not scope.expired():
+                # Without a leader there is nobody better to ask: the answer may still come.
+                scope.reschedule(now if leader is not None else _earlier(scope.when(), self._search_limit(now)))
 
     async def call(self, service: str, method: str, request: Any, timeout_s: float) -> Any:
-        """One call, retried at the next voter until `timeout_s` is over; raises TransportError."""
+        """One call that may be done twice, repeated until `timeout_s` is over; raises TransportError."""
+        return (await self.forward(service, method, request, timeout_s)).response
+
+    async def forward(self, service: str, method: str, request: Any, timeout_s: float) -> Forwarded:
+        """The same for a call whose sender must know whether it was repeated.
+
+        The last answer is given even if it is that nobody is active; TransportError when there was none in time.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
+        is_repeated = False
         while True:
-            connection = self.connection()
-            left_s = max(deadline - loop.time(), 0.001)
+            voter = self._current
             try:
-                response = await connection.call(service, method, request, left_s)
-            except TransportError:
-                self.try_next()
-                if deadline - loop.time() <= RETRY_BACKOFF_S:
+                response = await self._attempt(voter, service, method, request, deadline)
+            except TransportError as error:
+                if error.too_large or deadline - loop.time() <= RETRY_BACKOFF_S:
                     raise
+                log.debug("no answer of a controller", voter=voter.id, method=method, error=str(error))
+                self._failed(voter)
             else:
-                inactive = getattr(response, "error_code", 0) == ErrorCode.NOT_CONTROLLER
-                if not inactive or deadline - loop.time() <= RETRY_BACKOFF_S:
-                    return response
-                self.try_next()
-            await asyncio.sleep(RETRY_BACKOFF_S)
+                if not is_inactive(response):
+                    return Forwarded(response, is_repeated)
+                if deadline - loop.time() <= RETRY_BACKOFF_S:
+                    return Forwarded(response, is_repeated)
+                if voter != self._leader:  # who leads will be active in a moment
+                    self._failed(voter)
+            # Also after NOT_CONTROLLER: who is deposed says so of what it had appended, too.
+            is_repeated = True
+            await self._pause(voter)
+
+    async def _attempt(self, voter: Voter, service: str, method: str, request: Any, deadline: float) -> Any:
+        connection = self._pool.get(voter.address)
+        now = asyncio.get_running_loop().time()
+        limit = deadline if voter == self._leader else _earlier(deadline, self._search_limit(now))
+        left_s = max(deadline - now, 0.001)
+        try:
+            async with asyncio.timeout_at(limit) as scope:
+                self._attempts[scope] = voter
+                try:
+                    return await connection.call(service, method, request, left_s)
+                finally:
+                    del self._attempts[scope]
+        except TimeoutError:
+            raise TransportError.no_answer(voter.address, method) from None
+
+    def _search_limit(self, now: float) -> float | None:
+        return now + SEARCH_TIMEOUT_S if len(self._voters) > 1 else None
+
+    def _failed(self, voter: Voter) -> None:
+        """Go on to the next one; of many calls that failed there, only the first moves."""
+        if voter == self._current:
+            self._current = self._voters[(self._voters.index(voter) + 1) % len(self._voters)]
+
+    async def _pause(self, tried: Voter) -> None:
+        """A moment, cut short when the leader becomes known."""
+        if self._leader is not None and self._leader == self._current != tried:
+            return
+        try:
+            async with asyncio.timeout(RETRY_BACKOFF_S):
+                await self._moved.wait()
+        except TimeoutError:
+            pass
+
+
+def _earlier(one: float | None, other: float | None) -> float | None:
+    return min((when for when in (one, other) if when is not None), default=None)
+
+
+def is_inactive(response: Any) -> bool:
+    """Whether the answer is nothing but that this voter is not the active controller."""
+    codes = list(_codes(response))
+    return any(codes) and all(code in _NOT_ACTIVE for code in codes)
+
+
+def _codes(response: Any) -> Iterator[int]:
+    """The error at the top if there is one, else each topic's or resource's; DescribeQuorum's are its partitions'."""
+    top = getattr(response, "error_code", 0)
+    if top:
+        yield top
+        return
+    for field in ("topics", "responses", "results"):
+        for item in getattr(response, field, ()):
+            if hasattr(item, "error_code"):
+                yield item.error_code
+            else:
+                yield from (partition.error_code for partition in item.partitions)

@@ -1,8 +1,11 @@
 """The broker process: what it is made of, in which order it starts and stops.
 
-Leader and follower services run the same object; only the role that it registers with differs. Tasks: the lifecycle
-(registration, heartbeats), the metadata observer (which alone changes what is hosted), one fetcher a leader, the ISR
-changes, the housekeeping. A task that fails ends the node through `failed`.
+Leader and follower services run the same object; only the role that it registers with differs. Tasks: the metadata
+quorum's driver and loader (which alone changes what is hosted), the lifecycle (registration, heartbeats), one fetcher a
+leader, the ISR changes, the housekeeping. A task that fails ends the node through `failed`.
+
+A broker listens before it has loaded the metadata, which may take long: until then, and until it is registered and
+unfenced, it is alive but not ready.
 """
 
 from __future__ import annotations
@@ -16,28 +19,24 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry
 
-from kipmesh.core.config import BrokerConfig, Endpoint, TopicConfig
+from kipmesh.core.config import BrokerConfig, Endpoint
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.messages import DescribeQuorumRequest, DescribeQuorumResponse, Listener
-from kipmesh.core.metadata.image import (
-    CLUSTER_METADATA_TOPIC,
-    CLUSTER_METADATA_TOPIC_ID,
-    MetadataDelta,
-    MetadataImage,
-)
+from kipmesh.core.metadata.image import MetadataImage
 from kipmesh.node.broker.admin import AdminHandler
-from kipmesh.node.broker.controller_channel import ControllerChannel
+from kipmesh.node.broker.controller_channel import ControllerChannel, is_inactive
 from kipmesh.node.broker.disk import Disk
 from kipmesh.node.broker.fetch import FetchHandler
 from kipmesh.node.broker.isr_changes import IsrChanges
 from kipmesh.node.broker.lifecycle import BrokerLifecycle
 from kipmesh.node.broker.maintenance import Maintenance
 from kipmesh.node.broker.metadata import MetadataHandler
-from kipmesh.node.broker.metadata_observer import MetadataObserver
 from kipmesh.node.broker.metrics import BrokerMetrics
 from kipmesh.node.broker.offsets import OffsetsHandler
 from kipmesh.node.broker.partitions import Partitions
 from kipmesh.node.broker.produce import ProduceHandler
+from kipmesh.node.broker.publisher import MetadataPublisher
+from kipmesh.node.broker.quorum import BrokerQuorum, open_replica
 from kipmesh.node.broker.replica_manager import ReplicaManager
 from kipmesh.node.clock import monotonic_ms, wall_ms
 from kipmesh.rpc.client import ConnectionPool, TransportError
@@ -67,7 +66,7 @@ class _BrokerService:
 
 
 class _QuorumService:
-    """Of the service Quorum, a broker answers what clients ask: DescribeQuorum, forwarded."""
+    """Of the service Quorum, a broker answers what clients ask: DescribeQuorum, forwarded to the leader."""
 
     def __init__(self, channel: ControllerChannel) -> None:
         self._channel = channel
@@ -80,6 +79,8 @@ class _QuorumService:
             )
         except TransportError as error:
             return DescribeQuorumResponse(ErrorCode.REQUEST_TIMED_OUT, str(error))
+        if is_inactive(answer):
+            return DescribeQuorumResponse(ErrorCode.REQUEST_TIMED_OUT, "the metadata quorum has no leader")
         return answer
 
 
@@ -92,8 +93,9 @@ class BrokerNode:
         self.grpc_port = 0
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._is_leader_role = is_leader_role
+        self._fs = fs or RealFileSystem()
         self._log_manager = LogManager(
-            fs or RealFileSystem(),
+            self._fs,
             config.log_dirs,
             cluster_id=config.cluster_id,
             node_id=config.node_id,
@@ -110,9 +112,8 @@ class BrokerNode:
         self._tasks: list[asyncio.Task[None]] = []
         self._is_stopped = False
         self._is_loaded = False
-        self._has_metadata = False
         self._lifecycle: BrokerLifecycle | None = None
-        self._observer: MetadataObserver | None = None
+        self._quorum: BrokerQuorum | None = None
         self._server: Server | None = None
         self._replica_manager = ReplicaManager(
             config,
@@ -126,6 +127,7 @@ class BrokerNode:
             self._broker_epoch,
             self._task_done,
         )
+        self._publisher = MetadataPublisher(config.node_id, self._replica_manager, self._published)
         self._isr_changes = IsrChanges(
             config.node_id, self.partitions, self._channel, self._metrics, self._broker_epoch, monotonic_ms
         )
@@ -146,9 +148,16 @@ class BrokerNode:
             self.failed.exception()  # somebody may never look: no warning then
 
     @property
+    def quorum(self) -> BrokerQuorum:
+        """This broker's replica of the metadata quorum; RuntimeError before it is open."""
+        if self._quorum is None:
+            raise RuntimeError("the metadata log is not open")
+        return self._quorum
+
+    @property
     def ready(self) -> bool:
         """Registered, unfenced, and caught up with the metadata that says so."""
-        if self._lifecycle is None or self._observer is None or self._is_stopped:
+        if self._lifecycle is None or self._is_stopped:
             return False
         me = self.partitions.image.brokers.get(self.config.node_id)
         return me is not None and me.broker_epoch == self._lifecycle.broker_epoch and not me.fenced
@@ -158,15 +167,9 @@ class BrokerNode:
         try:
             await self._disk.run(lambda: self._log_manager.load(wall_ms()))
             self._is_loaded = True
-            metadata_log = await self._disk.run(self._open_metadata_log)
-            self._observer = MetadataObserver(
-                self.config,
-                metadata_log,
-                self._channel,
-                self._publish,
-                self._published,
-                self._replica_manager.retry,
-                wall_ms,
+            replica = await self._disk.run(lambda: open_replica(self.config, self._fs, self._log_manager))
+            self._quorum = BrokerQuorum(
+                self.config, replica, self._pool, self._channel, self._publisher, self.registry, self._fail
             )
             self._lifecycle = BrokerLifecycle(
                 self.config,
@@ -174,7 +177,7 @@ class BrokerNode:
                 incarnation_id=uuid.uuid4().bytes,
                 is_leader_role=self._is_leader_role,
                 previous_broker_epoch=self._log_manager.clean_shutdown_epoch,
-                metadata_offset=lambda: self._observer.published_offset if self._observer else -1,
+                metadata_offset=lambda: self._publisher.published_offset,
                 log_ends=self._replica_manager.log_ends,
             )
             self._server = self._make_server()
@@ -184,7 +187,8 @@ class BrokerNode:
             await self.abort()
             raise
         self._add_gauges()
-        self._spawn(self._live(self._lifecycle, self._observer), "lifecycle")
+        self._quorum.start()
+        self._spawn(self._live(self._lifecycle), "lifecycle")
         self._spawn(self._isr_changes.run(), "isr-changes")
         maintenance = Maintenance(
             self.config,
@@ -196,10 +200,6 @@ class BrokerNode:
             wall_ms,
         )
         self._spawn(maintenance.run(), "maintenance")
-
-    def _open_metadata_log(self) -> Log:
-        keep_all = TopicConfig.parse({"retention.ms": -1, "retention.bytes": -1})
-        return self._log_manager.create(CLUSTER_METADATA_TOPIC, 0, CLUSTER_METADATA_TOPIC_ID, keep_all, wall_ms())
 
     def _mesh_endpoint(self) -> Endpoint:
         name = self.config.inter_broker_listener_name
@@ -230,14 +230,14 @@ class BrokerNode:
             follower_bytes_max=config.replica_fetch_response_max_bytes,
         )
         metadata = MetadataHandler(
-            lambda: self.partitions.image if self._has_metadata else None,
+            lambda: self.partitions.image if self._publisher.has_published else None,
             cluster_id=config.cluster_id,
             listener=config.inter_broker_listener_name,
-            controller_id=lambda: self._channel.voter.id,
+            controller_id=lambda: self._quorum.driver.leader_id if self._quorum else -1,
         )
         services = {
             "Broker": _BrokerService(produce, fetch, OffsetsHandler(self.partitions), metadata),
-            "Admin": AdminHandler(self._channel),
+            "Admin": AdminHandler(self._channel, lambda: self.partitions.image, self._publisher.until),
             "Quorum": _QuorumService(self._channel),
         }
         return Server(services, config.socket_request_max_bytes)
@@ -279,14 +279,10 @@ class BrokerNode:
             log.error("task failed", task=task.get_name(), error=str(error), exc_info=error)
             self._fail(error)
 
-    async def _live(self, lifecycle: BrokerLifecycle, observer: MetadataObserver) -> None:
+    async def _live(self, lifecycle: BrokerLifecycle) -> None:
         await lifecycle.register(self._advertised())
-        self._spawn(observer.run(lifecycle.broker_epoch), "metadata-observer")
+        self._publisher.registered(lifecycle.broker_epoch)
         await lifecycle.beat()
-
-    async def _publish(self, image: MetadataImage, delta: MetadataDelta) -> None:
-        await self._replica_manager.apply(image, delta)
-        self._has_metadata = True
 
     async def _published(self) -> None:
         if self._lifecycle is not None:
@@ -301,7 +297,7 @@ class BrokerNode:
         if self.ready and self._lifecycle is not None:
             await self._lifecycle.shut_down(self.config.shutdown_grace_ms / 1000)
         broker_epoch = self._broker_epoch()
-        await self._end()
+        await self._end(is_clean=True)
         if self._is_loaded and not self.failed.done():
             await self._disk.run(lambda: self._log_manager.checkpoint_high_watermarks(self._high_watermarks))
             await self._disk.run(lambda: self._log_manager.close(broker_epoch))
@@ -311,20 +307,20 @@ class BrokerNode:
         """Stop as a crash would, as far as one process can: nothing is flushed or marked clean."""
         if self._is_stopped:
             return
-        await self._end()
+        await self._end(is_clean=False)
         if self._is_loaded:
             await self._disk.run(self._log_manager.abandon)
         self._disk.close()
 
-    async def _end(self) -> None:
+    async def _end(self, *, is_clean: bool) -> None:
         self._is_stopped = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._quorum is not None:  # first: the loader's task is the one that uses the replica manager
+            await (self._quorum.stop() if is_clean else self._quorum.abort())
         self._high_watermarks = self._replica_manager.high_watermarks()
         await self._replica_manager.stop()
-        if self._observer is not None:
-            self._observer.close()
         if self._server is not None:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._server.stop(STOP_GRACE_S)

@@ -26,6 +26,7 @@ from kipmesh.core.messages import (
     OffsetsForLeaderEpochRequest,
     OffsetsForLeaderEpochResponse,
 )
+from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC
 from kipmesh.node.broker.partitions import Partitions
 from kipmesh.node.broker.replica import Replica
 from kipmesh.rpc.server import RequestContext
@@ -113,11 +114,16 @@ class OffsetsHandler:
         )
 
     async def delete_records(self, request: DeleteRecordsRequest, context: RequestContext) -> DeleteRecordsResponse:
-        """Raise log starts; answered when every live replica has done the same, or the time is over."""
+        """Raise log starts; answered when every live replica has done the same, or the time is over.
+
+        POLICY_VIOLATION for the metadata log, whose start only its snapshots raise (630-07).
+        """
         moved: list[tuple[Replica, int]] = []
 
         def delete(name: str, asked: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
             try:
+                if name == CLUSTER_METADATA_TOPIC:
+                    raise KafkaError(ErrorCode.POLICY_VIOLATION, "only snapshots raise the metadata log's start")
                 replica = self._partitions.require(b"", name, asked.partition_index)
                 replica.require_leader()
                 offset = replica.high_watermark if asked.offset == -1 else asked.offset

@@ -1,13 +1,15 @@
 """Makes this broker host what the metadata says: creates and deletes logs, gives every partition its role.
 
-One task (the metadata observer's) calls `apply`; its work is O(what changed). A partition is known by its topic id: a
-topic that was deleted and created again under its name never meets its old log.
+One task (the metadata loader's) calls `apply`; its work is O(what changed), and of that O(what is here) where that is
+less: after a snapshot was loaded everything may have changed. A partition is known by its topic id: a topic that was
+deleted and created again under its name never meets its old log.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import NamedTuple
 
@@ -16,13 +18,14 @@ import structlog
 from kipmesh.core.config import BrokerConfig, TopicConfig
 from kipmesh.core.errors import KafkaError
 from kipmesh.core.messages import PartitionLogEnd, TopicIdPartition
-from kipmesh.core.metadata.image import MetadataDelta, MetadataImage, PartitionState
+from kipmesh.core.metadata.image import MetadataDelta, MetadataImage, PartitionKey, PartitionState
 from kipmesh.core.replica.leader import IsrChange
 from kipmesh.node.broker.disk import Disk
 from kipmesh.node.broker.fetcher import ReplicaFetcher
 from kipmesh.node.broker.metrics import BrokerMetrics
 from kipmesh.node.broker.partitions import Partitions
 from kipmesh.node.broker.replica import Replica
+from kipmesh.node.quorum.pacing import Pace
 from kipmesh.rpc.client import ConnectionPool
 from kipmesh.storage.log_manager import LogManager
 
@@ -79,7 +82,7 @@ class ReplicaManager:
         await self._host(self._wanted(image, delta.changed_partitions))
         self._update_configs(image, delta)
         if delta.changed_brokers:
-            self._follow_brokers(image, delta)
+            await self._follow_brokers(delta)
         await self._stop_idle_fetchers()
         self._is_first = False
 
@@ -90,30 +93,32 @@ class ReplicaManager:
 
     # --- what to host ----------------------------------------------------------------------------------------------
 
-    def _wanted(self, image: MetadataImage, changed: Collection[tuple[bytes, int]]) -> list[_Wanted]:
+    def _wanted(self, image: MetadataImage, changed: AbstractSet[PartitionKey]) -> list[_Wanted]:
         """Those of `changed` that this broker is to have, partitions of a topic together."""
+        mine = image.partitions_of_broker(self._broker_id)
+        if len(mine) < len(changed):
+            keys = [key for key in mine if key in changed]
+        else:
+            keys = [key for key in changed if key in mine]
+        self._partitions.unhosted.difference_update(
+            [key for key in self._partitions.unhosted if key in changed and key not in mine]
+        )
         wanted = []
-        for topic_id, partition in sorted(changed):
-            state = image.partition(topic_id, partition)
-            if state is not None and self._broker_id in state.replicas:
-                wanted.append(_Wanted(topic_id, image.topics[topic_id].name, partition, state))
-            else:
-                self._partitions.unhosted.discard((topic_id, partition))
+        for topic_id, partition in sorted(keys):
+            topic = image.topics[topic_id]
+            wanted.append(_Wanted(topic_id, topic.name, partition, topic.partitions[partition]))
         return wanted
 
     async def _host(self, wanted: list[_Wanted]) -> None:
         await self._create_logs(wanted)
-        self._give_roles(wanted)
+        await self._give_roles(wanted)
 
     async def _delete(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """Logs of deleted topics and of partitions that moved away; at the start, what nothing names is set aside."""
         gone: set[tuple[str, int]] = set()
         for topic in delta.deleted_topics:
             gone.update((topic.name, partition) for partition in topic.partitions)
-        for topic_id, partition in delta.changed_partitions:
-            topic = image.topics[topic_id]
-            if self._broker_id not in topic.partitions[partition].replicas:
-                gone.add((topic.name, partition))
+        gone.update(self._moved_away(image, delta.changed_partitions))
         if self._is_first:
             gone.update(self._log_manager.logs)
         deleted = []
@@ -133,6 +138,15 @@ class ReplicaManager:
         if deleted:
             await self._disk.run(partial(self._remove_logs, deleted, keep=self._is_first))
             log.info("logs set aside" if self._is_first else "logs deleted", partitions=len(deleted))
+
+    def _moved_away(self, image: MetadataImage, changed: AbstractSet[PartitionKey]) -> list[tuple[str, int]]:
+        """Those of `changed` whose logs may be here and that other brokers have now."""
+        mine = image.partitions_of_broker(self._broker_id)
+        logs = self._log_manager.logs
+        if len(changed) <= len(logs):
+            return [(image.topics[key[0]].name, key[1]) for key in changed if key not in mine]
+        keys = [(name, (log.topic_id, partition)) for (name, partition), log in logs.items()]
+        return [(name, key[1]) for name, key in keys if key in changed and key not in mine]
 
     def _remove_logs(self, keys: list[tuple[str, int]], *, keep: bool) -> None:
         now_ms = self._now_ms()
@@ -186,28 +200,31 @@ class ReplicaManager:
 
     # --- roles -----------------------------------------------------------------------------------------------------
 
-    def _give_roles(self, wanted: Iterable[_Wanted]) -> None:
+    async def _give_roles(self, wanted: Iterable[_Wanted]) -> None:
+        pace = Pace()
         to_follow: dict[int, list[Replica]] = {}
         for item in wanted:
             replica = self._partitions.get(item.topic_id, item.partition)
-            if replica is None:
-                continue
-            state = item.state
-            if state.leader == self._broker_id:
-                self._stop_following(replica)
-                replica.become_leader(
-                    state,
-                    min_insync_replicas=self._topic_config(item.topic).min_insync_replicas,
-                    lag_max_ms=self._config.replica_lag_time_max_ms,
-                    eligible_epoch=self._partitions.eligible_epoch,
-                )
-            elif (replica.leader_id, replica.leader_epoch) != (state.leader, state.leader_epoch):
-                self._stop_following(replica)
-                replica.become_follower(state)
-                if state.leader >= 0:
-                    to_follow.setdefault(state.leader, []).append(replica)
+            if replica is not None:
+                self._give_role(replica, item.state, to_follow)
+            await pace.give_way()
         for leader_id, replicas in to_follow.items():
             self._follow(leader_id, replicas)
+
+    def _give_role(self, replica: Replica, state: PartitionState, to_follow: dict[int, list[Replica]]) -> None:
+        if state.leader == self._broker_id:
+            self._stop_following(replica)
+            replica.become_leader(
+                state,
+                min_insync_replicas=self._topic_config(replica.topic).min_insync_replicas,
+                lag_max_ms=self._config.replica_lag_time_max_ms,
+                eligible_epoch=self._partitions.eligible_epoch,
+            )
+        elif (replica.leader_id, replica.leader_epoch) != (state.leader, state.leader_epoch):
+            self._stop_following(replica)
+            replica.become_follower(state)
+            if state.leader >= 0:
+                to_follow.setdefault(state.leader, []).append(replica)
 
     def _stop_following(self, replica: Replica) -> None:
         fetcher = self._fetchers.get(replica.leader_id)
@@ -246,15 +263,17 @@ class ReplicaManager:
         endpoint = broker.endpoints.get(self._config.inter_broker_listener_name) if broker else None
         return f"{endpoint[0]}:{endpoint[1]}" if endpoint else None
 
-    def _follow_brokers(self, image: MetadataImage, delta: MetadataDelta) -> None:
+    async def _follow_brokers(self, delta: MetadataDelta) -> None:
         """Leaders that came back elsewhere get new connections; leaders stop waiting for fenced joiners."""
         for broker_id in delta.changed_brokers:
             fetcher = self._fetchers.get(broker_id)
             address = self._address(broker_id)
             if fetcher is not None and address is not None and address != fetcher.address:
                 fetcher.reconnect(self._pool.get(address))
+        pace = Pace()
         for replica in self._partitions:
             replica.brokers_changed()
+            await pace.give_way()
 
     async def _stop_idle_fetchers(self) -> None:
         for leader_id, fetcher in list(self._fetchers.items()):

@@ -1,4 +1,4 @@
-"""A mesh in one event loop: a controller and three brokers with real files and real gRPC on loopback."""
+"""A mesh in one event loop: controllers and three brokers with real files and real gRPC on loopback."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kipmesh.cluster.ports import choose
 from kipmesh.core import messages as m
 from kipmesh.core.config import BrokerConfig, ControllerConfig
 from kipmesh.node.broker import BrokerNode
@@ -30,41 +31,65 @@ async def eventually(condition: Callable[[], Any], what: str) -> Any:
 
 
 class Mesh:
-    """Brokers 1 (leader role), 2 and 3 in three racks, and controller 100."""
+    """Brokers 1 (leader role), 2 and 3 in three racks, and controllers from 100 on."""
 
-    def __init__(self, folder: Path, **broker_keys: Any) -> None:
+    def __init__(self, folder: Path, *, controllers: int = 1, **broker_keys: Any) -> None:
         self.folder = folder
         self.broker_keys = {"broker.heartbeat.interval.ms": 100, "broker.session.timeout.ms": 1000} | broker_keys
-        self.controller: ControllerNode
+        self.controller_keys: dict[str, Any] = {}
+        self.controllers: dict[int, ControllerNode] = {}
+        self.controller_ports = dict(zip(range(100, 100 + controllers), choose(controllers), strict=True))
         self.brokers: dict[int, BrokerNode] = {}
         self.ports: dict[int, int] = {}
         self.pool = ConnectionPool("tests")
-        self.controller_port = 0
 
-    async def start_controller(self) -> None:
+    @property
+    def voters(self) -> str:
+        """`controller.quorum.voters`."""
+        return ",".join(f"{node_id}@127.0.0.1:{port}" for node_id, port in self.controller_ports.items())
+
+    @property
+    def active(self) -> ControllerNode | None:
+        """The active controller, if there is one now."""
+        return next((node for node in self.controllers.values() if node.is_active), None)
+
+    @property
+    def controller(self) -> ControllerNode:
+        """The active controller."""
+        assert self.active is not None
+        return self.active
+
+    async def start_controller(self, node_id: int = 100) -> ControllerNode:
         config = ControllerConfig.parse(
             {
-                "node.id": 100,
+                "node.id": node_id,
                 "cluster.id": CLUSTER_ID,
-                "controller.quorum.voters": f"100@127.0.0.1:{self.controller_port or 1}",
-                "listeners": f"MESH://127.0.0.1:{self.controller_port}",
-                "metadata.log.dir": str(self.folder / "controller"),
+                "controller.quorum.voters": self.voters,
+                "listeners": f"MESH://127.0.0.1:{self.controller_ports[node_id]}",
+                "metadata.log.dir": str(self.folder / f"controller-{node_id}"),
                 "broker.session.timeout.ms": self.broker_keys["broker.session.timeout.ms"],
             }
+            | self.controller_keys
         )
-        self.controller = ControllerNode(config)
-        await self.controller.start()
-        self.controller_port = self.controller.grpc_port
+        node = ControllerNode(config)
+        await node.start()
+        self.controllers[node_id] = node
+        return node
+
+    async def start_controllers(self) -> None:
+        for node_id in self.controller_ports:
+            await self.start_controller(node_id)
+        await eventually(lambda: self.active, "an active controller")
 
     async def start_broker(self, broker_id: int, *, fs: FileSystem | None = None, **more: Any) -> BrokerNode:
         config = BrokerConfig.parse(
             {
                 "node.id": broker_id,
                 "cluster.id": CLUSTER_ID,
-                "controller.quorum.voters": f"100@127.0.0.1:{self.controller_port}",
+                "controller.quorum.voters": self.voters,
                 "listeners": f"MESH://127.0.0.1:{self.ports.get(broker_id, 0)}",
                 "log.dirs": str(self.folder / f"broker-{broker_id}"),
-                "broker.rack": f"rack-{'abc'[broker_id - 1]}",
+                "broker.rack": f"rack-{'abc'[(broker_id - 1) % 3]}",
             }
             | self.broker_keys
             | more
@@ -80,7 +105,7 @@ class Mesh:
             await eventually(lambda node=self.brokers[broker_id]: node.ready, f"broker {broker_id} ready")
 
     async def start(self) -> None:
-        await self.start_controller()
+        await self.start_controllers()
         for broker_id in (1, 2, 3):
             await self.start_broker(broker_id)
         await self.ready(1, 2, 3)
@@ -88,7 +113,8 @@ class Mesh:
     async def stop(self) -> None:
         for node in self.brokers.values():
             await node.abort()
-        await self.controller.stop()
+        for controller in self.controllers.values():
+            await controller.stop()
         await self.pool.close()
 
     def connection(self, broker_id: int) -> Connection:

@@ -1,0 +1,216 @@
+"""What a broker makes of metadata that comes all at once, from a snapshot: logs, roles, and what is to go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from broker_images import ImageBuilder, topic_id_of
+from prometheus_client import CollectorRegistry
+
+from kipmesh.core.config import BrokerConfig
+from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
+from kipmesh.core.metadata.image_difference import difference
+from kipmesh.node.broker.disk import Disk
+from kipmesh.node.broker.metrics import BrokerMetrics
+from kipmesh.node.broker.partitions import Partitions
+from kipmesh.node.broker.publisher import MetadataPublisher
+from kipmesh.node.broker.replica_manager import ReplicaManager
+from kipmesh.rpc.client import ConnectionPool
+from kipmesh.storage.fs import RealFileSystem
+from kipmesh.storage.log_manager import LogManager
+
+ME = 1
+A, B, C = (topic_id_of(number) for number in (1, 2, 3))
+
+
+class Broker:
+    """Broker 1 without a network: logs, replicas, publisher."""
+
+    def __init__(self, folder: Path) -> None:
+        config = BrokerConfig.parse(
+            {
+                "node.id": ME,
+                "cluster.id": "c",
+                "controller.quorum.voters": "100@127.0.0.1:1",
+                "log.dirs": str(folder),
+                "replica.fetch.backoff.ms": 10_000,
+            }
+        )
+        self.folder = folder
+        self.pool = ConnectionPool("tests")
+        self.disk = Disk("tests")
+        self.partitions = Partitions(MetadataImage())
+        self.logs = LogManager(
+            RealFileSystem(), (str(folder),), cluster_id="c", node_id=ME, defaults=config.topic_defaults()
+        )
+        self.logs.load(0)
+        self.replicas = ReplicaManager(
+            config,
+            self.partitions,
+            self.logs,
+            self.disk,
+            self.pool,
+            BrokerMetrics(CollectorRegistry()),
+            lambda: 0,
+            lambda: 0,
+            lambda: 0,
+            lambda task: None,
+        )
+        self.published = 0
+        self.publisher = MetadataPublisher(ME, self.replicas, self._published)
+
+    async def _published(self) -> None:
+        self.published += 1
+
+    async def stop(self) -> None:
+        await self.replicas.stop()
+        self.disk.close()
+        self.logs.abandon()
+        await self.pool.close()
+
+    async def replace(self, image: MetadataImage) -> None:
+        """As the loader does after a snapshot."""
+        await self.publisher.publish(image, difference(self.partitions.image, image))
+
+    def hosted(self) -> dict[tuple[bytes, int], tuple[bool, int]]:
+        """Partition -> whether it is led here, and its leader epoch."""
+        return {
+            (replica.topic_id, replica.partition): (replica.leader is not None, replica.leader_epoch)
+            for replica in self.partitions
+        }
+
+    def folders(self, ending: str = "") -> set[str]:
+        return {path.name.partition(".")[0] for path in self.folder.iterdir() if path.name.endswith(ending)}
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+    it = Broker(tmp_path)
+    yield it
+    await it.stop()
+
+
+def first_image() -> ImageBuilder:
+    builder = ImageBuilder(1, 2, 3)
+    builder.topic("a", A, [(1, 2), (2, 1), (2, 3)], {"segment.bytes": "1000"})
+    builder.topic("b", B, [(1, 2)])
+    return builder
+
+
+async def test_nothing_is_published_before_the_own_registration_is_in_the_image(broker: Broker) -> None:
+    builder = first_image()
+    early = asyncio.create_task(broker.publisher.publish(builder.image, builder.delta))
+    await asyncio.sleep(0)
+    broker.publisher.registered(builder.image.offset + 1)
+    await early
+    assert not broker.publisher.has_published
+    assert broker.hosted() == {}
+    builder.broker(1)
+    await broker.publisher.publish(builder.image, MetadataDelta(changed_brokers={1}))
+    assert broker.publisher.published_offset == builder.image.offset
+    assert broker.hosted() == {(A, 0): (True, 0), (A, 1): (False, 0), (B, 0): (True, 0)}, "what was withheld is there"
+
+
+async def test_a_snapshot_may_have_the_registration(broker: Broker) -> None:
+    """The image ends beyond it, and no delta says anything of it."""
+    builder = first_image()
+    epoch = builder.broker(1)
+    builder.topic("c", C, [(3, 1)])
+    broker.publisher.registered(epoch)
+    await broker.publisher.publish(builder.image, MetadataDelta())
+    assert broker.hosted().keys() == {(A, 0), (A, 1), (B, 0), (C, 0)}
+    assert broker.published == 1
+
+
+async def test_the_first_sets_aside_what_nothing_names(broker: Broker) -> None:
+    config = broker.replicas._defaults
+    for name, topic_id in (("a", A), ("b", C), ("gone", topic_id_of(9))):  # `b` is of another id now
+        broker.logs.create(name, 0, topic_id, config, 0)
+    broker.publisher.registered(0)
+    await broker.publisher.publish(first_image().image, MetadataDelta())
+    assert broker.folders("-stray") == {"b-0", "gone-0"}
+    assert broker.hosted()[B, 0] == (True, 0)
+    assert broker.logs.get("b", 0).topic_id == B  # type: ignore[union-attr]
+
+
+async def test_a_snapshot_over_a_life_that_went_on(broker: Broker) -> None:
+    """Deleted, made again, moved away, moved here, led elsewhere, configured: all between two snapshots."""
+    broker.publisher.registered(0)
+    await broker.publisher.publish(first_image().image, MetadataDelta())
+    kept = broker.partitions.get(A, 1)
+    after = ImageBuilder(1, 2, 3)
+    after.topic("a", A, [(2, 3), (2, 1), (1, 3)], {"segment.bytes": "2000"})  # 0 moved away, 2 came
+    after.topic("b", C, [(3, 1)])  # deleted and made again
+    after.image.offset = 100
+    await broker.replace(after.image)
+    assert broker.partitions.image is after.image
+    assert broker.hosted() == {(A, 1): (False, 0), (A, 2): (True, 0), (C, 0): (False, 0)}
+    assert broker.partitions.get(A, 1) is kept
+    assert kept is not None
+    assert kept.log.config.segment_bytes == 2000
+    assert broker.folders("-delete") == {"a-0", "b-0"}
+    assert broker.folders("-stray") == set()
+    assert broker.logs.get("b", 0).topic_id == C  # type: ignore[union-attr]
+
+
+async def test_a_snapshot_brings_later_leaderships(broker: Broker) -> None:
+    broker.publisher.registered(0)
+    builder = ImageBuilder(1, 2)
+    builder.topic("a", A, [(1, 2), (2, 1)])
+    await broker.publisher.publish(builder.image, MetadataDelta())
+    after = ImageBuilder(1, 2)
+    after.topic("a", A, [(1, 2), (2, 1)])
+    after.partition(A, 0, (2, 1), epoch=5)
+    after.partition(A, 1, (1, 2), epoch=7)
+    after.image.offset = 100
+    await broker.replace(after.image)
+    assert broker.hosted() == {(A, 0): (False, 5), (A, 1): (True, 7)}
+
+
+async def test_a_leader_that_is_elsewhere_after_a_snapshot_is_followed_there(broker: Broker) -> None:
+    broker.publisher.registered(0)
+    builder = ImageBuilder(1, 2)
+    builder.topic("a", A, [(2, 1)])
+    await broker.publisher.publish(builder.image, MetadataDelta())
+    after = ImageBuilder(1)
+    after.broker(2, port=2)
+    after.topic("a", A, [(2, 1)])
+    after.image.offset = 100
+    await broker.replace(after.image)
+    (fetcher,) = broker.replicas._fetchers.values()
+    assert fetcher.address == "127.0.0.1:2"
+
+
+async def test_many_changes_cost_what_is_here(broker: Broker) -> None:
+    """The others' partitions are not looked at one by one, and other tasks have their turns."""
+    broker.publisher.registered(0)
+    builder = ImageBuilder(1, 2, 3)
+    builder.topic("mine", A, [(2, 1)] * 300)
+    builder.topic("others", B, [(2, 3)] * 3000)
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    other = asyncio.create_task(count())
+    await broker.replace(builder.image)
+    other.cancel()
+    assert len(broker.hosted()) == 300
+    assert turns > 1
+
+
+async def test_who_waits_for_metadata_is_told_when_it_is_published(broker: Broker) -> None:
+    broker.publisher.registered(0)
+    waiting = asyncio.create_task(
+        broker.publisher.until(lambda: broker.partitions.image.topic_by_name("a") is not None, 20)
+    )
+    await asyncio.sleep(0)
+    await broker.publisher.publish(first_image().image, MetadataDelta())
+    assert await waiting
+    assert not await broker.publisher.until(lambda: False, 0.01)
