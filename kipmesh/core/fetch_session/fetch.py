@@ -133,12 +133,10 @@ class FullFetch(Fetch):
         "_cache",
         "_fresh",
         "_interests",
-        "_isolation",
         "_owner",
         "_places",
-        "_rack",
         "_reads",
-        "_topics",
+        "_request",
         "kind",
     )
 
@@ -148,10 +146,8 @@ class FullFetch(Fetch):
         self._cache = cache
         self._owner = owner
         self._interests = owner.interests
-        self._topics = request.topics
+        self._request = request
         self._asked = [(topic, asked) for topic in request.topics for asked in topic.partitions]
-        self._isolation = request.isolation_level
-        self._rack = request.rack_id
         self._reads: list[PartitionRead] = []
         self._places: dict[Key, int] = {}
         self._fresh: dict[int, None] = {}
@@ -203,7 +199,7 @@ class FullFetch(Fetch):
         session = self._open_session(now_ms) if self.kind is FetchKind.FULL else None
         session_id = INVALID_SESSION_ID if session is None else session.session_id
         responses, place = [], 0
-        for topic in self._topics:
+        for topic in self._request.topics:
             end = place + len(topic.partitions)
             data = [found.data for found in self._reads[place:end]]
             responses.append(FetchableTopicResponse(topic.topic, topic.topic_id, data))
@@ -214,13 +210,13 @@ class FullFetch(Fetch):
     def _open_session(self, now_ms: int) -> Session | None:
         asked = self._asked
         by_id = self._owner.uses_topic_ids
-        if not asked or any(bool(topic.topic_id) is not by_id for topic in self._topics):
+        if not asked or any(bool(topic.topic_id) is not by_id for topic in self._request.topics):
             return None
         if not self._cache.make_room(self._owner, len(asked), now_ms):
             return None
         results: dict[Key, PartitionRead] = {}
         session = Session(self._owner, self._cache.subscriptions, now_ms)
-        session.isolation_level, session.rack_id = self._isolation, self._rack
+        session.isolation_level, session.rack_id = self._request.isolation_level, self._request.rack_id
         for place, (topic, one) in enumerate(asked):
             key = key_of(topic, one.partition)
             session.put(key, one)  # if it is named twice, the last one counts

@@ -1,7 +1,7 @@
 """The client's side of a fetch session with one server (227-07, 227-12, 227-17 to 227-19): what to send next.
 
-One handler for each session: a follower's fetcher of a leader, a consumer's or Spark reader's connection to a broker. The
-user says which partitions it wants and from where (`want`, `unwant`), at any time, and sends one request at a time:
+One handler for each session: a follower's fetcher of a leader, a consumer's or Spark reader's connection to a broker.
+The user says which partitions it wants and from where (`want`, `unwant`), at any time, and sends one request at a time:
 
     request = handler.next_request()
     response = ...send request.fill(...)
@@ -238,7 +238,8 @@ class FetchSessionHandler:
     def _full_answer(self, response: FetchResponse) -> Answer:
         partitions = self._match(response)
         # Whatever comes of this response: the session of before is closed, and this is the one that there is now.
-        self._session_id = max(response.session_id, INVALID_SESSION_ID)
+        if self._first_epoch == INITIAL_EPOCH:
+            self._session_id = max(response.session_id, INVALID_SESSION_ID)
         if partitions is None or len(partitions) != len(self._told):
             # A server that only wants to slow us down answers with no partitions at all.
             if response.responses or not response.throttle_time_ms:

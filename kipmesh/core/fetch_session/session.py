@@ -6,8 +6,8 @@ while the partition is clean.
 
 Invariant: a dirty partition is in exactly one place: the queue, the results of the fetch that runs, or what changed
 under that fetch (it may be in both of the latter). A clean one is in none, but for keys that the queue drops when it
-meets them, as their partitions were forgotten or cleaned meanwhile. Hence a fetch never looks at a clean partition, and a byte limit only ever decides how
-far the queue is served: who got records goes to its end (227-11).
+meets them, as their partitions were forgotten or cleaned meanwhile. Hence a fetch never looks at a clean partition,
+and a byte limit only decides how far the queue is served: who got records goes to its end (227-11).
 """
 
 from __future__ import annotations

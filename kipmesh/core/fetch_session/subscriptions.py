@@ -1,8 +1,8 @@
 """Which sessions have a partition, and how they learn that it changed (227-10).
 
 A partition's owner calls `changed(key, ...)`; that costs O(sessions of that partition). Sessions subscribe under the
-key that they use themselves: topic id and partition, or topic name and partition. The two kinds are kept apart, so that an
-id that happens to be the bytes of a name is not taken for it.
+key that they use themselves: topic id and partition, or topic name and partition. The two kinds are kept apart, so that
+an id that happens to be the bytes of a name is not taken for it.
 
 Keys are flat bytes and not tuples: with 100,000 partitions they are most of a session's memory, and no work for the
 garbage collector.
