@@ -96,6 +96,8 @@ class QuorumReplica:
         self._durable_start = log.log_start_offset
         self._may_retire = True
         self._headers: dict[SnapshotId, tuple[int, int]] = {}
+        self._received: set[SnapshotId] = set()
+        """Of the leader, and not in the log's place yet: no snapshots of ours, whole or not."""
 
     @classmethod
     def open(
@@ -217,7 +219,11 @@ class QuorumReplica:
     # -- snapshots
 
     def receive(self, snapshot_id: SnapshotId) -> ReceivedSnapshot:
-        """Begin to receive a snapshot, or go on where an earlier transfer in this process broke off. StorageError."""
+        """Begin to receive a snapshot, or go on where an earlier transfer in this process broke off. StorageError.
+
+        When it is whole (`complete`), `install` or `discard` must follow: what it says may contradict the log's end.
+        """
+        self._received.add(snapshot_id)
         return self.store.receive(snapshot_id)
 
     def install(self, snapshot_id: SnapshotId) -> SnapshotChanged:
@@ -225,14 +231,24 @@ class QuorumReplica:
 
         On the machine's task: nothing else may change the log. A crash on the way is mended by `recover`.
         """
+        if self.store.size(snapshot_id) is None:
+            raise StorageError(f"snapshot {tuple(snapshot_id)} is not in {self.log.dir}")
         self._begin_at(snapshot_id.end_offset)
+        self._received.discard(snapshot_id)
         self._drop_obsolete(snapshot_id.end_offset)
         return self._changed()
+
+    def discard(self, snapshot_id: SnapshotId) -> None:
+        """Delete a snapshot that was received whole and is not to be installed after all. StorageError."""
+        if snapshot_id in self._received:
+            self.store.delete([snapshot_id])
+            self._received.discard(snapshot_id)
 
     def made(self, snapshot_id: SnapshotId) -> SnapshotChanged:
         """A snapshot of our own was frozen; one that the log start has passed meanwhile does not count."""
         if snapshot_id.end_offset < self.log.log_start_offset:
             _LOG.info("snapshot %s is below the log start %d", tuple(snapshot_id), self.log.log_start_offset)
+        self._received.discard(snapshot_id)
         return self._changed()
 
     # -- cleaning (630-05, 630-06)
@@ -268,11 +284,9 @@ class QuorumReplica:
 
     def _kept(self) -> Iterator[KeptSnapshot]:
         log, store = self.log, self.store
-        snapshot_ids = [each for each in store.snapshot_ids() if log.log_start_offset <= each.end_offset]
+        snapshot_ids = self._own()
         self._headers = {each: known for each, known in self._headers.items() if each in snapshot_ids}
         for snapshot_id in snapshot_ids:
-            if snapshot_id.end_offset > log.log_end_offset:
-                continue
             known = self._headers.get(snapshot_id)
             if known is None:
                 try:
@@ -323,10 +337,14 @@ class QuorumReplica:
         if log_start > 0:
             self.store.delete(retention.obsolete(log_start, self.store.snapshot_ids()))
 
+    def _own(self) -> list[SnapshotId]:
+        """Those at or above the log start that say what the log says, oldest first."""
+        start = self.log.log_start_offset
+        return [each for each in self.store.snapshot_ids() if each.end_offset >= start and each not in self._received]
+
     def _look(self) -> None:
         """See what snapshots there are; never back, for another call may have looked later."""
-        start = self.log.log_start_offset
-        there = [each for each in self.store.snapshot_ids() if each.end_offset >= start]
+        there = self._own()
         if there:
             self.latest_snapshot = max(there[-1], self.latest_snapshot or there[-1], key=age_order)
             self.earliest_snapshot = max(there[0], self.earliest_snapshot or there[0], key=age_order)
