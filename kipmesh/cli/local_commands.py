@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 app = make_app(
     "Start, stop and break a cluster of processes on this machine.",
     """
-    kipmesh local up --dir mesh --followers 2 --consumers 1
+    kipmesh local up --dir mesh --controllers 1 --followers 2 --consumers 1
     kipmesh local status --dir mesh
     kipmesh local kill follower-1 --dir mesh
     kipmesh local start follower-1 --dir mesh
@@ -48,7 +48,7 @@ def _cluster(folder: Any, **options: Any) -> ProcessCluster:
 )
 def up(
     folder: Dir = DEFAULT_DIR,
-    controllers: Annotated[int | None, typer.Option(min=1, max=5, help="Voters of the metadata quorum (1).")] = None,
+    controllers: Annotated[int | None, typer.Option(min=1, max=5, help="Voters of the metadata quorum (3).")] = None,
     leaders: Annotated[int | None, typer.Option(min=0, help="Brokers preferred as leaders (a new cluster: 1).")] = None,
     followers: Annotated[int | None, typer.Option(min=0, help="Brokers preferred as replicas (2).")] = None,
     consumers: Annotated[int | None, typer.Option(min=0, help="HTTP consumer services (0).")] = None,
@@ -62,14 +62,14 @@ def up(
 
     The folder then holds cluster.json and a folder a node: node.properties, data, node.log.
     """
-    from kipmesh.cluster.layout import Counts
+    from kipmesh.cluster.layout import LOCAL_UP_COUNTS, Counts
 
     values = {**_from_environment(), **parse_pairs(config or (), "--config")}
     if controllers not in (None, 1, 3, 5):
         raise typer.BadParameter("1, 3 or 5", param_hint="--controllers")
     begin = time.monotonic()
     with _progress() as on_event:
-        cluster = _cluster(folder, start_timeout_s=timeout_s, on_event=on_event)
+        cluster = _cluster(folder, defaults=LOCAL_UP_COUNTS, start_timeout_s=timeout_s, on_event=on_event)
         try:
             started = cluster.up(Counts(controllers, leaders, followers, consumers), values)
         except KeyboardInterrupt:
@@ -149,12 +149,16 @@ def status(folder: Dir = DEFAULT_DIR, as_json: AsJson = False) -> None:
 
 @app.command(epilog=examples("kipmesh local start follower-1 --dir mesh"))
 def start(name: NodeName, folder: Dir = DEFAULT_DIR) -> None:
-    """Start a node that does not run, on its data, and return when it is ready."""
+    """Start a node that does not run, on its data, and return when it is ready.
+
+    A controller is not waited for while too few of them run to elect the active one.
+    """
     begin = time.monotonic()
     cluster = _cluster(folder)
-    node = cluster.start(name)
+    started = cluster.start(name)
     cluster.detach()
-    print(f"{name}: ready in {time.monotonic() - begin:.1f} s (pid {node.pid})")
+    how = f"ready in {time.monotonic() - begin:.1f} s" if started.state == "ready" else "waits for more controllers"
+    print(f"{name}: {how} (pid {started.node.pid})")
 
 
 @app.command(epilog=examples("kipmesh local stop follower-1 --dir mesh"))

@@ -26,8 +26,8 @@ FILE_NAME = "cluster.json"
 RACKS = ("rack-a", "rack-b", "rack-c")
 FIRST_CONTROLLER_ID = 1001
 NODES_MAX = 64
-CONTROLLERS_MAX = 1
-"""A metadata quorum of several voters is not built yet."""
+CONTROLLERS_MAX = 5
+"""Voters of the metadata quorum; 1, 3 or 5 make sense: an even number survives no more failures than one less."""
 LISTENER = "MESH"
 
 
@@ -89,6 +89,9 @@ class Counts(NamedTuple):
 
 
 DEFAULT_COUNTS = Counts(1, 1, 2, 0)
+"""A new cluster in a test: one controller, to be light."""
+LOCAL_UP_COUNTS = DEFAULT_COUNTS._replace(controllers=3)
+"""A new cluster of `kipmesh local up`: any of its nodes may fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,14 +195,19 @@ def _node_from(values: object) -> NodeInfo:
     return NodeInfo(**{**values, "role": Role(values["role"])})
 
 
-def plan(known: Sequence[NodeInfo], counts: Counts, folder: Path) -> tuple[NodeInfo, ...]:
-    """The nodes of a cluster: the known ones and what `counts` adds; raises ClusterError."""
+def plan(
+    known: Sequence[NodeInfo], counts: Counts, folder: Path, defaults: Counts = DEFAULT_COUNTS
+) -> tuple[NodeInfo, ...]:
+    """The nodes of a cluster: the known ones and what `counts` adds; raises ClusterError.
+
+    `defaults` are for a new cluster, where `counts` say nothing.
+    """
     nodes = list(known)
     for role in Role:
         have = sum(node.role is role for node in known)
         want = counts.of(role)
         if want is None:
-            want = have if known else DEFAULT_COUNTS.of(role) or 0
+            want = have if known else defaults.of(role) or 0
         if want < have or (known and role is Role.CONTROLLER and want != have):
             raise ClusterError(
                 f"{folder} has {have} {role}(s), not {want}: use another folder, or leave the number out"
@@ -210,7 +218,7 @@ def plan(known: Sequence[NodeInfo], counts: Counts, folder: Path) -> tuple[NodeI
     if not any(node.role is Role.CONTROLLER for node in nodes) or not any(node.role.is_broker for node in nodes):
         raise ClusterError("a cluster needs a controller and a broker")
     if sum(node.role is Role.CONTROLLER for node in nodes) > CONTROLLERS_MAX:
-        raise ClusterError("a cluster has one controller: a quorum of several is not built yet")
+        raise ClusterError(f"a cluster has at most {CONTROLLERS_MAX} controllers")
     order = list(Role)
     return tuple(sorted(nodes, key=lambda node: order.index(node.role)))
 
@@ -232,6 +240,11 @@ def _new_node(nodes: Sequence[NodeInfo], role: Role, number: int, folder: Path) 
 def voters(nodes: Sequence[NodeInfo]) -> str:
     """`controller.quorum.voters` of the cluster."""
     return ",".join(f"{node.node_id}@{node.grpc}" for node in nodes if node.role is Role.CONTROLLER)
+
+
+def has_majority(nodes: Sequence[NodeInfo], running: int) -> bool:
+    """Whether so many controllers are enough to elect the active one."""
+    return running > sum(node.role is Role.CONTROLLER for node in nodes) // 2
 
 
 def properties(state: ClusterState, node: NodeInfo, config: Mapping[str, str]) -> dict[str, str]:

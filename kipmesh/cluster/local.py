@@ -49,7 +49,10 @@ class LocalCluster:
         self._backend: ProcessCluster | SingleCluster | None = None
 
     def up(self) -> Self:
-        """Start, and return when every node is ready. One controller, one leader, two followers by default."""
+        """Start, and return when every node is ready.
+
+        One controller, one leader, two followers by default; `kipmesh local up` makes three controllers.
+        """
         if self._backend is not None:
             raise ClusterError("the cluster is up already")
         self._dir = self._given_dir or Path(tempfile.mkdtemp(prefix="kipmesh-"))
@@ -137,7 +140,10 @@ class LocalCluster:
         return self.state.node(name)
 
     def start(self, name: str) -> None:
-        """Start a node that does not run, and wait until it is ready."""
+        """Start a node that does not run, and wait until it is ready.
+
+        A controller is not waited for while too few of them run to elect the active one.
+        """
         self._running.start(name)
 
     def stop(self, name: str) -> None:

@@ -26,7 +26,17 @@ from typing import NamedTuple
 
 from kipmesh.cluster import ports, processes
 from kipmesh.cluster.errors import ClusterError
-from kipmesh.cluster.layout import ClusterState, Counts, NodeInfo, Role, plan, properties, read_state
+from kipmesh.cluster.layout import (
+    DEFAULT_COUNTS,
+    ClusterState,
+    Counts,
+    NodeInfo,
+    Role,
+    has_majority,
+    plan,
+    properties,
+    read_state,
+)
 from kipmesh.cluster.processes import ProcessState
 
 START_TIMEOUT_S = 60.0
@@ -67,11 +77,13 @@ class ProcessCluster:
         folder: Path,
         *,
         owned: bool = False,
+        defaults: Counts = DEFAULT_COUNTS,
         start_timeout_s: float = START_TIMEOUT_S,
         stop_timeout_s: float = STOP_TIMEOUT_S,
         on_event: OnEvent | None = None,
     ) -> None:
         self.folder = folder.absolute()
+        self._defaults = defaults
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
         self._on_event = on_event or _ignore
@@ -117,14 +129,19 @@ class ProcessCluster:
         with self._locked():
             state = self.state()
             alive = [node for node in state.nodes if _is_alive(node)]
+            for node in alive:  # brokers hand over to an active controller, which may be a paused one
+                processes.send(node.pid, node.process, signal.SIGCONT)
             self._stop_nodes([node for node in alive if node.role is not Role.CONTROLLER])
             self._stop_nodes([node for node in alive if node.role is Role.CONTROLLER])
             replace(state, nodes=tuple(_without_process(node) for node in state.nodes)).write(self.folder)
             self._reap()
             return bool(alive)
 
-    def start(self, name: str) -> NodeInfo:
-        """Start one node that does not run, and wait until it is ready."""
+    def start(self, name: str) -> NodeStatus:
+        """Start one node that does not run, and wait until it is ready.
+
+        A controller is not waited for while too few of them run to elect one: the next one is to be started.
+        """
         with self._locked():
             state = self.state()
             node = state.node(name)
@@ -132,8 +149,9 @@ class ProcessCluster:
                 raise ClusterError(f"{name} runs already (pid {node.pid})")
             running = {other.name for other in state.nodes if other.name != name}
             state = self._with_ports(state, running, fresh=False)
-            self._start_all(state, [state.node(name)])
-            return self.state().node(name)
+            self._start_all(state, [state.node(name)], until_ready=_may_become_ready(state, node))
+            started = self.state().node(name)
+            return NodeStatus(started, _describe(started))
 
     def kill(self, name: str) -> None:
         """SIGKILL one node."""
@@ -175,7 +193,7 @@ class ProcessCluster:
 
     def _planned(self, known: ClusterState | None, counts: Counts, config: Mapping[str, str]) -> ClusterState:
         merged = {**(known.config if known is not None else {}), **config}
-        nodes = plan(known.nodes if known is not None else (), counts, self.folder)
+        nodes = plan(known.nodes if known is not None else (), counts, self.folder, self._defaults)
         # A cluster's folder may have been moved since the last time.
         homes = {node.name: self.folder / node.name for node in nodes}
         nodes = tuple(
@@ -204,7 +222,7 @@ class ProcessCluster:
             state = state.with_node(replace(node, grpc=grpc, http=http))
         return state
 
-    def _start_all(self, state: ClusterState, nodes: Sequence[NodeInfo]) -> None:
+    def _start_all(self, state: ClusterState, nodes: Sequence[NodeInfo], *, until_ready: bool = True) -> None:
         files = {node.name: _properties_text(state, node) for node in nodes}
         started: list[_Started] = []
         try:
@@ -213,7 +231,7 @@ class ProcessCluster:
                 started.append(one)
                 state = state.with_node(one.node)
             state.write(self.folder)
-            self._wait_ready(started)
+            self._wait_for(started, _is_ready if until_ready else _is_listening)
         except BaseException:
             for one in started:
                 processes.send(one.node.pid, one.node.process, signal.SIGKILL)
@@ -252,7 +270,7 @@ class ProcessCluster:
         self._on_event(node.name, "starting")
         return _Started(replace(node, pid=child.pid, process=processes.identity(child.pid)), offset)
 
-    def _wait_ready(self, started: Sequence[_Started]) -> None:
+    def _wait_for(self, started: Sequence[_Started], is_up: Callable[[NodeInfo], bool]) -> None:
         deadline = time.monotonic() + self._start_timeout_s
         waiting = list(started)
         while waiting:
@@ -260,7 +278,7 @@ class ProcessCluster:
                 node = one.node
                 if not _is_alive(node):
                     raise ClusterError(f"{node.name} ended while it started{_tail(one)}")
-                if node.http is not None and processes.probe(node.http, "/readyz") == 200:
+                if is_up(node):
                     waiting.remove(one)
                     self._on_event(node.name, "ready")
             if waiting and time.monotonic() > deadline:
@@ -372,6 +390,26 @@ def _without_process(node: NodeInfo) -> NodeInfo:
     return replace(node, pid=None, process=None)
 
 
+def _is_ready(node: NodeInfo) -> bool:
+    return node.http is not None and processes.probe(node.http, "/readyz") == 200
+
+
+def _is_listening(node: NodeInfo) -> bool:
+    return node.grpc is not None and processes.listens(node.grpc)
+
+
+def _may_become_ready(state: ClusterState, node: NodeInfo) -> bool:
+    """Whether a node that is started alone needs no other for that; of controllers a majority is needed."""
+    if node.role is not Role.CONTROLLER:
+        return True
+    running = sum(
+        processes.state_of(one.pid, one.process) is ProcessState.RUNNING
+        for one in state.nodes
+        if one.role is Role.CONTROLLER and one.name != node.name
+    )
+    return has_majority(state.nodes, running + 1)
+
+
 def _if_free(address: str | None) -> str | None:
     return address if address is not None and ports.is_free(ports.port_of(address)) else None
 
@@ -391,5 +429,4 @@ def _describe(node: NodeInfo) -> str:
         case ProcessState.PAUSED:
             return "paused"
         case ProcessState.RUNNING:
-            ready = node.http is not None and processes.probe(node.http, "/readyz") == 200
-            return "ready" if ready else "not ready"
+            return "ready" if _is_ready(node) else "not ready"

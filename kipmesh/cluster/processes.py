@@ -122,6 +122,16 @@ def probe(address: str, path: str) -> int | None:
         return None
 
 
+def listens(address: str) -> bool:
+    """Whether somebody accepts connections at `host:port`."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=_PROBE_TIMEOUT_S):
+            return True
+    except OSError:
+        return False
+
+
 def log_tail(file: Path, offset: int, *, lines: int) -> list[str]:
     """The last lines of what was written to a log after `offset`."""
     bytes_max = 64 << 10

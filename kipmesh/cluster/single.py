@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from kipmesh.cluster import ports
 from kipmesh.cluster.errors import ClusterError
-from kipmesh.cluster.layout import ClusterState, Counts, NodeInfo, Role, plan
+from kipmesh.cluster.layout import ClusterState, Counts, NodeInfo, Role, has_majority, plan
 
 READY_INTERVAL_S = 0.005
 CALL_TIMEOUT_S = 60.0
@@ -101,11 +101,16 @@ class SingleCluster:
             thread.join(CALL_TIMEOUT_S)
 
     def start(self, name: str) -> None:
-        """Start a node that was stopped or killed, on its data and its port."""
+        """Start a node that was stopped or killed, on its data and its port, and wait until it is ready.
+
+        A controller is not waited for while too few of them run to elect one: the next one is to be started.
+        """
         node = self.state().node(name)
         if name in self._nodes:
             raise ClusterError(f"{name} runs already")
-        self._call(self._start_nodes((node,)))
+        running = 1 + sum(other.startswith(Role.CONTROLLER) for other in self._nodes)
+        may_wait = node.role is not Role.CONTROLLER or has_majority(self.state().nodes, running)
+        self._call(self._start_nodes((node,), until_ready=may_wait))
 
     def stop(self, name: str) -> None:
         """Stop a node cleanly."""
@@ -121,14 +126,15 @@ class SingleCluster:
 
     # --- within the thread
 
-    async def _start_nodes(self, nodes: tuple[NodeInfo, ...]) -> None:
+    async def _start_nodes(self, nodes: tuple[NodeInfo, ...], *, until_ready: bool = True) -> None:
         for node in nodes:
             self._nodes[node.name] = self._make(node)
         starting = [asyncio.create_task(self._nodes[node.name].start(), name=node.name) for node in nodes]
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 await asyncio.gather(*starting)
-                await self._until_ready(nodes)
+                if until_ready:
+                    await self._until_ready(nodes)
         except BaseException as error:
             for task in starting:
                 task.cancel()

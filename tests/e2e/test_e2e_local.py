@@ -17,23 +17,25 @@ from mesh_of_tests import Mesh, wait_for
 
 from kipmesh.cluster import ClusterError, LocalCluster, processes
 
-SMALL = ("--followers", "0")
+SMALL = ("--controllers", "1", "--followers", "0")
 
 
 def test_up_status_down(mesh: Mesh) -> None:
     began = time.monotonic()
     out = mesh.local("up", "--consumers", "1")
     print(f"up took {time.monotonic() - began:.1f} s")
-    assert re.search(r"5 nodes in .*: ready in", out)
+    assert re.search(r"7 nodes in .*: ready in", out)
     nodes = mesh.description["nodes"]
     assert [(node["name"], node["role"], node["rack"]) for node in nodes] == [
         ("controller-1", "controller", "rack-a"),
+        ("controller-2", "controller", "rack-b"),
+        ("controller-3", "controller", "rack-c"),
         ("leader-1", "leader", "rack-a"),
         ("follower-1", "follower", "rack-b"),
         ("follower-2", "follower", "rack-c"),
         ("consumer-1", "consumer", "rack-a"),
     ]
-    assert mesh.bootstrap == ",".join(node["grpc"] for node in nodes[1:4])
+    assert mesh.bootstrap == ",".join(node["grpc"] for node in nodes[3:6])
     assert f"bootstrap: {mesh.bootstrap}" in out
     for node in nodes:
         files = {file.name for file in Path(node["dir"]).iterdir()}
@@ -55,7 +57,7 @@ def test_up_status_down(mesh: Mesh) -> None:
     assert "nothing ran" in mesh.local("down")
     done = mesh.run("local", "status", check=False)
     assert done.returncode == 1
-    assert done.stdout.count("stopped") == 5
+    assert done.stdout.count("stopped") == 7
 
 
 def test_a_second_up_is_the_same_cluster_and_may_grow(mesh: Mesh) -> None:
@@ -92,6 +94,39 @@ def test_kill_start_pause_resume(mesh: Mesh) -> None:
     wait_for(lambda: mesh.run("local", "status", check=False).returncode == 0, "resumed node", interval_s=0.2)
     wrong = mesh.run("local", "kill", "leader-9", check=False)
     assert wrong.stderr == "kipmesh: there is no node 'leader-9'; there are controller-1, leader-1\n"
+
+
+def test_controllers_are_nodes_like_others(mesh: Mesh) -> None:
+    def active() -> str:
+        return f"controller-{json.loads(mesh.run('quorum', 'describe', '--json').stdout)['leader_id'] - 1000}"
+
+    mesh.local("up", "--controllers", "3", "--followers", "0")
+    first = active()
+    mesh.local("pause", first)
+    mesh.run("topic", "create", "one")
+    second = active()
+    assert second != first
+    mesh.local("resume", first)
+    mesh.local("kill", second)
+    mesh.run("topic", "create", "two")
+    mesh.local("start", second)
+    mesh.local("stop", active())
+    mesh.run("topic", "create", "three")
+    for name in ("controller-1", "controller-2", "controller-3"):
+        mesh.run("local", "kill", name, check=False)
+    mesh.local("kill", "leader-1")
+    assert mesh.alive() == []
+    assert mesh.run("quorum", "describe", "--timeout", "0.5", check=False).stderr.count("no controller answers") == 1
+    assert "waits for more controllers" in mesh.local("start", "controller-3")
+    done = mesh.run("quorum", "describe", "--timeout", "0.5", check=False)
+    assert (done.returncode, done.stdout[:23]) == (1, "quorum without a leader")
+    assert "ready in" in mesh.local("start", "controller-1")
+    assert json.loads(mesh.run("quorum", "describe", "--json").stdout)["state"] == "led"  # without any broker
+    mesh.local("up")
+    assert mesh.run("topic", "list").stdout.split() == ["one", "three", "two"]
+    began = time.monotonic()
+    mesh.local("down")
+    assert time.monotonic() - began < 10
 
 
 def test_an_interrupted_up_says_so_in_one_line_and_leaves_nothing(mesh: Mesh) -> None:

@@ -319,9 +319,14 @@ class ControllerNode:
             active.end(refusal)
 
     async def _do(self, operation: str, decide: DecideWith) -> Any:
-        if self._active is None:
+        active = self._active
+        if active is None:
             raise self._refusal()
-        return await self._active.do(operation, decide)
+        leadership = self._driver.machine.leadership if self._driver is not None else None
+        if leadership is None or leadership.has_lost_quorum(monotonic_ms()):
+            # The process may have stood still: what lies in its sockets is no more for this epoch to answer.
+            raise KafkaError(ErrorCode.NOT_CONTROLLER, f"controller {self.config.node_id} has lost its quorum")
+        return await active.do(operation, decide)
 
     def _refusal(self) -> KafkaError:
         if self._is_stopped:

@@ -13,7 +13,18 @@ import pytest
 
 from kipmesh.cluster import ports, processes, settings
 from kipmesh.cluster.errors import ClusterError
-from kipmesh.cluster.layout import ClusterState, Counts, Role, plan, properties, read_state
+from kipmesh.cluster.layout import (
+    DEFAULT_COUNTS,
+    LOCAL_UP_COUNTS,
+    ClusterState,
+    Counts,
+    Role,
+    has_majority,
+    plan,
+    properties,
+    read_state,
+    voters,
+)
 from kipmesh.cluster.processes import ProcessState
 from kipmesh.core.errors import InvalidConfigError
 
@@ -60,9 +71,23 @@ def test_what_a_cluster_cannot_become(counts: Counts, message: str) -> None:
         plan(plan((), Counts(), FOLDER), counts, FOLDER)
 
 
-def test_one_controller_for_now() -> None:
-    with pytest.raises(ClusterError, match="has one controller"):
-        plan((), Counts(3, 1, 2, 0), FOLDER)
+def test_controllers() -> None:
+    nodes = plan((), Counts(3, 1, 0, 0), FOLDER)
+    assert [(node.name, node.node_id, node.rack) for node in nodes[:3]] == [
+        ("controller-1", 1001, "rack-a"),
+        ("controller-2", 1002, "rack-b"),
+        ("controller-3", 1003, "rack-c"),
+    ]
+    placed = [replace(node, grpc=f"127.0.0.1:{number}") for number, node in enumerate(nodes, 1)]
+    assert voters(placed) == "1001@127.0.0.1:1,1002@127.0.0.1:2,1003@127.0.0.1:3"
+    assert [has_majority(nodes, running) for running in (1, 2, 3)] == [False, True, True]
+    # A cluster in a test is light, one of `local up` survives its controllers, and known ones stay as they are.
+    for defaults, count in ((DEFAULT_COUNTS, 1), (LOCAL_UP_COUNTS, 3)):
+        made = plan((), Counts(), FOLDER, defaults)
+        assert sum(node.role is Role.CONTROLLER for node in made) == count
+        assert plan(made, Counts(), FOLDER, LOCAL_UP_COUNTS) == made
+    with pytest.raises(ClusterError, match="at most 5 controllers"):
+        plan((), Counts(6, 1, 2, 0), FOLDER)
 
 
 def test_a_cluster_needs_brokers() -> None:

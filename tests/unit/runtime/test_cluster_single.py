@@ -7,12 +7,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from kipmesh.client import Producer
-from kipmesh.client.sync import Consumer
+from kipmesh.client import NewTopic, Producer
+from kipmesh.client.sync import AdminClient, Consumer
 from kipmesh.cluster import ClusterError, LocalCluster
 from kipmesh.core.errors import InvalidConfigError
 
@@ -50,7 +51,7 @@ async def test_nodes_die_and_come_back() -> None:
     config = {"broker.session.timeout.ms": 600, "broker.heartbeat.interval.ms": 100}
     with LocalCluster(mode="single", config=config) as cluster:
         async with Producer(cluster.bootstrap) as producer:
-            from kipmesh.client import AdminClient, NewTopic
+            from kipmesh.client import AdminClient
 
             async with AdminClient(cluster.bootstrap) as admin:
                 await admin.create_topics([NewTopic("t", 1, 3)])
@@ -70,6 +71,31 @@ async def test_nodes_die_and_come_back() -> None:
         with pytest.raises(ClusterError, match="there is no node 'x'"):
             cluster.kill("x")
         assert read(cluster.bootstrap, "t", 3) == [b"1", b"2", b"3"]
+
+
+def test_controllers_die_and_come_back() -> None:
+    with LocalCluster(mode="single", controllers=3, followers=0) as cluster, AdminClient(cluster.bootstrap) as admin:
+        controllers = {node.node_id: node.name for node in cluster.nodes if node.name.startswith("controller")}
+        assert list(controllers) == [1001, 1002, 1003]
+
+        def create(name: str) -> None:
+            admin.create_topics([NewTopic(name)])
+
+        create("first")
+        active = controllers[admin.describe_quorum().leader_id]
+        cluster.kill(active)
+        create("second")
+        assert controllers[admin.describe_quorum().leader_id] != active
+        cluster.start(active)
+        cluster.stop(controllers[admin.describe_quorum().leader_id])
+        create("third")
+        for name in controllers.values():
+            with suppress(ClusterError):
+                cluster.kill(name)
+        for name in controllers.values():  # the first has nobody to elect it
+            cluster.start(name)
+        create("fourth")
+        assert [topic.name for topic in admin.list_topics()] == ["first", "fourth", "second", "third"]
 
 
 def read(bootstrap: str, topic: str, count: int) -> list[bytes | None]:
