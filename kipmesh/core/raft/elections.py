@@ -53,6 +53,8 @@ def learn(machine: Machine, epoch: int, leader_id: int) -> None:
 def is_settled(machine: Machine, node_id: int, error: ErrorCode, epoch: int, leader_id: int) -> bool:
     """Take from a response what all kinds have in common; gives whether there is nothing else in it for us."""
     before = (machine.state, machine.election)
+    if (epoch, leader_id) == machine.silent_leader and node_id != leader_id:
+        leader_id = -1  # somebody who has not noticed yet
     if epoch < machine.epoch or error is ErrorCode.UNKNOWN_LEADER_EPOCH:
         machine.retry_later(node_id)
         return True

@@ -116,6 +116,8 @@ class Machine:
 
         Of an observer that looks for a leader: when it asks another voter, should those asked be silent.
         """
+        self.silent_leader: tuple[int, int] | None = None
+        """Epoch and id of the leader that an observer gave up last: it must say itself that it leads that epoch."""
         self.peers = Peers()
         self.now_ms = 0
         self.jitter = 0.0

@@ -267,6 +267,7 @@ def poll_follower(machine: Machine) -> None:
         if machine.state is State.FOLLOWER:
             elections.stand(machine, Cause.FETCH_TIMEOUT)
         else:
+            machine.silent_leader = (machine.epoch, machine.election.leader_id)
             machine.become(Cause.FETCH_TIMEOUT, machine.epoch)
     elif machine.is_free(machine.election.leader_id) and machine.fetching_snapshot is None and may_fetch(machine):
         machine.send(machine.election.leader_id, next_fetch(machine))

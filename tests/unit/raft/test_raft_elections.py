@@ -12,6 +12,9 @@ from kipmesh.core.messages import (
     EndQuorumEpochRequest,
     EndQuorumEpochResponse,
     FetchRequest,
+    FetchResponse,
+    LeaderIdAndEpoch,
+    PartitionData,
     SnapshotId,
     VoteRequest,
     VoteResponse,
@@ -221,3 +224,34 @@ def test_an_observer_that_looks_for_a_leader_does_not_wait_for_a_silent_voter() 
         node.advance(due_ms - node.now_ms)
     silent = [sent for sent in node.sent if sent.node_id == node.sent[0].node_id]
     assert len(silent) <= 1 + node.now_ms // node.config.request_timeout_ms
+
+
+def test_an_observer_believes_nobody_else_that_the_leader_it_gave_up_still_leads() -> None:
+    """Voters notice at other times; following a dead leader for another fetch timeout would double the gap."""
+
+    def says(leader_id: int, epoch: int, error: ErrorCode = ErrorCode.NOT_LEADER_OR_FOLLOWER) -> FetchResponse:
+        return wire.fetch_response(PartitionData(0, error, current_leader=LeaderIdAndEpoch(leader_id, epoch)))
+
+    def ask(voter: int) -> None:
+        """Until the voter is the one that was asked last; the others stay silent."""
+        while node.sent[-1].node_id != voter:
+            node.advance(node.config.retry_backoff_ms)
+
+    def followed() -> int:
+        return node.machine.election.leader_id if node.machine.state is State.OBSERVER_FOLLOWER else -1
+
+    node = Node(9)
+    node.answer_last(says(1, 5))
+    assert followed() == 1
+    node.advance(3000)
+    for voter in (2, 3):
+        ask(voter)
+        node.answer_last(says(1, 5))
+        assert followed() == -1, "hearsay"
+    ask(1)
+    node.answer_last(says(1, 5, ErrorCode.NONE))
+    assert followed() == 1, "its own word"
+    node.advance(3000)
+    ask(2)
+    node.answer_last(says(3, 6))
+    assert followed() == 3, "the next leader"
