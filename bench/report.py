@@ -56,11 +56,11 @@ class Summary(NamedTuple):
     runs: int
 
 
-def summarize(samples: Mapping[str, Sequence[float]]) -> list[Summary]:
-    """The figures that were measured, in the order of `FIGURES`."""
+def summarize(samples: Mapping[str, Sequence[float]], figures: Sequence[Figure] = FIGURES) -> list[Summary]:
+    """The figures that were measured, in the order of `figures`."""
     return [
         Summary(figure, statistics.median(values), min(values), max(values), len(values))
-        for figure in FIGURES
+        for figure in figures
         if (values := samples.get(figure.key))
     ]
 

@@ -1,0 +1,130 @@
+"""A network between processes that can be cut: a TCP proxy for each ordered pair of nodes, on ports of its own.
+
+Who is to reach a node by a link is given the link's address instead of the node's; that link alone is then what lies
+between the two. A cut is between two nodes in one direction, whoever opened the
+connection: bytes that go that way are held back, not lost, and come out when the cut is healed, as TCP would send them
+again; ends of connections are held back like bytes. Opening a connection takes both directions. So neither side sees
+more than silence.
+
+A link holds at most `HELD_BYTES` of a connection in each direction; then the sender's own buffers fill up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+HOST = "127.0.0.1"
+HELD_BYTES = 64 << 10
+
+Pair = tuple[str, str]
+"""(from, to), names of nodes."""
+
+
+class Links:
+    """See the module; it belongs to one event loop. Use `async with`, or `close` at the end."""
+
+    def __init__(self) -> None:
+        self._open: dict[Pair, asyncio.Event] = {}
+        self._servers: list[asyncio.Server] = []
+        self._connections: set[asyncio.Task[None]] = set()
+        self._addresses: dict[Pair, str] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def address(self, source: str, target: str, target_address: str) -> str:
+        """`host:port` by which `source` reaches `target`, which listens at `target_address`; made at the first call."""
+        known = self._addresses.get((source, target))
+        if known is None:
+            known = self._addresses[source, target] = await self._listen(source, target, target_address)
+        return known
+
+    def cut(self, pairs: Iterable[Pair]) -> None:
+        """Hold back what goes from the first to the second of each pair."""
+        for pair in pairs:
+            self._passage(*pair).clear()
+
+    def heal(self) -> None:
+        """Let everything through again."""
+        for passage in self._open.values():
+            passage.set()
+
+    async def close(self) -> None:
+        """End all connections; idempotent."""
+        for server in self._servers:
+            server.close()
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    # -- inside
+
+    def _passage(self, source: str, target: str) -> asyncio.Event:
+        """Set while bytes pass from source to target."""
+        passage = self._open.get((source, target))
+        if passage is None:
+            passage = self._open[source, target] = asyncio.Event()
+            passage.set()
+        return passage
+
+    async def _listen(self, source: str, target: str, target_address: str) -> str:
+        there, back = self._passage(source, target), self._passage(target, source)
+        host, _, port = target_address.rpartition(":")
+
+        def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.create_task(self._connect(reader, writer, (host, int(port)), there, back))
+            self._connections.add(task)
+            task.add_done_callback(self._connections.discard)
+
+        server = await asyncio.start_server(accepted, HOST, 0)
+        self._servers.append(server)
+        return f"{HOST}:{server.sockets[0].getsockname()[1]}"
+
+    async def _connect(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        target: tuple[str, int],
+        there: asyncio.Event,
+        back: asyncio.Event,
+    ) -> None:
+        """One connection, from its opening until either side has ended it."""
+        writers = [writer]
+        try:
+            while not (there.is_set() and back.is_set()):
+                await there.wait()
+                await back.wait()
+            far_reader, far_writer = await asyncio.open_connection(*target)
+            writers.append(far_writer)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_pump(reader, far_writer, there))
+                group.create_task(_pump(far_reader, writer, back))
+        except (OSError, ExceptionGroup):
+            pass  # closing it says all: broken connections are what this is for
+        finally:
+            for each in writers:
+                each.transport.abort()
+
+
+class _EndedError(OSError):
+    """One side ended the connection: so does the other."""
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passage: asyncio.Event) -> None:
+    while data := await reader.read(HELD_BYTES):
+        await passage.wait()
+        writer.write(data)
+        await writer.drain()
+    await passage.wait()
+    with suppress(OSError):
+        await writer.drain()
+    raise _EndedError
