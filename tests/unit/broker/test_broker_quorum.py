@@ -207,10 +207,11 @@ async def test_topics_that_are_created_while_controllers_change_are_acknowledged
             number += 1
 
     tasks = [asyncio.create_task(steadily(broker)) for broker in (1, 2, 3)]
-    for _ in range(3):
-        await asyncio.sleep(0.1)
+    for is_killed in (True, False, True):
+        done = len(created)
+        await eventually(lambda done=done: len(created) > done + 3, "topics are created")
         node = three.controllers.pop(three.controller.config.node_id)
-        await node.stop()
+        await (node.abort() if is_killed else node.stop())
         done = len(created)
         await eventually(lambda done=done: len(created) > done + 3, "topics are created again")
         await three.start_controller(node.config.node_id)
@@ -221,6 +222,20 @@ async def test_topics_that_are_created_while_controllers_change_are_acknowledged
         await eventually(
             lambda node=node: dict(node.partitions.image.topic_names) == created, "every broker has them, each once"
         )
+
+
+async def test_without_an_active_controller_requests_wait_for_their_time(three: Mesh) -> None:
+    for node_id in list(three.controllers)[:2]:
+        await three.controllers.pop(node_id).abort()
+    request = m.CreateTopicsRequest([m.CreatableTopic("later", 1, 2)], 300)
+    began = time.monotonic()
+    answer = await three.call(1, "CreateTopics", request, "Admin")
+    assert answer.topics[0].error_code == ErrorCode.REQUEST_TIMED_OUT
+    assert time.monotonic() - began < 5
+    await three.start_controller(100)
+    await eventually(lambda: three.active, "an active controller")
+    again = (await three.call(2, "CreateTopics", request._replace(timeout_ms=10_000), "Admin")).topics[0]
+    assert again.error_code in (0, ErrorCode.TOPIC_ALREADY_EXISTS), "the first attempt may have been taken"
 
 
 # -- what nobody may change
