@@ -44,6 +44,7 @@ class _Collector:
 def collector_off() -> Iterator[None]:
     """No collections until the last that is within has left; what is there then is looked at no more."""
     if _Collector.users == 0:
+        gc.collect(1)
         _Collector.was_enabled = gc.isenabled()
         gc.disable()
     _Collector.users += 1
@@ -52,13 +53,14 @@ def collector_off() -> Iterator[None]:
     finally:
         _Collector.users -= 1
         if _Collector.users == 0 and _Collector.was_enabled:
-            freeze()
+            gc.freeze()  # without a collection, which would look at all that is new
             gc.enable()
 
 
 def freeze() -> None:
-    """Nothing that is there now is looked at by collections again. Takes no time, but for young garbage."""
-    gc.collect(0)
+    """Nothing that is there now is looked at by collections again; takes no time."""
+    if gc.isenabled():  # or the youngest is all that came since it was turned off
+        gc.collect(0)
     gc.freeze()
 
 
