@@ -26,8 +26,8 @@ from bench.quorum_mesh import MeshError, QuorumMesh
 from kipmesh.core.errors import KafkaError
 
 TARGET_S = 1.5
-BEFORE, DURING, AFTER = 50, 100, 50
-"""Topics that are created before a fault, while it lasts, and after its end."""
+TOPICS = (50, 100, 50)
+"""That are created before a fault, while it lasts, and after its end, at least."""
 
 
 class Fault(NamedTuple):
@@ -71,18 +71,18 @@ class Outcome(NamedTuple):
     creations: Creations
 
 
-def suffer(mesh: QuorumMesh, kind: str) -> Outcome:
+def suffer(mesh: QuorumMesh, kind: str, topics: tuple[int, int, int] = TOPICS) -> Outcome:
     """One fault of the active controller under creations, undone at the end; MeshError, TimeoutError."""
-    fault = FAULTS[kind]
+    fault, (first, during, after) = FAULTS[kind], topics
     prefix = f"{kind}-{time.monotonic_ns() // 1_000_000}"
     with Creations(mesh.portal, [broker.grpc for broker in mesh.brokers], prefix) as creations:
-        creations.more(BEFORE)
+        creations.more(first)
         before = mesh.active().name
         since = time.monotonic()
         fault.do(mesh, before)
-        creations.more(DURING)
+        creations.more(during)
         fault.undo(mesh, before)
-        creations.more(AFTER)
+        creations.more(after)
     return Outcome(creations.gap_s(since), before, mesh.active().name, creations)
 
 

@@ -1,0 +1,199 @@
+"""What the tests of the metadata quorum share: what brokers say, what is on controllers' disks, what /metrics has."""
+
+from __future__ import annotations
+
+import base64
+import json
+import urllib.request
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+from typer.testing import CliRunner
+
+from bench.creations import Creations
+from bench.quorum_mesh import MeshNode, QuorumMesh, wait_for
+from kipmesh.cli.main import app
+from kipmesh.client import AdminClient
+from kipmesh.client.types import NewTopic
+from kipmesh.core.messages import MetadataRequest, MetadataResponse
+from kipmesh.rpc.client import ConnectionPool
+
+RAFT = "kafka_server_raftmetrics_"
+CONTROLLER = "kafka_controller_kafkacontroller_"
+LOG_START = "kipmesh_metadata_log_start_offset"
+
+SMALL_SNAPSHOTS = {
+    "metadata.snapshot.min.changed_records.ratio": "0",
+    "metadata.log.max.record.bytes.between.snapshots": "4000",
+}
+CLEANED_AT_ONCE = {**SMALL_SNAPSHOTS, "metadata.max.retention.bytes": "1", "metadata.log.segment.bytes": "16384"}
+"""The log starts at the newest snapshot, whatever replicas may still need of it."""
+
+
+# -- what brokers say
+
+
+async def _all_topics(address: str) -> MetadataResponse:
+    pool = ConnectionPool("test")
+    try:
+        response: MetadataResponse = await pool.get(address).call(
+            "Broker", "Metadata", MetadataRequest(all_topics=True), 10
+        )
+        return response
+    finally:
+        await pool.close()
+
+
+def topics_at(mesh: QuorumMesh, broker: MeshNode) -> dict[str, bytes]:
+    """Name -> topic id as this one broker describes all topics; each name and each id once."""
+    topics = mesh.run(_all_topics(broker.grpc)).topics
+    found = {topic.name or "": topic.topic_id for topic in topics}
+    assert len(found) == len(topics), "a topic is described twice"
+    assert len(set(found.values())) == len(topics), "two topics have one id"
+    return found
+
+
+def missing(wanted: Mapping[str, bytes], found: Mapping[str, bytes]) -> list[str]:
+    """Names that are not there, or under another id than was acknowledged (empty: any)."""
+    return [name for name, topic_id in wanted.items() if name not in found or topic_id not in (b"", found[name])]
+
+
+def check_brokers(mesh: QuorumMesh, wanted: Mapping[str, bytes]) -> None:
+    """Every broker describes every topic that was acknowledged, and all describe the same."""
+    for broker in mesh.brokers:
+        wait_for(
+            lambda broker=broker: not missing(wanted, topics_at(mesh, broker)),
+            lambda broker=broker: f"{missing(wanted, topics_at(mesh, broker))[:5]} at {broker.name}",
+        )
+    first, *others = [topics_at(mesh, broker) for broker in mesh.brokers]
+    assert all(other == first for other in others)
+
+
+def create(mesh: QuorumMesh, names: Iterable[str], *, partitions: int = 1, replicas: int = 1, **config: Any) -> None:
+    """Create topics, in requests of their own, so that each is a batch of its own in the metadata log."""
+
+    async def work() -> None:
+        async with AdminClient(mesh.bootstrap, **config) as admin:
+            for name in names:
+                await admin.create_topics([NewTopic(name, partitions, replicas)], wait=False)
+
+    mesh.run(work())
+
+
+def delete(mesh: QuorumMesh, names: Iterable[str]) -> None:
+    """Delete topics, one by one."""
+
+    async def work() -> None:
+        async with AdminClient(mesh.bootstrap) as admin:
+            for name in names:
+                await admin.delete_topics([name], wait=False)
+
+    mesh.run(work())
+
+
+# -- what is on disk
+
+
+def dump(command: str, file: Path) -> list[dict[str, Any]]:
+    """`kipmesh log|snapshot dump FILE --json`, which finds nothing wrong."""
+    done = CliRunner().invoke(app, [command, "dump", str(file), "--json"])
+    assert done.exit_code == 0, f"{file}: {done.output[-500:]}"
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def segments(node: MeshNode) -> list[Path]:
+    """Segment files of its metadata log, oldest first."""
+    return sorted(node.metadata.glob("*.log"))
+
+
+def snapshots(node: MeshNode) -> list[Path]:
+    """Its snapshots, oldest first."""
+    return sorted(node.metadata.glob("*.checkpoint"))
+
+
+def topics_on_disk(node: MeshNode) -> dict[str, bytes]:
+    """Name -> topic id by the newest snapshot and the log after it; a topic that is made twice fails the test."""
+    found: dict[str, bytes] = {}
+    start = 0
+    if snapshots(node):
+        newest = snapshots(node)[-1]
+        start = int(newest.name.partition("-")[0])
+        _play(found, dump("snapshot", newest))
+    for segment in segments(node):
+        _play(found, (one for one in dump("log", segment) if one.get("offset", -1) >= start))
+    return found
+
+
+def _play(found: dict[str, bytes], lines: Iterable[dict[str, Any]]) -> None:
+    for payload in filter(None, (line.get("payload") for line in lines)):
+        match payload["type"]:
+            case "TopicRecord":
+                name, topic_id = payload["data"]["name"], _topic_id(payload["data"]["topic_id"])
+                assert name not in found, f"{name} is there twice"
+                assert topic_id not in found.values(), f"{name} has the id of another topic"
+                found[name] = topic_id
+            case "RemoveTopicRecord":
+                gone = _topic_id(payload["data"]["topic_id"])
+                (name,) = [name for name, topic_id in found.items() if topic_id == gone]
+                del found[name]
+
+
+def _topic_id(text: str) -> bytes:
+    return base64.urlsafe_b64decode(text + "==")
+
+
+def check_disks(mesh: QuorumMesh, wanted: Mapping[str, bytes]) -> None:
+    """Each controller's own files have each acknowledged topic once, and what brokers describe, no more."""
+    mesh.wait_caught_up()
+    described = topics_at(mesh, mesh.brokers[0])
+    for controller in mesh.controllers:
+        found = topics_on_disk(controller)
+        assert not missing(wanted, found)
+        assert found == described, controller.name
+
+
+def acknowledged(creations: Iterable[Creations]) -> dict[str, bytes]:
+    """All topics that several creations were told of."""
+    return {name: topic_id for each in creations for name, topic_id in each.acknowledged.items()}
+
+
+# -- what nodes say of themselves
+
+
+def metrics(node: MeshNode) -> dict[str, float]:
+    """What /metrics has: `name`, or `name{label=value}` for what has labels."""
+    with urllib.request.urlopen(f"http://{node.http}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    return dict(_samples(text))
+
+
+def _samples(text: str) -> Iterator[tuple[str, float]]:
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            yield (f"{sample.name}{{{labels}}}" if labels else sample.name), sample.value
+
+
+def state_of(node: MeshNode) -> str:
+    """What it is to the quorum, by its /metrics: `leader`, `follower` ..."""
+    states = [name for name, value in metrics(node).items() if name.startswith(f"{RAFT}current_state") and value]
+    assert len(states) == 1, states
+    return states[0].partition("=")[2].rstrip("}")
+
+
+def lines_of(node: MeshNode, offset: int = 0) -> list[str]:
+    """What a node wrote to its log after `offset` bytes."""
+    return node.log.read_bytes()[offset:].decode().splitlines()
+
+
+def log_end(node: MeshNode) -> int:
+    """Bytes of a node's log so far."""
+    return node.log.stat().st_size
+
+
+def wait_metric(node: MeshNode, name: str, above: float) -> float:
+    """Until this metric is above a number; its value then."""
+    wait_for(lambda: metrics(node).get(name, above) > above, lambda: f"{name} > {above:g} at {node.name}")
+    return metrics(node)[name]

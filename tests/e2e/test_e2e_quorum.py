@@ -1,0 +1,157 @@
+"""The active controller fails in every way: another takes over, nothing that was acknowledged is lost or doubled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from quorum_of_tests import (
+    CONTROLLER,
+    RAFT,
+    SMALL_SNAPSHOTS,
+    acknowledged,
+    check_brokers,
+    check_disks,
+    create,
+    lines_of,
+    log_end,
+    metrics,
+    snapshots,
+    state_of,
+    topics_at,
+    wait_metric,
+)
+
+from bench.creations import Creations
+from bench.failover import FAULTS, suffer
+from bench.quorum_mesh import QuorumMesh, wait_for
+from kipmesh.core.errors import KafkaError
+
+pytestmark = pytest.mark.slow
+
+GAP_S_MAX = 20.0
+"""Not a measurement (that is bench.failover): a machine that does much else must pass, one that waits for a time-out
+of a client must not."""
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuorumMesh]:
+    """Three controllers, two brokers; snapshots are made, and the log is kept."""
+    folder = tmp_path_factory.mktemp("quorum")
+    with QuorumMesh(folder, controllers=3, brokers=2, config=SMALL_SNAPSHOTS) as it:
+        yield it
+
+
+@pytest.fixture(scope="module")
+def done() -> list[Creations]:
+    """What the tests of this module were told of so far: it must be there at the end of each."""
+    return []
+
+
+@pytest.mark.parametrize("kind", list(FAULTS))
+def test_another_controller_takes_over(mesh: QuorumMesh, done: list[Creations], kind: str) -> None:
+    mesh.wait_caught_up()
+    epoch = mesh.describe().leader_epoch
+    found = suffer(mesh, kind, (20, 30, 20))
+    done.append(found.creations)
+    print(f"{kind}: gap {found.gap_s:.2f} s, {len(found.creations.times)} topics, {found.creations.unknown}")
+    assert found.gap_s < GAP_S_MAX
+    assert not found.creations.unknown, "a client was told of a failure that it could not repeat away"
+    described = mesh.wait_caught_up()
+    assert described.leader_epoch > epoch
+    former = mesh.nodes[found.before]
+    assert described.leader_id != former.node_id
+    assert state_of(former) == "follower"
+    assert metrics(former)[f"{RAFT}current_leader"] == described.leader_id
+    check_brokers(mesh, acknowledged(done))
+    check_disks(mesh, acknowledged(done))
+
+
+def test_metrics_follow_what_happens(mesh: QuorumMesh) -> None:
+    mesh.wait_caught_up()
+    active, held = mesh.active(), mesh.followers()[0]
+    before = {node.name: metrics(node) for node in (*mesh.controllers, *mesh.brokers)}
+    lag = f"{RAFT}replica_lag{{replica_id={held.node_id}}}"
+    assert before[active.name][lag] == 0
+    mesh.pause(held.name)
+    create(mesh, [f"metrics-{number}" for number in range(30)])
+    wait_metric(active, lag, 0)
+    mesh.resume(held.name)
+    wait_for(lambda: metrics(active)[lag] == 0, "caught up follower")
+    mesh.wait_caught_up()
+    for node in (*mesh.controllers, *mesh.brokers):
+        old, new = before[node.name], metrics(node)
+        for name in (f"{RAFT}high_watermark", f"{RAFT}log_end_offset", f"{CONTROLLER}lastcommittedrecordoffset"):
+            assert new[name] >= old[name] + 60, (node.name, name)  # a topic and a partition each
+        for name in (f"{CONTROLLER}gensnapshotlatencyms_count", f"{CONTROLLER}gensnapshotlatencyms_sum"):
+            wait_metric(node, name, old[name])
+        wait_for(lambda node=node: metrics(node)[f"{CONTROLLER}snapshotlag"] < 60, f"snapshot of {node.name}")
+        assert metrics(node)[f"{CONTROLLER}snapshotsizebytes"] == snapshots(node)[-1].stat().st_size
+        assert new[f"{RAFT}number_of_voters"] == 3
+    assert metrics(active)[f"{RAFT}number_of_observers"] == 2
+
+    epoch = metrics(active)[f"{RAFT}current_epoch"]
+    assert (state_of(active), metrics(active)[f"{RAFT}current_leader"]) == ("leader", active.node_id)
+    mesh.kill(active.name)
+    wait_for(lambda: mesh.describe().leader_id not in (-1, active.node_id), "another leader")
+    successor = mesh.active()
+    assert state_of(successor) == "leader"
+    for node in (*mesh.followers(), *mesh.brokers, successor):
+        wait_for(
+            lambda node=node: metrics(node)[f"{RAFT}current_leader"] == successor.node_id, f"{node.name} that follows"
+        )
+        assert metrics(node)[f"{RAFT}current_epoch"] > epoch
+    assert metrics(successor)[f"{RAFT}current_vote"] == successor.node_id
+    mesh.start(active.name)
+    mesh.wait_caught_up()
+    assert metrics(active)[f"{CONTROLLER}loadsnapshotlatencyms_count"] == 1
+    assert metrics(active)["kipmesh_metadata_load_progress"] == 1
+
+
+def test_a_corrupt_snapshot_is_set_aside_and_an_older_one_is_loaded(mesh: QuorumMesh, done: list[Creations]) -> None:
+    node = mesh.followers()[0]
+    mesh.pause("broker-2")  # it needs the log, so that no snapshot is deleted
+    had = snapshots(node)
+    create(mesh, [f"older-{number}" for number in range(60)])
+    wait_for(lambda: len(snapshots(node)) >= len(had) + 2, "two more snapshots")
+    mesh.resume("broker-2")
+    mesh.kill(node.name)
+    older, newest = snapshots(node)[-2:]
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    newest.write_bytes(data)
+    offset = log_end(node)
+    mesh.start(node.name)
+    mesh.wait_caught_up()
+    told = [line for line in lines_of(node, offset) if newest.name in line]
+    assert len(told) == 1
+    assert "set aside" in told[0]
+    assert '"level": "error"' in told[0]
+    assert newest.with_name(f"{newest.name}.corrupt").read_bytes() == data
+    assert older.exists()
+    assert metrics(node)["kipmesh_metadata_corrupt_snapshots_total"] == 1
+    check_disks(mesh, acknowledged(done))
+
+
+def test_five_controllers_survive_two(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with QuorumMesh(tmp_path_factory.mktemp("five"), controllers=5, brokers=1) as mesh:
+        with Creations(mesh.portal, [mesh.brokers[0].grpc], "five") as creations:
+            creations.more(20)
+            first = mesh.active().name
+            mesh.kill(first)
+            creations.more(20)
+            second = mesh.active().name
+            mesh.pause(second)
+            creations.more(20)
+            third = mesh.active().name
+        assert len({first, second, third}) == 3
+        assert not creations.unknown
+        mesh.kill(third)  # two of five are left: nothing may be decided
+        with pytest.raises(KafkaError):
+            create(mesh, ["without-a-majority"], **{"default.api.timeout.ms": 2500, "request.timeout.ms": 2000})
+        assert mesh.describe(timeout_s=1).leader_id == -1
+        assert set(topics_at(mesh, mesh.brokers[0])) >= set(creations.acknowledged)
+        mesh.resume(second)
+        mesh.start(first, third)
+        check_brokers(mesh, creations.acknowledged)
+        check_disks(mesh, creations.acknowledged)
