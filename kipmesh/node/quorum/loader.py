@@ -29,7 +29,7 @@ from kipmesh.core.snapshot.retention import RetentionLimits
 from kipmesh.core.snapshot.schedule import SnapshotLimits
 from kipmesh.node.clock import monotonic_ms
 from kipmesh.node.quorum.metrics import QuorumMetrics
-from kipmesh.node.quorum.pacing import Pace, collector_off, freeze, let_go
+from kipmesh.node.quorum.pacing import Pace, collector_off, freeze, let_go, let_go_of_delta
 from kipmesh.node.quorum.snapshot_maker import CLEAN_INTERVAL_S, SnapshotMaker
 from kipmesh.node.quorum.views import Quorum
 from kipmesh.storage.errors import StorageError
@@ -189,10 +189,11 @@ class MetadataLoader:
 
     async def _follow(self) -> None:
         """Apply up to the high watermark, and publish."""
-        if not self.is_loaded or not await self._replay(self.image, self._delta):
+        if not self.is_loaded or not await self._replay(self.image, self._delta) or self._failure is not None:
             return
-        delta, self._delta = self._delta, MetadataDelta()
-        await self._publish(self.image, delta)
+        deltas, self._delta = [self._delta], MetadataDelta()
+        await self._publish(self.image, deltas[0])
+        await let_go_of_delta(deltas)
 
     async def _replay(self, image: MetadataImage, delta: MetadataDelta | None) -> int:
         """Apply the log up to the high watermark, as far as it is there and the image that of the log; gives bytes.
@@ -227,19 +228,23 @@ class MetadataLoader:
         """Another image: the newest snapshot and the log after it; published as the difference to the one before."""
         self._must_load = True
         self._metrics.is_loading.set(1)
-        pace, delta = Pace(), MetadataDelta()
+        pace, deltas = Pace(), [MetadataDelta()]
         with collector_off():
             image = None
             while image is None:
                 image = await self._load_once()
-            for _ in difference_steps(self.image, image, delta):
+            for _ in difference_steps(self.image, image, deltas[0]):
                 await pace.give_way()
+        if self._failure is not None:  # the replay ended early
+            return
         before, self.image = [self.image], image
         self._delta = MetadataDelta()
         self._frozen_partitions = image.partition_count
         self._must_load = False
         self._metrics.is_loading.set(0)
-        await self._publish(image, delta)
+        await self._publish(image, deltas[0])
+        del image
+        await let_go_of_delta(deltas)
         await let_go(before)
 
     async def _load_once(self) -> MetadataImage | None:

@@ -11,8 +11,9 @@ import contextlib
 import gc
 import time
 from collections.abc import Iterator
+from typing import Any
 
-from kipmesh.core.metadata.image import MetadataImage
+from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
 
 SLICE_S = 0.004
 """Work for that long, then let others have the loop; one step of it may take some ms more."""
@@ -66,16 +67,32 @@ def freeze() -> None:
 
 async def let_go(images: list[MetadataImage]) -> None:
     """Empty the list, whose image nobody else needs, in slices; others may keep parts of it, or all."""
-    pace = Pace()
     image = images.pop()
     keys = [image.partitions_of_broker(broker_id) for broker_id in image.brokers]
     topics = list(image.topics.values())
     del image
     while keys:
-        part = list(keys.pop())  # the view's dict goes here, the keys themselves below
-        while part:
-            del part[-_KEYS_A_STEP:]
-            await pace.give_way()
-    while topics:
-        del topics[-_TOPICS_A_STEP:]
+        view = keys.pop()
+        part = list(view)
+        await asyncio.sleep(0)
+        del view  # its dict goes, the keys themselves below
+        await _drop(part, _KEYS_A_STEP)
+    await _drop(topics, _TOPICS_A_STEP)
+
+
+async def let_go_of_delta(deltas: list[MetadataDelta]) -> None:
+    """The same with a delta."""
+    delta = deltas.pop()
+    partitions, topics = list(delta.changed_partitions), list(delta.deleted_topics)
+    if len(partitions) > _KEYS_A_STEP:
+        await asyncio.sleep(0)
+    del delta
+    await _drop(partitions, _KEYS_A_STEP)
+    await _drop(topics, _TOPICS_A_STEP)
+
+
+async def _drop(parts: list[Any], count: int) -> None:
+    pace = Pace()
+    while parts:
+        del parts[-count:]
         await pace.give_way()
