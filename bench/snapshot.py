@@ -2,7 +2,8 @@
 
 Each figure has a process of its own: one makes the image and its snapshot while a ticker on the same event loop notes
 how late it is, another loads the file and says how much memory the image takes. Both stop the garbage collector's full
-collections over the image as a node would (`gc.freeze` once it is loaded); `--keep-gc` shows what they cost.
+collections over the image as a node would (`gc.freeze` once it is loaded); `--keep-gc` shows what they cost. With
+`--kafka` Apache Kafka's own classes then load the same file and write its image again (a JDK 17 and Maven).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from bench import system
+from bench import kafka, system
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
 from kipmesh.core.metadata.image_writer import image_values
@@ -150,6 +151,19 @@ def _in_process(step: str, given: Sequence[str], folder: str) -> dict[str, float
     return figures
 
 
+def _kafka(folder: Path, ours: dict[str, float]) -> dict[str, Any]:
+    """Apache Kafka's figures and ours by them; nothing where it cannot be run, which is said."""
+    (snapshot_id,) = SnapshotStore(RealFileSystem(), str(folder)).snapshot_ids()
+    try:
+        rounds = kafka.measure(folder, snapshot_id)
+    except kafka.KafkaMissingError as error:
+        sys.stderr.write(f"bench: without Apache Kafka: {error}\n")
+        return {}
+    if rounds[-1]["records"] != ours["records"]:
+        raise AssertionError(f"Apache Kafka read {rounds[-1]['records']} records of {ours['records']}")
+    return {"kafka": kafka.compare(ours, rounds), "kafka_rounds": rounds}
+
+
 def _text(topics: int, figures: dict[str, Any]) -> str:
     lines = [
         f"{topics:,} topics x {PARTITIONS} partitions x 3 replicas, {figures['records']:,} records",
@@ -162,6 +176,8 @@ def _text(topics: int, figures: dict[str, Any]) -> str:
         f"image in memory   {figures['image_mib']:8.1f} MiB",
         f"full collection   {figures['full_gc_ms']:8.1f} ms",
     ]
+    if "kafka" in figures:
+        lines += ["", *kafka.as_text(figures["kafka"])]
     return "\n".join(lines)
 
 
@@ -171,6 +187,7 @@ def main(given: Sequence[str]) -> int:
     parser.add_argument("--topics", type=int, default=100_000, help="with 10 partitions each")
     parser.add_argument("--compression", choices=("none", "gzip", "snappy", "zstd"), default="none")
     parser.add_argument("--keep-gc", action="store_true", help="leave Python's garbage collector as it is")
+    parser.add_argument("--kafka", action="store_true", help="compare with Apache Kafka's own classes")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("--step", choices=("generate", "load"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
@@ -182,7 +199,9 @@ def main(given: Sequence[str]) -> int:
         sys.stdout.write(json.dumps(step(options, Path(options.folder))))
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        figures = {**_in_process("generate", given, folder), **_in_process("load", given, folder)}
+        figures: dict[str, Any] = {**_in_process("generate", given, folder), **_in_process("load", given, folder)}
+        if options.kafka:
+            figures.update(_kafka(Path(folder), figures))
     about = {**figures, "topics": options.topics, "machine": system.describe_machine()}
     sys.stdout.write((json.dumps(about) if options.json else _text(options.topics, figures)) + "\n")
     return 0

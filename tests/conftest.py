@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+
+from kipmesh.testing.kafka_tools import download_kafka_tools
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read when grpc is imported: no notes of its own between the tests
 
@@ -21,32 +20,10 @@ JARS = ROOT / "build" / "kafka-tools"
 KafkaDump = Callable[..., str]
 
 
-def _download_kafka_tools() -> str:
-    """Bring Apache Kafka's tools into build/, once for all workers; gives why that is not possible, or ""."""
-    for program in ("java", "mvn"):
-        if shutil.which(program) is None:
-            return f"Apache Kafka's tools need {program}"
-    JARS.parent.mkdir(exist_ok=True)
-    complete = JARS / ".complete"
-    wanted = hashlib.sha256(POM.read_bytes()).hexdigest()
-    with open(JARS.parent / "kafka-tools.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if complete.exists() and complete.read_text() == wanted:
-            return ""
-        shutil.rmtree(JARS, ignore_errors=True)
-        command = ["mvn", "-q", "-B", "-f", str(POM), "dependency:copy-dependencies", f"-DoutputDirectory={JARS}"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
-        if done.returncode:
-            lines = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
-            return f"Maven cannot download Apache Kafka's tools: {lines[0][:300]}"
-        complete.write_text(wanted)
-    return ""
-
-
 @pytest.fixture(scope="session")
 def kafka_dump() -> KafkaDump:
     """`dump(files, *options)`: what Apache Kafka's DumpLogSegments prints; a complaint fails the test."""
-    problem = _download_kafka_tools()
+    problem = download_kafka_tools(POM, JARS)
     if problem:
         pytest.skip(problem)
 
