@@ -24,11 +24,11 @@ endif
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install demo test check lint format types imports tidy unit e2e spark golden sim bench bench-spark \
-  protos lock wheel docs clean distclean stale
+  bench-fencing bench-snapshot protos lock wheel docs clean distclean stale
 
 help: ## list the targets
 	@echo "make TARGET [PYTHON=python3.12] [SCALE=n] [SEEDS=n] [WORKERS=n] [ARGS='...']"
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMP) $(GENERATED) ## make .venv with everything in it (the other targets do it when it is missing or stale)
 
@@ -83,6 +83,12 @@ bench: install ## throughput, latency, memory of a local cluster (ARGS="--quick"
 
 bench-spark: install ## records/s of a Spark batch read on local[2]
 	$(PY) -m bench.spark $(ARGS)
+
+bench-fencing: install ## one broker's failure by event and by partition; snapshots and compaction (ARGS="--quick", "--markdown")
+	$(PY) -m bench.fencing $(ARGS)
+
+bench-snapshot: install ## a snapshot of 1,000,000 partitions (ARGS="--kafka": beside Apache Kafka's own classes)
+	$(PY) -m bench.snapshot $(ARGS)
 
 protos: install ## generate kipmesh/v1 from protos/
 	$(PY) tools/build_protos.py

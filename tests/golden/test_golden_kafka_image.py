@@ -1,0 +1,43 @@
+"""Apache Kafka's own image classes load our snapshot and write it again: what `bench.snapshot --kafka` runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench import kafka
+from bench.fencing_cost import balanced_image
+from kipmesh.core.metadata import records as r
+from kipmesh.core.metadata.fencing import FENCING_FEATURE, FENCING_LEVEL
+from kipmesh.core.metadata.image import MetadataDelta
+from kipmesh.core.metadata.image_writer import image_values
+from kipmesh.storage.fs import RealFileSystem
+from kipmesh.storage.snapshots import SnapshotStore
+
+pytestmark = [pytest.mark.kafka_tools, pytest.mark.timeout(600)]
+
+
+def test_kafkas_own_classes_load_our_snapshot(tmp_path: Path) -> None:
+    image = balanced_image(100)
+    image.apply(r.FeatureLevelRecord(FENCING_FEATURE, FENCING_LEVEL), MetadataDelta())
+    captured = image.capture()
+    writer = SnapshotStore(RealFileSystem(), str(tmp_path)).create(
+        captured.snapshot_id, last_contained_log_timestamp=1, now_ms=1
+    )
+    for _ in writer.write(image_values(captured)):
+        pass
+    size = writer.freeze()
+    try:
+        rounds = kafka.measure(tmp_path, captured.snapshot_id)
+    except kafka.KafkaMissingError as error:
+        if "the Java program failed" in str(error):
+            raise
+        pytest.skip(str(error))
+    assert len(rounds) == kafka.ROUNDS
+    for one in rounds:
+        assert (one["records"], one["topics"]) == (writer.records, 100)
+        assert one["bytes"] == pytest.approx(size, rel=0.05)
+    compared = kafka.compare({"generate_s": 1, "load_s": 1, "bytes": size}, rounds)
+    assert compared["load_s"]["best"] <= compared["load_s"]["median"]
+    assert "Apache Kafka 4" in kafka.as_text(compared)[0]
