@@ -236,9 +236,10 @@ class ControllerNode:
         await self._pool.close()
 
     def _fail(self, error: BaseException) -> None:
-        """This node cannot go on; what waits may be committed or not."""
+        """This node cannot go on; what waits may be done or not, and where there are others, they know."""
         log.error("controller failed", error=str(error))
-        self._deactivate(as_kafka_error(error))
+        alone = len(self.config.voters) == 1
+        self._deactivate(as_kafka_error(error) if alone else self._outcome_unknown("has failed"))
         if not self.failed.done():
             self.failed.set_exception(error)
             self.failed.exception()  # somebody may never look: no warning then
@@ -253,8 +254,7 @@ class ControllerNode:
         active = self._active
         if active is not None and (state is not State.LEADER or epoch != active.epoch):
             log.info("not the active controller any more", epoch=active.epoch, waiting=active.waiting)
-            text = f"controller {self.config.node_id} is not active any more: what it had taken may be done or not"
-            self._deactivate(KafkaError(ErrorCode.NOT_CONTROLLER, f"{text}; {self._who_is_active()}"))
+            self._deactivate(self._outcome_unknown(f"is not active any more; {self._who_is_active()}"))
         self._activate_soon()
 
     def committed(self, high_watermark: int) -> None:
@@ -332,6 +332,10 @@ class ControllerNode:
         if self._is_stopped:
             return KafkaError(ErrorCode.NOT_CONTROLLER, f"controller {self.config.node_id} stops")
         return KafkaError(ErrorCode.NOT_CONTROLLER, self._who_is_active())
+
+    def _outcome_unknown(self, why: str) -> KafkaError:
+        text = f"what it had taken may be done or not: controller {self.config.node_id} {why}"
+        return KafkaError(ErrorCode.NOT_CONTROLLER, text)
 
     def _who_is_active(self) -> str:
         leader = self._driver.leader if self._driver is not None else None

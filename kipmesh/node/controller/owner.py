@@ -89,6 +89,7 @@ class Owner:
             batch = self._append(decision.records) if decision.records else b""
         except KafkaError as error:  # not the leader any more, a full disk
             log.warning("operation refused", error=str(error))
+            self._check()
             raise
         except Exception as error:  # a bug: this request fails, the state is as it was
             log.error("operation failed", exc_info=error)

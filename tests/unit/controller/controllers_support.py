@@ -13,6 +13,7 @@ from kipmesh.core import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.node.controller import ControllerNode
 from kipmesh.rpc.client import ConnectionPool, TransportError
+from kipmesh.storage.fs import FileSystem
 
 FAST = {
     "controller_quorum_fetch_timeout_ms": 300,
@@ -51,9 +52,9 @@ class Controllers:
         await self.pool.close()
         await asyncio.gather(*(self.stop(node_id) for node_id in list(self.nodes)))
 
-    async def start(self, *ids: int) -> None:
+    async def start(self, *ids: int, fs: FileSystem | None = None) -> None:
         for node_id in ids:
-            self.nodes[node_id] = ControllerNode(self.config(node_id))
+            self.nodes[node_id] = ControllerNode(self.config(node_id), fs=fs)
             await self.nodes[node_id].start()
 
     async def stop(self, node_id: int) -> None:

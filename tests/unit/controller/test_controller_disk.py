@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from controller_support import FakeBroker, LiveController
+from controllers_support import Controllers
 
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.testing.faulty_fs import Fault, FaultyFileSystem
@@ -62,6 +63,36 @@ async def test_a_full_disk_refuses_the_operation_and_no_more() -> None:
         assert broker.image == controller.node.image
     async with LiveController(FOLDER, fs) as controller:
         assert set(controller.node.image.topic_names) == {"second"}
+
+
+async def test_an_epoch_whose_beginning_found_no_room_begins_later() -> None:
+    fs = FaultyFileSystem()
+    fs.faults.append(Fault("write", error=errno.ENOSPC, path=".log", skip=1, times=2))  # after the LeaderChange
+    async with LiveController(FOLDER, fs) as controller:
+        assert not fs.faults
+        assert controller.node.epoch == 1
+        await FakeBroker(controller, 1).join()
+        assert (await controller.create("t")).error_code == 0
+
+
+async def test_one_of_three_loses_its_disk_and_the_others_go_on(tmp_path: Path) -> None:
+    async with Controllers(tmp_path) as quorum:
+        await quorum.join(1)
+        broken = await quorum.active()
+        await quorum.kill(broken)
+        fs = FaultyFileSystem()
+        await quorum.start(broken, fs=fs)
+        await quorum.create("before")
+        while await quorum.active() != broken:
+            await quorum.stop(other := await quorum.active())
+            await quorum.start(other)
+        fs.faults.append(Fault("sync", path=LOG, times=100))
+        await quorum.create("after")
+        with pytest.raises(KafkaError):
+            await asyncio.wait_for(asyncio.shield(quorum.nodes[broken].failed), 5)
+        await quorum.kill(broken)
+        image = quorum.nodes[await quorum.active()].image
+        assert set(image.topic_names) == {"before", "after"}
 
 
 @pytest.mark.parametrize("seed", range(12))
