@@ -262,7 +262,14 @@ class MetadataLoader:
         else:
             raise StorageError(f"the metadata log starts at {replica.log.log_start_offset} and there is no snapshot")
         await self._replay(image, None)
-        return image if image.offset + 1 >= replica.log.log_start_offset else None
+        if image.offset + 1 >= replica.log.log_start_offset:
+            return image
+        if replica.latest_snapshot == snapshot_id:
+            raise StorageError(
+                f"the metadata log starts at {replica.log.log_start_offset}, and its latest snapshot and what can be "
+                f"applied after it end at {image.offset + 1}"
+            )
+        return None
 
     async def _load_snapshot(self, snapshot_id: SnapshotId) -> MetadataImage | None:
         """None when it is not the newest any more."""
