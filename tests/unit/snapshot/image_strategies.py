@@ -53,7 +53,13 @@ def records(draw: st.DrawFn, image: MetadataImage) -> r.Record:
         broker = image.brokers[draw(st.sampled_from(sorted(image.brokers)))]
         if kind == "unregister":
             return r.UnregisterBrokerRecord(broker.broker_id, broker.broker_epoch)
-        return r.BrokerRegistrationChangeRecord(broker.broker_id, broker.broker_epoch, draw(st.integers(-1, 1)), 1)
+        return r.BrokerRegistrationChangeRecord(
+            broker.broker_id,
+            broker.broker_epoch,
+            draw(st.integers(-1, 1)),
+            draw(st.integers(0, 1)),
+            proven=draw(st.booleans()),
+        )
     if kind == "broker":
         end_points = (r.BrokerEndpoint("MESH", "h", draw(st.integers(0, 65535))),)
         features = draw(st.sampled_from([(), (r.BrokerFeature("kipmesh.leader", 0, 1),)]))
@@ -62,6 +68,8 @@ def records(draw: st.DrawFn, image: MetadataImage) -> r.Record:
             draw(BROKERS), False, draw(UUIDS), image.offset, end_points, features, rack, draw(st.booleans())
         )
     if kind == "feature":
+        if draw(st.booleans()):
+            return r.FeatureLevelRecord("kipmesh.fencing", draw(st.integers(0, 1)))
         return r.FeatureLevelRecord(draw(st.sampled_from(["metadata.version", "x"])), draw(st.integers(0, 30)))
     if kind == "producer ids":
         return r.ProducerIdsRecord(1, 2, draw(st.integers(0, 2**40)))
