@@ -80,6 +80,7 @@ class MetadataImage:
     """All metadata up to `offset`."""
 
     __slots__ = (
+        "_at",
         "_configs",
         "_effect",
         "_generation",
@@ -100,7 +101,7 @@ class MetadataImage:
     def __init__(self, offset: int = -1, epoch: int = 0, timestamp_ms: int = -1) -> None:
         """Empty: before the log's first record, or at the end of a snapshot whose records are to be applied."""
         self.offset = offset
-        """Offset of the last applied record, -1 for none."""
+        """Offset of the last applied record, -1 for none; within a batch still that of the batch before."""
         self.epoch = epoch
         """Quorum epoch of the last applied record."""
         self.timestamp_ms = timestamp_ms
@@ -120,6 +121,7 @@ class MetadataImage:
         # What the record that was applied last implies, before that is done.
         self._effect: Iterator[None] | None = None
         self._is_within_batch = False
+        self._at = offset  # of the record that is applied
         self._indexes = PartitionIndexes()
 
     def __eq__(self, other: object) -> bool:
@@ -130,15 +132,20 @@ class MetadataImage:
 
     __hash__ = None  # type: ignore[assignment]
 
+    @property
+    def is_within_batch(self) -> bool:
+        """Whether `replay_steps` stopped between the records of a batch: no state to capture, nor for decisions."""
+        return self._is_within_batch
+
     def capture(self) -> CapturedImage:
         """This moment, to be read slice by slice while records are applied; RuntimeError after a failure (630-15).
 
         The cost is a copy of the outer mappings: some milliseconds for a million topics.
         """
-        if self._is_within_batch and not self.failed:
-            raise RuntimeError("within a batch the image is no state of the cluster")
         if self.failed:
             raise RuntimeError("an image that failed to apply a record is no state to keep")
+        if self._is_within_batch:
+            raise RuntimeError("within a batch the image is no state of the cluster")
         self._generation += 1
         return CapturedImage(
             self.offset,
@@ -240,18 +247,19 @@ class MetadataImage:
             for record in record_batch.read_records(batches, position, header):
                 if record.value is None:
                     raise CorruptRecordError(f"the metadata record at offset {record.offset} has no value")
-                self.offset = record.offset
+                self._at = record.offset
                 self._apply(r.decode_record(record.value), delta)
                 if self._effect is not None:
                     yield from self._take_effect()
                 elif record.offset % STEP_RECORDS == 0:
                     yield
             self._is_within_batch = False
-        self.offset = header.last_offset
+        self.offset = self._at = header.last_offset
         self.timestamp_ms = header.max_timestamp
 
     def apply(self, record: r.Record, delta: MetadataDelta) -> None:
         """Apply one record; the caller has set `offset` (and `epoch`) to the record's. Prefer `replay`."""
+        self._at = self.offset
         try:
             self._apply(record, delta)
             for _ in self._take_effect():
@@ -263,7 +271,7 @@ class MetadataImage:
     def _take_effect(self) -> Iterator[None]:
         """The steps of what the last record implies."""
         effect, self._effect = self._effect, None
-        return iter(()) if effect is None else effect
+        return effect or iter(())
 
     def _apply(self, record: r.Record, delta: MetadataDelta) -> None:
         match record:
@@ -318,7 +326,7 @@ class MetadataImage:
         broker = self.brokers.get(broker_id)
         if broker is None or broker.broker_epoch != broker_epoch:
             raise CorruptRecordError(
-                f"offset {self.offset}: no registration of broker {broker_id} with epoch {broker_epoch}"
+                f"offset {self._at}: no registration of broker {broker_id} with epoch {broker_epoch}"
             )
         delta.outdated.add(("broker", broker_id))
         return broker
@@ -332,7 +340,7 @@ class MetadataImage:
             for key in list(self.unproven(record.broker_id)):
                 topic = self._topic_to_change(key[0])
                 state = topic.partitions[key[1]] = fencing.proved(topic.partitions[key[1]])
-                self._indexes.leader_changed(key, state.leader, state, self.offset)
+                self._indexes.leader_changed(key, state.leader, state, self._at)
                 delta.changed_partitions.add(key)
                 delta.outdated.add(key)
 
@@ -349,7 +357,7 @@ class MetadataImage:
         self, keys: Sequence[PartitionKey], so_far: Departure, can_lead: Collection[int], delta: MetadataDelta
     ) -> Departure:
         """One step of it: thousands, so without any call that can be saved."""
-        broker_id, generation, offset = so_far.broker_id, self._generation, self.offset
+        broker_id, generation, offset = so_far.broker_id, self._generation, self._at
         leaderless, unproven = self._indexes.leaderless, self._indexes.unproven
         own = unproven.pop(broker_id, {})
         topics = [self.topics[topic_id] for topic_id, _ in keys]
@@ -384,17 +392,12 @@ class MetadataImage:
         delta.changed_partitions.update(changes)
         delta.outdated.update(changes)
         partitions, elected, offline = so_far[1:4]
-        return Departure(
-            broker_id,
-            partitions + len(changes),
-            elected + moved - without_leader,
-            offline + without_leader,
-            tuple(examples),
-        )
+        elected, offline = elected + moved - without_leader, offline + without_leader
+        return Departure(broker_id, partitions + len(changes), elected, offline, tuple(examples))
 
     def _add_topic(self, record: r.TopicRecord) -> None:
         if record.name in self._topic_names or record.topic_id in self.topics:
-            raise CorruptRecordError(f"offset {self.offset}: topic {record.name!r} exists")
+            raise CorruptRecordError(f"offset {self._at}: topic {record.name!r} exists")
         self.topics[record.topic_id] = TopicState(record.name, record.topic_id, generation=self._generation)
         self._topic_names[record.name] = record.topic_id
         if "." in record.name or "_" in record.name:
@@ -403,7 +406,7 @@ class MetadataImage:
     def _topic(self, topic_id: bytes) -> TopicState:
         topic = self.topics.get(topic_id)
         if topic is None:
-            raise CorruptRecordError(f"offset {self.offset}: no topic of id {topic_id.hex()}")
+            raise CorruptRecordError(f"offset {self._at}: no topic of id {topic_id.hex()}")
         return topic
 
     def _topic_to_change(self, topic_id: bytes) -> TopicState:
@@ -468,7 +471,7 @@ class MetadataImage:
             self._indexes.remove(key, before)
             delta.outdated.add(key)
         topic.partitions[record.partition_id] = state
-        self._indexes.add(key, state, self.offset)
+        self._indexes.add(key, state, self._at)
         delta.changed_partitions.add(key)
 
     def _change_partition(self, record: r.PartitionChangeRecord, delta: MetadataDelta) -> None:
@@ -477,13 +480,13 @@ class MetadataImage:
         partitions = topic.partitions
         before = partitions.get(record.partition_id)
         if before is None:
-            raise CorruptRecordError(f"offset {self.offset}: no partition {record.partition_id} to change")
+            raise CorruptRecordError(f"offset {self._at}: no partition {record.partition_id} to change")
         state = changed(before, record)
         if state.replicas != before.replicas:
             self._indexes.remove(key, before)
-            self._indexes.add(key, state, self.offset)
+            self._indexes.add(key, state, self._at)
         else:
-            self._indexes.leader_changed(key, before.leader, state, self.offset)
+            self._indexes.leader_changed(key, before.leader, state, self._at)
         partitions[record.partition_id] = state
         delta.changed_partitions.add(key)
         delta.outdated.add(key)

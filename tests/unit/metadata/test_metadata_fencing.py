@@ -236,11 +236,14 @@ def test_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = []
     for _ in image.replay_steps(batch, delta):
         counts.append(sum(state.leader == 2 for state in image.topics[TOPICS[0]].partitions.values()))
+        assert image.is_within_batch
+        assert image.offset == whole.offset, "the batch is not applied"
         with pytest.raises(RuntimeError, match="within a batch"):
             image.capture()
     assert counts == [4, 8, 10]
     whole.replay(batch, MetadataDelta())
     assert image == whole
+    assert not image.is_within_batch
     assert len(delta.changed_partitions) == 10
     image.capture()
 
