@@ -37,9 +37,9 @@ class Translator:
         self.message_type: Callable[..., Message] = GetMessageClass(descriptor)
         fields: Sequence[_descriptor.FieldDescriptor] = descriptor.fields
         self._names = tuple(field.name for field in fields)
-        getter = attrgetter(*self._names)
+        names = self._names
         self._get: Callable[[Message], tuple[Any, ...]] = (
-            getter if len(fields) > 1 else lambda message: (getter(message),)
+            attrgetter(*names) if len(names) > 1 else lambda message: tuple([getattr(message, name) for name in names])
         )
         defaults = cast("Any", self.value_type)._field_defaults
         # (position, name, default) of scalars whose absence means something else than zero.

@@ -216,8 +216,28 @@ class BrokerConfig(NodeConfig):
     """Time in ms behind the leader's log end after which a replica leaves the ISR."""
     replica_high_watermark_checkpoint_interval_ms: Positive = 5000
     """Time in ms between two writes of the high watermarks."""
+    replica_fetch_high_watermark_wakeup: bool = True
+    """Whether a leader answers a waiting follower as soon as its high watermark moved (392-02)."""
     fetch_max_bytes: Positive = 55 << 20
     """Bytes of one response to a consumer."""
+    enable_incremental_fetch: bool = True
+    """Whether this broker asks leaders for fetch sessions."""
+    fetch_session_cache_policy: Literal["adopted", "reserved"] = "adopted"
+    """Who gets a fetch session at this broker, and whose slot is taken for it."""
+    max_incremental_fetch_session_cache_slots: NotNegative = 10_000
+    """Fetch sessions at this broker; 0 for none. Policy `adopted`."""
+    min_incremental_fetch_session_eviction_ms: NotNegative = 120_000
+    """Time in ms for which a session is neither old nor unused. Policy `adopted`."""
+    min_incremental_fetch_session_size: NotNegative = 1
+    """Least partitions of a session. Policy `reserved`."""
+    incremental_fetch_session_cache_slots_per_broker: NotNegative = 10
+    """Sessions that each follower may have. Policy `reserved`."""
+    incremental_fetch_session_consumer_cache_slots: NotNegative = 10_000
+    """Sessions that all clients together may have. Policy `reserved`."""
+    min_incremental_fetch_session_eviction_time_ms: NotNegative = 120_000
+    """Time in ms after which an unused session may lose its slot. Policy `reserved`."""
+    max_incremental_fetch_sessions_per_client_id: NotNegative = 0
+    """Sessions that clients with the same id may have at this broker; 0 for no limit. Followers are not counted."""
     queued_max_request_bytes: Positive = 256 << 20
     """Bytes of produce requests that wait for acknowledgement at a time; more are refused."""
 

@@ -63,6 +63,11 @@ from kipmesh.core.messages.fetch import (
     PartitionData,
     SnapshotId,
 )
+from kipmesh.core.messages.fetch_sessions import (
+    FetchSession,
+    ListFetchSessionsRequest,
+    ListFetchSessionsResponse,
+)
 from kipmesh.core.messages.fetch_snapshot import (
     FetchSnapshotRequest,
     FetchSnapshotResponse,
@@ -187,6 +192,7 @@ __all__ = [
     "FetchPartition",
     "FetchRequest",
     "FetchResponse",
+    "FetchSession",
     "FetchSnapshotRequest",
     "FetchSnapshotResponse",
     "FetchTopic",
@@ -196,6 +202,8 @@ __all__ = [
     "IncrementalAlterConfigsResponse",
     "IsrMember",
     "LeaderIdAndEpoch",
+    "ListFetchSessionsRequest",
+    "ListFetchSessionsResponse",
     "ListOffsetsPartition",
     "ListOffsetsPartitionResponse",
     "ListOffsetsRequest",
