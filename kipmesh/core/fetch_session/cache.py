@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.fetch_session.fetch import ErrorFetch, Fetch, FullFetch, IncrementalFetch, key_of
+from kipmesh.core.fetch_session.fetch import ErrorFetch, Fetch, FullFetch, IncrementalFetch, topic_bytes
 from kipmesh.core.fetch_session.metrics import FetchSessionMetrics
 from kipmesh.core.fetch_session.policy import Candidate, Eviction, EvictionPolicy, Refusal
 from kipmesh.core.fetch_session.session import Owner, Session
-from kipmesh.core.fetch_session.subscriptions import Key, Subscriptions, name_key, partition_key
+from kipmesh.core.fetch_session.subscriptions import Key, Subscriptions, partition_key
 from kipmesh.core.fetch_session.types import (
     FINAL_EPOCH,
     INITIAL_EPOCH,
@@ -123,13 +123,14 @@ class FetchSessionCache:
             overtaken.ended()
         # First forget, then add: a topic that was made anew under its name is both (227-07).
         for topic in request.forgotten_topics_data:
+            prefix = topic_bytes(topic)
             for partition in topic.partitions:
-                by_id = session.owner.uses_topic_ids
-                session.forget(partition_key(topic.topic_id, partition) if by_id else name_key(topic.topic, partition))
+                session.forget(partition_key(prefix, partition))
         named: dict[Key, FetchPartition] = {}
         for wanted in request.topics:
+            prefix = topic_bytes(wanted)
             for asked in wanted.partitions:
-                named[key_of(wanted, asked.partition)] = asked
+                named[partition_key(prefix, asked.partition)] = asked
         if session.size + len(named) > self._partitions_max and self._grown(session, named) > self._partitions_max:
             self._remove(session)
             self.metrics.refused(Refusal.TOO_LARGE, session.owner.client_id)

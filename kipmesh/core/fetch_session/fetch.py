@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.fetch_session.session import Owner, Session, must_react
-from kipmesh.core.fetch_session.subscriptions import Key, name_key, partition_key, topic_of
+from kipmesh.core.fetch_session.subscriptions import Key, name_bytes, partition_key, topic_of
 from kipmesh.core.fetch_session.types import INVALID_SESSION_ID, FetchKind, PartitionRead, Reader
 from kipmesh.core.messages import (
     FetchableTopicResponse,
@@ -30,6 +30,7 @@ from kipmesh.core.messages import (
     FetchRequest,
     FetchResponse,
     FetchTopic,
+    ForgottenTopic,
     PartitionData,
 )
 
@@ -37,9 +38,14 @@ if TYPE_CHECKING:
     from kipmesh.core.fetch_session.cache import FetchSessionCache
 
 
+def topic_bytes(topic: FetchTopic | ForgottenTopic) -> bytes:
+    """What the keys of a topic's partitions begin with, as the request names it: its id, or its name if it has none."""
+    return topic.topic_id or name_bytes(topic.topic)
+
+
 def key_of(topic: FetchTopic, partition: int) -> Key:
-    """The key of a partition as the request names its topic: by id, or by name if it has no id."""
-    return partition_key(topic.topic_id, partition) if topic.topic_id else name_key(topic.topic, partition)
+    """The key of a partition as the request names its topic."""
+    return partition_key(topic_bytes(topic), partition)
 
 
 class Fetch:
@@ -279,8 +285,8 @@ class IncrementalFetch(Fetch):
         topic, topic_id = session.topic_of(key)
         asked = self._named.get(key) or session.asked(key)
         found = self._look(reader, topic, topic_id, asked, before)
-        if self._stale_counts and found.data.high_watermark > session.sent(key)[0]:
-            self._has_news = True
+        if self._stale_counts and not self._has_news:
+            self._has_news = found.data.high_watermark > session.sent_high_watermark(key)
         return found
 
     def marked(self, key: Key, was_clean: bool, wakes: bool) -> bool:
@@ -325,7 +331,8 @@ class IncrementalFetch(Fetch):
         fresh = {key: None for key in self._fresh if key not in self._peeked}
         news = settle(session, self._results, fresh)
         for key, found in self._peeked.items():
-            is_clean = not (_stays(found) or key in self._fresh)
+            stays = found.data.records or found.is_cut or found.again or must_react(found.data) or key in self._fresh
+            is_clean = not stays
             if session.tell(key, found.data, is_clean):
                 news.append((key, found.data))
             if is_clean:
@@ -352,15 +359,10 @@ class IncrementalFetch(Fetch):
         return [FetchableTopicResponse(*names[topic], partitions) for topic, partitions in topics.items()]
 
 
-def _stays(found: PartitionRead) -> bool:
-    """Whether a partition is dirty after it was told this (227-10)."""
-    return bool(found.data.records) or found.is_cut or found.again or must_react(found.data)
-
-
 def settle(
     session: Session, results: dict[Key, PartitionRead], fresh: dict[Key, None]
 ) -> list[tuple[Key, PartitionData]]:
-    """Take results as sent, and queue who stays dirty; what is news, for an incremental response.
+    """Take results as sent, and queue who stays dirty (227-10); what is news, for an incremental response (227-08).
 
     Who was cut is next, in the old order; who got records is last (227-11). `fresh` changed since it was read.
     """
@@ -369,10 +371,12 @@ def settle(
     others = [key for key in fresh if key not in results]
     served: list[Key] = []
     for key, found in results.items():
-        stays = _stays(found) or key in fresh
-        if session.tell(key, found.data, not stays):
-            news.append((key, found.data))
-        if found.data.records:
+        data = found.data
+        has_records = bool(data.records)
+        stays = has_records or found.is_cut or found.again or must_react(data) or key in fresh
+        if session.tell(key, data, not stays):
+            news.append((key, data))
+        if has_records:
             served.append(key)
         elif found.is_cut:
             cut.append(key)

@@ -31,7 +31,9 @@ from kipmesh.core.messages import FetchPartition, PartitionData
 
 # fetch offset, log start, sent high watermark, last stable offset and log start; leader epoch, last fetched epoch,
 # maximum bytes; the mark
+_ROW: Final = Struct("<qq24siii4s")
 _ASKED: Final = Struct("<qq24xiii")
+_SENT_HIGH_WATERMARK: Final = Struct("<16xq")
 _SENT: Final = Struct("<qqq")
 _SENT_AT: Final = 16
 _SENT_END: Final = _SENT_AT + _SENT.size
@@ -142,6 +144,7 @@ class Session:
             self.fetch is not None,
         )
 
+    @property
     def keys(self) -> Iterable[Key]:
         """All its partitions."""
         return self._rows.keys()
@@ -158,6 +161,11 @@ class Session:
     def is_dirty(self, key: Key) -> bool:
         """Whether the next fetch looks at it."""
         return not self._rows[key].endswith(_CLEAN)
+
+    def sent_high_watermark(self, key: Key) -> int:
+        """The first of `sent`."""
+        sent: int = _SENT_HIGH_WATERMARK.unpack_from(self._rows[key])[0]
+        return sent
 
     def sent(self, key: Key) -> tuple[int, int, int]:
         """High watermark, last stable offset and log start as the session was last told, NEVER_SENT if it was not."""
@@ -179,7 +187,8 @@ class Session:
             self._subscriptions.subscribe(key, self, self.owner.uses_topic_ids)
         else:
             sent, dirty = row[_SENT_AT:_SENT_END], not row.endswith(_CLEAN)
-        self._rows[key] = _row(asked, sent, self._mark)
+        _, leader_epoch, offset, fetched_epoch, log_start, max_bytes = asked
+        self._rows[key] = _ROW.pack(offset, log_start, sent, leader_epoch, fetched_epoch, max_bytes, self._mark)
         if not dirty:
             self._queue.append(key)
 
@@ -255,17 +264,23 @@ class Session:
         self._queue.extend(keys)
 
     def tell(self, key: Key, data: PartitionData, is_clean: bool) -> bool:
-        """The answer for a partition: whether it is to be in an incremental response (227-08). Takes it as sent."""
+        """The answer for a partition: whether it is to be in an incremental response (227-08). Takes it as sent.
+
+        What stays dirty without being cut or looked at again has to be there in any case: records, or `must_react`.
+        """
         row = self._rows[key]
         if data.error_code:
-            sent, is_news = _NOTHING_SENT, True
+            sent = _NOTHING_SENT
         else:
             sent = _SENT.pack(data.high_watermark, data.last_stable_offset, data.log_start_offset)
-            is_news = bool(data.records) or must_react(data) or row[_SENT_AT:_SENT_END] != sent
-        mark = _CLEAN if is_clean else row[-4:]
-        if is_news or is_clean:
-            self._rows[key] = row[:_SENT_AT] + sent + row[_SENT_END:-4] + mark
-        return is_news
+        is_told = row[_SENT_AT:_SENT_END] == sent
+        if is_clean:
+            self._rows[key] = row[:-4] + _CLEAN if is_told else row[:_SENT_AT] + sent + row[_SENT_END:-4] + _CLEAN
+            return not is_told
+        if not is_told:
+            self._rows[key] = row[:_SENT_AT] + sent + row[_SENT_END:]
+            return True
+        return bool(data.records) or must_react(data)
 
     def close(self) -> None:
         """It is no more: the partitions know it no longer, and a fetch that waits is ended."""
@@ -286,9 +301,3 @@ def must_react(data: PartitionData) -> bool:
         or data.snapshot_id is not None
         or data.preferred_read_replica >= 0
     )
-
-
-def _row(asked: FetchPartition, sent: bytes, mark: bytes) -> bytes:
-    _, leader_epoch, offset, fetched_epoch, log_start, max_bytes = asked
-    packed = _ASKED.pack(offset, log_start, leader_epoch, fetched_epoch, max_bytes)
-    return packed[:_SENT_AT] + sent + packed[_SENT_END:] + mark

@@ -23,9 +23,9 @@ def partition_key(topic: bytes, partition: int) -> Key:
     return topic + partition.to_bytes(4, "big", signed=True)
 
 
-def name_key(topic: str, partition: int) -> Key:
-    """The key of a partition of a topic that is known by its name only."""
-    return partition_key(topic.encode("utf-8", "surrogatepass"), partition)
+def name_bytes(topic: str) -> bytes:
+    """A name as it stands in keys."""
+    return topic.encode("utf-8", "surrogatepass")
 
 
 def topic_of(key: Key) -> bytes:
@@ -34,7 +34,7 @@ def topic_of(key: Key) -> bytes:
 
 
 def name_of(key: Key) -> str:
-    """The name in a key of `name_key`."""
+    """The name, if the key has one."""
     return key[:-4].decode("utf-8", "surrogatepass")
 
 

@@ -58,7 +58,8 @@ class PartitionRead(NamedTuple):
 
     - `has_news`: the fetch is answered at once, however few bytes there are (227-21): error, divergence, snapshot id,
       redirect.
-    - `is_cut`: there are readable records at the fetch offset and `max_bytes` left no room for them (227-11).
+    - `is_cut`: there are readable records that `max_bytes` left no room for (227-11), with or without others before
+      them. Without others it must be said, or they would never come; with others it ends a wait for what has no room.
     - `again`: read it at the next fetch, too, even if nothing happens to it until then.
     """
 
