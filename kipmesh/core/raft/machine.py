@@ -309,10 +309,10 @@ class Machine:
         before = self.state
         self.state = next_state(before, cause, self.epoch, epoch)
         self.election = ElectionState(epoch, leader_id, voted_id)
-        keeps_ms = self.deadline_ms if before in (State.UNATTACHED, State.VOTED) else None
+        keeps_ms = self.deadline_ms if before in (State.UNATTACHED, State.VOTED, State.FOLLOWER) else None
         self._enter()
         if cause is Cause.HIGHER_EPOCH and keeps_ms is not None and self.deadline_ms is not None:
-            # Whoever stands again and again with a short log must not keep the others from standing.
+            # Whoever stands with a short log, perhaps again and again, must not keep the others from standing.
             self.deadline_ms = min(self.deadline_ms, keeps_ms)
         self.emit(StateChanged(self.state, self.epoch, self.told_election.leader_id))
         if self.state is State.LEADER and self.leadership is not None:

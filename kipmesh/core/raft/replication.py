@@ -267,10 +267,15 @@ def poll_follower(machine: Machine) -> None:
         if machine.state is State.FOLLOWER:
             elections.stand(machine, Cause.FETCH_TIMEOUT)
         else:
-            machine.silent_leader = (machine.epoch, machine.election.leader_id)
-            machine.become(Cause.FETCH_TIMEOUT, machine.epoch)
+            give_up_leader(machine)
     elif machine.is_free(machine.election.leader_id) and machine.fetching_snapshot is None and may_fetch(machine):
         machine.send(machine.election.leader_id, next_fetch(machine))
+
+
+def give_up_leader(machine: Machine) -> None:
+    """Of an observer: look for another one."""
+    machine.silent_leader = (machine.epoch, machine.election.leader_id)
+    machine.become(Cause.FETCH_TIMEOUT, machine.epoch)
 
 
 def poll_unattached_observer(machine: Machine) -> None:
@@ -305,6 +310,10 @@ def on_fetch_response(machine: Machine, node_id: int, response: FetchResponse) -
         return
     leader = data.current_leader or LeaderIdAndEpoch(-1, machine.epoch)
     error = elections.error_of(data.error_code)
+    if _has_resigned(machine, node_id, error, leader):
+        give_up_leader(machine)  # as good as its silence, and sooner
+        machine.retry_later(node_id)
+        return
     if elections.is_settled(machine, node_id, error, leader.leader_epoch, leader.leader_id):
         return
     if not machine.state.follows or node_id != machine.election.leader_id:
@@ -321,6 +330,16 @@ def on_fetch_response(machine: Machine, node_id: int, response: FetchResponse) -
             machine.emit(AppendAsFollower(data.records))
         else:
             advance_follower(machine)
+
+
+def _has_resigned(machine: Machine, node_id: int, error: ErrorCode, leader: LeaderIdAndEpoch) -> bool:
+    """Whether an observer hears of its leader itself that it leads this epoch no more, and knows no other."""
+    return (
+        machine.state is State.OBSERVER_FOLLOWER
+        and node_id == machine.election.leader_id
+        and error is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        and leader == LeaderIdAndEpoch(-1, machine.epoch)
+    )
 
 
 def advance_follower(machine: Machine) -> None:

@@ -255,3 +255,41 @@ def test_an_observer_believes_nobody_else_that_the_leader_it_gave_up_still_leads
     ask(2)
     node.answer_last(says(3, 6))
     assert followed() == 3, "the next leader"
+
+
+def test_an_observer_whose_leader_says_that_it_leads_no_more_looks_for_another_at_once() -> None:
+    """A leader that lost its quorum, and that observers still reach."""
+    node = Node(9)
+    node.answer_last(follow := wire.fetch_response(PartitionData(0, current_leader=LeaderIdAndEpoch(1, 5))))
+    assert node.machine.state is State.OBSERVER_FOLLOWER
+    assert node.sent[-1].node_id == 1
+    resigned = PartitionData(0, ErrorCode.NOT_LEADER_OR_FOLLOWER, current_leader=LeaderIdAndEpoch(-1, 5))
+    node.answer_last(wire.fetch_response(resigned))
+    assert (node.machine.state, node.machine.election.leader_id) == (State.OBSERVER_UNATTACHED, -1)
+    assert node.sent[-1].node_id in (2, 3)
+    before = len(node.sent)
+    node.answer_last(follow)
+    assert node.machine.state is State.OBSERVER_UNATTACHED, "hearsay"
+    assert len(node.sent) <= before + 1, "it does not spin"
+
+
+def test_a_candidate_with_a_short_log_does_not_put_off_who_would_have_stood_soon() -> None:
+    """The fetch timeout of a follower goes on when it refuses its vote, as Kafka's does."""
+    node = Node(log=MemoryLog(1, 4), election=ElectionState(4, leader_id=2))
+    due_ms = node.machine.deadline_ms
+    assert due_ms is not None
+    node.advance(due_ms - node.now_ms - 100)
+    assert node.machine.state is State.FOLLOWER
+    assert vote(node, 3, 5, (1, 4)) == (ErrorCode.NONE, False, 5)
+    assert (node.machine.state, node.machine.deadline_ms) == (State.UNATTACHED, due_ms)
+    node.advance(100)
+    assert (node.machine.state, node.machine.epoch) == (State.CANDIDATE, 6)
+
+
+def test_who_grants_its_vote_waits_a_whole_election_timeout() -> None:
+    node = Node(log=MemoryLog(1, 4), election=ElectionState(4, leader_id=2))
+    assert node.machine.deadline_ms is not None
+    node.advance(node.machine.deadline_ms - node.now_ms - 1)
+    assert vote(node, 3, 5, (4, 9)) == (ErrorCode.NONE, True, 5)
+    node.advance(900)
+    assert node.machine.state is State.VOTED
