@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -24,7 +25,7 @@ from quorum_of_tests import (
 
 from bench.creations import Creations
 from bench.failover import FAULTS, suffer
-from bench.quorum_mesh import QuorumMesh, wait_for
+from bench.quorum_mesh import MeshNode, QuorumMesh, wait_for
 from kipmesh.core.errors import KafkaError
 
 pytestmark = pytest.mark.slow
@@ -48,74 +49,88 @@ def done() -> list[Creations]:
     return []
 
 
+def has_followed(node: MeshNode, offset: int, epoch: int) -> bool:
+    """Whether a node's log says, after `offset`, that it followed somebody in an epoch after this one."""
+    said = [json.loads(line) for line in lines_of(node, offset) if line.startswith("{")]
+    return any(
+        one["event"] == "metadata quorum" and one["state"] == "follower" and one["epoch"] > epoch for one in said
+    )
+
+
 @pytest.mark.parametrize("kind", list(FAULTS))
 def test_another_controller_takes_over(mesh: QuorumMesh, done: list[Creations], kind: str) -> None:
-    mesh.wait_caught_up()
-    epoch = mesh.describe().leader_epoch
+    epoch = mesh.wait_caught_up().leader_epoch
+    offsets = {node.name: log_end(node) for node in mesh.controllers}
     found = suffer(mesh, kind, (20, 30, 20))
     done.append(found.creations)
     print(f"{kind}: gap {found.gap_s:.2f} s, {len(found.creations.times)} topics, {found.creations.unknown}")
     assert found.gap_s < GAP_S_MAX
     assert not found.creations.unknown, "a client was told of a failure that it could not repeat away"
-    described = mesh.wait_caught_up()
-    assert described.leader_epoch > epoch
     former = mesh.nodes[found.before]
-    assert described.leader_id != former.node_id
-    assert state_of(former) == "follower"
-    assert metrics(former)[f"{RAFT}current_leader"] == described.leader_id
+    wait_for(lambda: has_followed(former, offsets[former.name], epoch), f"{former.name} that follows")
+    assert mesh.wait_caught_up().leader_epoch > epoch
+    wait_for(lambda: metrics(former)[f"{RAFT}current_leader"] == mesh.describe().leader_id, "its knowing who leads")
     check_brokers(mesh, acknowledged(done))
     check_disks(mesh, acknowledged(done))
 
 
 def test_metrics_follow_what_happens(mesh: QuorumMesh) -> None:
     mesh.wait_caught_up()
-    active, held = mesh.active(), mesh.followers()[0]
-    before = {node.name: metrics(node) for node in (*mesh.controllers, *mesh.brokers)}
+    held = mesh.followers()[0]
+    before = {node.name: metrics(node) for node in mesh.nodes.values()}
     lag = f"{RAFT}replica_lag{{replica_id={held.node_id}}}"
-    assert before[active.name][lag] == 0
+    wait_for(lambda: metrics(mesh.active()).get(lag) == 0, "follower without a lag")
     mesh.pause(held.name)
     create(mesh, [f"metrics-{number}" for number in range(30)])
-    wait_metric(active, lag, 0)
+    wait_for(lambda: metrics(mesh.active()).get(lag, 0) > 0, "lag of a follower that is held")
     mesh.resume(held.name)
-    wait_for(lambda: metrics(active)[lag] == 0, "caught up follower")
     mesh.wait_caught_up()
-    for node in (*mesh.controllers, *mesh.brokers):
-        old, new = before[node.name], metrics(node)
-        for name in (f"{RAFT}high_watermark", f"{RAFT}log_end_offset", f"{CONTROLLER}lastcommittedrecordoffset"):
-            assert new[name] >= old[name] + 60, (node.name, name)  # a topic and a partition each
-        for name in (f"{CONTROLLER}gensnapshotlatencyms_count", f"{CONTROLLER}gensnapshotlatencyms_sum"):
-            wait_metric(node, name, old[name])
-        wait_for(lambda node=node: metrics(node)[f"{CONTROLLER}snapshotlag"] < 60, f"snapshot of {node.name}")
-        assert metrics(node)[f"{CONTROLLER}snapshotsizebytes"] == snapshots(node)[-1].stat().st_size
-        assert new[f"{RAFT}number_of_voters"] == 3
-    assert metrics(active)[f"{RAFT}number_of_observers"] == 2
+    wait_for(lambda: metrics(mesh.active()).get(lag) == 0, "follower that caught up")
+    for node in mesh.nodes.values():
+        check_progress(node, before[node.name])
+    wait_for(lambda: metrics(mesh.active())[f"{RAFT}number_of_observers"] == 2, "two observers")
 
+    active = mesh.active()
     epoch = metrics(active)[f"{RAFT}current_epoch"]
-    assert (state_of(active), metrics(active)[f"{RAFT}current_leader"]) == ("leader", active.node_id)
     mesh.kill(active.name)
     wait_for(lambda: mesh.describe().leader_id not in (-1, active.node_id), "another leader")
-    successor = mesh.active()
-    assert state_of(successor) == "leader"
-    for node in (*mesh.followers(), *mesh.brokers, successor):
+    for node in (*mesh.followers(), *mesh.brokers):
         wait_for(
-            lambda node=node: metrics(node)[f"{RAFT}current_leader"] == successor.node_id, f"{node.name} that follows"
+            lambda node=node: metrics(node)[f"{RAFT}current_leader"] == mesh.active().node_id,
+            f"{node.name} that follows",
         )
         assert metrics(node)[f"{RAFT}current_epoch"] > epoch
-    assert metrics(successor)[f"{RAFT}current_vote"] == successor.node_id
+    wait_for(lambda: state_of(mesh.active()) == "leader", "state of the leader")
+    wait_for(lambda: metrics(mesh.active())[f"{RAFT}current_vote"] == mesh.active().node_id, "vote of the leader")
+    assert metrics(mesh.active())[f"{RAFT}current_epoch"] > epoch
     mesh.start(active.name)
     mesh.wait_caught_up()
-    assert metrics(active)[f"{CONTROLLER}loadsnapshotlatencyms_count"] == 1
+    assert metrics(active)[f"{CONTROLLER}loadsnapshotlatencyms_count"] >= 1
     assert metrics(active)["kipmesh_metadata_load_progress"] == 1
 
 
+def check_progress(node: MeshNode, old: dict[str, float]) -> None:
+    """What 30 topics, a record for each and one for its partition, do to a node's metrics."""
+    new = metrics(node)
+    for name in (f"{RAFT}high_watermark", f"{RAFT}log_end_offset", f"{CONTROLLER}lastcommittedrecordoffset"):
+        assert new[name] >= old[name] + 60, (node.name, name)
+    for name in (f"{CONTROLLER}gensnapshotlatencyms_count", f"{CONTROLLER}gensnapshotlatencyms_sum"):
+        wait_metric(node, name, old[name])
+    wait_for(lambda: metrics(node)[f"{CONTROLLER}snapshotlag"] < 60, f"snapshot of {node.name}")
+    sizes = {file.stat().st_size for file in snapshots(node)}
+    assert metrics(node)[f"{CONTROLLER}snapshotsizebytes"] in sizes
+    assert new[f"{RAFT}number_of_voters"] == 3
+
+
 def test_a_corrupt_snapshot_is_set_aside_and_an_older_one_is_loaded(mesh: QuorumMesh, done: list[Creations]) -> None:
-    node = mesh.followers()[0]
-    mesh.pause("broker-2")  # it needs the log, so that no snapshot is deleted
+    mesh.wait_caught_up()
+    node, held = mesh.followers()
+    mesh.pause(held.name)  # it will need the log, so that no snapshot is deleted
     had = snapshots(node)
     create(mesh, [f"older-{number}" for number in range(60)])
-    wait_for(lambda: len(snapshots(node)) >= len(had) + 2, "two more snapshots")
-    mesh.resume("broker-2")
+    wait_for(lambda: len(set(snapshots(node)) - set(had)) >= 2, "two more snapshots")
     mesh.kill(node.name)
+    mesh.resume(held.name)
     older, newest = snapshots(node)[-2:]
     data = bytearray(newest.read_bytes())
     data[len(data) // 2] ^= 0xFF
@@ -130,6 +145,18 @@ def test_a_corrupt_snapshot_is_set_aside_and_an_older_one_is_loaded(mesh: Quorum
     assert newest.with_name(f"{newest.name}.corrupt").read_bytes() == data
     assert older.exists()
     assert metrics(node)["kipmesh_metadata_corrupt_snapshots_total"] == 1
+    check_disks(mesh, acknowledged(done))
+
+
+def test_all_nodes_are_killed_at_once(mesh: QuorumMesh, done: list[Creations]) -> None:
+    with Creations(mesh.portal, [broker.grpc for broker in mesh.brokers], "all") as creations:
+        creations.more(20)
+        for name in mesh.nodes:
+            mesh.kill(name)
+        mesh.start(*mesh.nodes)
+        creations.more(10)
+    done.append(creations)
+    check_brokers(mesh, acknowledged(done))
     check_disks(mesh, acknowledged(done))
 
 
