@@ -1,0 +1,306 @@
+"""A recorded history: what clients of one topic asked for and saw, and what its replicas hold in the end.
+
+Events are in the order in which the recorder, one event loop, noticed them: an operation's `Invoke` comes before it can
+have had an effect, its `Ok` after it must have had one. `t` is seconds since the run began, by a clock without jumps.
+A history is kept as JSON lines, one event a line with its type in `event`, so that a run can be checked again.
+
+A value is a record's value as text; every `Invoke` has one of its own, so that each record tells whose it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias, get_type_hints
+
+
+class HistoryError(Exception):
+    """A file that is no history; the text is one line."""
+
+
+class ReaderKind(StrEnum):
+    """Who read."""
+
+    CONSUMER = "consumer"
+    """A client that goes on where it stopped, from whichever replica."""
+    REPLICA = "replica"
+    """A plain fetch from one replica, each at any offset."""
+    FINAL = "final"
+    """A consumer that reads everything once, after all faults have ended."""
+
+
+class Phase(StrEnum):
+    """Parts of a run."""
+
+    FAULTS = "faults"
+    """The workload runs and faults happen: progress counts from here..."""
+    RECOVERY = "recovery"
+    """... until here: no fault is left, replicas catch up, producers still write."""
+    FINAL = "final"
+    """Nobody writes any more; consumers catch up, everything is read once more."""
+    END = "end"
+
+
+class Limits(NamedTuple):
+    """The steady state that a run keeps; None where nothing is asked for."""
+
+    write_gap_s: float | None = None
+    """Longest time without an acknowledged write, in each partition."""
+    read_delay_s: float | None = None
+    """Longest time from a write's acknowledgement until each consumer has read it."""
+
+
+class Begin(NamedTuple):
+    """The first event: what ran."""
+
+    t: float
+    name: str
+    seed: int
+    partitions: int
+    limits: Limits
+    consumers: Sequence[str] = ()
+    nodes: Sequence[str] = ()
+
+
+class PhaseBegan(NamedTuple):
+    """A part of the run began."""
+
+    t: float
+    phase: Phase
+
+
+class Invoke(NamedTuple):
+    """A producer is about to write `value`; its previous operation has ended."""
+
+    t: float
+    operation: int
+    producer: str
+    partition: int
+    value: str
+
+
+class Ok(NamedTuple):
+    """An operation was acknowledged at an offset."""
+
+    t: float
+    operation: int
+    offset: int
+
+
+class Failed(NamedTuple):
+    """An operation failed and its record was certainly never written."""
+
+    t: float
+    operation: int
+    error: str
+
+
+class Unknown(NamedTuple):
+    """An operation failed, and its record may be there or come later."""
+
+    t: float
+    operation: int
+    error: str
+
+
+class Read(NamedTuple):
+    """One answer: records as (offset, value) and the high watermark that came with them, -1 where none is known.
+
+    `session` is another one after a reader began anew; within one leadership of one session `high_watermark` must not
+    go back. For a consumer that is its whole life (392-10): its `leader_epoch` is -1.
+    """
+
+    t: float
+    reader: str
+    kind: ReaderKind
+    partition: int
+    records: Sequence[tuple[int, str]]
+    high_watermark: int = -1
+    replica: int = -1
+    leader_epoch: int = -1
+    session: int = 0
+
+
+class End(NamedTuple):
+    """A partition when nobody writes any more: its high watermark and who is in sync, by its leader."""
+
+    t: float
+    partition: int
+    high_watermark: int
+    replicas: Sequence[int]
+    isr: Sequence[int]
+
+
+class Dump(NamedTuple):
+    """A part of a stopped replica's log: records as (offset, value), batches as (base offset, last offset, CRC, epoch).
+
+    A log in several parts has them in order; each says the whole log's start and end.
+    """
+
+    t: float
+    replica: int
+    partition: int
+    log_start: int
+    log_end: int
+    records: Sequence[tuple[int, str]]
+    batches: Sequence[tuple[int, int, int, int]]
+
+
+class FaultBegan(NamedTuple):
+    """A fault is about to be done to nodes."""
+
+    t: float
+    fault: int
+    kind: str
+    nodes: Sequence[str]
+    text: str
+    halts: bool
+    """Whether writes and reads may stand still from now until `settle_s` after the end."""
+    settle_s: float = 0.0
+
+
+class FaultEnded(NamedTuple):
+    """A fault is undone."""
+
+    t: float
+    fault: int
+
+
+class Led(NamedTuple):
+    """A partition's leader (-1: none), epoch and in-sync replicas, as metadata said them."""
+
+    t: float
+    partition: int
+    leader: int
+    leader_epoch: int
+    isr: Sequence[int]
+
+
+class Controller(NamedTuple):
+    """The active controller (-1: none answers)."""
+
+    t: float
+    node_id: int
+    epoch: int
+
+
+class Note(NamedTuple):
+    """Something that a person may want to know when something else went wrong."""
+
+    t: float
+    text: str
+
+
+class NotRecovered(NamedTuple):
+    """The cluster did not come back to where it should be in time."""
+
+    t: float
+    text: str
+
+
+Event: TypeAlias = (
+    Begin
+    | PhaseBegan
+    | Invoke
+    | Ok
+    | Failed
+    | Unknown
+    | Read
+    | End
+    | Dump
+    | FaultBegan
+    | FaultEnded
+    | Led
+    | Controller
+    | Note
+    | NotRecovered
+)
+
+_TYPES: Mapping[str, Any] = {
+    "begin": Begin,
+    "phase": PhaseBegan,
+    "invoke": Invoke,
+    "ok": Ok,
+    "failed": Failed,
+    "unknown": Unknown,
+    "read": Read,
+    "end": End,
+    "dump": Dump,
+    "fault-began": FaultBegan,
+    "fault-ended": FaultEnded,
+    "led": Led,
+    "controller": Controller,
+    "note": Note,
+    "not-recovered": NotRecovered,
+}
+_NAMES = {kind: name for name, kind in _TYPES.items()}
+_FIELD_TYPES = {kind: get_type_hints(kind) for kind in _NAMES}
+
+
+def to_line(event: Event) -> str:
+    """One event as JSON, without a line's end."""
+    fields = dict(zip(event._fields, event, strict=True))
+    fields["t"] = round(event.t, 4)
+    if isinstance(event, Begin):
+        fields["limits"] = event.limits._asdict()
+    return json.dumps({"event": _NAMES[type(event)], **fields}, separators=(",", ":"))
+
+
+def from_line(line: str) -> Event:
+    """The event of a line; raises HistoryError."""
+    try:
+        fields = json.loads(line)
+        kind = _TYPES[fields.pop("event")]
+        if kind is Begin:
+            fields["limits"] = Limits(**fields["limits"])
+        elif kind is PhaseBegan:
+            fields["phase"] = Phase(fields["phase"])
+        elif kind is Read:
+            fields["kind"] = ReaderKind(fields["kind"])
+        event: Event = kind(**fields)
+        _check(event)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise HistoryError(f"{type(error).__name__}: {error}") from None
+    return event
+
+
+_PLAIN = {"float": (int, float), "int": (int,), "str": (str,), "bool": (bool,)}
+
+
+def _check(event: Event) -> None:
+    """Numbers and texts are what they should be, lists are lists, and of pairs where they must be."""
+    for name, hint in _FIELD_TYPES[type(event)].items():
+        value = getattr(event, name)
+        plain = _PLAIN.get(getattr(hint, "__name__", ""))
+        if plain is not None:
+            if not isinstance(value, plain):
+                raise TypeError(f"{name} is {value!r}")
+        elif name in ("records", "batches"):
+            width = 2 if name == "records" else 4
+            if not isinstance(value, list) or not all(isinstance(one, list) and len(one) == width for one in value):
+                raise TypeError(f"{name} is no list of lists of {width}")
+        elif name in ("nodes", "isr", "replicas", "consumers") and not isinstance(value, list):
+            raise TypeError(f"{name} is no list")
+
+
+def read_history(file: Path) -> Iterator[Event]:
+    """The events of a file; raises HistoryError with the line's number, OSError.
+
+    A last line without its end, which a killed recorder leaves, is left out.
+    """
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.endswith("\n"):
+                return
+            try:
+                yield from_line(line)
+            except HistoryError as error:
+                raise HistoryError(f"{file}:{number}: {error}") from None
+
+
+def write_history(file: Path, events: Iterable[Event]) -> None:
+    """Write a whole history."""
+    with file.open("w", encoding="utf-8") as output:
+        output.writelines(f"{to_line(event)}\n" for event in events)

@@ -1,0 +1,75 @@
+"""Histories as files: what is written is read again, what is broken is told with its line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from histories_of_tests import clean_history, with_fault
+
+from kipmesh.testing.history import (
+    Controller,
+    Event,
+    Failed,
+    HistoryError,
+    Led,
+    Note,
+    NotRecovered,
+    from_line,
+    read_history,
+    to_line,
+    write_history,
+)
+from kipmesh.testing.history_checker import check
+
+OTHERS: list[Event] = [
+    Failed(1.5, 7, "MESSAGE_TOO_LARGE"),
+    Led(2, 0, 1, 3, [1, 2]),
+    Controller(2, 1001, 4),
+    Note(3, 'a "note"\nof two lines'),
+    NotRecovered(4, "late"),
+]
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    events = [*with_fault(clean_history(1), 0.1, 0.2, halts=True), *OTHERS]
+    file = tmp_path / "history.jsonl"
+    write_history(file, events)
+    again = list(read_history(file))
+    assert [to_line(event) for event in again] == [to_line(event) for event in events]
+    assert [type(event) for event in again] == [type(event) for event in events]
+    assert check(again).counts == check(events).counts == {"not recovered": 1, "incomplete history": 1}
+    assert check(again).findings == check([from_line(to_line(event)) for event in events]).findings
+
+
+def test_an_unfinished_last_line_is_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "history.jsonl"
+    write_history(file, clean_history(1))
+    whole = list(read_history(file))
+    file.write_text(file.read_text()[:-5])
+    assert list(read_history(file)) == whole[:-1]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "[]",
+        "7",
+        "{}",
+        '{"event":"other","t":1}',
+        '{"event":"ok","t":1,"operation":1}',
+        '{"event":"ok","t":"1","operation":1,"offset":1}',
+        '{"event":"ok","t":1,"operation":1,"offset":1,"more":1}',
+        '{"event":"ok","t":1,"operation":"1","offset":1}',
+        '{"event":"phase","t":1,"phase":"lunch"}',
+        '{"event":"read","t":1,"reader":"a","kind":"consumer","partition":0,"records":[[1]]}',
+        '{"event":"begin","t":1,"name":"a","seed":1,"partitions":1,"limits":{"more":1}}',
+        "[" * 100_000,
+    ],
+)
+def test_a_broken_line_is_told_with_its_number(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "history.jsonl"
+    file.write_text(f"{to_line(OTHERS[0])}\n{line}\n")
+    with pytest.raises(HistoryError, match=r"history\.jsonl:2: "):
+        list(read_history(file))
