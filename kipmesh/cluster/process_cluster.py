@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from kipmesh.cluster import ports, processes
 from kipmesh.cluster.errors import ClusterError
@@ -53,6 +53,16 @@ OnEvent = Callable[[str, str], None]
 """Called with a node's name and what it is now: starting, ready, stopping, stopped."""
 
 
+class NodeHook(Protocol):
+    """What somebody who tests a cluster changes in how its nodes start; called in the thread of the command."""
+
+    def properties(self, state: ClusterState, node: NodeInfo) -> Mapping[str, str]:
+        """Configuration that goes before what the cluster itself sets, addresses included."""
+
+    def command(self, node: NodeInfo, command: list[str]) -> list[str]:
+        """The command line to use instead of the node's."""
+
+
 class NodeStatus(NamedTuple):
     """A node and how it is: ready, starting, paused or stopped."""
 
@@ -81,8 +91,10 @@ class ProcessCluster:
         start_timeout_s: float = START_TIMEOUT_S,
         stop_timeout_s: float = STOP_TIMEOUT_S,
         on_event: OnEvent | None = None,
+        hook: NodeHook | None = None,
     ) -> None:
         self.folder = folder.absolute()
+        self._hook = hook
         self._defaults = defaults
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
@@ -137,8 +149,8 @@ class ProcessCluster:
             self._reap()
             return bool(alive)
 
-    def start(self, name: str) -> NodeStatus:
-        """Start one node that does not run, and wait until it is ready.
+    def start(self, name: str, *, wait: bool = True) -> NodeStatus:
+        """Start one node that does not run, and wait until it is ready, if wanted.
 
         A controller is not waited for while too few of them run to elect one: the next one is to be started.
         """
@@ -149,7 +161,8 @@ class ProcessCluster:
                 raise ClusterError(f"{name} runs already (pid {node.pid})")
             running = {other.name for other in state.nodes if other.name != name}
             state = self._with_ports(state, running, fresh=False)
-            self._start_all(state, [state.node(name)], until_ready=_may_become_ready(state, node))
+            up_to = _is_ready if _may_become_ready(state, node) else _is_listening
+            self._start_all(state, [state.node(name)], up_to if wait else _is_alive)
             started = self.state().node(name)
             return NodeStatus(started, _describe(started))
 
@@ -222,8 +235,11 @@ class ProcessCluster:
             state = state.with_node(replace(node, grpc=grpc, http=http))
         return state
 
-    def _start_all(self, state: ClusterState, nodes: Sequence[NodeInfo], *, until_ready: bool = True) -> None:
-        files = {node.name: _properties_text(state, node) for node in nodes}
+    def _start_all(
+        self, state: ClusterState, nodes: Sequence[NodeInfo], is_up: Callable[[NodeInfo], bool] | None = None
+    ) -> None:
+        hooked = {node.name: self._hook.properties(state, node) if self._hook is not None else {} for node in nodes}
+        files = {node.name: _properties_text(state, node, hooked[node.name]) for node in nodes}
         started: list[_Started] = []
         try:
             for node in nodes:
@@ -231,7 +247,7 @@ class ProcessCluster:
                 started.append(one)
                 state = state.with_node(one.node)
             state.write(self.folder)
-            self._wait_for(started, _is_ready if until_ready else _is_listening)
+            self._wait_for(started, is_up or _is_ready)
         except BaseException:
             for one in started:
                 processes.send(one.node.pid, one.node.process, signal.SIGKILL)
@@ -254,6 +270,8 @@ class ProcessCluster:
         command = [sys.executable, "-P", "-m", node.role.module, "--config-file", str(file)]
         if self._pipe is not None:
             command.append("--parent-pipe")
+        if self._hook is not None:
+            command = self._hook.command(node, command)
         environment = {name: value for name, value in os.environ.items() if not name.startswith(CONFIG_PREFIX)}
         with log.open("ab") as output:
             offset = output.tell()
@@ -357,7 +375,7 @@ class ProcessCluster:
             os.close(handle)
 
 
-def _properties_text(state: ClusterState, node: NodeInfo) -> str:
+def _properties_text(state: ClusterState, node: NodeInfo, hooked: Mapping[str, str]) -> str:
     if state.config:
         from kipmesh.cluster import settings  # pydantic: only when there is something to check
 
@@ -366,7 +384,7 @@ def _properties_text(state: ClusterState, node: NodeInfo) -> str:
         mine = settings.for_role(state.config, node.role)
     else:
         mine = {}
-    lines = [f"{key}={value}" for key, value in properties(state, node, mine).items()]
+    lines = [f"{key}={value}" for key, value in ({**properties(state, node, mine), **hooked}).items()]
     return f"# {node.name}: written by each `kipmesh local up` and `start`\n" + "\n".join(lines) + "\n"
 
 

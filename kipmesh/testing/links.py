@@ -7,12 +7,15 @@ again; ends of connections are held back like bytes. Opening a connection takes 
 more than silence.
 
 A link holds at most `HELD_BYTES` of a connection in each direction; then the sender's own buffers fill up.
+
+Where many reach a node by one address that they are told by others, an ingress is before it instead: who opened a
+connection is then asked of `source_of`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
@@ -24,11 +27,22 @@ Pair = tuple[str, str]
 """(from, to), names of nodes."""
 
 
+class _Passage:
+    """What lies between two nodes in one direction."""
+
+    __slots__ = ("delay_s", "open")
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+        self.open.set()
+        self.delay_s = 0.0
+
+
 class Links:
     """See the module; it belongs to one event loop. Use `async with`, or `close` at the end."""
 
     def __init__(self) -> None:
-        self._open: dict[Pair, asyncio.Event] = {}
+        self._passages: dict[Pair, _Passage] = {}
         self._servers: list[asyncio.Server] = []
         self._connections: set[asyncio.Task[None]] = set()
         self._addresses: dict[Pair, str] = {}
@@ -45,18 +59,33 @@ class Links:
         """`host:port` by which `source` reaches `target`, which listens at `target_address`; made at the first call."""
         known = self._addresses.get((source, target))
         if known is None:
-            known = self._addresses[source, target] = await self._listen(source, target, target_address)
+            known = self._addresses[source, target] = await self._listen(lambda _port: source, target, target_address)
         return known
+
+    async def ingress(self, target: str, target_address: str, source_of: Callable[[int], str]) -> str:
+        """`host:port` by which everybody reaches `target`; `source_of` names who has the connection's far port."""
+        return await self._listen(source_of, target, target_address)
 
     def cut(self, pairs: Iterable[Pair]) -> None:
         """Hold back what goes from the first to the second of each pair."""
         for pair in pairs:
-            self._passage(*pair).clear()
+            self._passage(*pair).open.clear()
+
+    def join(self, pairs: Iterable[Pair]) -> None:
+        """Undo `cut` of these."""
+        for pair in pairs:
+            self._passage(*pair).open.set()
+
+    def delay(self, pairs: Iterable[Pair], delay_s: float) -> None:
+        """What goes from the first to the second takes so long and, under load, at most twice as long; 0 undoes it."""
+        for pair in pairs:
+            self._passage(*pair).delay_s = delay_s
 
     def heal(self) -> None:
-        """Let everything through again."""
-        for passage in self._open.values():
-            passage.set()
+        """Let everything through again, at once."""
+        for passage in self._passages.values():
+            passage.open.set()
+            passage.delay_s = 0.0
 
     async def close(self) -> None:
         """End all connections; idempotent."""
@@ -68,19 +97,19 @@ class Links:
 
     # -- inside
 
-    def _passage(self, source: str, target: str) -> asyncio.Event:
-        """Set while bytes pass from source to target."""
-        passage = self._open.get((source, target))
+    def _passage(self, source: str, target: str) -> _Passage:
+        """From source to target."""
+        passage = self._passages.get((source, target))
         if passage is None:
-            passage = self._open[source, target] = asyncio.Event()
-            passage.set()
+            passage = self._passages[source, target] = _Passage()
         return passage
 
-    async def _listen(self, source: str, target: str, target_address: str) -> str:
-        there, back = self._passage(source, target), self._passage(target, source)
+    async def _listen(self, source_of: Callable[[int], str], target: str, target_address: str) -> str:
         host, _, port = target_address.rpartition(":")
 
         def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            source = source_of(writer.get_extra_info("peername")[1])
+            there, back = self._passage(source, target), self._passage(target, source)
             task = asyncio.create_task(self._connect(reader, writer, (host, int(port)), there, back))
             self._connections.add(task)
             task.add_done_callback(self._connections.discard)
@@ -94,15 +123,16 @@ class Links:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         target: tuple[str, int],
-        there: asyncio.Event,
-        back: asyncio.Event,
+        there: _Passage,
+        back: _Passage,
     ) -> None:
         """One connection, from its opening until either side has ended it."""
         writers = [writer]
         try:
-            while not (there.is_set() and back.is_set()):
-                await there.wait()
-                await back.wait()
+            while not (there.open.is_set() and back.open.is_set()):
+                await there.open.wait()
+                await back.open.wait()
+            await asyncio.sleep(there.delay_s + back.delay_s)
             far_reader, far_writer = await asyncio.open_connection(*target)
             writers.append(far_writer)
             async with asyncio.TaskGroup() as group:
@@ -119,12 +149,14 @@ class _EndedError(OSError):
     """One side ended the connection: so does the other."""
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passage: asyncio.Event) -> None:
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passage: _Passage) -> None:
     while data := await reader.read(HELD_BYTES):
-        await passage.wait()
+        if passage.delay_s:
+            await asyncio.sleep(passage.delay_s)
+        await passage.open.wait()
         writer.write(data)
         await writer.drain()
-    await passage.wait()
+    await passage.open.wait()
     with suppress(OSError):
         await writer.drain()
     raise _EndedError

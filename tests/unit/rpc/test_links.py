@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
@@ -108,4 +109,49 @@ async def test_a_server_that_is_not_there_ends_the_connection() -> None:
         reader, writer = await connect(await links.address("a", "b", f"127.0.0.1:{port}"))
         with suppress(ConnectionResetError):
             assert await reader.read(10) == b""
+        writer.close()
+
+
+async def test_an_ingress_tells_apart_who_connects(echo: tuple[str, asyncio.Queue[bytes]]) -> None:
+    target, got = echo
+    names: dict[int, str] = {}
+    async with Links() as links:
+        address = await links.ingress("b", target, lambda port: names.get(port, "stranger"))
+        sockets = []
+        for name in ("a", "c"):
+            one = socket.socket()
+            one.bind(("127.0.0.1", 0))
+            names[one.getsockname()[1]] = name
+            one.setblocking(False)
+            host, _, port = address.rpartition(":")
+            await asyncio.get_running_loop().sock_connect(one, (host, int(port)))
+            sockets.append(one)
+        (a_reader, a), (c_reader, c) = [await asyncio.open_connection(sock=one) for one in sockets]
+        links.cut([("a", "b"), ("c", "b")])
+        links.join([("c", "b")])
+        a.write(b"held")
+        c.write(b"through")
+        assert await c_reader.read(10) == await got.get() == b"through"
+        reading = asyncio.create_task(a_reader.read(10))
+        assert await is_silent(reading)
+        links.join([("a", "b")])
+        assert await reading == await got.get() == b"held"
+        a.close()
+        c.close()
+
+
+async def test_a_delay_is_in_one_direction_until_it_is_healed(echo: tuple[str, asyncio.Queue[bytes]]) -> None:
+    target, got = echo
+    clock = asyncio.get_running_loop().time
+    async with Links() as links:
+        reader, writer = await connect(await links.address("a", "b", target))
+        links.delay([("b", "a")], 0.2)
+        begin = clock()
+        writer.write(b"1")
+        assert await got.get() == b"1"
+        assert await reader.read(10) == b"1"
+        assert clock() - begin >= 0.2
+        links.heal()
+        writer.write(b"2")
+        assert await reader.read(10) == await got.get() == b"2"
         writer.close()
