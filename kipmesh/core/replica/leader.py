@@ -35,11 +35,31 @@ class IsrChange(NamedTuple):
         return frozenset([broker for broker, _ in self.members])
 
 
+class FollowerFetches:
+    """A follower's fetches in one session, shared by its partitions there: when the last one was taken.
+
+    A fetch of a session says again what was said before of every partition of it, but names and reads only what
+    changed (227-07, 227-10). So a partition that was not read stands where it stood, and was fetched all the same.
+    """
+
+    __slots__ = ("__weakref__", "broker_epoch", "last_fetch_ms")
+
+    def __init__(self, broker_epoch: int, now_ms: int) -> None:
+        self.broker_epoch = broker_epoch
+        self.last_fetch_ms = now_ms
+
+
 class FollowerProgress:
-    """How far one follower is, from its fetches. `last_caught_up_ms` is when it last had the leader's whole log."""
+    """How far one follower is, from its fetches. `last_caught_up_ms` is when it last had the leader's whole log.
+
+    While the follower has the leader's whole log, `last_caught_up_ms` may be older than its last fetch: `fetches` has
+    that, and `settle` takes it over before the log grows. Of a follower that is behind, each fetch that brings a new
+    position is read, and each that is answered with records: others say nothing new.
+    """
 
     __slots__ = (
         "broker_epoch",
+        "fetches",
         "last_caught_up_ms",
         "last_fetch_leader_end",
         "last_fetch_ms",
@@ -49,6 +69,7 @@ class FollowerProgress:
 
     def __init__(self, last_caught_up_ms: int) -> None:
         self.broker_epoch = UNKNOWN_EPOCH
+        self.fetches: FollowerFetches | None = None
         self.log_end_offset = UNKNOWN_OFFSET
         self.log_start_offset = UNKNOWN_OFFSET
         self.last_caught_up_ms = last_caught_up_ms
@@ -56,10 +77,18 @@ class FollowerProgress:
         self.last_fetch_leader_end = UNKNOWN_OFFSET
 
     def fetched(
-        self, fetch_offset: int, log_start_offset: int, broker_epoch: int, leader_end: int, now_ms: int
+        self,
+        fetch_offset: int,
+        log_start_offset: int,
+        broker_epoch: int,
+        leader_end: int,
+        now_ms: int,
+        fetches: FollowerFetches | None,
     ) -> None:
-        """A fetch from `fetch_offset`: the follower has everything below it."""
+        """A fetch from `fetch_offset`, read: the follower has everything below it."""
+        self.settle(leader_end)
         self.broker_epoch = broker_epoch
+        self.fetches = fetches
         if fetch_offset >= leader_end:
             self.last_caught_up_ms = max(self.last_caught_up_ms, now_ms)
         elif fetch_offset >= self.last_fetch_leader_end >= 0:
@@ -69,6 +98,19 @@ class FollowerProgress:
         self.log_start_offset = log_start_offset
         self.last_fetch_ms = now_ms
         self.last_fetch_leader_end = leader_end
+
+    def settle(self, leader_end: int) -> None:
+        """Take over what fetches that did not read this have shown; the leader's log still ends at `leader_end`."""
+        fetches = self.fetches
+        if fetches is not None and self.log_end_offset == leader_end and fetches.last_fetch_ms > self.last_fetch_ms:
+            self.last_fetch_ms = fetches.last_fetch_ms
+            self.last_fetch_leader_end = leader_end
+            self.last_caught_up_ms = max(self.last_caught_up_ms, fetches.last_fetch_ms)
+
+    def left(self, leader_end: int) -> None:
+        """Fetches of its session do not speak for this partition any more."""
+        self.settle(leader_end)
+        self.fetches = None
 
     def is_caught_up(self, leader_end: int, now_ms: int, lag_max_ms: int) -> bool:
         """Whether it has the whole log, or had within `lag_max_ms`."""
@@ -145,14 +187,42 @@ class PartitionLeader:
 
     def appended(self, log_end_offset: int, now_ms: int) -> bool:
         """The leader's own log grew; returns whether the high watermark moved (it is the whole ISR)."""
+        for progress in self.followers.values():
+            progress.settle(self.log_end_offset)
         self.log_end_offset = log_end_offset
         return self._advance(now_ms)
 
     def follower_fetched(
-        self, replica: int, fetch_offset: int, log_start_offset: int, broker_epoch: int, now_ms: int
+        self,
+        replica: int,
+        fetch_offset: int,
+        log_start_offset: int,
+        broker_epoch: int,
+        now_ms: int,
+        fetches: FollowerFetches | None = None,
     ) -> bool:
-        """A follower's fetch; returns whether the high watermark moved. The replica must be in `followers`."""
-        self.followers[replica].fetched(fetch_offset, log_start_offset, broker_epoch, self.log_end_offset, now_ms)
+        """A follower's fetch; returns whether the high watermark moved. The replica must be in `followers`.
+
+        `fetches` speaks for later fetches of the same session that do not read this partition.
+        """
+        self.followers[replica].fetched(
+            fetch_offset, log_start_offset, broker_epoch, self.log_end_offset, now_ms, fetches
+        )
+        return self._advance(now_ms)
+
+    def follower_left(self, replica: int) -> None:
+        """A follower's session has this partition no more."""
+        progress = self.followers.get(replica)
+        if progress is not None:
+            progress.left(self.log_end_offset)
+
+    @property
+    def has_followers_behind(self) -> bool:
+        """Whether a follower lacks records: only then time decides who is in sync."""
+        return any(progress.log_end_offset != self.log_end_offset for progress in self.followers.values())
+
+    def time_passed(self, now_ms: int) -> bool:
+        """Followers that lag for too long are not waited for; returns whether the high watermark moved."""
         return self._advance(now_ms)
 
     def _is_eligible(self, replica: int) -> bool:

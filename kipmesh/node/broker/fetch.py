@@ -1,167 +1,200 @@
-"""Fetch (API key 1), on leaders, for consumers and for followers.
+"""Fetch (API key 1), on leaders, for consumers and for followers: full, or within a session (227-04).
 
-Every fetch is a full one today: a response names all partitions of its request, and no session is made (227-04 to
-227-06 as a node without session slots answers them; 3 of the rules' section 1 bring the cache here). A fetch waits
-by events only: the partitions that change mark themselves dirty in it, and only those are read again (227-21).
-Consumers are served by the leader alone until section 2 of the rules arrives.
+The rules are the session cache's; here are the partitions that it reads, the waiting, and what a follower's fetch says
+to the leaders of its partitions. A fetch waits by events only: what changes wakes it, and only that is read (227-10,
+227-21). Consumers are served by the leader alone until section 2 of the rules arrives.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from weakref import WeakValueDictionary
 
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages import FetchableTopicResponse, FetchPartition, FetchRequest, FetchResponse, PartitionData
-from kipmesh.core.replica.leader import IsrChange
+from kipmesh.core.fetch_session import Fetch, FetchKind, FetchSessionCache, PartitionRead
+from kipmesh.core.messages import (
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchSession,
+    ListFetchSessionsRequest,
+    ListFetchSessionsResponse,
+    PartitionData,
+)
+from kipmesh.core.replica.leader import FollowerFetches, IsrChange
 from kipmesh.node.broker.metrics import BrokerMetrics
 from kipmesh.node.broker.partitions import Partitions
-from kipmesh.node.broker.replica import ReadResult, Replica
+from kipmesh.node.broker.replica import Replica
 from kipmesh.rpc.server import RequestContext
 
 WAIT_MS_MAX = 300_000
 """Longest wait of a fetch, whatever it asks for."""
 
-_FINAL_EPOCH, _INITIAL_EPOCH = -1, 0
 
+class _Reader:
+    """Reads this broker's partitions for one request."""
 
-class _Fetch:
-    """One fetch while it runs: what it asked, what was found, and which partitions changed since."""
-
-    __slots__ = ("_bytes", "_changed", "_dirty", "_expired", "_has_news", "asked", "isr_joins", "request", "results")
-
-    def __init__(self, request: FetchRequest, partitions: Partitions) -> None:
-        self.request = request
-        self.asked: list[tuple[Replica | None, FetchPartition]] = []
-        self.results: list[PartitionData] = []
-        self.isr_joins: list[tuple[Replica, IsrChange]] = []
-        self._bytes = 0
-        self._has_news = False
-        self._expired = False
-        self._dirty: set[int] = set()
-        self._changed: asyncio.Future[None] | None = None
-        for topic in request.topics:
-            replicas, code = partitions.find_topic(topic.topic_id, topic.topic)
-            for asked in topic.partitions:
-                replica = replicas.get(asked.partition)
-                if replica is None:
-                    missing = code or partitions.missing_code(topic.topic_id, topic.topic, asked.partition)
-                    self.results.append(PartitionData(asked.partition, missing))
-                    self._has_news = True
-                else:
-                    self.results.append(PartitionData())
-                    self._read(len(self.asked), replica, asked)
-                self.asked.append((replica, asked))
-
-    def _read(self, index: int, replica: Replica, asked: FetchPartition) -> None:
-        request = self.request
-        self._bytes -= len(self.results[index].records)
-        limit = min(asked.partition_max_bytes, request.max_bytes - self._bytes)
-        result: ReadResult = replica.read(asked, request.replica_id, request.replica_epoch, limit, self._bytes == 0)
-        self.results[index] = result.data
-        self._bytes += len(result.data.records)
-        self._has_news |= result.has_news
-        if result.isr_to_join is not None:
-            self.isr_joins.append((replica, result.isr_to_join))
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether it is answered now."""
-        return self._bytes >= self.request.min_bytes or self._has_news or not self.asked
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of records found."""
-        return self._bytes
-
-    def partition_changed(self, token: int) -> None:
-        """Called by a partition; wakes the wait once."""
-        self._dirty.add(token)
-        if self._changed is not None and not self._changed.done():
-            self._changed.set_result(None)
-
-    def _expire(self) -> None:
-        self._expired = True
-        if self._changed is not None and not self._changed.done():
-            self._changed.set_result(None)
-
-    async def wait(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Until complete or `max_wait_ms` have passed."""
-        for token, (replica, _) in enumerate(self.asked):
-            if replica is not None:
-                replica.watch(self, token, self.request.replica_id)
-        timer = loop.call_later(self.request.max_wait_ms / 1000, self._expire)
-        try:
-            while not self.is_complete and not self._expired:
-                self._changed = loop.create_future()
-                if not self._dirty:
-                    await self._changed
-                dirty, self._dirty = self._dirty, set()
-                for token in sorted(dirty):
-                    replica, asked = self.asked[token]
-                    if replica is not None:
-                        self._read(token, replica, asked)
-        finally:
-            timer.cancel()
-            for replica, _ in self.asked:
-                if replica is not None:
-                    replica.unwatch(self)
-
-    def response(self) -> FetchResponse:
-        """All results, by topic, in the request's order."""
-        responses, position = [], 0
-        for topic in self.request.topics:
-            count = len(topic.partitions)
-            responses.append(
-                FetchableTopicResponse(topic.topic, topic.topic_id, self.results[position : position + count])
-            )
-            position += count
-        return FetchResponse(responses=responses)
-
-
-class FetchHandler:
-    """Answers Fetch."""
+    __slots__ = ("_fetches", "_partitions", "_propose_isr", "_replica_epoch", "_replica_id")
 
     def __init__(
         self,
         partitions: Partitions,
+        propose_isr: Callable[[Replica, IsrChange], None],
+        request: FetchRequest,
+        fetches: FollowerFetches | None,
+    ) -> None:
+        self._partitions = partitions
+        self._propose_isr = propose_isr
+        self._replica_id = request.replica_id
+        self._replica_epoch = request.replica_epoch
+        self._fetches = fetches
+
+    def read(
+        self, topic: str, topic_id: bytes, asked: FetchPartition, max_bytes: int, min_one_batch: bool
+    ) -> PartitionRead:
+        """See `kipmesh.core.fetch_session.Reader`."""
+        replicas, code = self._partitions.find_topic(topic_id, topic)
+        replica = replicas.get(asked.partition)
+        if replica is None:
+            code = code or self._partitions.missing_code(topic_id, topic, asked.partition)
+            return PartitionRead(PartitionData(asked.partition, code), has_news=True)
+        found = replica.read(asked, self._replica_id, self._replica_epoch, max_bytes, min_one_batch, self._fetches)
+        if found.again:  # a follower outside of the ISR
+            isr = replica.isr_to_join(self._replica_id)
+            if isr is not None:
+                self._propose_isr(replica, isr)
+        return found
+
+    def topic_name(self, topic_id: bytes) -> str:
+        """See `kipmesh.core.fetch_session.Reader`."""
+        topic = self._partitions.image.topics.get(topic_id)
+        return "" if topic is None else topic.name
+
+
+class _Wait:
+    """Until something happens or the time is over; `wake` only remembers."""
+
+    __slots__ = ("_done", "_loop", "expired", "is_awake")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._done: asyncio.Future[None] | None = None
+        self.is_awake = False
+        self.expired = False
+
+    def wake(self) -> None:
+        """Something happened."""
+        self.is_awake = True
+        if self._done is not None and not self._done.done():
+            self._done.set_result(None)
+
+    def expire(self) -> None:
+        """The time is over."""
+        self.expired = True
+        self.wake()
+
+    async def next(self) -> None:
+        """Until `wake` was called since the last return."""
+        if not self.is_awake:
+            self._done = self._loop.create_future()
+            await self._done
+        self.is_awake = False
+
+
+class FetchHandler:
+    """Answers Fetch, and says which sessions there are."""
+
+    def __init__(
+        self,
+        node_id: int,
+        partitions: Partitions,
+        sessions: FetchSessionCache,
         metrics: BrokerMetrics,
         propose_isr: Callable[[Replica, IsrChange], None],
+        now_ms: Callable[[], int],
         *,
         cluster_id: str,
         response_bytes_max: int,
         follower_bytes_max: int,
     ) -> None:
+        self._node_id = node_id
         self._partitions = partitions
+        self._sessions = sessions
         self._metrics = metrics
         self._propose_isr = propose_isr
+        self._now_ms = now_ms  # monotonic
         self._cluster_id = cluster_id
         self._response_bytes_max = response_bytes_max
         self._follower_bytes_max = follower_bytes_max
+        # By session, as long as the leader of a partition looks at it.
+        self._followers: WeakValueDictionary[int, FollowerFetches] = WeakValueDictionary()
 
     async def fetch(self, request: FetchRequest, context: RequestContext) -> FetchResponse:
         """Answer one request; waits up to `max_wait_ms` for `min_bytes`."""
         if request.cluster_id is not None and request.cluster_id != self._cluster_id:
             return FetchResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID)
-        if request.session_epoch not in (_FINAL_EPOCH, _INITIAL_EPOCH):
-            return FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)  # 227-05
         is_follower = request.replica_id >= 0
         if is_follower and request.replica_epoch < self._partitions.broker_epoch(request.replica_id):
             # A registration that is no more: what it says of its log is not true of the one that followed.
             return FetchResponse(error_code=ErrorCode.STALE_BROKER_EPOCH)
+        known = self._followers.get(request.session_id) if is_follower and request.session_epoch > 0 else None
+        if known is not None and known.broker_epoch != request.replica_epoch:
+            # Sessions are not handed on: the partitions that this request does not name are another process's.
+            return self._sessions.refuse(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
         bytes_max = self._follower_bytes_max if is_follower else self._response_bytes_max
         request = request._replace(
             max_bytes=min(request.max_bytes, bytes_max), max_wait_ms=min(request.max_wait_ms, WAIT_MS_MAX)
         )
-        fetch = _Fetch(request, self._partitions)
-        if not fetch.is_complete and request.max_wait_ms > 0:
-            self._send_joins(fetch)
-            await fetch.wait(asyncio.get_running_loop())
-        self._send_joins(fetch)
+        fetch = self._sessions.begin(request, context.client_id, self._now_ms())
+        fetches = self._follower_fetched(fetch, request, known) if is_follower else None
+        reader = _Reader(self._partitions, self._propose_isr, request, fetches)
+        try:
+            fetch.read(reader)
+            if not fetch.is_complete and request.max_wait_ms > 0:
+                await self._wait(fetch, reader, request.max_wait_ms)
+        except BaseException:
+            fetch.cancel()  # the client is gone: as if it had never asked
+            raise
+        response = fetch.respond(self._now_ms())
+        if fetches is not None and response.session_id:
+            self._followers[response.session_id] = fetches
         self._metrics.fetched(is_follower, fetch.size_bytes)
-        return fetch.response()
+        return response
 
-    def _send_joins(self, fetch: _Fetch) -> None:
-        for replica, isr in fetch.isr_joins:
-            self._propose_isr(replica, isr)
-        fetch.isr_joins.clear()
+    def _follower_fetched(
+        self, fetch: Fetch, request: FetchRequest, known: FollowerFetches | None
+    ) -> FollowerFetches | None:
+        """Who speaks from now on for what this fetch reads: the session for what it does not read, too."""
+        if fetch.kind is FetchKind.ERROR:
+            return None
+        for topic in request.forgotten_topics_data:
+            replicas, _ = self._partitions.find_topic(topic.topic_id, topic.topic)
+            for partition in topic.partitions:
+                replica = replicas.get(partition)
+                if replica is not None:
+                    replica.follower_left(request.replica_id)
+        if known is None or fetch.kind is not FetchKind.INCREMENTAL:
+            return FollowerFetches(request.replica_epoch, self._now_ms())
+        known.last_fetch_ms = self._now_ms()
+        return known
+
+    @staticmethod
+    async def _wait(fetch: Fetch, reader: _Reader, max_wait_ms: int) -> None:
+        loop = asyncio.get_running_loop()
+        wait = _Wait(loop)
+        fetch.wait(wait.wake)
+        timer = loop.call_later(max_wait_ms / 1000, wait.expire)
+        try:
+            while not fetch.is_complete and not wait.expired:
+                await wait.next()
+                fetch.read(reader)
+        finally:
+            timer.cancel()
+
+    async def list_fetch_sessions(
+        self, request: ListFetchSessionsRequest, context: RequestContext
+    ) -> ListFetchSessionsResponse:
+        """The sessions of this broker. O(their partitions): for people, not for scrapes."""
+        sessions = [FetchSession(*session) for session in self._sessions.list(self._now_ms())]
+        return ListFetchSessionsResponse(node_id=self._node_id, sessions=sessions)

@@ -1,21 +1,26 @@
-"""A follower's fetches from one leader, over one stream ("Log truth", 227-21).
+"""A follower's fetches from one leader, over one stream and in one fetch session ("Log truth", 227-07, 227-19, 227-21).
 
-All partitions that follow the same leader share one request at a time. Partitions that returned records go to the
-back, so that a byte limit starves nobody (227-11). A new or re-elected partition does not wait for the running long
-poll: the stream is dropped and opened anew.
+All partitions that follow the same leader share one request at a time. A request names those whose position changed,
+and an answer those with news: a round costs O(changed) here, too. Whatever goes wrong with the session, the next
+request is a full one, at once, and nobody needs to know but the metrics.
+
+A new or re-elected partition does not wait for the running long poll: the stream is dropped and opened anew. That loses
+the session, and where the full fetch would cost more than the wait, the poll runs to its end.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable
-from itertools import groupby
 
 import structlog
 
 from kipmesh.core.config import BrokerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
+from kipmesh.core.fetch_session import Answer, Answered, FetchSessionHandler, SessionRequest
+from kipmesh.core.fetch_session.handler import MALFORMED, TRANSPORT
+from kipmesh.core.messages import FetchPartition, FetchRequest, FetchResponse, PartitionData
 from kipmesh.node.broker.disk import Disk
 from kipmesh.node.broker.metrics import BrokerMetrics
 from kipmesh.node.broker.replica import Replica
@@ -25,6 +30,9 @@ log = structlog.get_logger(__name__)
 
 DELAY_MS_MAX = 5000
 FAILURES_TO_WARN = 5
+CLOSE_TIMEOUT_S = 0.3
+INTERRUPT_PARTITIONS_MAX = 1000
+"""A session with more partitions is not given up to end a long poll early."""
 
 
 class ReplicaFetcher:
@@ -52,8 +60,9 @@ class ReplicaFetcher:
         self._broker_epoch = broker_epoch
         self._after_truncation = after_truncation
         self._has_truncated = False
-        self._asked: dict[Replica, FetchPartition | None] = {}  # in fetch order; None: to be made
+        self._session = FetchSessionHandler(enabled=config.enable_incremental_fetch)
         self._by_key: dict[tuple[bytes, int], Replica] = {}
+        self._moved: dict[Replica, None] = {}  # what is asked of them is to be made anew
         self._delayed: set[Replica] = set()
         self._failures: dict[Replica, int] = {}  # in a row
         self._stream: FetchStream | None = None
@@ -65,24 +74,28 @@ class ReplicaFetcher:
     @property
     def partition_count(self) -> int:
         """Partitions that follow this leader here."""
-        return len(self._asked)
+        return len(self._by_key)
 
     def follow(self, replicas: Iterable[Replica]) -> None:
         """Fetch these from now on, in their present leader epoch."""
         for replica in replicas:
-            self._asked[replica] = None
             self._by_key[replica.topic_id, replica.partition] = replica
+            self._moved[replica] = None
             self._delayed.discard(replica)
             self._failures.pop(replica, None)
         self._interrupt()
 
     def forget(self, replica: Replica) -> None:
         """Fetch it no more."""
-        if replica in self._asked:
-            del self._asked[replica]
-            self._by_key.pop((replica.topic_id, replica.partition), None)
+        if self._follows(replica):
+            del self._by_key[replica.topic_id, replica.partition]
+            self._session.unwant(replica.topic, replica.topic_id, replica.partition)
+            self._moved.pop(replica, None)
             self._delayed.discard(replica)
             self._failures.pop(replica, None)
+
+    def _follows(self, replica: Replica) -> bool:
+        return self._by_key.get((replica.topic_id, replica.partition)) is replica
 
     def reconnect(self, connection: Connection) -> None:
         """The leader has moved to another address."""
@@ -92,14 +105,21 @@ class ReplicaFetcher:
         self._drop_stream()
 
     async def stop(self) -> None:
-        """End the task and the stream."""
+        """End the task and the stream; the leader keeps the session until `close`."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._drop_stream()
 
+    async def close(self) -> None:
+        """After `stop`: tell the leader, if it is there, that the session is over (227-17)."""
+        request = self._session.close()
+        if request is not None:
+            with contextlib.suppress(TransportError):
+                await self._connection.call("Broker", "Fetch", request.fill(self._request()), CLOSE_TIMEOUT_S)
+
     def _interrupt(self) -> None:
         self._wake.set()
-        if self._is_waiting:
+        if self._is_waiting and len(self._session) <= INTERRUPT_PARTITIONS_MAX:
             self._drop_stream()
 
     def _drop_stream(self) -> None:
@@ -109,8 +129,10 @@ class ReplicaFetcher:
 
     def _delay(self, replica: Replica, reason: ErrorCode) -> None:
         """Leave a partition out for `replica.fetch.backoff.ms`, twice as long after each failure in a row."""
-        if replica in self._delayed or replica not in self._asked:
+        if replica in self._delayed or not self._follows(replica):
             return
+        self._moved.pop(replica, None)
+        self._session.unwant(replica.topic, replica.topic_id, replica.partition)
         failures = self._failures[replica] = self._failures.get(replica, 0) + 1
         delay_ms = min(self._config.replica_fetch_backoff_ms << min(failures - 1, 10), DELAY_MS_MAX)
         note = log.warning if failures == FAILURES_TO_WARN else log.debug
@@ -129,29 +151,47 @@ class ReplicaFetcher:
     def _end_delay(self, replica: Replica) -> None:
         if replica in self._delayed:
             self._delayed.discard(replica)
+            self._moved[replica] = None
             self._interrupt()
 
     async def _run(self) -> None:
+        has_failed = False  # once is the session's fault, or a connection's: the next request goes at once
         while True:
             self._wake.clear()
-            request = self._request()
-            if not request.topics:
+            self._say_what_moved()
+            if not len(self._session):
                 await self._wake.wait()
                 continue
+            request = self._session.next_request()
             try:
-                response = await self._exchange(request)
+                response = await self._exchange(request.fill(self._request()))
             except TransportError as error:
                 self._drop_stream()
+                self._session.failed(request)
+                self._metrics.session_reset(TRANSPORT)
                 if not self._wake.is_set():
                     log.debug("fetch failed", leader=self.leader_id, error=str(error))
                     self._metrics.fetch_failed()
-                    await self._pause()
+                    if has_failed:
+                        await self._pause()
+                    has_failed = True
                 continue
-            if response.error_code:
-                log.warning("fetch refused", leader=self.leader_id, error=ErrorCode.of(response.error_code).name)
+            has_failed = False
+            answer = self._take(request, response)
+            if answer.is_accepted:
+                await self._process(answer.partitions)
+            elif not answer.again_at_once:
                 await self._pause()
-                continue
-            await self._process(response)
+
+    def _take(self, request: SessionRequest, response: FetchResponse) -> Answer:
+        """What an answer means for the session; a session that was lost is no news to anybody (227-19)."""
+        answer = self._session.answered(request, response)
+        self._metrics.session_fetched(is_full=request.is_full)
+        if not answer.is_accepted:
+            note = log.debug if answer.again_at_once or not answer.error else log.warning
+            note("fetch refused", leader=self.leader_id, error=answer.error.name, session=request.session_id)
+            self._metrics.session_reset(answer.error.name if answer.error else MALFORMED)
+        return answer
 
     async def _pause(self) -> None:
         await asyncio.sleep(self._config.replica_fetch_backoff_ms / 1000)
@@ -166,23 +206,23 @@ class ReplicaFetcher:
         finally:
             self._is_waiting = False
 
+    def _say_what_moved(self) -> None:
+        """Tell the session the positions of the partitions whose logs or epochs changed: O(changed)."""
+        moved, self._moved = self._moved, {}
+        for replica in moved:
+            held = replica.log
+            asked = FetchPartition(
+                replica.partition,
+                replica.leader_epoch,
+                held.log_end_offset,
+                held.latest_epoch,
+                held.log_start_offset,
+                self._config.replica_fetch_max_bytes,
+            )
+            self._session.want(replica.topic, replica.topic_id, asked)
+
     def _request(self) -> FetchRequest:
         config = self._config
-        for replica, asked in self._asked.items():
-            if asked is None:
-                self._asked[replica] = FetchPartition(
-                    replica.partition,
-                    replica.leader_epoch,
-                    replica.log.log_end_offset,
-                    replica.log.latest_epoch,
-                    replica.log.log_start_offset,
-                    config.replica_fetch_max_bytes,
-                )
-        active = [replica for replica in self._asked if replica not in self._delayed] if self._delayed else self._asked
-        topics = []
-        for (topic_id, topic), replicas in groupby(active, key=lambda replica: (replica.topic_id, replica.topic)):
-            partitions = [asked for replica in replicas if (asked := self._asked[replica]) is not None]
-            topics.append(FetchTopic(topic, topic_id, partitions))
         return FetchRequest(
             cluster_id=config.cluster_id,
             replica_id=config.node_id,
@@ -190,28 +230,30 @@ class ReplicaFetcher:
             max_wait_ms=config.replica_fetch_wait_max_ms,
             min_bytes=config.replica_fetch_min_bytes,
             max_bytes=config.replica_fetch_response_max_bytes,
-            topics=topics,
         )
 
-    async def _process(self, response: FetchResponse) -> None:
+    async def _process(self, partitions: Iterable[Answered]) -> None:
         now_ms = self._now_ms()
         unsynced = []
-        for topic in response.responses:
-            for data in topic.partitions:
-                replica = self._by_key.get((topic.topic_id, data.partition_index))
-                asked = self._asked.get(replica) if replica is not None else None
-                if replica is None or asked is None:
-                    continue  # left this leader, or changed its epoch, while the answer was under way
-                try:
-                    self._apply(replica, asked, data, now_ms)
-                except KafkaError as error:
-                    log.warning("append failed", topic=replica.topic, partition=replica.partition, error=str(error))
-                    self._metrics.replication_failed(error.code)
-                    self._asked[replica] = None
-                    self._delay(replica, error.code)
-                else:
-                    if data.records and replica.must_flush:
-                        unsynced.append(replica)
+        for answered in partitions:
+            asked, data = answered.asked, answered.data
+            replica = self._by_key.get((answered.topic_id, asked.partition))
+            if replica is None:
+                continue  # left this leader while the answer was under way
+            if replica in self._moved or replica in self._delayed:
+                # In another epoch by now: the leader takes the high watermark as told, and so it is.
+                if not data.error_code and data.diverging_epoch is None:
+                    replica.high_watermark_told(data.high_watermark)
+                continue
+            try:
+                self._apply(replica, asked, data, now_ms)
+            except KafkaError as error:
+                log.warning("append failed", topic=replica.topic, partition=replica.partition, error=str(error))
+                self._metrics.replication_failed(error.code)
+                self._delay(replica, error.code)
+            else:
+                if data.records and replica.must_flush:
+                    unsynced.append(replica)
         if self._has_truncated:
             self._has_truncated = False
             await self._after_truncation()
@@ -234,20 +276,16 @@ class ReplicaFetcher:
                 before=asked.fetch_offset,
                 log_end_offset=end,
             )
-            self._asked[replica] = None
+            self._moved[replica] = None
         elif data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and replica.restart_in_range(
             data.log_start_offset, data.high_watermark
         ):
             log.info("restarted at the leader's log start", topic=replica.topic, partition=replica.partition)
-            self._asked[replica] = None
+            self._moved[replica] = None
         elif data.error_code:
             self._delay(replica, ErrorCode.of(data.error_code))
         else:
             self._failures.pop(replica, None)
-            log_start_offset = replica.log.log_start_offset
             self._metrics.replicated(replica.append_from_leader(data, now_ms))
-            if data.records:
-                del self._asked[replica]  # to the back
-                self._asked[replica] = None
-            elif replica.log.log_start_offset != log_start_offset:
-                self._asked[replica] = None
+            if data.records or replica.log.log_start_offset != asked.log_start_offset:
+                self._moved[replica] = None

@@ -1,6 +1,7 @@
 """A broker's recurring housekeeping: retention, fsyncs by time, checkpoints, ISR shrinks.
 
-Each job sleeps for its own interval and touches what needs it; a failure of a job is logged and tried again.
+Each job sleeps for its own interval and touches what needs it: of the frequent ones, none looks at partitions to which
+nothing has happened. A failure of a job is logged and tried again.
 """
 
 from __future__ import annotations
@@ -13,17 +14,18 @@ import structlog
 
 from kipmesh.core.config import BrokerConfig
 from kipmesh.core.errors import KafkaError
+from kipmesh.core.messages.limits import MAX_INT64
+from kipmesh.node.broker.changes import Changes
 from kipmesh.node.broker.disk import Disk
 from kipmesh.node.broker.isr_changes import IsrChanges
 from kipmesh.node.broker.partitions import Partitions
 from kipmesh.node.broker.replica import Replica
-from kipmesh.node.broker.replica_manager import ReplicaManager
+from kipmesh.node.quorum.pacing import Pace
 from kipmesh.storage.log_manager import LogManager
 
 log = structlog.get_logger(__name__)
 
 DELETE_INTERVAL_MS = 10_000
-YIELD_EVERY_LOGS = 100
 
 
 class Maintenance:
@@ -33,20 +35,21 @@ class Maintenance:
         self,
         config: BrokerConfig,
         partitions: Partitions,
-        replica_manager: ReplicaManager,
+        changes: Changes,
         log_manager: LogManager,
         disk: Disk,
         isr_changes: IsrChanges,
         now_ms: Callable[[], int],
+        monotonic_ms: Callable[[], int],
     ) -> None:
         self._config = config
         self._partitions = partitions
-        self._replica_manager = replica_manager
+        self._changes = changes
         self._log_manager = log_manager
         self._disk = disk
         self._isr_changes = isr_changes
         self._now_ms = now_ms
-        self._checkpointed: dict[tuple[str, int], int] = {}
+        self._monotonic_ms = monotonic_ms
 
     async def run(self) -> None:
         """All jobs, for ever."""
@@ -63,36 +66,60 @@ class Maintenance:
                 group.create_task(_repeat(job, interval_ms / 1000))
 
     async def _retain(self) -> None:
-        for number, replica in enumerate(self._partitions):
+        pace = Pace()
+        for replica in self._partitions:
             with _noted(replica, "retention"):
-                replica.log.maybe_roll(self._now_ms())
-                removed = replica.log.run_retention(self._now_ms(), replica.high_watermark)
+                removed = replica.retain(self._now_ms())
                 if removed:
                     log.info("segments deleted", topic=replica.topic, partition=replica.partition, segments=removed)
-            if number % YIELD_EVERY_LOGS == 0:
-                await asyncio.sleep(0)
+            await pace.give_way()
 
     async def _remove_deleted(self) -> None:
         await self._disk.run(lambda: self._log_manager.remove_deleted(self._now_ms()))
 
     async def _flush(self) -> None:
-        for replica in self._partitions:
+        unflushed, pace = self._changes.unflushed, Pace()
+        for replica in list(unflushed):
+            unflushed.pop(replica, None)  # before the flush: what is appended meanwhile puts it back
             if replica.log.needs_flush(self._now_ms()):
                 with _noted(replica, "flush"):
                     await self._disk.flush(replica.log)
+            if self._may_be_due(replica):
+                unflushed[replica] = None
+            await pace.give_way()
+
+    def _may_be_due(self, replica: Replica) -> bool:
+        """Whether an fsync may get due without anything that puts the partition among the unflushed by itself."""
+        if self._partitions.get(replica.topic_id, replica.partition) is not replica:
+            return False
+        held = replica.log
+        by_time = held.config.flush_ms < MAX_INT64 and held.unflushed_messages > 0
+        return by_time or held.needs_flush(self._now_ms())
 
     async def _checkpoint_recovery_points(self) -> None:
         await self._disk.run(self._log_manager.checkpoint_recovery_points)
         await self._disk.run(self._log_manager.checkpoint_log_starts)
 
     async def _checkpoint_high_watermarks(self) -> None:
-        high_watermarks = self._replica_manager.high_watermarks()
-        if high_watermarks != self._checkpointed:
-            await self._disk.run(lambda: self._log_manager.checkpoint_high_watermarks(high_watermarks))
-            self._checkpointed = high_watermarks
+        moved, self._changes.high_watermarks = self._changes.high_watermarks, {}
+        if moved:
+            high_watermarks = {(replica.topic, replica.partition): replica.high_watermark for replica in moved}
+            try:
+                await self._disk.run(lambda: self._log_manager.checkpoint_high_watermarks(high_watermarks))
+            except KafkaError:
+                self._changes.high_watermarks.update(moved)
+                raise
 
     async def _shrink_isrs(self) -> None:
-        self._replica_manager.shrink_isrs(self._isr_changes.propose)
+        """Look at what followers may lag behind in; all other followers are in sync."""
+        pace = Pace()
+        for replica in list(self._changes.behind):
+            may_change, isr = replica.laggards(self._monotonic_ms())
+            if isr is not None:
+                self._isr_changes.propose(replica, isr)
+            if not may_change:
+                self._changes.behind.pop(replica, None)
+            await pace.give_way()
 
 
 @contextlib.contextmanager

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge, Metric
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from kipmesh.core.errors import ErrorCode
+from kipmesh.node.broker.partitions import Partitions
 
 
 class BrokerMetrics:
@@ -35,6 +38,14 @@ class BrokerMetrics:
         self._fetches_failed = counter("kipmesh_broker_fetcher_transport_failures", "Follower fetches without answer.")
         self._isr_shrinks = counter("kafka_server_replicamanager_isrshrinks", "ISR shrinks asked for.")
         self._isr_expands = counter("kafka_server_replicamanager_isrexpands", "ISR expansions asked for.")
+        self._session_fetches = counter(
+            "kipmesh_broker_fetcher_fetches", "Follower fetches answered, by kind.", ("kind",)
+        )
+        self._full_fetches = self._session_fetches.labels("full")
+        self._incremental_fetches = self._session_fetches.labels("incremental")
+        self._session_resets = counter(
+            "kipmesh_broker_fetcher_session_resets", "Fetch sessions that this follower gave up, by cause.", ("cause",)
+        )
         self._fetch_consumer = self._fetch_requests.labels("consumer")
         self._fetch_follower = self._fetch_requests.labels("follower")
 
@@ -74,6 +85,45 @@ class BrokerMetrics:
         """A follower's fetch got no answer."""
         self._fetches_failed.inc()
 
+    def session_fetched(self, *, is_full: bool) -> None:
+        """A follower's fetch got an answer."""
+        (self._full_fetches if is_full else self._incremental_fetches).inc()
+
+    def session_reset(self, cause: str) -> None:
+        """A follower makes a full fetch because of an error's name, of a failed transport, or of a malformed answer."""
+        self._session_resets.labels(cause).inc()
+
     def isr_asked(self, grows: bool) -> None:
         """The controller was asked for another ISR."""
         (self._isr_expands if grows else self._isr_shrinks).inc()
+
+
+class PartitionCollector(Collector):
+    """How many partitions there are, of which kind: counted at each scrape, all in one walk."""
+
+    def __init__(self, partitions: Partitions) -> None:
+        self._partitions = partitions
+
+    def describe(self) -> Iterator[Metric]:
+        """The same metrics."""
+        return self.collect()
+
+    def collect(self) -> Iterator[Metric]:
+        """O(partitions), without anything made for each."""
+        count = led = under_replicated = under_min_isr = 0
+        for replica in self._partitions:
+            count += 1
+            leader = replica.leader
+            if leader is not None:
+                led += 1
+                under_replicated += len(leader.isr) <= len(leader.followers)
+                under_min_isr += leader.is_under_min_isr
+        prefix = "kafka_server_replicamanager_"
+        yield GaugeMetricFamily(prefix + "partitioncount", "Partitions here.", count)
+        yield GaugeMetricFamily(prefix + "leadercount", "Partitions led here.", led)
+        yield GaugeMetricFamily(
+            prefix + "underreplicatedpartitions", "Led partitions with an ISR that lacks a replica.", under_replicated
+        )
+        yield GaugeMetricFamily(
+            prefix + "underminisrpartitioncount", "Led partitions below min.insync.replicas.", under_min_isr
+        )

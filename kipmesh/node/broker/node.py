@@ -24,14 +24,16 @@ from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.messages import DescribeQuorumRequest, DescribeQuorumResponse, Listener
 from kipmesh.core.metadata.image import MetadataImage
 from kipmesh.node.broker.admin import AdminHandler
+from kipmesh.node.broker.changes import Changes
 from kipmesh.node.broker.controller_channel import ControllerChannel, is_inactive
 from kipmesh.node.broker.disk import Disk
 from kipmesh.node.broker.fetch import FetchHandler
+from kipmesh.node.broker.fetch_sessions import FetchSessionCollector, make_session_cache
 from kipmesh.node.broker.isr_changes import IsrChanges
 from kipmesh.node.broker.lifecycle import BrokerLifecycle
 from kipmesh.node.broker.maintenance import Maintenance
 from kipmesh.node.broker.metadata import MetadataHandler
-from kipmesh.node.broker.metrics import BrokerMetrics
+from kipmesh.node.broker.metrics import BrokerMetrics, PartitionCollector
 from kipmesh.node.broker.offsets import OffsetsHandler
 from kipmesh.node.broker.partitions import Partitions
 from kipmesh.node.broker.produce import ProduceHandler
@@ -59,6 +61,7 @@ class _BrokerService:
     ) -> None:
         self.produce = produce.produce
         self.fetch = fetch.fetch
+        self.list_fetch_sessions = fetch.list_fetch_sessions
         self.list_offsets = offsets.list_offsets
         self.offsets_for_leader_epoch = offsets.offsets_for_leader_epoch
         self.delete_records = offsets.delete_records
@@ -109,6 +112,8 @@ class BrokerNode:
         self._pool = ConnectionPool(f"broker-{config.node_id}")
         self._channel = ControllerChannel(config.voters, self._pool)
         self.partitions = Partitions(MetadataImage())
+        self._changes = Changes()
+        self.fetch_sessions = make_session_cache(config, self._changes.subscriptions, self.partitions)
         self._tasks: list[asyncio.Task[None]] = []
         self._is_stopped = False
         self._is_loaded = False
@@ -118,6 +123,7 @@ class BrokerNode:
         self._replica_manager = ReplicaManager(
             config,
             self.partitions,
+            self._changes,
             self._log_manager,
             self._disk,
             self._pool,
@@ -193,11 +199,12 @@ class BrokerNode:
         maintenance = Maintenance(
             self.config,
             self.partitions,
-            self._replica_manager,
+            self._changes,
             self._log_manager,
             self._disk,
             self._isr_changes,
             wall_ms,
+            monotonic_ms,
         )
         self._spawn(maintenance.run(), "maintenance")
 
@@ -222,9 +229,12 @@ class BrokerNode:
             self.partitions, self._metrics, self._disk, wall_ms, queued_bytes_max=config.queued_max_request_bytes
         )
         fetch = FetchHandler(
+            config.node_id,
             self.partitions,
+            self.fetch_sessions,
             self._metrics,
             self._isr_changes.propose,
+            monotonic_ms,
             cluster_id=config.cluster_id,
             response_bytes_max=config.fetch_max_bytes,
             follower_bytes_max=config.replica_fetch_response_max_bytes,
@@ -243,27 +253,9 @@ class BrokerNode:
         return Server(services, config.socket_request_max_bytes)
 
     def _add_gauges(self) -> None:
-        def leaders(condition: str) -> int:
-            count = 0
-            for replica in self.partitions:
-                leader = replica.leader
-                if leader is not None:
-                    count += (
-                        condition == "all"
-                        or (condition == "under" and len(leader.isr) <= len(leader.followers))
-                        or (condition == "min" and leader.is_under_min_isr)
-                    )
-            return count
-
-        gauge, prefix = self._metrics.gauge, "kafka_server_replicamanager_"
-        gauge(prefix + "partitioncount", "Partitions here.", lambda: sum(1 for _ in self.partitions))
-        gauge(prefix + "leadercount", "Partitions led here.", lambda: leaders("all"))
-        gauge(
-            prefix + "underreplicatedpartitions",
-            "Led partitions with an ISR that lacks a replica.",
-            lambda: leaders("under"),
-        )
-        gauge(prefix + "underminisrpartitioncount", "Led partitions below min.insync.replicas.", lambda: leaders("min"))
+        gauge = self._metrics.gauge
+        self.registry.register(PartitionCollector(self.partitions))
+        self.registry.register(FetchSessionCollector(self.fetch_sessions))
         gauge("kipmesh_broker_metadata_offset", "Last metadata offset applied.", lambda: self.partitions.image.offset)
         gauge("kipmesh_broker_fenced", "1 while the controller fences this broker.", lambda: float(not self.ready))
 
@@ -320,7 +312,7 @@ class BrokerNode:
         if self._quorum is not None:  # first: the loader's task is the one that uses the replica manager
             await (self._quorum.stop() if is_clean else self._quorum.abort())
         self._high_watermarks = self._replica_manager.high_watermarks()
-        await self._replica_manager.stop()
+        await self._replica_manager.stop(is_clean=is_clean)
         if self._server is not None:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._server.stop(STOP_GRACE_S)

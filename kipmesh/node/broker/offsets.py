@@ -129,7 +129,7 @@ class OffsetsHandler:
                 offset = replica.high_watermark if asked.offset == -1 else asked.offset
                 if not 0 <= offset <= replica.high_watermark:
                     raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
-                replica.log.increment_log_start_offset(offset)
+                replica.raise_log_start(offset)
             except KafkaError as error:
                 return DeleteRecordsPartitionResult(asked.partition_index, error_code=error.code)
             moved.append((replica, offset))

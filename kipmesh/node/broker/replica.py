@@ -1,7 +1,8 @@
 """One partition that this broker hosts: its log, its role, and those who wait for it.
 
-The driver of `kipmesh.core.replica`: it appends and reads, moves the numbers, and wakes what waits - produce requests
-for the high watermark, fetches for new records. It is owned by the event loop; only fsyncs run elsewhere.
+The driver of `kipmesh.core.replica`: it appends and reads, moves the numbers, and says what happened - to produce
+requests that wait for the high watermark, and to fetch sessions (227-10). It is owned by the event loop; fsyncs alone
+run elsewhere.
 """
 
 from __future__ import annotations
@@ -9,21 +10,17 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.core.fetch_session import HIGH_WATERMARK, LEADERSHIP, LOG_END, LOG_START, PartitionRead, partition_key
 from kipmesh.core.messages import EpochEndOffset, FetchPartition, LeaderIdAndEpoch, PartitionData
 from kipmesh.core.metadata.image import PartitionState
 from kipmesh.core.replica.follower import follower_high_watermark, has_diverged, truncation_offset
-from kipmesh.core.replica.leader import IsrChange, PartitionLeader
+from kipmesh.core.replica.leader import FollowerFetches, IsrChange, PartitionLeader
+from kipmesh.node.broker.changes import Changes
 from kipmesh.storage.log import AppendInfo, Log
-
-
-class FetchWaiter(Protocol):
-    """A fetch that waits; told which of its partitions changed."""
-
-    def partition_changed(self, token: int) -> None:
-        """Partition number `token` of the fetch has news."""
 
 
 class AckWaiter(NamedTuple):
@@ -31,23 +28,6 @@ class AckWaiter(NamedTuple):
 
     offset: int
     done: Callable[[ErrorCode], None]
-
-
-class ReadResult(NamedTuple):
-    """What a fetch of one partition found.
-
-    `has_news`: it is answered at once, however few bytes there are (227-21). `isr_to_join`: what to ask the
-    controller for, when the follower that fetched is in sync and not a member.
-    """
-
-    data: PartitionData
-    has_news: bool = False
-    isr_to_join: IsrChange | None = None
-
-
-def _wake(waiters: dict[FetchWaiter, int]) -> None:
-    for waiter, token in waiters.items():
-        waiter.partition_changed(token)
 
 
 class DeleteWaiter(NamedTuple):
@@ -62,9 +42,9 @@ class Replica:
 
     __slots__ = (
         "_ack_waiters",
-        "_consumer_waiters",
+        "_changes",
         "_delete_waiters",
-        "_follower_waiters",
+        "_key",
         "_monotonic_ms",
         "broker_id",
         "high_watermark",
@@ -77,7 +57,14 @@ class Replica:
         "topic_id",
     )
 
-    def __init__(self, broker_id: int, log: Log, high_watermark: int, monotonic_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        broker_id: int,
+        log: Log,
+        high_watermark: int,
+        monotonic_ms: Callable[[], int],
+        changes: Changes | None = None,
+    ) -> None:
         # Who is in sync is judged by a clock that never jumps; records are stamped by the wall clock.
         self._monotonic_ms = monotonic_ms
         self.broker_id = broker_id
@@ -91,9 +78,12 @@ class Replica:
         self.leader_epoch = -1
         self._ack_waiters: deque[AckWaiter] = deque()
         self._delete_waiters: list[DeleteWaiter] = []
-        # Followers wait for the log end, consumers for the high watermark; both for a change of the leader.
-        self._follower_waiters: dict[FetchWaiter, int] = {}
-        self._consumer_waiters: dict[FetchWaiter, int] = {}
+        self._changes = changes or Changes()
+        self._key = partition_key(self.topic_id, self.partition)
+
+    def _changed(self, change: int) -> None:
+        """Tell the fetch sessions that have this partition."""
+        self._changes.subscriptions.changed(self._key, self.topic, change)
 
     # --- roles -----------------------------------------------------------------------------------------------------
 
@@ -126,14 +116,16 @@ class Replica:
             now_ms=self._monotonic_ms(),
         )
         self.leader_id, self.leader_epoch = self.broker_id, state.leader_epoch
-        self.high_watermark = self.leader.high_watermark
-        self._leadership_changed()
+        self._set_high_watermark(self.leader.high_watermark)
+        self._changes.behind[self] = self._changes.unflushed[self] = None
+        self._changed(LEADERSHIP)
 
     def become_follower(self, state: PartitionState) -> None:
         """Follow `state.leader`, or nobody when it is -1."""
         self._drop_leadership()
         self.leader_id, self.leader_epoch = state.leader, state.leader_epoch
-        self._leadership_changed()
+        self._changes.unflushed[self] = None
+        self._changed(LEADERSHIP)
 
     def _drop_leadership(self) -> None:
         self.leader = None
@@ -149,7 +141,8 @@ class Replica:
         """The partition leaves this broker: whoever waits is answered."""
         self._drop_leadership()
         self.leader_id = -1
-        self._leadership_changed()
+        self._changes.forget(self)
+        self._changed(LEADERSHIP)
 
     def check_epoch(self, current_leader_epoch: int) -> ErrorCode:
         """A request's epoch: FENCED_LEADER_EPOCH when older than ours, UNKNOWN_LEADER_EPOCH when newer; -1 passes."""
@@ -190,9 +183,13 @@ class Replica:
                 f"{self.topic}-{self.partition}: {len(leader.isr)} in sync, {leader.min_insync_replicas} needed",
             )
         info = self.log.append_as_leader(batch, leader.leader_epoch, now_ms)
+        self._changes.unflushed[self] = None
+        self._changes.behind[self] = None
+        change = LOG_END
         if leader.appended(self.log.log_end_offset, self._monotonic_ms()):
-            self._high_watermark_moved(leader)
-        _wake(self._follower_waiters)
+            self._take_high_watermark(leader)
+            change |= HIGH_WATERMARK
+        self._changed(change)
         return info
 
     def when_replicated(self, offset: int, leader_epoch: int, done: Callable[[ErrorCode], None]) -> AckWaiter | None:
@@ -229,8 +226,11 @@ class Replica:
         leader = self.leader
         if leader is None:
             return
+        before = leader.isr
         if leader.isr_changed(isr, partition_epoch, self._monotonic_ms()):
             self._high_watermark_moved(leader)
+        if not before <= leader.isr:
+            self._look_again()
         self._check_min_isr(leader)
         self._check_deleted()
 
@@ -239,9 +239,29 @@ class Replica:
         leader = self.leader
         if leader is None:
             return
+        before = leader.followers.keys() | set()
         if leader.replicas_changed(replicas, min_insync_replicas, self._monotonic_ms()):
             self._high_watermark_moved(leader)
+        if before != leader.followers.keys():
+            self._look_again()
         self._check_min_isr(leader)
+
+    def _look_again(self) -> None:
+        """Replicas are new, or outside of the ISR: their next fetches read this partition, so that they may join.
+
+        A clean partition of a session is not read, and who does not read it is never asked for.
+        """
+        self._changes.behind[self] = None
+        self._changed(LOG_START)  # the flag that is heard and wakes nobody
+
+    def laggards(self, now_ms: int) -> tuple[bool, IsrChange | None]:
+        """Whether time may still change who is in sync here, and what ISR to ask for after the time that passed."""
+        leader = self.leader
+        if leader is None or not leader.has_followers_behind:
+            return False, None
+        if leader.time_passed(now_ms):
+            self._high_watermark_moved(leader)
+        return True, leader.isr_without_laggards(now_ms)
 
     def _check_min_isr(self, leader: PartitionLeader) -> None:
         if leader.is_under_min_isr:
@@ -249,44 +269,75 @@ class Replica:
             for waiter in waiters:
                 waiter.done(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
 
-    def _high_watermark_moved(self, leader: PartitionLeader) -> None:
-        self.high_watermark = high_watermark = leader.high_watermark
+    def _set_high_watermark(self, high_watermark: int) -> None:
+        if high_watermark != self.high_watermark:
+            self.high_watermark = high_watermark
+            self._changes.high_watermarks[self] = None
+
+    def _take_high_watermark(self, leader: PartitionLeader) -> None:
+        self._set_high_watermark(leader.high_watermark)
         waiters = self._ack_waiters
-        while waiters and waiters[0].offset < high_watermark:
+        while waiters and waiters[0].offset < leader.high_watermark:
             waiters.popleft().done(ErrorCode.NONE)
-        _wake(self._consumer_waiters)
+
+    def _high_watermark_moved(self, leader: PartitionLeader) -> None:
+        self._take_high_watermark(leader)
+        self._changed(HIGH_WATERMARK)
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
     def read(
-        self, request: FetchPartition, replica_id: int, replica_epoch: int, max_bytes: int, min_one_batch: bool
-    ) -> ReadResult:
+        self,
+        request: FetchPartition,
+        replica_id: int,
+        replica_epoch: int,
+        max_bytes: int,
+        min_one_batch: bool,
+        fetches: FollowerFetches | None = None,
+    ) -> PartitionRead:
         """What a fetch of this partition gets now; errors are in the result.
 
         A follower (`replica_id` >= 0, with its broker epoch) reads to the log end and moves its position; others
-        read to the high watermark.
+        read to the high watermark. A follower outside of the ISR is read `again` in each fetch until it is a member:
+        what keeps it out may end without any event here.
         """
         try:
             leader = self.require_leader(request.current_leader_epoch)
-            log, join = self.log, None
+            log, again = self.log, False
             if request.last_fetched_epoch >= 0:
                 at_leader = log.end_offset_for_epoch(request.last_fetched_epoch)
                 if at_leader.end_offset < 0:
                     raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, "no common leader epoch")
                 if has_diverged(request.fetch_offset, request.last_fetched_epoch, at_leader):
-                    return ReadResult(self._partition_data(diverging_epoch=at_leader), True)
+                    return PartitionRead(self._diverged(at_leader), True)
             end = self.high_watermark
             if replica_id >= 0:
                 end = log.log_end_offset
-                join = self._follower_fetched(leader, replica_id, replica_epoch, request)
-            if request.fetch_offset == end or (max_bytes <= 0 and not min_one_batch):
-                return ReadResult(self._partition_data(), False, join)
+                self._follower_fetched(leader, replica_id, replica_epoch, request, fetches)
+                again = replica_id not in leader.isr
+            if request.fetch_offset == end:
+                return PartitionRead(self._partition_data(), again=again)
             if end < request.fetch_offset <= log.log_end_offset:
-                return ReadResult(self._partition_data())  # uncommitted yet (392-03)
-            records = log.read(request.fetch_offset, max_bytes, end, min_one_batch)
-            return ReadResult(self._partition_data(records=records), False, join)
+                return PartitionRead(self._partition_data())  # uncommitted yet (392-03)
+            if max_bytes > 0 or min_one_batch:
+                records = log.read(request.fetch_offset, max_bytes, end, min_one_batch)
+                if records:
+                    return PartitionRead(self._partition_data(records=records), again=again)
+            elif not log.log_start_offset <= request.fetch_offset <= log.log_end_offset:
+                raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"{request.fetch_offset} is outside of the log")
+            return PartitionRead(self._partition_data(), is_cut=not min_one_batch, again=again)
         except KafkaError as error:
-            return ReadResult(self._partition_data(error_code=error.code), True)
+            return PartitionRead(self._partition_data(error_code=error.code), True)
+
+    def isr_to_join(self, replica_id: int) -> IsrChange | None:
+        """What to ask the controller for after a fetch of a follower outside of the ISR, if it is in sync now."""
+        leader = self.leader
+        return leader.isr_to_join(replica_id) if leader is not None and replica_id in leader.followers else None
+
+    def follower_left(self, replica_id: int) -> None:
+        """A follower's session has this partition no more (227-07)."""
+        if self.leader is not None:
+            self.leader.follower_left(replica_id)
 
     def when_deleted(self, offset: int) -> asyncio.Future[ErrorCode]:
         """Done once every replica that is in the ISR has its log start at `offset` or above; cancel to give up."""
@@ -308,18 +359,29 @@ class Replica:
         self._delete_waiters = [waiter for waiter in self._delete_waiters if not waiter.done.done()]
 
     def _follower_fetched(
-        self, leader: PartitionLeader, replica_id: int, replica_epoch: int, request: FetchPartition
-    ) -> IsrChange | None:
+        self,
+        leader: PartitionLeader,
+        replica_id: int,
+        replica_epoch: int,
+        request: FetchPartition,
+        fetches: FollowerFetches | None,
+    ) -> None:
         if replica_id not in leader.followers:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"broker {replica_id} has no replica here")
         if not self.log.log_start_offset <= request.fetch_offset <= self.log.log_end_offset:
             raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"{request.fetch_offset} is outside of the log")
         if leader.follower_fetched(
-            replica_id, request.fetch_offset, request.log_start_offset, replica_epoch, self._monotonic_ms()
+            replica_id, request.fetch_offset, request.log_start_offset, replica_epoch, self._monotonic_ms(), fetches
         ):
             self._high_watermark_moved(leader)
         self._check_deleted()
-        return leader.isr_to_join(replica_id)
+
+    def _diverged(self, at_leader: EpochEndOffset) -> PartitionData:
+        """A follower takes nothing but the divergence from this, and the high watermark has to be told again.
+
+        So it does not count as told: nobody's last stable offset is -1, and what differs is news (227-08).
+        """
+        return self._partition_data(diverging_epoch=at_leader)._replace(last_stable_offset=-1)
 
     def _partition_data(
         self, error_code: int = 0, diverging_epoch: EpochEndOffset | None = None, records: bytes = b""
@@ -339,19 +401,6 @@ class Replica:
             records,
         )
 
-    def watch(self, waiter: FetchWaiter, token: int, replica_id: int) -> None:
-        """Tell `waiter` of what concerns it, under its own number for this partition."""
-        (self._follower_waiters if replica_id >= 0 else self._consumer_waiters)[waiter] = token
-
-    def unwatch(self, waiter: FetchWaiter) -> None:
-        """Tell it no more."""
-        self._follower_waiters.pop(waiter, None)
-        self._consumer_waiters.pop(waiter, None)
-
-    def _leadership_changed(self) -> None:
-        _wake(self._follower_waiters)
-        _wake(self._consumer_waiters)
-
     # --- following -------------------------------------------------------------------------------------------------
 
     def append_from_leader(self, data: PartitionData, now_ms: int) -> int:
@@ -360,10 +409,52 @@ class Replica:
         if data.records:
             info = self.log.append_as_follower(data.records, now_ms)
             size = info.size_bytes if info else 0
+        change = LOG_END if size else 0
         if data.log_start_offset > self.log.log_start_offset:
             self.log.increment_log_start_offset(min(data.log_start_offset, self.log.log_end_offset))
-        self.high_watermark = follower_high_watermark(data.high_watermark, self.log.log_end_offset, self.high_watermark)
+            change |= LOG_START
+        if size:
+            self._changes.unflushed[self] = None
+        self._told(data.high_watermark, change)
         return size
+
+    def high_watermark_told(self, high_watermark: int) -> None:
+        """The leader's high watermark, from an answer of which nothing else is of use any more.
+
+        What was below it stays in the log of every later leader, and in ours as far as that is one's.
+        """
+        self._told(high_watermark, 0)
+
+    def _told(self, high_watermark: int, change: int) -> None:
+        before = self.high_watermark
+        self._set_high_watermark(follower_high_watermark(high_watermark, self.log.log_end_offset, before))
+        if self.high_watermark != before:
+            change |= HIGH_WATERMARK
+        if change:
+            self._changed(change)
+
+    def raise_log_start(self, offset: int) -> None:
+        """Records below `offset` are deleted; raises KafkaError. Never back."""
+        before = self.log.log_start_offset
+        self.log.increment_log_start_offset(offset)
+        if self.log.log_start_offset != before:
+            self._changed(LOG_START)
+
+    def retain(self, now_ms: int) -> int:
+        """Roll a segment that is due, and delete those that retention says; returns how many. Raises KafkaError."""
+        before = self.log.log_start_offset
+        self.log.maybe_roll(now_ms)
+        self._changes.unflushed[self] = None
+        try:
+            return self.log.run_retention(now_ms, self.high_watermark)
+        finally:
+            if self.log.log_start_offset != before:
+                self._changed(LOG_START)
+
+    def update_config(self, config: TopicConfig) -> None:
+        """The topic's configuration changed."""
+        self.log.update_config(config)
+        self._changes.unflushed[self] = None
 
     def truncate_diverged(self, diverging: EpochEndOffset) -> int:
         """Drop what the leader never had; returns the new log end."""
@@ -381,11 +472,13 @@ class Replica:
         if log.log_end_offset >= leader_start and not is_empty_beyond:
             return False
         log.truncate_fully_and_start_at(leader_start)
-        self.high_watermark = leader_start
+        self._set_high_watermark(leader_start)
+        self._changed(LEADERSHIP)
         return True
 
     def _truncate(self, offset: int) -> None:
         try:
             self.log.truncate_to(offset)
         finally:  # a disk that fails half way may have cut the log all the same
-            self.high_watermark = min(self.high_watermark, self.log.log_end_offset)
+            self._set_high_watermark(min(self.high_watermark, self.log.log_end_offset))
+            self._changed(LEADERSHIP)

@@ -19,7 +19,7 @@ from kipmesh.core.config import BrokerConfig, TopicConfig
 from kipmesh.core.errors import KafkaError
 from kipmesh.core.messages import PartitionLogEnd, TopicIdPartition
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage, PartitionKey, PartitionState
-from kipmesh.core.replica.leader import IsrChange
+from kipmesh.node.broker.changes import Changes
 from kipmesh.node.broker.disk import Disk
 from kipmesh.node.broker.fetcher import ReplicaFetcher
 from kipmesh.node.broker.metrics import BrokerMetrics
@@ -48,6 +48,7 @@ class ReplicaManager:
         self,
         config: BrokerConfig,
         partitions: Partitions,
+        changes: Changes,
         log_manager: LogManager,
         disk: Disk,
         pool: ConnectionPool,
@@ -60,6 +61,7 @@ class ReplicaManager:
         self._config = config
         self._broker_id = config.node_id
         self._partitions = partitions
+        self._changes = changes
         self._log_manager = log_manager
         self._disk = disk
         self._pool = pool
@@ -71,6 +73,7 @@ class ReplicaManager:
         self._defaults = config.topic_defaults()
         self._topic_configs: dict[str, TopicConfig] = {}
         self._fetchers: dict[int, ReplicaFetcher] = {}
+        self._closing: set[asyncio.Task[None]] = set()
         self._is_first = True
 
     async def apply(self, image: MetadataImage, delta: MetadataDelta) -> None:
@@ -195,7 +198,7 @@ class ReplicaManager:
                 refused.append((item, error))
                 continue
             high_watermark = self._log_manager.checkpointed_high_watermark(item.topic, item.partition)
-            replicas.append(Replica(self._broker_id, held, high_watermark, self._monotonic_ms))
+            replicas.append(Replica(self._broker_id, held, high_watermark, self._monotonic_ms, self._changes))
         return replicas, refused
 
     # --- roles -----------------------------------------------------------------------------------------------------
@@ -280,6 +283,9 @@ class ReplicaManager:
             if not fetcher.partition_count:
                 del self._fetchers[leader_id]
                 await fetcher.stop()
+                closing = asyncio.create_task(fetcher.close(), name=f"close-session-{leader_id}")
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
 
     # --- configuration ---------------------------------------------------------------------------------------------
 
@@ -300,7 +306,7 @@ class ReplicaManager:
             for partition, state in topic.partitions.items():
                 replica = self._partitions.get(topic.topic_id, partition)
                 if replica is not None:
-                    replica.log.update_config(config)
+                    replica.update_config(config)
                     replica.replicas_changed(state.replicas, config.min_insync_replicas)
 
     # --- questions -------------------------------------------------------------------------------------------------
@@ -314,22 +320,19 @@ class ReplicaManager:
                 ends.append(PartitionLogEnd(topic_id, partition, replica.log.latest_epoch, replica.log.log_end_offset))
         return ends
 
-    def shrink_isrs(self, propose: Callable[[Replica, IsrChange], None]) -> None:
-        """Ask for ISRs without followers that lag behind for too long."""
-        now_ms = self._monotonic_ms()
-        for replica in self._partitions:
-            change = replica.leader.isr_without_laggards(now_ms) if replica.leader is not None else None
-            if change is not None:
-                propose(replica, change)
-
     def high_watermarks(self) -> dict[tuple[str, int], int]:
         """What to checkpoint."""
         return {(replica.topic, replica.partition): replica.high_watermark for replica in self._partitions}
 
-    async def stop(self) -> None:
-        """Stop fetching and answer those who wait."""
-        for fetcher in self._fetchers.values():
+    async def stop(self, *, is_clean: bool) -> None:
+        """Stop fetching and answer those who wait; a clean stop also ends the sessions at the leaders."""
+        fetchers, self._fetchers = list(self._fetchers.values()), {}
+        for fetcher in fetchers:
             await fetcher.stop()
-        self._fetchers.clear()
+        if is_clean:
+            await asyncio.gather(*self._closing, *[fetcher.close() for fetcher in fetchers])
+        for closing in self._closing:
+            closing.cancel()
+        await asyncio.gather(*self._closing, return_exceptions=True)
         for replica in self._partitions:
             replica.stop()

@@ -63,8 +63,9 @@ class Leader:
         asked = m.FetchPartition(0, 0, offset, 0 if offset else -1, 0, 1000)
         result = self.replica.read(asked, broker, self.partitions.broker_epoch(broker), 1000, True)
         assert result.data.error_code == 0
-        if result.isr_to_join is not None:
-            self.changes.propose(self.replica, result.isr_to_join)
+        join = self.replica.isr_to_join(broker) if result.again else None
+        if join is not None:
+            self.changes.propose(self.replica, join)
 
     async def run(self) -> None:
         task = asyncio.create_task(self.changes.run())

@@ -1,0 +1,165 @@
+"""What a replica answers to readers: who may read, the four cases of an offset, and where epochs end (392-01 to 392-09).
+
+Pure functions over numbers; the driver holds the log. They hold for leaders and followers alike: a leader is a replica
+whose leader's high watermark is its own.
+
+Invariants: records at or above a replica's own high watermark are never readable by consumers; what is reported to them
+never goes back within one leadership (392-10).
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final, NamedTuple
+
+from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.core.messages import EpochEndOffset
+
+CONSUMER_ID: Final = -1
+"""Replica id of a consumer."""
+FOLLOWER_READER_ID: Final = -2
+"""Replica id of a consumer that chose the replica itself (392-16); Kafka's debugging consumer."""
+
+
+class OffsetCase(Enum):
+    """Where a fetch offset is in a replica's log; the value is the name in metrics (392-18)."""
+
+    READABLE = "readable"
+    """Below the replica's high watermark: there are records."""
+    CAUGHT_UP = "caught-up"
+    """At the end of everything that is known: nothing to read, and none of the four cases."""
+    UNCOMMITTED = "uncommitted"
+    """Case 1 (392-03)."""
+    UNAVAILABLE = "unavailable"
+    """Case 2 (392-04)."""
+    TOO_SMALL = "too-small"
+    """Case 3 (392-05)."""
+    TOO_LARGE = "too-large"
+    """Case 4 (392-06)."""
+
+    @property
+    def error_code(self) -> ErrorCode:
+        """What the partition is answered with."""
+        return _ERRORS.get(self, ErrorCode.NONE)
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether it is one of the four cases."""
+        return self not in (OffsetCase.READABLE, OffsetCase.CAUGHT_UP)
+
+
+_ERRORS = {
+    OffsetCase.UNAVAILABLE: ErrorCode.OFFSET_NOT_AVAILABLE,
+    OffsetCase.TOO_SMALL: ErrorCode.OFFSET_OUT_OF_RANGE,
+    OffsetCase.TOO_LARGE: ErrorCode.OFFSET_OUT_OF_RANGE,
+}
+
+
+def offset_case(
+    fetch_offset: int,
+    *,
+    log_start_offset: int,
+    log_end_offset: int,
+    high_watermark: int,
+    leader_high_watermark: int,
+) -> OffsetCase:
+    """The decision table of 392-03 to 392-06, for a consumer's fetch.
+
+    `high_watermark` is the replica's own, `leader_high_watermark` the leader's as it was last told (on a leader, both
+    are the same). The first row that fits decides.
+    """
+    if fetch_offset < log_start_offset:
+        return OffsetCase.TOO_SMALL
+    if fetch_offset < high_watermark:
+        return OffsetCase.READABLE
+    if fetch_offset == log_end_offset == high_watermark >= leader_high_watermark:
+        return OffsetCase.CAUGHT_UP
+    if fetch_offset <= log_end_offset:
+        return OffsetCase.UNCOMMITTED
+    return OffsetCase.UNAVAILABLE if fetch_offset <= leader_high_watermark else OffsetCase.TOO_LARGE
+
+
+def check_reader(*, is_leader: bool, replica_id: int, names_rack: bool) -> ErrorCode:
+    """Whether this replica answers a Fetch of `replica_id` (392-01): NONE, or NOT_LEADER_OR_FOLLOWER.
+
+    `names_rack`: the request's protocol version can name a rack (Kafka's Fetch v11 and above, and all of the mesh's
+    own), whether it does or not. Brokers replicate from leaders only.
+    """
+    if is_leader or (replica_id < 0 and names_rack):
+        return ErrorCode.NONE
+    return ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+def check_lister(*, is_leader: bool, replica_id: int) -> ErrorCode:
+    """Whether this replica answers ListOffsets: leaders all, followers only readers that chose them (392-16)."""
+    if is_leader or replica_id == FOLLOWER_READER_ID:
+        return ErrorCode.NONE
+    return ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+def compares_epochs(fetch_offset: int, last_fetched_epoch: int, *, is_leader: bool, log_end_offset: int) -> bool:
+    """Whether a fetch's last fetched epoch is to be compared with this log (`follower.has_diverged`).
+
+    A leader's log is the truth. A follower that lags does not know how an epoch goes on: beyond its log end the four
+    cases decide, and a divergence that it does find is one more reason for the reader to ask the leader (392-08).
+    """
+    return last_fetched_epoch >= 0 and (is_leader or fetch_offset <= log_end_offset)
+
+
+def epoch_end_for(
+    replica_id: int,
+    asked_epoch: int,
+    found: EpochEndOffset,
+    *,
+    leader_epoch: int,
+    high_watermark: int,
+    high_watermark_is_known: bool,
+) -> EpochEndOffset:
+    """A leader's answer to OffsetsForLeaderEpoch (392-09); raises KafkaError OFFSET_NOT_AVAILABLE.
+
+    `found` is the largest epoch of the log that is not above `asked_epoch`, and its end. A broker gets that, always. A
+    consumer's answer ends at the high watermark. While that is not known (it is below the start of the leader's epoch),
+    cutting an end down to it would tell a consumer that records it has read are gone: not only the latest epoch is
+    withheld then, but every end that is above the high watermark.
+    """
+    if replica_id >= 0:
+        return found
+    if not high_watermark_is_known and (asked_epoch >= leader_epoch or found.end_offset > high_watermark):
+        raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE, f"the high watermark of epoch {leader_epoch} is not known yet")
+    return EpochEndOffset(found.epoch, min(found.end_offset, high_watermark))
+
+
+class FollowerWatermarks(NamedTuple):
+    """The two high watermarks of a follower (392-01), as a value that events replace.
+
+    `own` bounds reads, and is what it leads with when it is promoted. `told` decides the four cases and is what readers
+    are told. Invariant: own <= told, but after an unclean election only once the new leader was heard.
+    """
+
+    leader_epoch: int
+    own: int
+    told: int
+
+    @classmethod
+    def start(cls, leader_epoch: int, high_watermark: int) -> FollowerWatermarks:
+        """Begin to follow in `leader_epoch` with the own high watermark that is known.
+
+        What an earlier leader told is forgotten: after an unclean election nobody might ever reach it.
+        """
+        return cls(leader_epoch, high_watermark, high_watermark)
+
+    def heard(self, leader_high_watermark: int, log_end_offset: int) -> FollowerWatermarks:
+        """An answer of the leader was applied, after which the log ends at `log_end_offset`."""
+        told = max(self.told, leader_high_watermark)
+        own = max(self.own, min(told, log_end_offset))
+        return self if told == self.told and own == self.own else FollowerWatermarks(self.leader_epoch, own, told)
+
+    def truncated(self, log_end_offset: int) -> FollowerWatermarks:
+        """The log was cut: what is gone is not readable; below the own high watermark, it was not committed at all."""
+        if log_end_offset >= self.own:
+            return self
+        return FollowerWatermarks(self.leader_epoch, log_end_offset, log_end_offset)
+
+    def restarted(self, leader_log_start: int) -> FollowerWatermarks:
+        """The log begins anew at the leader's log start."""
+        return FollowerWatermarks(self.leader_epoch, leader_log_start, max(self.told, leader_log_start))
