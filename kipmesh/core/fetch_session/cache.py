@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.fetch_session.fetch import ErrorFetch, Fetch, FullFetch, IncrementalFetch, topic_bytes
+from kipmesh.core.fetch_session.fetch import ErrorFetch, Fetch, FullFetch, IncrementalFetch, terms_of, topic_bytes
 from kipmesh.core.fetch_session.metrics import FetchSessionMetrics
 from kipmesh.core.fetch_session.policy import Candidate, Eviction, EvictionPolicy, Refusal
 from kipmesh.core.fetch_session.session import Owner, Session
@@ -141,8 +141,9 @@ class FetchSessionCache:
             self._remove(session)
             self.metrics.closed += 1
             return FullFetch(self, request, self._owner(request, client_id), False)
-        if (session.isolation_level, session.rack_id) != (request.isolation_level, request.rack_id):
-            session.isolation_level, session.rack_id = request.isolation_level, request.rack_id
+        terms = terms_of(request)
+        if session.terms != terms:
+            session.terms = terms
             session.all_changed()
         session.advance()
         self.used(session, now_ms)

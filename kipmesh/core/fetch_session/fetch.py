@@ -48,6 +48,11 @@ def key_of(topic: FetchTopic, partition: int) -> Key:
     return partition_key(topic_bytes(topic), partition)
 
 
+def terms_of(request: FetchRequest) -> tuple[int, str, int]:
+    """What the answer of each partition depends on beside the partition: with others, all have to be read again."""
+    return request.isolation_level, request.rack_id, request.replica_epoch
+
+
 class Fetch:
     """What the kinds share: bytes against limits, and when a fetch is to be answered."""
 
@@ -222,7 +227,7 @@ class FullFetch(Fetch):
             return None
         results: dict[Key, PartitionRead] = {}
         session = Session(self._owner, self._cache.subscriptions, now_ms)
-        session.isolation_level, session.rack_id = self._request.isolation_level, self._request.rack_id
+        session.terms = terms_of(self._request)
         for place, (topic, one) in enumerate(asked):
             key = key_of(topic, one.partition)
             session.put(key, one)  # if it is named twice, the last one counts

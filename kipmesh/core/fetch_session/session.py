@@ -95,11 +95,10 @@ class Session:
         "created_ms",
         "epoch",
         "fetch",
-        "isolation_level",
         "last_used_ms",
         "owner",
-        "rack_id",
         "session_id",
+        "terms",
     )
 
     def __init__(self, owner: Owner, subscriptions: Subscriptions, now_ms: int) -> None:
@@ -109,8 +108,8 @@ class Session:
         """Of the next request (227-03)."""
         self.created_ms = self.last_used_ms = now_ms
         self.fetch: RunningFetch | None = None
-        self.isolation_level = 0
-        self.rack_id = ""
+        self.terms: tuple[int, str, int] = (0, "", -1)
+        """Isolation level, rack and broker epoch of the last request: what a read depends on beside the partition."""
         self._subscriptions = subscriptions
         self._rows: dict[Key, bytes] = {}
         self._queue: deque[Key] = deque()

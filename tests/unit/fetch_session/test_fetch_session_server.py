@@ -361,10 +361,10 @@ def test_a_waiting_fetch_uses_its_session() -> None:
     assert next(server.cache.list(5000)).idle_ms == 0
 
 
-def test_another_isolation_level_or_rack_looks_at_everything_again() -> None:
+def test_another_isolation_level_rack_or_broker_epoch_looks_at_everything_again() -> None:
     server = new_server()
     session_id = open_session(server)
-    for epoch, fields in enumerate(({}, {"isolation_level": 1}, {"isolation_level": 1}, {}), 1):
+    for epoch, fields in enumerate(({}, {"isolation_level": 1}, {"isolation_level": 1}, {"replica_epoch": 4}), 1):
         before = server.world.reads
         server.ask(fetch_request([], session_id, epoch, **fields))  # type: ignore[arg-type]
         assert server.world.reads - before == (4 if epoch in (2, 4) else 0)
