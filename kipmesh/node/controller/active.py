@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import structlog
@@ -23,13 +23,13 @@ from kipmesh.core.metadata.decision import Decision
 from kipmesh.node.clock import monotonic_ms, wall_ms
 from kipmesh.node.controller.events import log_decided
 from kipmesh.node.controller.metrics import ControllerMetrics
-from kipmesh.node.controller.owner import Owner
+from kipmesh.node.controller.owner import Decide, Owner
 from kipmesh.node.quorum.driver import QuorumDriver
 from kipmesh.node.quorum.loader import MetadataLoader
 
 log = structlog.get_logger(__name__)
 
-SESSION_RETRY_S = 0.1
+SESSION_RETRY_MS = 100
 _RESERVED_ID_START = 0b111110
 """Kafka's random ids never begin with `-` in their base64 form."""
 
@@ -75,13 +75,13 @@ class ActiveController:
 
     @property
     def waiting(self) -> int:
-        """Answers that wait to be committed."""
+        """Answers that wait for their turn or to be committed."""
         return self._owner.waiting
 
     def start(self) -> None:
         """Begin: fresh sessions, and what a new log begins with; raises KafkaError when that cannot be appended."""
         first = self._controller.activate(monotonic_ms())
-        self._owner.decide(lambda: Decision(first, None))
+        self._owner.decide_all([lambda: Decision(first, None)])
         self._arm_timer()
 
     def committed(self, high_watermark: int) -> None:
@@ -105,9 +105,10 @@ class ActiveController:
     async def do(self, operation: str, decide: DecideWith) -> Any:
         """Decide, and return the response when it is committed in this epoch; raises KafkaError otherwise."""
         self._metrics.operations.labels(operation).inc()
-        answer = self._owner.submit(lambda: decide(self._controller))
-        self._arm_timer()  # the operation may have begun the first session
-        return await answer
+        try:
+            return await self._owner.submit(lambda: decide(self._controller))
+        finally:
+            self._arm_timer()  # the operation may have begun the first session
 
     def _end_offset(self) -> int:
         return self._driver.replica.log.log_end_offset
@@ -122,7 +123,7 @@ class ActiveController:
         self._driver.append(batch, self.epoch)
         return batch
 
-    def _apply(self, records: Sequence[r.Record], batch: bytes) -> None:
+    def _apply(self, records: Sequence[r.Record], batch: bytes) -> Iterator[None]:
         image = self._loader.image
         before = [
             image.partition(record.topic_id, record.partition_id)
@@ -130,7 +131,7 @@ class ActiveController:
             else None
             for record in records
         ]
-        delta = self._loader.apply_own(batch)
+        delta = yield from self._loader.apply_own_steps(batch)
         self._controller.changed(delta)
         self._metrics.records.inc(len(records))
         elected, unclean = log_decided(image, records, before, delta)
@@ -155,29 +156,40 @@ class ActiveController:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._timer_fired)
 
     def _timer_fired(self) -> None:
+        """Fence the brokers that are silent."""
         self._timer = None
-        try:
-            self._end_sessions()
-        except KafkaError as error:  # the disk is full, or an election is under way
-            if error.code is not ErrorCode.NOT_CONTROLLER:
-                log.error("sessions cannot be ended", error=str(error))
-            if not self._is_over:
-                self._timer = asyncio.get_running_loop().call_later(SESSION_RETRY_S, self._timer_fired)
-            return
-        self._arm_timer()
-
-    def _end_sessions(self) -> None:
-        """Fence the brokers that are silent, one decision each: who leads next follows from those before."""
         now_ms = monotonic_ms()
         if now_ms - self._deadline_ms > self._config.broker_session_timeout_ms // 2:
             log.warning("the controller was away, sessions begin anew", late_ms=now_ms - self._deadline_ms)
             self._controller.extend_sessions(now_ms)
-        silent = self._controller.expired(now_ms)
+        try:
+            self._owner.decide_all(self._fencings()).add_done_callback(self._sessions_ended)
+        except KafkaError as error:
+            self._retry_later(error)
+
+    def _sessions_ended(self, done: asyncio.Future[Any]) -> None:
+        error = done.exception()
+        if error is None:
+            self._arm_timer()
+        else:
+            self._retry_later(error)
+
+    def _retry_later(self, error: BaseException) -> None:
+        """The disk is full, or an election is under way."""
+        if not isinstance(error, KafkaError) or error.code is not ErrorCode.NOT_CONTROLLER:
+            log.error("sessions cannot be ended", error=str(error))
+        if not self._is_over:
+            self._deadline_ms = monotonic_ms() + SESSION_RETRY_MS
+            self._timer = asyncio.get_running_loop().call_later(SESSION_RETRY_MS / 1000, self._timer_fired)
+
+    def _fencings(self) -> Iterator[Decide]:
+        """One decision for each broker: who leads next follows from those before."""
+        silent = self._controller.expired(monotonic_ms())
         for index in range(len(silent)):
-            self._owner.decide(self._fence_decision(silent[index:]))
+            yield self._fence_decision(silent[index:])
             self._metrics.timed_out_heartbeats.inc()
         if silent:
-            self._owner.decide(lambda: Decision(self._controller.elect_pending(), None))
+            yield lambda: Decision(self._controller.elect_pending(), None)
 
-    def _fence_decision(self, silent: list[int]) -> Callable[[], Decision[None]]:
+    def _fence_decision(self, silent: list[int]) -> Decide:
         return lambda: Decision(self._controller.fence(silent), None)

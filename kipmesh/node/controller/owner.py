@@ -1,19 +1,23 @@
 """Decisions of an active controller in one epoch of the quorum, and the answers that wait for them.
 
-A decision is made, appended and applied at once, in one step of the event loop; its answer waits until the high
-watermark has passed everything that the decision saw, while this node leads the same epoch. When the epoch ends, what
-still waits is refused with NOT_CONTROLLER: its records may be kept by the next leader or cut, nobody can say.
+A decision is made and appended in one step of the event loop, then applied before the next one is made; its answer
+waits until the high watermark has passed everything that the decision saw, while this node leads the same epoch. To
+apply it may take long (630-16), so that others have the loop in between; operations that come meanwhile wait their
+turn. When the epoch ends, what still waits is refused with NOT_CONTROLLER: its records may be kept by the next leader
+or cut, nobody can say.
 
 Invariants: an answer is never sent before all records that its decision saw are committed; answers go out in the order
-of decisions; nothing is decided after the epoch ended. What cannot be decided, encoded or appended (a bug, a full disk)
-is the error of that one operation; records that were appended and cannot be applied end the node, never silently.
+of decisions; nothing is decided on an image that has a part of a batch, nor after the epoch ended; what was appended is
+applied to its end, even then. What cannot be decided, encoded or appended (a bug, a full disk) is the error of that one
+operation; records that were appended and cannot be applied end the node, never silently.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import structlog
@@ -21,14 +25,22 @@ import structlog
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.metadata.decision import Decision
 from kipmesh.core.metadata.records import Record
+from kipmesh.node.quorum.pacing import SLICE_S
 
 log = structlog.get_logger(__name__)
 
 OPERATIONS_MAX = 10_000
-"""Answers that wait to be committed; more are refused with REQUEST_TIMED_OUT, which clients retry."""
+"""Answers that wait for their turn or to be committed; more are refused with REQUEST_TIMED_OUT, which clients retry."""
 _TEXT_LENGTH_MAX = 500
 
 Decide = Callable[[], Decision[Any]]
+
+
+class _Turn(NamedTuple):
+    """Decisions with none of others between them."""
+
+    steps: Iterator[None]
+    answer: asyncio.Future[Any]
 
 
 class _Waiting(NamedTuple):
@@ -44,45 +56,93 @@ class Owner:
         self,
         *,
         append: Callable[[Sequence[Record]], bytes],
-        apply: Callable[[Sequence[Record], bytes], None],
+        apply: Callable[[Sequence[Record], bytes], Iterator[None]],
         end_offset: Callable[[], int],
         high_watermark: int,
         on_failure: Callable[[BaseException], None],
     ) -> None:
-        """`append` gives the batch, or raises and leaves the log as it was; `apply` must not fail."""
+        """`append` gives the batch, or raises and leaves the log as it was; the steps of `apply` must not fail."""
         self.high_watermark = high_watermark
         self._append = append
         self._apply = apply
         self._end_offset = end_offset
         self._on_failure = on_failure
+        self._turns: deque[_Turn] = deque()
+        """The first has begun."""
         self._waiting: deque[_Waiting] = deque()
         self._drained = asyncio.Event()
         self._refusal: KafkaError | None = None
+        self._is_over = False
 
     @property
     def waiting(self) -> int:
-        """Answers that wait to be committed."""
-        return len(self._waiting)
-
-    async def do(self, decide: Decide) -> Any:
-        """Decide, and return the response when it is committed; raises KafkaError when that cannot be."""
-        return await self.submit(decide)
+        """Answers that wait for their turn or to be committed."""
+        return len(self._waiting) + len(self._turns)
 
     def submit(self, decide: Decide) -> asyncio.Future[Any]:
-        """Decide now; the response comes later. Raises KafkaError for what is not decided or not appended."""
-        if len(self._waiting) >= OPERATIONS_MAX:
+        """Decide as soon as nothing is half applied, most often now; the response comes when it is committed.
+
+        Raises KafkaError for what is not decided or not appended now; what waits for its turn has it in the answer.
+        """
+        return self._begin(lambda answer: self._operation(decide, answer))
+
+    def decide_all(self, decisions: Iterable[Decide]) -> asyncio.Future[Any]:
+        """The same with several decisions, asked for one by one, that nobody else's come between, nor wait for.
+
+        The answer is there when the last one is applied, which need not be committed then.
+        """
+        return self._begin(lambda answer: self._decide_all(decisions, answer))
+
+    def _begin(self, steps: Callable[[asyncio.Future[Any]], Iterator[None]]) -> asyncio.Future[Any]:
+        self._check()
+        if self.waiting >= OPERATIONS_MAX:
             raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"{OPERATIONS_MAX} operations are waiting")
-        response = self.decide(decide)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._turns.append(_Turn(steps(answer), answer))
+        if len(self._turns) == 1:
+            self._go_on()
+            if answer.done() and not answer.cancelled() and (error := answer.exception()) is not None:
+                raise error
+        return answer
+
+    def _go_on(self) -> None:
+        """One turn after the other, for a slice of time."""
+        end = time.perf_counter() + SLICE_S
+        while self._turns:
+            turn = self._turns[0]
+            try:
+                next(turn.steps)
+            except StopIteration:
+                self._turns.popleft()
+            except Exception as error:
+                self._turns.popleft()
+                if not turn.answer.done():
+                    turn.answer.set_exception(as_kafka_error(error))
+            if self._turns and time.perf_counter() >= end:
+                asyncio.get_running_loop().call_soon(self._go_on)
+                return
+        self._look_if_drained()
+
+    def _operation(self, decide: Decide, answer: asyncio.Future[Any]) -> Iterator[None]:
+        if answer.done():
+            return  # whoever asked left before its turn
+        response = yield from self._decide(decide)
         end = self._end_offset()
+        if answer.done():
+            return
         if end <= self.high_watermark:
             answer.set_result(response)
         else:
             self._waiting.append(_Waiting(end, answer, response))
-        return answer
 
-    def decide(self, decide: Decide) -> Any:
-        """The same for what nobody waits for: gives the response, which must not be told to anybody."""
+    def _decide_all(self, decisions: Iterable[Decide], answer: asyncio.Future[Any]) -> Iterator[None]:
+        for decide in decisions:
+            yield from self._decide(decide)
+        if not answer.done():
+            answer.set_result(None)
+
+    def _decide(self, decide: Decide) -> Generator[None, None, Any]:
+        """Gives the response, which must not be told to anybody yet."""
         self._check()
         try:
             decision = decide()
@@ -96,14 +156,15 @@ class Owner:
             raise as_kafka_error(error) from error
         if batch:
             try:
-                self._apply(decision.records, batch)
+                yield from self._apply(decision.records, batch)
             except Exception as error:
                 log.error("what was appended cannot be applied", exc_info=error)
                 refusal = as_kafka_error(error)
                 self.end(refusal)
                 self._on_failure(error)
                 raise refusal from error
-        self._check()  # leadership may have ended with the append
+        if self._is_over:  # leadership may have ended with the append, or since
+            self._check()
         return decision.response
 
     def _check(self) -> None:
@@ -117,13 +178,23 @@ class Owner:
             waiting = self._waiting.popleft()
             if not waiting.answer.done():
                 waiting.answer.set_result(waiting.response)
-        if not self._waiting:
+        self._look_if_drained()
+
+    def _look_if_drained(self) -> None:
+        if not self._waiting and not self._turns:
             self._drained.set()
 
     def end(self, refusal: KafkaError) -> None:
-        """The epoch is over: refuse what waits, and all that comes; the first call counts."""
+        """The epoch is over: refuse what waits, and all that comes; the first call counts.
+
+        What is half applied goes on, for the image's sake.
+        """
+        self._is_over = True
         if self._refusal is None:
             self._refusal = refusal
+        for turn in self._turns:
+            if not turn.answer.done():
+                turn.answer.set_exception(refusal)
         while self._waiting:
             answer = self._waiting.popleft().answer
             if not answer.done():
@@ -134,13 +205,13 @@ class Owner:
         """Take no more, and give what waits `grace_s` to be committed; what is left is refused."""
         if self._refusal is None:
             self._refusal = refusal
-        if self._waiting:
+        if self.waiting:
             self._drained.clear()
             try:
                 async with asyncio.timeout(grace_s):
                     await self._drained.wait()
             except TimeoutError:
-                log.warning("stopping with unfinished operations", operations=len(self._waiting))
+                log.warning("stopping with unfinished operations", operations=self.waiting)
         self.end(refusal)
 
 

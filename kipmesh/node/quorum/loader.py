@@ -2,19 +2,24 @@
 
 One task owns the image. It loads the newest snapshot and replays the log after it, up to the high watermark, then
 follows the high watermark; what changed goes to `publish`, in the log's order, from this task: raft's steps do not wait
-for it. An active controller applies what it appended itself by `apply_own`, so that its image is ahead of the high
-watermark. Should it be deposed and that part of the log be cut, the image has what never happened, and is loaded anew;
-so is one that the log's start has passed, or whose log was replaced by a snapshot. Readers then get another object, and
-the difference to the one before.
+for it. An active controller applies what it appended itself by `apply_own_steps`, so that its image is ahead of
+the high watermark. Should it be deposed and that part of the log be cut, the image has what never happened, and is
+loaded anew; so is one that the log's start has passed, or whose log was replaced by a snapshot. Readers then get
+another object, and the difference to the one before.
 
-Invariants: nothing above the high watermark is applied but by `apply_own`; `applied_end` is 0 while the image is not
-that of the log; after a record that cannot be applied nothing is applied, published or snapshotted any more (630-15).
+One record may change tens of thousands of partitions (630-16), so batches are applied in steps, and others run between
+two of them. Who began a batch ends it, whatever happens to the log meanwhile; until then the image is no state of the
+cluster, and is neither published nor captured, nor thrown away.
+
+Invariants: nothing above the high watermark is applied but by `apply_own_steps`; `applied_end` is 0 while the image is
+not that of the log; after a record that cannot be applied nothing is applied, published or snapshotted any more
+(630-15).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 
 import structlog
@@ -42,7 +47,7 @@ APPLY_BYTES = 32 << 10
 IDLE_S = 1.0
 """At least that often `idle` is called and a snapshot is looked for."""
 FREEZE_PARTITIONS = 20_000
-"""New partitions after which the garbage collector is told not to look at them."""
+"""New or changed partitions after which the garbage collector is told not to look at them."""
 
 Publish = Callable[[MetadataImage, MetadataDelta], Awaitable[None]]
 
@@ -64,8 +69,8 @@ class MetadataLoader:
     ) -> None:
         """`publish(image, delta)` is awaited after each advance, with an empty delta too if only control records came.
 
-        What `apply_own` applied is not in it: its caller has that delta. `idle` is awaited by the same task after each
-        round, at least every second. `on_failure` is called at most once, and then nothing is done any more.
+        What `apply_own_steps` applied is not in it: its caller has that delta. `idle` is awaited by the same task after
+        each round, at least every second. `on_failure` is called at most once, and then nothing is done any more.
         `snapshot_maker.snapshot_limits` and `retention_limits` give the limits of a configuration.
         """
         self.image = MetadataImage()
@@ -82,7 +87,9 @@ class MetadataLoader:
         self._must_load = True
         self._delta = MetadataDelta()
         self._wake = asyncio.Event()
-        self._frozen_partitions = 0
+        self._unpublished = 0
+        self._own_end = 0
+        self._unfrozen = 0
         self._failure: BaseException | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -94,7 +101,12 @@ class MetadataLoader:
     @property
     def is_loaded(self) -> bool:
         """Whether the image is that of the log: after the first load, and not while it is loaded anew."""
-        return not self._must_load and self._failure is None
+        return not self._must_load and not self.image.failed and self._failure is None
+
+    @property
+    def _reach(self) -> int:
+        """The offset after the last record that the image has anything of."""
+        return max(self.image.offset + 1, self._own_end)
 
     def start(self) -> None:
         """Load, and follow the high watermark from now on."""
@@ -125,14 +137,14 @@ class MetadataLoader:
     def truncated(self, offset: int) -> None:
         """The log was cut to `offset`: what a deposed leader had applied beyond it never happened."""
         self._maker.truncated(offset)
-        if offset <= self.image.offset:
-            log.warning("applied metadata was not committed", log_end_offset=offset, applied=self.image.offset)
+        if offset < self._reach:
+            log.warning("applied metadata was not committed", log_end_offset=offset, applied=self._reach - 1)
             self._load_again()
 
     def snapshot_installed(self, snapshot_id: SnapshotId) -> None:
         """The log was replaced: only what is committed, and reaches the snapshot, is still right."""
         self._maker.snapshot_installed(snapshot_id)
-        if self.image.offset + 1 < snapshot_id.end_offset or self.image.offset + 1 > self._high_watermark:
+        if not snapshot_id.end_offset <= self._reach <= self._high_watermark:
             self._load_again()
         self._high_watermark = max(self._high_watermark, snapshot_id.end_offset)
 
@@ -142,23 +154,37 @@ class MetadataLoader:
 
     # -- the active controller
 
-    def apply_own(self, batch: bytes) -> MetadataDelta:
-        """Apply a batch that was just appended, as the log has it: with its offset and epoch. Gives what it changed.
+    def apply_own_steps(self, batch: bytes) -> Generator[None, None, MetadataDelta]:
+        """Apply a batch that was just appended, as the log has it: with its offset and epoch. Returns what it changed.
 
-        RuntimeError when the image does not have all that is before it; CorruptRecordError (and `on_failure`) when it
-        cannot be applied.
+        In steps of about 10 ms, of which the first follows the append at once. It is to be brought to its end, even if
+        the batch is cut meanwhile. RuntimeError when the image does not have all that is before it; CorruptRecordError
+        (and `on_failure`) when it cannot be applied.
         """
         header = record_batch.parse_header(batch)
-        if not self.is_loaded or self.image.offset + 1 != header.base_offset:
+        image = self.image
+        if not self.is_loaded or image.is_within_batch or image.offset + 1 != header.base_offset:
             raise RuntimeError(f"a batch at {header.base_offset} for an image that ends at {self.applied_end}")
         delta = MetadataDelta()
+        self._own_end = header.last_offset + 1
         try:
-            self.image.replay(batch, delta)
+            yield from image.replay_steps(batch, delta)
         except Exception as error:
             self._fail(error)
             raise
+        finally:
+            self._own_end = 0
+            self._wake.set()  # the task leaves the image alone until then
         self._maker.applied(delta.outdated, len(batch))
+        self._freeze_changed(len(delta.changed_partitions))
         return delta
+
+    def _freeze_changed(self, partitions: int) -> None:
+        """So many of the image's partitions are new objects."""
+        self._unfrozen += partitions
+        if self._unfrozen >= FREEZE_PARTITIONS:
+            self._unfrozen = 0
+            freeze()
 
     # -- the task
 
@@ -166,9 +192,10 @@ class MetadataLoader:
         try:
             while self._failure is None:
                 self._wake.clear()
-                if self._must_load or self.image.offset + 1 < self._quorum.replica.log.log_start_offset:
-                    await self._load()
-                await self._follow()
+                if not self._is_applying_own:
+                    if not self.is_loaded or self.image.offset + 1 < self._quorum.replica.log.log_start_offset:
+                        await self._load()
+                    await self._follow()
                 if self.is_loaded:
                     self._maker.poll(self.image)
                 if self._idle is not None:
@@ -178,6 +205,11 @@ class MetadataLoader:
                         await self._wake.wait()
         except Exception as error:
             self._fail(error)
+
+    @property
+    def _is_applying_own(self) -> bool:
+        """Whether a batch of an active controller is half applied."""
+        return self._own_end > 0
 
     def _fail(self, error: BaseException) -> None:
         if self._failure is None:
@@ -189,20 +221,23 @@ class MetadataLoader:
 
     async def _follow(self) -> None:
         """Apply up to the high watermark, and publish."""
-        if not self.is_loaded or not await self._replay(self.image, self._delta) or self._failure is not None:
+        if not self.is_loaded:
             return
-        deltas, self._delta = [self._delta], MetadataDelta()
+        self._unpublished += await self._replay(self.image, self._delta)
+        if not self._unpublished or self._failure is not None or self._is_applying_own:
+            return
+        deltas, self._delta, self._unpublished = [self._delta], MetadataDelta(), 0
         await self._publish(self.image, deltas[0])
         await let_go_of_delta(deltas)
 
     async def _replay(self, image: MetadataImage, delta: MetadataDelta | None) -> int:
         """Apply the log up to the high watermark, as far as it is there and the image that of the log; gives bytes.
 
-        Without a delta nobody wants to know what changed.
+        Without a delta nobody wants to know what changed. A batch that was begun is applied to its end.
         """
         pace, applied = Pace(), 0
         while self._failure is None:
-            if image is self.image and self._must_load:
+            if image is self.image and (self._must_load or self._is_applying_own):
                 break
             metadata_log, start = self._quorum.replica.log, image.offset + 1
             end = min(self._high_watermark, metadata_log.log_end_offset)
@@ -213,12 +248,13 @@ class MetadataLoader:
                 break
             changes = MetadataDelta() if delta is None else delta
             changes.outdated = set()
-            image.replay(data, changes)
+            partitions = image.partition_count
+            for _ in image.replay_steps(data, changes):
+                await pace.give_way()
             self._maker.applied(changes.outdated, len(data))
             applied += len(data)
-            if image is self.image and image.partition_count - self._frozen_partitions >= FREEZE_PARTITIONS:
-                self._frozen_partitions = image.partition_count
-                freeze()
+            if image is self.image:
+                self._freeze_changed(max(0, image.partition_count - partitions) + len(changes.outdated))
             await pace.give_way()
         return applied
 
@@ -238,8 +274,7 @@ class MetadataLoader:
         if self._failure is not None:  # the replay ended early
             return
         before, self.image = [self.image], image
-        self._delta = MetadataDelta()
-        self._frozen_partitions = image.partition_count
+        self._delta, self._unpublished, self._unfrozen = MetadataDelta(), 0, 0
         self._must_load = False
         self._metrics.is_loading.set(0)
         await self._publish(image, deltas[0])

@@ -121,8 +121,8 @@ class SnapshotMaker:
             self._schedule.loaded(records, monotonic_ms())
 
     def poll(self, image: MetadataImage) -> None:
-        """Begin to make a snapshot if one is due."""
-        if self._is_ended or self._making is not None:
+        """Begin to make a snapshot if one is due and the image is a state of the cluster."""
+        if self._is_ended or self._making is not None or image.is_within_batch:
             return
         reason = self._schedule.due(monotonic_ms())
         latest = self._quorum.replica.latest_snapshot

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -21,6 +21,8 @@ class ListLog:
 
     def __init__(self) -> None:
         self.records: list[Any] = []
+        self.steps = 0
+        """Of each application."""
         self.refuse: Exception | None = None
         self.fail_apply: Exception | None = None
         self.failures: list[BaseException] = []
@@ -38,8 +40,10 @@ class ListLog:
         self.records += records
         return b"batch"
 
-    def apply(self, records: Sequence[Any], batch: bytes) -> None:
+    def apply(self, records: Sequence[Any], batch: bytes) -> Iterator[None]:
         assert batch == b"batch"
+        for _ in range(self.steps):
+            yield
         if self.fail_apply is not None:
             raise self.fail_apply
 
@@ -165,3 +169,107 @@ async def test_draining_takes_no_more_and_waits_for_the_rest() -> None:
     waits = late.submit()
     await late.owner.drain(0.01, OVER)
     assert await code(waits) is ErrorCode.NOT_CONTROLLER
+
+
+@pytest.fixture
+def _short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owners, "SLICE_S", 0.0)
+
+
+@pytest.mark.usefixtures("_short_slices")
+async def test_nothing_is_decided_while_something_is_half_applied() -> None:
+    log = ListLog()
+    log.steps = 3
+    decided: list[str] = []
+
+    def decide(name: str) -> asyncio.Future[Any]:
+        def decision() -> Decision[str]:
+            decided.append(name)
+            return Decision([name], name)
+
+        return log.owner.submit(decision)
+
+    first, second, third = decide("first"), decide("second"), decide("third")
+    assert decided == ["first"]
+    log.owner.committed(1)
+    assert not first.done(), "it is not applied yet"
+    third.cancel()
+    assert await first == "first"
+    while len(log.records) < 2:  # noqa: ASYNC110 - a turn of the loop is a step
+        await asyncio.sleep(0)
+    log.owner.committed(2)
+    assert await second == "second"
+    while log.owner.waiting:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert decided == ["first", "second"], "who left before its turn decides nothing"
+
+
+@pytest.mark.usefixtures("_short_slices")
+async def test_decisions_of_one_turn_have_none_of_others_between_them() -> None:
+    log = ListLog()
+    log.steps = 2
+    all_ = log.owner.decide_all([lambda name=name: Decision([name], None) for name in "abc"])  # type: ignore[misc]
+    other = log.submit("other")
+    await all_
+    assert log.records == ["a", "b", "c"], "and nobody waits for the watermark"
+    log.owner.committed(4)
+    assert await other == "other"
+    assert log.records == ["a", "b", "c", "other"]
+
+    def broken() -> Iterator[owners.Decide]:
+        yield lambda: Decision(["d"], None)
+        raise ZeroDivisionError
+
+    assert await code(log.owner.decide_all(broken())) is ErrorCode.UNKNOWN_SERVER_ERROR
+    log.steps = 0
+    log.owner.committed(6)
+    assert await log.submit("goes on") == "goes on"
+
+
+@pytest.mark.usefixtures("_short_slices")
+async def test_an_epoch_that_ends_within_a_batch() -> None:
+    """What is half applied comes to its end; it and what waits for its turn is refused."""
+    log = ListLog()
+    applied: list[bytes] = []
+
+    def apply(records: Sequence[Any], batch: bytes) -> Iterator[None]:
+        yield from ListLog.apply(log, records, batch)
+        applied.append(batch)
+
+    log.owner._apply = apply
+    log.steps = 3
+    half, several = log.submit("half"), log.owner.decide_all([lambda: Decision(["never"], None)])
+    queued = log.submit("queued")
+    log.owner.end(OVER)
+    assert log.owner.high_watermark == 0
+    for answer in (half, several, queued):
+        assert await code(answer) is ErrorCode.NOT_CONTROLLER
+    while log.owner.waiting:  # noqa: ASYNC110 - a turn of the loop is a step
+        await asyncio.sleep(0)
+    assert applied == [b"batch"]
+    assert log.records == ["half"]
+
+
+@pytest.mark.usefixtures("_short_slices")
+async def test_draining_gives_what_is_half_applied_its_time() -> None:
+    log = ListLog()
+    log.steps = 5
+    half, queued = log.submit("half"), log.submit("queued")
+    draining = asyncio.create_task(log.owner.drain(20, OVER))
+    assert await code(queued) is ErrorCode.NOT_CONTROLLER
+    assert not half.done()
+    log.owner.committed(1)
+    await draining
+    assert await half == "half"
+
+
+@pytest.mark.usefixtures("_short_slices")
+async def test_turns_count_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owners, "OPERATIONS_MAX", 2)
+    log = ListLog()
+    log.steps = 3
+    taken = [log.submit(), log.submit()]
+    with pytest.raises(KafkaError):
+        log.submit()
+    log.owner.committed(2)
+    assert await asyncio.gather(*taken) == ["one", "one"]

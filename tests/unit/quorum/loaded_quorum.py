@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from loader_support import NEVER
+from loader_support import NEVER, apply_own
 from prometheus_client import CollectorRegistry
 from quorum_support import Node, Quorum, until
 
@@ -104,7 +104,7 @@ class LoadedQuorum(Quorum):
             timestamp_ms=wall_ms(),
         )
         end = leader.driver.append(batch, epoch)
-        self.loaded[leader.node_id].loader.apply_own(batch)
+        apply_own(self.loaded[leader.node_id].loader, batch)
         return end
 
     async def everywhere(self, end: int) -> None:

@@ -60,6 +60,17 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.001)
 
 
+def apply_own(loader: MetadataLoader, batch: bytes) -> MetadataDelta:
+    """All steps at once."""
+    steps = loader.apply_own_steps(batch)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            delta: MetadataDelta = end.value
+            return delta
+
+
 class Member:
     """One replica and its loader; the part of `QuorumDriver` that the loader sees."""
 
@@ -146,7 +157,7 @@ class Member:
 
     def own(self, records: Sequence[r.Record], epoch: int = 1) -> MetadataDelta:
         """As the active controller."""
-        return self.loader.apply_own(self.append(records, epoch))
+        return apply_own(self.loader, self.append(records, epoch))
 
     def commit(self, high_watermark: int | None = None) -> None:
         self.high_watermark = self.end if high_watermark is None else high_watermark

@@ -6,7 +6,19 @@ import asyncio
 import gc
 
 import pytest
-from loader_support import ALWAYS, FOLDER, Member, change, image_of, running, topic, topic_id, until, write_snapshot
+from loader_support import (
+    ALWAYS,
+    FOLDER,
+    Member,
+    apply_own,
+    change,
+    image_of,
+    running,
+    topic,
+    topic_id,
+    until,
+    write_snapshot,
+)
 
 from kipmesh.core.errors import CorruptRecordError
 from kipmesh.core.messages import SnapshotId
@@ -99,7 +111,7 @@ async def test_what_a_deposed_leader_lost_is_forgotten() -> None:
         member.append(change(4, 2), epoch=2)
         assert member.end == lost.offset + 1, "the log is as long again, with other records"
         with pytest.raises(RuntimeError):
-            member.loader.apply_own(member.append(topic(5), epoch=2))
+            member.own(topic(5), epoch=2)
         member.commit()
         await member.applied()
         await until(lambda: member.loader.image is not lost)
@@ -134,12 +146,12 @@ async def test_own_batches_must_follow_the_image() -> None:
     batch = member.batch(topic(2))
     async with running(member):
         with pytest.raises(RuntimeError):
-            member.loader.apply_own(batch)
+            apply_own(member.loader, batch)
         member.commit()
         await member.applied()
         member.append(topic(3))
         with pytest.raises(RuntimeError):
-            member.loader.apply_own(member.append(topic(4)))
+            member.own(topic(4))
     assert not member.failures
 
 
