@@ -24,7 +24,7 @@ endif
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install demo test check lint format types imports tidy unit e2e spark golden sim bench bench-spark \
-  bench-fencing bench-snapshot protos lock wheel docs clean distclean stale
+  bench-failover bench-fencing bench-snapshot protos lock wheel docs clean distclean stale
 
 help: ## list the targets
 	@echo "make TARGET [PYTHON=python3.12] [SCALE=n] [SEEDS=n] [WORKERS=n] [ARGS='...']"
@@ -83,6 +83,9 @@ bench: install ## throughput, latency, memory of a local cluster (ARGS="--quick"
 
 bench-spark: install ## records/s of a Spark batch read on local[2]
 	$(PY) -m bench.spark $(ARGS)
+
+bench-failover: install ## how long no topic can be created when the active controller fails (ARGS="--runs 10", "--markdown")
+	$(PY) -m bench.failover $(ARGS)
 
 bench-fencing: install ## one broker's failure by event and by partition; snapshots and compaction (ARGS="--quick", "--markdown")
 	$(PY) -m bench.fencing $(ARGS)
