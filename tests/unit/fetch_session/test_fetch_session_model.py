@@ -56,8 +56,10 @@ class FetchSessionMachine(RuleBasedStateMachine):
         self.requests: list[Sent] = []
         self.answers: list[Answer] = []
         for client in self.clients:
-            for where in WHERE[:2]:
+            for where in WHERE:
                 client.follow(*where)
+            session, request = client.next()
+            client.take(session, self.server.ask(request))
 
     def _new_server(self) -> Server:
         self.world.subscriptions = Subscriptions()
@@ -221,15 +223,14 @@ class FetchSessionMachine(RuleBasedStateMachine):
     def pass_time(self, elapsed_ms: int) -> None:
         self.server.now_ms += elapsed_ms
 
-    @rule()
-    def restart(self) -> None:
-        self.server = self._new_server()
-
-    @precondition(lambda self: self.server.cache)
-    @rule(index=any_of)
-    def evict(self, index: int) -> None:
+    @rule(restarts=st.booleans(), index=any_of)
+    def lose_sessions(self, restarts: bool, index: int) -> None:
+        """The node restarts, or somebody else gets a session's slot."""
         sessions = list(self.server.cache._sessions.values())
-        self.server.cache._remove(sessions[index % len(sessions)])
+        if restarts:
+            self.server = self._new_server()
+        elif sessions:
+            self.server.cache._remove(sessions[index % len(sessions)])
 
     @rule(index=which)
     def come_near_the_last_epoch(self, index: int) -> None:
@@ -304,6 +305,8 @@ class FetchSessionMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """The faults stop, and everything heals by itself."""
+        for waiting in list(self.server.waiting):
+            self.server.expire(waiting)
         for topic, count in TOPICS.items():
             if topic not in self.world.ids:
                 self.world.create(topic, count)
@@ -339,8 +342,8 @@ class FetchSessionMachine(RuleBasedStateMachine):
 
 
 FetchSessionMachine.TestCase.settings = settings(
-    max_examples=150,
-    stateful_step_count=60,
+    max_examples=80,
+    stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
