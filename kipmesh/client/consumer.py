@@ -23,6 +23,7 @@ from kipmesh.client.types import (
     TIMESTAMP_LATEST,
     ConsumerRecord,
     FetchedBatches,
+    FetchStats,
     OffsetAndTimestamp,
     TopicMetadata,
     TopicPartition,
@@ -71,12 +72,14 @@ class Consumer:
         self._fetcher.start()
 
     async def close(self) -> None:
-        """Stop and disconnect; may be called again."""
+        """Stop, end the fetch sessions and disconnect; a second at most for brokers that are gone. May be repeated."""
         if not self._closed:
             self._closed = True
             self._fetcher.arrived.set()
-            await self._fetcher.close()
-            await self._cluster.close()
+            try:
+                await self._fetcher.close()
+            finally:
+                await self._cluster.close()
 
     # -- what to read
 
@@ -115,7 +118,7 @@ class Consumer:
     def pause(self, partitions: Partitions) -> None:
         """Return no records of these until `resume`."""
         for state in self._states(partitions):
-            state.paused = True
+            self._fetcher.pause(state)
 
     def resume(self, partitions: Partitions) -> None:
         """Return records of these again."""
@@ -188,6 +191,11 @@ class Consumer:
         """A topic's metadata; raises KafkaError for one that does not exist."""
         self._check_open()
         return await self._metadata.wait_for_topic(topic, self.config.default_api_timeout_ms / 1000)
+
+    @property
+    def fetch_stats(self) -> FetchStats:
+        """Fetch sessions that are open, and what was fetched with and without them since the start."""
+        return self._fetcher.stats
 
     # -- records
 

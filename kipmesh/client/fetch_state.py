@@ -7,13 +7,16 @@ may let it be asked for again is in the ledger's `changed`.
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kipmesh.client.records import consumer_records
 from kipmesh.client.types import ConsumerRecord, FetchedBatches, TopicPartition
 from kipmesh.core.errors import CorruptRecordError, KafkaError
-from kipmesh.core.messages import PartitionData
+from kipmesh.core.messages import FetchPartition, PartitionData
 from kipmesh.core.record_batch import BatchHeader, check_crc, iterate
+
+if TYPE_CHECKING:
+    from kipmesh.client.broker_fetches import BrokerFetches, Exchange
 
 DECODE_ON_LOOP_BYTES_MAX = 64 << 10
 """Compressed batches that are larger are decoded on a thread."""
@@ -119,14 +122,17 @@ class PartitionState:
     """One assigned partition. Invariants: `fetch_offset` >= `position`; what is buffered lies between them."""
 
     __slots__ = (
+        "asked",
         "attempts",
+        "broker",
         "buffer",
         "buffered_bytes",
+        "exchange",
         "fetch_epoch",
         "fetch_offset",
         "generation",
         "high_watermark",
-        "in_flight",
+        "in_session",
         "leader_epoch",
         "ledger",
         "listed",
@@ -149,7 +155,11 @@ class PartitionState:
         self.topic_id = b""
         self.leader_epoch = -1
         self.paused = False
-        self.in_flight = False
+        self.broker: BrokerFetches | None = None
+        """Where it is fetched."""
+        self.in_session = False
+        self.exchange: Exchange | None = None
+        """The request without a session that it is in."""
         self.listed = False
         """Whether the fetcher lists it among those that have something to take."""
         self.buffered_bytes = 0
@@ -169,6 +179,7 @@ class PartitionState:
     def clear(self, position: int | None, epoch: int = -1) -> None:
         """Go on at `position` (None: not known), without what was fetched; answers under way are void."""
         self.generation += 1
+        self.asked: FetchPartition | None = None  # what answers have to be to
         self.position = self.fetch_offset = position
         self.position_epoch = self.fetch_epoch = epoch
         self.unvalidated = False

@@ -1,18 +1,17 @@
-"""Fetches ahead for the assigned partitions: the one task that decides, and a task for each request.
+"""Fetches ahead for the assigned partitions: the one task that decides what is asked, and of whom.
 
 A partition is asked for while less than `max.partition.fetch.bytes` of it is buffered and less than `fetch.max.bytes`
-of all; so the next answer is under way while the last one is read. A broker has at most two requests of this consumer,
-for different partitions: the second serves partitions that became free while the first one waits for new records.
-Partitions that returned records go to the back of the order, so a byte limit cannot starve the others.
+of all; so the next answer is under way while the last one is read. Each broker has a fetch session and, for what cannot
+wait for that, requests aside (`kipmesh.client.broker_fetches`). Partitions that returned records go to the back of the
+order, so a byte limit cannot starve the others.
 
-A step looks at the partitions that changed, not at all of them: those that could be asked for wait by leader until a
-request to it is free, and only news of the metadata or the assignment make all of them pass again.
+A step looks at the partitions that changed, not at all of them: only news of the metadata or the assignment make all of
+them pass again. What is wanted in a session stays wanted until something about the partition changes.
 
-Invariants: an assigned partition that is not in a request, not waiting for the reader and not waiting for metadata is
-changed, unsettled (no position yet, not validated, backing off) or fetchable. A partition is in at most one request; an
-answer to a request from before a seek, reset or reassignment is thrown away; epochs and topic ids are those of the
-metadata when the request was made. Fetch sessions (3 of 8) and reads from followers (4 of 8) belong in `_request` and
-`_choose_node`.
+Invariants: an assigned partition that is not in a session, request or line of a broker, not waiting for the reader and
+not waiting for metadata is changed or unsettled (no position yet, not validated, backing off). Only an answer to what
+the partition asks now counts: one from before a seek, reset, reassignment or change of leaders is thrown away, and the
+broker says it again. Reads from followers (4 of 8) belong in `_choose_node`.
 """
 
 from __future__ import annotations
@@ -20,29 +19,32 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
+from kipmesh.client.broker_fetches import BrokerFetches
 from kipmesh.client.cluster import Cluster
 from kipmesh.client.fetch_state import Chunk, Ledger, OutOfRange, PartitionState
 from kipmesh.client.metadata import UNKNOWN_ANSWERS_MAX
 from kipmesh.client.offsets import end_of_epochs_call, list_offsets_call
 from kipmesh.client.supervision import task_failure
-from kipmesh.client.types import TIMESTAMP_EARLIEST, TIMESTAMP_LATEST, PartitionMetadata, TopicPartition
+from kipmesh.client.types import (
+    TIMESTAMP_EARLIEST,
+    TIMESTAMP_LATEST,
+    FetchStats,
+    PartitionMetadata,
+    TopicPartition,
+)
 from kipmesh.core.config import ConsumerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import (
-    EpochEndOffset,
-    FetchPartition,
-    FetchRequest,
-    FetchResponse,
-    FetchTopic,
-    PartitionData,
-)
-from kipmesh.rpc.client import TransportError
+from kipmesh.core.fetch_session import Answered
+from kipmesh.core.messages import EpochEndOffset, FetchPartition, NodeEndpoint, PartitionData
 
 log = logging.getLogger(__name__)
 
-REQUESTS_PER_BROKER_MAX = 2
+CLOSE_SECONDS_MAX: Final = 1.0
+"""Longest time for the brokers to hear that their sessions end."""
 
 _RAISED = frozenset({ErrorCode.CORRUPT_MESSAGE})
 """Retriable errors that the reader still wants to know at once."""
@@ -61,10 +63,10 @@ class Fetcher:
         self._metadata = cluster.metadata
         self._ledger = Ledger()
         self._unsettled: dict[PartitionState, None] = {}
-        self._fetchable: dict[int, dict[PartitionState, None]] = {}
+        self._brokers: dict[int, BrokerFetches] = {}
+        self._past = FetchStats()
         self._wake = asyncio.Event()
-        self._requests: dict[int, int] = {}
-        self._tasks: set[asyncio.Future[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
         self._looking_up = False
         self._validating = False
@@ -75,11 +77,24 @@ class Fetcher:
         self._task.add_done_callback(self._ended)
 
     async def close(self) -> None:
-        """Stop."""
-        tasks = [*self._tasks, *([self._task] if self._task is not None else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """Stop, and tell the brokers that the sessions end (227-17); takes CLOSE_SECONDS_MAX at most."""
+        if self._task is not None:
+            self._task.cancel()
+        try:
+            await asyncio.gather(*[self._close_broker(each) for each in list(self._brokers.values())])
+        finally:
+            tasks = [*self._tasks, *([self._task] if self._task is not None else [])]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _close_broker(self, broker: BrokerFetches) -> None:
+        await broker.close(CLOSE_SECONDS_MAX)
+
+    @property
+    def stats(self) -> FetchStats:
+        """What was fetched how, all brokers together."""
+        return sum((each.stats for each in self._brokers.values()), self._past)
 
     # -- from the consumer
 
@@ -94,12 +109,19 @@ class Fetcher:
         for where, state in old.items():
             if where not in self.states:
                 state.clear(None)
+                if state.broker is not None:
+                    state.broker.leave(state, is_unassigned=True)
         self._look_at_all()
 
     def _look_at_all(self) -> None:
         self._unsettled.clear()
-        self._fetchable.clear()
         self._ledger.changed = dict.fromkeys(self.states.values())
+        self.wake()
+
+    def pause(self, state: PartitionState) -> None:
+        """Neither fetch nor return records of the partition until `resume`."""
+        state.paused = True
+        self._ledger.changed[state] = None
         self.wake()
 
     def resume(self, state: PartitionState) -> None:
@@ -122,6 +144,8 @@ class Fetcher:
             if topic_id and topic_id != state.topic_id:
                 if state.topic_id:
                     self._recreated(state)
+                if state.broker is not None:
+                    state.broker.withdraw(state)
                 state.topic_id = topic_id
             epoch = self._cluster.leader_epoch(state.topic, state.partition)
             if epoch > state.leader_epoch:
@@ -180,8 +204,8 @@ class Fetcher:
         waiting: dict[PartitionState, None] = {}
         stale: set[str] = set()
         for state in self._unsettled | self._ledger.take_changed():
-            if state.in_flight or self._may_fetch(state, now, stale):
-                continue  # its answer, or the request that it waits for, brings it here again
+            if self._may_fetch(state, now, stale):
+                continue  # an answer brings it here again
             if state.retry_at_s <= now:
                 if state.position is None:
                     self._need_position(state, lookups)
@@ -195,43 +219,67 @@ class Fetcher:
             self._metadata.request_refresh(stale)
         if lookups and not self._looking_up:
             self._looking_up = True
-            self._spawn(self._look_up(lookups))
+            self.spawn(self._look_up(lookups))
         if validations and not self._validating:
             self._validating = True
-            self._spawn(self._validate(validations))
+            self.spawn(self._validate(validations))
         self._fetch_all(now)
-        return min((state.retry_at_s - now for state in waiting if state.retry_at_s > now), default=None)
+        times = [state.retry_at_s for state in waiting if state.retry_at_s > now]
+        times += [broker.retry_at_s for broker in self._brokers.values() if broker.retry_at_s > now]
+        return min(times) - now if times else None
 
     def _may_fetch(self, state: PartitionState, now: float, stale: set[str]) -> bool:
-        """Line the partition up for its leader's next request, if it is settled and wants more."""
-        if not self._is_fetchable(state, now):
-            return False
-        known = self._metadata.partition(state.topic, state.partition)
+        """Ask the partition's leader for it, if it is settled and wants more; otherwise ask no more."""
+        known = None
+        if self._is_fetchable(state, now):
+            known = self._metadata.partition(state.topic, state.partition)
+            if known is None:
+                self._failed(state, KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+            elif known.leader_id not in self._metadata.brokers:
+                stale.add(state.topic)
+                known = None
         if known is None:
-            self._failed(state, KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+            if state.broker is not None:
+                state.broker.withdraw(state)
             return False
-        if known.leader_id not in self._metadata.brokers:
-            stale.add(state.topic)
-            return False
-        self._fetchable.setdefault(self._choose_node(known), {})[state] = None
+        asked = FetchPartition(
+            partition=state.partition,
+            current_leader_epoch=known.leader_epoch,
+            fetch_offset=state.fetch_offset or 0,
+            partition_max_bytes=self._config.max_partition_fetch_bytes,
+        )
+        self._home(state, self._choose_node(known)).place(state, asked)
         return True
 
-    def _fetch_all(self, now: float) -> None:
-        for node_id, waiting in self._fetchable.items():
-            if self._ledger.buffered_bytes >= self._config.fetch_max_bytes:
-                break
-            if waiting and self._requests.get(node_id, 0) < REQUESTS_PER_BROKER_MAX:
-                states = [state for state in waiting if not state.in_flight and self._is_fetchable(state, now)]
-                waiting.clear()
-                if states:
-                    self._fetch(node_id, states)
+    def _home(self, state: PartitionState, node_id: int) -> BrokerFetches:
+        broker = state.broker
+        if broker is not None and broker.node_id == node_id:
+            return broker
+        if broker is not None:
+            broker.leave(state)
+        broker = self._brokers.get(node_id)
+        if broker is None:
+            broker = self._brokers[node_id] = BrokerFetches(node_id, self._config, self._cluster, self)
+        broker.adopt(state)
+        return broker
 
-    def _spawn(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
+    def _fetch_all(self, now: float) -> None:
+        for node_id, broker in list(self._brokers.items()):
+            if not broker.partitions:
+                del self._brokers[node_id]
+                self._past += replace(broker.stats, sessions=0, partitions=0)
+                self.spawn(self._close_broker(broker))
+            elif self._ledger.buffered_bytes < self._config.fetch_max_bytes:
+                broker.send(now)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run something whose unexpected end is the consumer's."""
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
-    def _ended(self, task: asyncio.Future[None]) -> None:
+    def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         failure = task_failure(task, "the consumer's fetching task")
         if failure is not None:
@@ -252,7 +300,8 @@ class Fetcher:
         if state.reset_to is None:
             state.reset_to = self._policy()
         if state.reset_to is not None:
-            lookups[state.where] = state.reset_to
+            if self._metadata.topic(state.topic) is not None:  # else its metadata brings it here again
+                lookups[state.where] = state.reset_to
         elif not state.buffer:
             text = f"{state.topic}-{state.partition} has no position and auto.offset.reset is none"
             self._fail(state, KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, text))
@@ -330,79 +379,54 @@ class Fetcher:
         else:
             state.clear(end.end_offset, end.epoch)
 
-    # -- fetching
+    # -- answers
 
-    def _fetch(self, node_id: int, states: list[PartitionState]) -> None:
-        address = self._metadata.address(node_id)
-        if address is None:
-            return
-        generations = [(state, state.generation) for state in states]
-        for state in states:
-            state.in_flight = True
-        self._requests[node_id] = self._requests.get(node_id, 0) + 1
-        self._spawn(self._exchange(node_id, address, self._request(states), generations))
+    def take(self, broker: BrokerFetches, partitions: Sequence[Answered], endpoints: Iterable[NodeEndpoint]) -> None:
+        """Partitions' answers; one to what the partition does not ask any more tells its watermarks only."""
+        leaders = [
+            (one.topic, one.asked.partition, one.data.current_leader)
+            for one in partitions
+            if one.data.current_leader is not None
+        ]
+        if leaders:
+            self._metadata.apply_leaders(leaders, endpoints)
+        for one in partitions:
+            state = broker.state_of(self.states, one)
+            if state is None:
+                continue
+            data = one.data
+            if not data.error_code:
+                state.high_watermark = data.high_watermark
+                state.log_start_offset = data.log_start_offset
+            if state.asked == one.asked:
+                if data.records or data.error_code or data.diverging_epoch is not None:
+                    state.asked = None
+                self._answered(state, data)
+            if state.asked is None or not state.in_session:
+                self._ledger.changed[state] = None
+        self.wake()
+        self.arrived.set()
 
-    def _request(self, states: list[PartitionState]) -> FetchRequest:
-        topics: dict[str, list[FetchPartition]] = {}
-        for state in states:
-            epoch = self._cluster.leader_epoch(state.topic, state.partition)
-            topics.setdefault(state.topic, []).append(
-                FetchPartition(
-                    partition=state.partition,
-                    current_leader_epoch=epoch,
-                    fetch_offset=state.fetch_offset or 0,
-                    partition_max_bytes=self._config.max_partition_fetch_bytes,
-                )
-            )
-        return FetchRequest(
-            max_wait_ms=self._config.fetch_max_wait_ms,
-            min_bytes=self._config.fetch_min_bytes,
-            max_bytes=self._config.fetch_max_bytes,
-            session_id=0,
-            session_epoch=-1,
-            topics=[FetchTopic(topic, self._cluster.topic_id(topic), parts) for topic, parts in topics.items()],
-            rack_id=self._config.client_rack,
-        )
-
-    async def _exchange(
-        self, node_id: int, address: str, request: FetchRequest, asked: list[tuple[PartitionState, int]]
-    ) -> None:
-        timeout_s = (self._config.request_timeout_ms + self._config.fetch_max_wait_ms) / 1000
-        answers: dict[tuple[str, int], PartitionData] = {}
-        missing = PartitionData(error_code=ErrorCode.NETWORK_EXCEPTION)
-        try:
-            response: FetchResponse = await self._cluster.pool.get(address).fetch(request, timeout_s)
-            if response.error_code:
-                missing = PartitionData(error_code=response.error_code)
-            for topic in response.responses:
-                for each in topic.partitions:
-                    answers[topic.topic, each.partition_index] = each
-                    self._metadata.apply_leader(
-                        topic.topic, each.partition_index, each.current_leader, response.node_endpoints
-                    )
-        except TransportError as error:
-            log.debug("fetch failed: %s", error)
-        finally:
-            self._requests[node_id] -= 1
-            for state, generation in asked:
-                state.in_flight = False
-                if state.generation == generation:
-                    self._answered(state, answers.get((state.topic, state.partition), missing))
-            states = [state for state, _ in asked if self.states.get(state.where) is state]
-            self._ledger.changed.update(dict.fromkeys(sorted(states, key=lambda state: bool(state.buffer))))
-            self.wake()
-            self.arrived.set()
+    def broker_failed(self, broker: BrokerFetches, error: KafkaError) -> None:
+        """All of its partitions wait; errors that retries do not cure are the reader's."""
+        states = [state for state in self.states.values() if state.broker is broker]
+        if error.code.refreshes_metadata:
+            self._metadata.request_refresh({state.topic for state in states})
+        if error.code in _RAISED or not error.code.retriable:
+            for state in states:
+                if state.in_session:
+                    self._failed(state, state.located(error))
+                    self._ledger.changed[state] = None
 
     def _answered(self, state: PartitionState, answer: PartitionData) -> None:
         code = KafkaError(answer.error_code).code
         if code is ErrorCode.NONE:
             state.attempts = 0
-            state.high_watermark = answer.high_watermark
-            state.log_start_offset = answer.log_start_offset
             if answer.diverging_epoch is not None:
                 self._diverged(state, answer.diverging_epoch)
                 return
-            self._buffer(state, answer)
+            if answer.records:
+                self._buffer(state, answer)
         elif code is ErrorCode.OFFSET_OUT_OF_RANGE:
             what = OutOfRange(state.fetch_offset or 0, answer.log_start_offset, answer.high_watermark)
             if state.buffer or self._policy() is None:

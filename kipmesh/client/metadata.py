@@ -433,20 +433,32 @@ class Metadata:
         self, topic: str, partition: int, leader: LeaderIdAndEpoch | None, endpoints: Iterable[NodeEndpoint]
     ) -> bool:
         """A broker said who leads now; true when that is news."""
-        entry = self._entries.get(topic)
-        if entry is None or entry.metadata is None or leader is None or leader.leader_id < 0:
-            return False
-        known = entry.metadata.partitions.get(partition)
-        if known is None or leader.leader_epoch <= known.leader_epoch:
-            return False
-        for each in endpoints:
-            self.brokers[each.node_id] = Node(each.node_id, each.host, each.port, each.rack)
-        if leader.leader_id not in self.brokers:
-            return False
-        changed = known._replace(leader_id=leader.leader_id, leader_epoch=leader.leader_epoch)
-        entry.metadata = entry.metadata._replace(partitions={**entry.metadata.partitions, partition: changed})
-        self._notify()
-        return True
+        return leader is not None and self.apply_leaders([(topic, partition, leader)], endpoints)
+
+    def apply_leaders(
+        self, leaders: Iterable[tuple[str, int, LeaderIdAndEpoch]], endpoints: Iterable[NodeEndpoint]
+    ) -> bool:
+        """A broker said who leads topics' partitions now; true when that is news."""
+        news: dict[str, dict[int, PartitionMetadata]] = {}
+        brokers = {each.node_id: Node(each.node_id, each.host, each.port, each.rack) for each in endpoints}
+        for topic, partition, leader in leaders:
+            entry = self._entries.get(topic)
+            if entry is None or entry.metadata is None or leader.leader_id < 0:
+                continue
+            known = entry.metadata.partitions.get(partition)
+            if known is None or leader.leader_epoch <= known.leader_epoch:
+                continue
+            self.brokers.update(brokers)
+            if leader.leader_id in self.brokers:
+                changed = known._replace(leader_id=leader.leader_id, leader_epoch=leader.leader_epoch)
+                news.setdefault(topic, {})[partition] = changed
+        for topic, partitions in news.items():
+            entry = self._entries[topic]
+            if entry.metadata is not None:
+                entry.metadata = entry.metadata._replace(partitions={**entry.metadata.partitions, **partitions})
+        if news:
+            self._notify()
+        return bool(news)
 
 
 def topic_metadata(name: str, answer: MetadataResponseTopic) -> TopicMetadata:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -66,6 +68,34 @@ class FetchedBatches(NamedTuple):
     high_watermark: int
     log_start_offset: int
     records: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FetchStats:
+    """How a consumer fetches. `sessions` and `partitions` are of now, the others count from its start."""
+
+    sessions: int = 0
+    """Fetch sessions that brokers keep for it."""
+    partitions: int = 0
+    """Partitions in them."""
+    full_fetches: int = 0
+    """Requests that named all partitions: to get a session, or as there is none."""
+    incremental_fetches: int = 0
+    """Requests that named only what had changed."""
+    fetches_aside: int = 0
+    """Requests for the few partitions that could not wait for the session's."""
+    resets: Counter[str] = field(default_factory=Counter)
+    """Sessions that were given up, by error name, TRANSPORT or MALFORMED (227-19)."""
+
+    def __add__(self, other: FetchStats) -> FetchStats:
+        return FetchStats(
+            self.sessions + other.sessions,
+            self.partitions + other.partitions,
+            self.full_fetches + other.full_fetches,
+            self.incremental_fetches + other.incremental_fetches,
+            self.fetches_aside + other.fetches_aside,
+            self.resets + other.resets,
+        )
 
 
 class OffsetAndTimestamp(NamedTuple):

@@ -1,8 +1,10 @@
 """A small cluster in memory that serves real gRPC: what clients are tested against, with faults on demand.
 
 `FakeCluster` has topics, partitions and brokers; each broker is a gRPC server of its own. There is no replication: the
-leader of a partition is whoever the test says (`move_leader`), and all brokers share the partition's log. Faults are
-queued by method with `inject`, or made by `hook`. If you are about to test a server, use the real broker instead.
+leader of a partition is whoever the test says (`move_leader`), and all brokers share the partition's log. Fetch
+sessions are those of the real broker's core (`kipmesh.testing.fake_sessions`); a broker that was stopped and started
+has none. Faults are queued by method with `inject`, or made by `hook`. If you are about to test a server, use the real
+broker instead.
 """
 
 from __future__ import annotations
@@ -20,8 +22,6 @@ from kipmesh.core.messages import (
     DeleteRecordsResponse,
     DeleteRecordsTopicResult,
     EpochEndOffset,
-    FetchableTopicResponse,
-    FetchPartition,
     FetchRequest,
     FetchResponse,
     LeaderIdAndEpoch,
@@ -40,7 +40,6 @@ from kipmesh.core.messages import (
     OffsetForLeaderTopicResult,
     OffsetsForLeaderEpochRequest,
     OffsetsForLeaderEpochResponse,
-    PartitionData,
     PartitionProduceResponse,
     ProduceRequest,
     ProduceResponse,
@@ -49,6 +48,7 @@ from kipmesh.core.messages import (
 from kipmesh.core.record_batch import BatchHeader, assign, check_crc, parse_header
 from kipmesh.rpc.server import RequestContext, Server
 from kipmesh.testing.fake_admin import FakeAdmin
+from kipmesh.testing.fake_sessions import FakeReader, FakeSessions
 
 Hook = Callable[[str, int, Any], Awaitable[Any]]
 
@@ -98,12 +98,15 @@ class Fault:
     hang: bool
     malformed: Any
     topic: str | None
+    twice: bool
+    delay_s: float
 
 
 class FakeCluster:
     """Brokers 1 to `brokers`. Use `async with`."""
 
-    def __init__(self, brokers: int = 1) -> None:
+    def __init__(self, brokers: int = 1, session_slots: int = 1000) -> None:
+        self.session_slots = session_slots
         self.topics: dict[str, FakeTopic] = {}
         self.brokers: dict[int, FakeBroker] = {}
         self.calls: list[tuple[str, int, Any]] = []
@@ -159,13 +162,16 @@ class FakeCluster:
         hang: bool = False,
         malformed: Any = None,
         topic: str | None = None,
+        twice: bool = False,
+        delay_s: float = 0.0,
     ) -> None:
         """The next `times` calls of `method` (as `Produce`) fail.
 
         With `code` every partition (or those of `topic`) has that error; with `after` the request is done all the same.
-        `hang` never answers, `malformed` is answered as it is, and none of the three breaks the call.
+        `hang` never answers, `malformed` is answered as it is, and none of the three breaks the call. Only of a fetch:
+        `twice` does the request two times and gives the first answer, `delay_s` keeps the answer back for so long.
         """
-        self._faults.setdefault(method, []).append(Fault(code, times, after, hang, malformed, topic))
+        self._faults.setdefault(method, []).append(Fault(code, times, after, hang, malformed, topic, twice, delay_s))
 
     async def meet(self, method: str, node_id: int, request: Any) -> Fault | None:
         """The fault of this call."""
@@ -188,6 +194,7 @@ class FakeBroker:
     def __init__(self, node_id: int, cluster: FakeCluster) -> None:
         self.node_id = node_id
         self.port = 0
+        self.sessions = FakeSessions(cluster.topics, cluster.session_slots)
         self._cluster = cluster
         self._server: Server | None = None
         self._stopping = asyncio.Event()
@@ -195,6 +202,7 @@ class FakeBroker:
     async def start(self, port: int = 0) -> None:
         """Serve, again on the same port after a stop."""
         self._stopping.clear()
+        self.sessions = FakeSessions(self._cluster.topics, self._cluster.session_slots)
         self._server = Server({"Broker": self, "Admin": FakeAdmin(self._cluster, self.node_id)})
         self.port = await self._server.start("127.0.0.1", port or self.port)
 
@@ -281,63 +289,51 @@ class FakeBroker:
     def _endpoints(self) -> list[NodeEndpoint]:
         return [NodeEndpoint(each.node_id, "127.0.0.1", each.port) for each in self._cluster.brokers.values()]
 
-    async def fetch(self, request: FetchRequest, _context: RequestContext) -> FetchResponse:
+    async def fetch(self, request: FetchRequest, context: RequestContext) -> FetchResponse:
         """Fetch, waiting for min_bytes at most max_wait_ms."""
         fault = await self._cluster.meet("Fetch", self.node_id, request)
-        if fault is not None:
-            if fault.hang:
-                await self._stopping.wait()
-            if fault.malformed is not None:
-                malformed: FetchResponse = fault.malformed
-                return malformed
-            if fault.code is None:
-                raise ConnectionAbortedError("injected")
-            return self._fetch(request, fault)[0]
-        deadline = asyncio.get_running_loop().time() + request.max_wait_ms / 1000
-        while True:
-            appended = self._cluster.appended
-            response, size, at_once = self._fetch(request, None)
-            left = deadline - asyncio.get_running_loop().time()
-            if at_once or size >= request.min_bytes or left <= 0 or self._stopping.is_set():
-                return response
-            waits = [asyncio.ensure_future(appended.wait()), asyncio.ensure_future(self._stopping.wait())]
-            await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        if fault is None:
+            return await self._fetch(request, context, None)
+        if fault.hang:
+            await self._stopping.wait()
+        if fault.malformed is not None:
+            malformed: FetchResponse = fault.malformed
+            return malformed
+        if fault.code is None and not (fault.after or fault.twice or fault.delay_s):
+            raise ConnectionAbortedError("injected")
+        response = await self._fetch(request, context, fault)
+        if fault.twice:
+            await self._fetch(request._replace(max_wait_ms=0), context, None)
+        if fault.delay_s:
+            await asyncio.sleep(fault.delay_s)
+        if fault.after and fault.code is None:
+            raise ConnectionAbortedError("injected")
+        return response
+
+    async def _fetch(self, request: FetchRequest, context: RequestContext, fault: Fault | None) -> FetchResponse:
+        def broken(topic: str) -> ErrorCode:
+            if fault is None or fault.code is None or fault.topic not in (None, topic):
+                return ErrorCode.NONE
+            return fault.code
+
+        if fault is not None and fault.code is not None:
+            self.sessions.disturb()
+            request = request._replace(max_wait_ms=0)
+        reader = FakeReader(self._cluster.topics, self._led, broken)
+        response = await self.sessions.fetch(request, context.client_id, reader, self._wait)
+        if fault is not None and fault.code is not None:
+            self.sessions.disturb()
+        return response._replace(node_endpoints=self._endpoints())
+
+    async def _wait(self, woken: asyncio.Event, seconds: float) -> bool:
+        events = (woken, self._cluster.appended, self._stopping)
+        waits = [asyncio.ensure_future(event.wait()) for event in events]
+        try:
+            await asyncio.wait(waits, timeout=max(seconds, 0), return_when=asyncio.FIRST_COMPLETED)
+        finally:
             for wait in waits:
                 wait.cancel()
-
-    def _fetch(self, request: FetchRequest, fault: Fault | None) -> tuple[FetchResponse, int, bool]:
-        topics, total, at_once = [], 0, False
-        for topic in request.topics:
-            parts = []
-            for each in topic.partitions:
-                if fault is not None and fault.topic in (None, topic.topic):
-                    parts.append(PartitionData(each.partition, fault.code or 0))
-                    continue
-                data = self._read(topic.topic, topic.topic_id, each, request.max_bytes - total, total == 0)
-                total += len(data.records)
-                at_once = at_once or data.error_code != 0
-                parts.append(data)
-            topics.append(FetchableTopicResponse(topic.topic, topic.topic_id, parts))
-        return FetchResponse(responses=topics, node_endpoints=self._endpoints()), total, at_once
-
-    def _read(self, topic: str, topic_id: bytes, asked: FetchPartition, left: int, first: bool) -> PartitionData:
-        found = self._led(topic, topic_id, asked.partition, asked.current_leader_epoch)
-        if isinstance(found, ErrorCode):
-            return PartitionData(asked.partition, found, current_leader=self._leader(topic, asked.partition))
-        data = PartitionData(
-            asked.partition, 0, found.end_offset, found.end_offset, found.log_start_offset, records=b""
-        )
-        if not found.log_start_offset <= asked.fetch_offset <= found.end_offset:
-            return data._replace(error_code=ErrorCode.OFFSET_OUT_OF_RANGE)
-        limit = min(left, asked.partition_max_bytes)
-        records: list[bytes] = []
-        for header, batch in found.batches:
-            if header.next_offset > asked.fetch_offset:
-                if len(batch) > limit and not (first and not records):
-                    break
-                records.append(batch)
-                limit -= len(batch)
-        return data._replace(records=b"".join(records))
+        return seconds > 0 and not self._stopping.is_set()
 
     async def list_offsets(self, request: ListOffsetsRequest, _context: RequestContext) -> ListOffsetsResponse:
         """ListOffsets; timestamps are those of whole batches."""

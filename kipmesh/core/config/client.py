@@ -95,6 +95,8 @@ class ConsumerConfig(ApiConfig):
     """Longest time in ms that a broker waits for `fetch.min.bytes`."""
     max_partition_fetch_bytes: Positive = 1_048_576
     """Bytes of one partition in one answer; a first batch that is larger still comes whole."""
+    enable_incremental_fetch: bool = True
+    """Whether fetch sessions are asked for: then a fetch names only partitions that changed."""
     max_poll_records: Positive = 500
     """Records of one poll."""
     auto_offset_reset: Literal["earliest", "latest", "none", "error"] = "latest"
