@@ -407,7 +407,7 @@ class QuorumDriver:
         leader = next(voter for voter in self.voters if voter.id == effect.leader_id)
         log.info("fetching a metadata snapshot", snapshot_id=effect.snapshot_id, leader_id=leader.id)
         before = self._fetcher
-        self._fetcher = SnapshotFetcher(self.config, self.replica.store, self._pool.get(leader.address), effect, self)
+        self._fetcher = SnapshotFetcher(self.config, self.replica, self._pool.get(leader.address), effect, self)
         self._fetcher.start(before, self._fail)
 
     def snapshot_progressed(self) -> None:

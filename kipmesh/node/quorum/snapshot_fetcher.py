@@ -3,6 +3,9 @@
 A broken transfer goes on at the position that was reached, with the same leader in the same epoch: two nodes'
 snapshots of one id need not have the same bytes. So what was received goes with the task.
 
+The check of a large file takes longer than a fetch timeout. Meanwhile the leader is asked for a byte now and then: so
+it keeps its quorum, and this replica does not take it for dead.
+
 The end is told once, in the event loop, by a call of `SnapshotFetcherOwner`. A transfer that was given up tells nothing
 but of a snapshot that was whole by then, and leaves no `.part` file; it ends when the thread that checks the file did,
 and the next transfer waits for that.
@@ -11,12 +14,13 @@ and the next transfer waits for that.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import structlog
 
-from kipmesh.core.errors import CorruptRecordError, KafkaError
+from kipmesh.core.errors import CorruptRecordError, ErrorCode, KafkaError
 from kipmesh.core.messages import FetchSnapshotResponse, SnapshotId
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC
 from kipmesh.core.raft import RaftConfig
@@ -25,12 +29,15 @@ from kipmesh.core.snapshot.fetching import Ended, FetchState, Ignored, SnapshotF
 from kipmesh.node.quorum.transport import SERVICE
 from kipmesh.rpc.client import Connection, TransportError
 from kipmesh.storage.errors import StorageError
-from kipmesh.storage.snapshots import ReceivedSnapshot, SnapshotStore
+from kipmesh.storage.quorum_replica import QuorumReplica
+from kipmesh.storage.snapshots import ReceivedSnapshot
 
 log = structlog.get_logger(__name__)
 
 FETCH_BYTES = 1 << 20
 """Of one request: a transfer takes the event loop for a few ms at a time."""
+TOUCHES_A_TIMEOUT = 4
+"""How often the leader is asked for a byte in a fetch timeout, while the snapshot is checked."""
 FAILED_PAUSE_S = 0.2
 """Before Fetch is asked again for what will probably fail again: a full disk, a corrupt snapshot."""
 
@@ -63,18 +70,19 @@ class SnapshotFetcher:
     def __init__(
         self,
         config: RaftConfig,
-        store: SnapshotStore,
+        replica: QuorumReplica,
         connection: Connection,
         wanted: FetchSnapshot,
         owner: SnapshotFetcherOwner,
     ) -> None:
         self.snapshot_id = wanted.snapshot_id
         self._config = config
-        self._store = store
+        self._replica = replica
         self._connection = connection
         self._wanted = wanted
         self._owner = owner
         self._task: asyncio.Task[None] | None = None
+        self._touching: asyncio.Task[None] | None = None
         self._is_whole = False
 
     def start(self, after: SnapshotFetcher | None, on_defect: Callable[[BaseException], None]) -> None:
@@ -90,6 +98,8 @@ class SnapshotFetcher:
 
     def cancel(self) -> None:
         """The leader is another, or the node stops: drop what is there. What a thread does goes on to its end."""
+        if self._touching is not None:
+            self._touching.cancel()
         if self._task is not None and not self._is_whole:
             self._task.cancel()
 
@@ -102,7 +112,7 @@ class SnapshotFetcher:
         if after is not None:
             await after.ended()
         try:
-            received = self._store.receive(self.snapshot_id)
+            received = self._replica.receive(self.snapshot_id)
         except (StorageError, ValueError) as error:
             await self._fail(_TransferError(str(error)))
             return
@@ -116,7 +126,10 @@ class SnapshotFetcher:
             received.discard()
 
     async def _fail(self, error: _TransferError) -> None:
-        log.error("metadata snapshot not received", snapshot_id=self.snapshot_id, error=str(error))
+        # Most often the leader has a newer one by now, and this one no more.
+        (log.error if error.corrupt else log.warning)(
+            "metadata snapshot not received", snapshot_id=self.snapshot_id, error=str(error)
+        )
         self._is_whole = False
         await asyncio.sleep(FAILED_PAUSE_S)
         self._owner.snapshot_failed(corrupt=error.corrupt)
@@ -124,17 +137,26 @@ class SnapshotFetcher:
     async def _transfer(self, received: ReceivedSnapshot) -> None:
         config = self._config
         fetch = SnapshotFetch(CLUSTER_METADATA_TOPIC, 0, self.snapshot_id, received.size_bytes)
+        broken_at = -1
         while fetch.state is FetchState.FETCHING:
-            request = fetch_request(config.cluster_id, config.node_id, FETCH_BYTES, [(fetch, self._wanted.epoch)])
             try:
-                response: FetchSnapshotResponse = await self._connection.call(
-                    SERVICE, "FetchSnapshot", request, config.request_timeout_ms / 1000
-                )
+                response = await self._ask(fetch, FETCH_BYTES)
             except TransportError as error:
-                log.info("metadata snapshot transfer broken", position=fetch.position, error=str(error))
+                if broken_at != fetch.position:
+                    log.info("metadata snapshot transfer broken", position=fetch.position, error=str(error))
+                broken_at = fetch.position
                 await asyncio.sleep(config.retry_backoff_ms / 1000)
                 continue
             await self._take(fetch, received, response)
+
+    async def _ask(self, fetch: SnapshotFetch, max_bytes: int) -> FetchSnapshotResponse:
+        """TransportError."""
+        config = self._config
+        request = fetch_request(config.cluster_id, config.node_id, max_bytes, [(fetch, self._wanted.epoch)])
+        response: FetchSnapshotResponse = await self._connection.call(
+            SERVICE, "FetchSnapshot", request, config.request_timeout_ms / 1000
+        )
+        return response
 
     async def _take(self, fetch: SnapshotFetch, received: ReceivedSnapshot, response: FetchSnapshotResponse) -> None:
         for _, step in steps([fetch], response):
@@ -152,18 +174,31 @@ class SnapshotFetcher:
                     log.info("answer of a metadata snapshot transfer ignored", reason=reason)
                     await asyncio.sleep(self._config.retry_backoff_ms / 1000)
 
+    async def _keep_in_touch(self) -> None:
+        """Until it is cancelled; the leader's word that it has this snapshot no more is one as well."""
+        while True:
+            await asyncio.sleep(self._config.fetch_timeout_ms / 1000 / TOUCHES_A_TIMEOUT)
+            with contextlib.suppress(TransportError):
+                response = await self._ask(SnapshotFetch(CLUSTER_METADATA_TOPIC, 0, self.snapshot_id), 1)
+                codes = {answer.error_code for topic in response.topics for answer in topic.partitions}
+                if not response.error_code and codes and codes <= {ErrorCode.NONE, ErrorCode.SNAPSHOT_NOT_FOUND}:
+                    self._owner.snapshot_progressed()
+
     async def _complete(self, received: ReceivedSnapshot) -> None:
+        self._touching = asyncio.create_task(self._keep_in_touch())
         try:
             await asyncio.to_thread(received.complete)
         except CorruptRecordError as error:
             raise _TransferError(error.message, corrupt=True) from error
         except StorageError as error:
             raise _TransferError(error.message) from error
+        finally:
+            self._touching.cancel()
         if not await self._owner.snapshot_received(self.snapshot_id):
             await self._delete()
 
     async def _delete(self) -> None:
         try:
-            await asyncio.to_thread(self._store.delete, [self.snapshot_id])
+            await asyncio.to_thread(self._replica.discard, self.snapshot_id)
         except KafkaError as error:  # it stays, whole and committed: the next start finds it
             log.warning("metadata snapshot not deleted", snapshot_id=self.snapshot_id, error=error.message)

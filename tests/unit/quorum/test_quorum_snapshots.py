@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import pytest
 from quorum_support import CLUSTER_ID, Node, Quorum, until
 
 from kipmesh.core.errors import ErrorCode
@@ -20,6 +22,8 @@ from kipmesh.core.messages import (
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC
 from kipmesh.node.clock import wall_ms
 from kipmesh.node.quorum.snapshot_fetcher import FETCH_BYTES
+from kipmesh.storage.snapshot_file import SnapshotSummary
+from kipmesh.storage.snapshots import ReceivedSnapshot
 
 VALUES = [random.Random(number).randbytes(200_000) for number in range(18)]
 """Several requests' worth of a snapshot, and a part of one."""
@@ -156,6 +160,66 @@ async def test_a_transfer_ends_with_the_leader_that_it_came_from(tmp_path: Path)
         assert successor is not behind, "its log is too short"
         await until(lambda: behind.log_values == [b"a", b"b", b"c"])
         await until(lambda: not parts(behind))
+        assert behind.listener.of("installed") == []
+        assert not behind.failures
+
+
+async def test_a_check_that_takes_long_deposes_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither does the replica take its leader for dead, nor the leader its quorum for gone."""
+    begun, checked = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+    complete = ReceivedSnapshot.complete
+
+    def slow(received: ReceivedSnapshot) -> SnapshotSummary:
+        loop.call_soon_threadsafe(begun.set)
+        checked.wait(30)
+        return complete(received)
+
+    monkeypatch.setattr(ReceivedSnapshot, "complete", slow)
+    async with Quorum(tmp_path, 3) as quorum:
+        leader, behind, snapshot_id = await left_behind(quorum)
+        third = next(node for node in quorum.followers(leader) if node is not behind)
+        await behind.boot()
+        await begun.wait()
+        await third.kill()
+        epoch = leader.driver.epoch
+        await asyncio.sleep(4 * behind.driver.config.fetch_timeout_ms / 1000)
+        checked.set()
+        await until(lambda: behind.listener.of("installed"))
+        await until(lambda: behind.log_values == [b"c"])
+        assert behind.listener.of("installed") == [snapshot_id]
+        assert (leader.driver.is_leader, leader.driver.epoch, behind.driver.epoch) == (True, epoch, epoch)
+        await quorum.append(leader, b"d")
+
+
+async def test_a_whole_snapshot_that_nobody_wants_any_more_is_none_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, checked = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+    complete = ReceivedSnapshot.complete
+
+    def slow(received: ReceivedSnapshot) -> SnapshotSummary:
+        summary = complete(received)
+        loop.call_soon_threadsafe(begun.set)
+        checked.wait(30)
+        return summary
+
+    monkeypatch.setattr(ReceivedSnapshot, "complete", slow)
+    async with Quorum(tmp_path, 3) as quorum:
+        leader, behind, snapshot_id = await left_behind(quorum)
+        await behind.boot()
+        await begun.wait()
+        assert behind.replica.store.snapshot_ids() == [snapshot_id]
+        await asyncio.to_thread(behind.replica.clean)
+        assert behind.replica.latest_snapshot is None
+        await leader.kill()
+        await until(lambda: behind.log_values == [b"a", b"b", b"c"])
+        await asyncio.to_thread(behind.replica.clean)
+        assert behind.replica.latest_snapshot is None
+        checked.set()
+        await until(lambda: not behind.replica.store.snapshot_ids())
+        assert behind.replica.latest_snapshot is None
         assert behind.listener.of("installed") == []
         assert not behind.failures
 
