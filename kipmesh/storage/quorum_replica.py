@@ -339,8 +339,9 @@ class QuorumReplica:
 
     def _own(self) -> list[SnapshotId]:
         """Those at or above the log start that say what the log says, oldest first."""
-        start = self.log.log_start_offset
-        return [each for each in self.store.snapshot_ids() if each.end_offset >= start and each not in self._received]
+        start, end = self.log.log_start_offset, self.log.log_end_offset
+        there = self.store.snapshot_ids()
+        return [each for each in there if start <= each.end_offset <= end and each not in self._received]
 
     def _look(self) -> None:
         """See what snapshots there are; never back, for another call may have looked later."""

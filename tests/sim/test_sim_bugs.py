@@ -1,4 +1,4 @@
-"""The simulation bites: known bugs of Raft, put in one at a time, are found within a few seeds.
+"""The simulation bites: known bugs of Raft and of snapshots, put in one at a time, are found within a few seeds.
 
 Each bug is a patch of a class here; production code has no switch for any of them.
 """
@@ -10,16 +10,20 @@ from dataclasses import dataclass
 
 import pytest
 
-from kipmesh.core.messages import EpochEndOffset
+from kipmesh.core.messages import EpochEndOffset, SnapshotId
+from kipmesh.core.metadata.image import CapturedImage, MetadataImage
 from kipmesh.core.raft import ElectionState, Machine, State, elections, replication
 from kipmesh.core.raft.leadership import Leadership, majority_offset
 from kipmesh.core.raft.transitions import Cause
-from kipmesh.core.raft.types import TruncateLog
-from kipmesh.storage import quorum_state
+from kipmesh.core.raft.types import SnapshotChanged, TruncateLog
+from kipmesh.storage import quorum_state, snapshots
+from kipmesh.storage.quorum_replica import QuorumReplica
 from kipmesh.testing.sim import InvariantError, World, run_world
-from kipmesh.testing.sim.node import FOLDER, SimNode
+from kipmesh.testing.sim.node import SimNode
+from kipmesh.testing.sim.state import Making, SimState
 
 SEEDS_MAX = 60
+FOLDER = "/data/__cluster_metadata-0"
 
 Patch = pytest.MonkeyPatch
 
@@ -75,6 +79,15 @@ class TriesItsEpochAgain(Machine):
         if self.state is State.CANDIDATE:
             self.granted = set(self.config.voters)
         return effects
+
+
+class DiesWhenItHasSentRecords(SimNode):
+    """A leader that likes to lose, with its power, what it has sent and not synced, and is back before it is missed."""
+
+    def apply_own(self, state: SimState) -> None:
+        super().apply_own(state)
+        if self.world.scheduler.now_ms < self.world.faults.until_ms and self.rng.random() < 0.2:
+            self.crash_point = "records sent"
 
 
 def one_voter_commits(patch: Patch) -> None:
@@ -136,28 +149,187 @@ def believes_any_position(patch: Patch) -> None:
     patch.setattr(replication, "fetch_position", fetch_position)
 
 
+# -- snapshots
+
+
+class FreezesAtOnce(SimState):
+    """A snapshot is complete as soon as it is written, whether what it says was decided or not."""
+
+    def _may_freeze(self, making: Making) -> bool:
+        return True
+
+
+class GoesOnAfterAFailure(SimState):
+    """A state machine that met a record that does not fit keeps what it has, and makes snapshots of it."""
+
+    def apply(self, end: int) -> None:
+        if not self.image.failed:
+            super().apply(end)
+
+    def failed(self, error: Exception) -> None:
+        self.node.later(3000, lambda: self.node.stop(restart_ms=200))
+
+    def tick(self) -> None:
+        if self.image.failed and self.making is None:
+            self._begin()
+        super().tick()
+
+
+def captures_a_failed_image(patch: Patch) -> None:
+    def capture(self: MetadataImage) -> CapturedImage:
+        has_failed, self.failed = self.failed, False
+        is_within, self._is_within_batch = self._is_within_batch, False
+        try:
+            return original(self)
+        finally:
+            self.failed, self._is_within_batch = has_failed, is_within
+
+    original = MetadataImage.capture
+    patch.setattr(MetadataImage, "capture", capture)
+
+
+def votes_by_the_log_alone(patch: Patch) -> None:
+    def may_grant(machine: Machine, candidate_id: int, last: tuple[int, int]) -> bool:
+        if machine.state is State.VOTED:
+            return machine.election.voted_id == candidate_id
+        log_end = (max(machine.log.latest_epoch, 0), machine.log.log_end_offset)
+        return machine.state is State.UNATTACHED and last >= log_end
+
+    patch.setattr(elections, "may_grant", may_grant)
+
+
+def two_voters_have_but_a_snapshot(world: World) -> None:
+    """One voter is behind; two others are wiped, and fetch a snapshot of all that is committed; the rest then stops.
+
+    By chance it takes several faults in the right order: who is asked for its vote must have what was committed, and
+    have it from a snapshot alone.
+    """
+    ids = list(world.nodes)
+
+    def isolate() -> None:
+        leader = next((node.node_id for node in world.nodes.values() if node.is_leader), ids[0])
+        ids.remove(leader)
+        ids.insert(0, leader)
+        behind = ids[-1]
+        world.network.blocked |= {(one, other) for one in ids for other in ids if behind in (one, other)}
+
+    def stop_the_rest() -> None:
+        world.network.heal()
+        for node_id in ids[:2]:
+            world.nodes[node_id].stop(restart_ms=8000)
+
+    def go_on() -> None:
+        world.client.is_done = False
+        world.client.propose()
+
+    after = world.scheduler.after
+    after(5000, isolate)
+    after(9000, lambda: setattr(world.client, "is_done", True))
+    after(10_500, lambda: world.nodes[ids[2]].wipe())
+    after(13_500, lambda: world.nodes[ids[3]].wipe())
+    after(17_000, stop_the_rest)
+    after(30_000, go_on)
+
+
+def stands_by_the_log_alone(patch: Patch) -> None:
+    def last_offset_and_epoch(self: Machine) -> tuple[int, int]:
+        return max(self.log.latest_epoch, 0), self.log.log_end_offset
+
+    patch.setattr(Machine, "last_offset_and_epoch", property(last_offset_and_epoch))
+
+
+def renames_before_fsync(patch: Patch) -> None:
+    def publish(self: snapshots._PartFile) -> None:
+        self.file.close()
+        self._fs.rename(self._path, f"{self._folder}/{snapshots.file_name(self.snapshot_id)}")
+        self._fs.sync_dir(self._folder)
+        self._file = None
+
+    patch.setattr(snapshots._PartFile, "publish", publish)
+
+
+def renames_without_fsync_of_the_folder(patch: Patch) -> None:
+    def publish(self: snapshots._PartFile) -> None:
+        self.file.sync()
+        self.file.close()
+        self._fs.rename(self._path, f"{self._folder}/{snapshots.file_name(self.snapshot_id)}")
+        self._file = None
+
+    patch.setattr(snapshots._PartFile, "publish", publish)
+
+
+def raises_the_start_without_a_snapshot(patch: Patch) -> None:
+    def plan_clean(self: QuorumReplica, *, high_watermark: int, **_: object) -> int:
+        return high_watermark
+
+    def raise_log_start(self: QuorumReplica, offset: int) -> None:
+        self.log.increment_log_start_offset(offset)
+
+    patch.setattr(QuorumReplica, "plan_clean", plan_clean)
+    patch.setattr(QuorumReplica, "raise_log_start", raise_log_start)
+
+
+def keeps_one_snapshot_too_few(patch: Patch) -> None:
+    def drop_obsolete(self: QuorumReplica, log_start: int) -> None:
+        if log_start > 0:
+            self.store.delete([each for each in self.store.snapshot_ids() if each.end_offset <= log_start])
+
+    patch.setattr(QuorumReplica, "_drop_obsolete", drop_obsolete)
+
+
+def installs_without_emptying_the_log(patch: Patch) -> None:
+    def install(self: QuorumReplica, snapshot_id: SnapshotId) -> SnapshotChanged:
+        self._received.discard(snapshot_id)
+        return self._changed()
+
+    patch.setattr(QuorumReplica, "install", install)
+
+
+def takes_a_received_snapshot_unchecked(patch: Patch) -> None:
+    patch.setattr(snapshots.ReceivedSnapshot, "complete", lambda self: self._part.publish())
+
+
+def believes_every_position_at_the_log_start(patch: Patch) -> None:
+    def is_sent_a_snapshot(offset: int, epoch: int, log_start: int, oldest: SnapshotId | None) -> bool:
+        return oldest is not None and offset < log_start
+
+    patch.setattr(replication, "is_sent_a_snapshot", is_sent_a_snapshot)
+
+
+def starts_with_any_snapshot(patch: Patch) -> None:
+    patch.setattr(snapshots.SnapshotStore, "validate", lambda self, snapshot_id: None)
+
+
 @dataclass(frozen=True)
 class Bug:
     name: str
     patch: Callable[[Patch], None] | None = None
     node_type: type[SimNode] = SimNode
     machine_type: type[Machine] = Machine
+    state_type: type[SimState] = SimState
     voters: int | None = None
     observers: int | None = None
     only_faults: tuple[str, ...] = ()
     fetch_max_bytes: int | None = None
+    always_snapshots: bool = False
+    plan: Callable[[World], None] | None = None
     """Rare bugs get the shape and the faults that they need; what goes wrong when is still the seed's."""
 
     def world(self, seed: int) -> World:
-        return World(
+        world = World(
             seed,
             voters=self.voters,
             observers=self.observers,
             node_type=self.node_type,
             machine_type=self.machine_type,
+            state_type=self.state_type,
             only_faults=self.only_faults,
             fetch_max_bytes=self.fetch_max_bytes,
+            always_snapshots=self.always_snapshots,
         )
+        if self.plan is not None:
+            self.plan(world)
+        return world
 
 
 BUGS = [
@@ -171,7 +343,14 @@ BUGS = [
     Bug("uses an epoch again after a restart", node_type=ForgetsThatItLed),
     Bug("quorum-state without fsync", node_type=WritesWithoutSync),
     Bug("a stale leader goes on in the new epoch", machine_type=StaysLeader),
-    Bug("leads its epoch again after a restart", machine_type=TriesItsEpochAgain),
+    Bug(
+        "leads its epoch again after a restart",
+        node_type=DiesWhenItHasSentRecords,
+        machine_type=TriesItsEpochAgain,
+        voters=3,
+        observers=0,
+        only_faults=("slow_network", "cut_link"),
+    ),
     Bug("high watermark from one voter", one_voter_commits),
     Bug("observers count for the high watermark", own_log_end_commits),
     Bug(
@@ -187,6 +366,26 @@ BUGS = [
     Bug("a leader counts itself before it synced", leader_counts_itself_before_fsync),
     Bug("votes for shorter logs", votes_for_shorter_logs),
     Bug("believes any fetch position", believes_any_position),
+    Bug(
+        "votes without the snapshot's epoch",
+        votes_by_the_log_alone,
+        voters=5,
+        observers=0,
+        only_faults=("none",),
+        always_snapshots=True,
+        plan=two_voters_have_but_a_snapshot,
+    ),
+    Bug("stands without the snapshot's epoch", stands_by_the_log_alone),
+    Bug("renames a snapshot before fsync", renames_before_fsync),
+    Bug("renames a snapshot without fsync of the folder", renames_without_fsync_of_the_folder),
+    Bug("raises the log start without a snapshot", raises_the_start_without_a_snapshot),
+    Bug("deletes the snapshot that the log starts at", keeps_one_snapshot_too_few),
+    Bug("freezes a snapshot before it is committed", state_type=FreezesAtOnce),
+    Bug("makes a snapshot after a failed apply", captures_a_failed_image, state_type=GoesOnAfterAFailure),
+    Bug("installs a snapshot without emptying the log", installs_without_emptying_the_log),
+    Bug("takes a received snapshot unchecked", takes_a_received_snapshot_unchecked),
+    Bug("believes every position at the log start", believes_every_position_at_the_log_start),
+    Bug("starts with any snapshot", starts_with_any_snapshot),
 ]
 
 

@@ -20,10 +20,24 @@ from pathlib import Path
 import kipmesh
 from kipmesh.testing.sim import InvariantError, Outcome, run_seed
 
-_SOURCES = ("core/raft", "core/replica", "core/record_batch.py", "storage", "testing/faulty_fs.py", "testing/sim")
+_SOURCES = (
+    "core/raft",
+    "core/snapshot",
+    "core/metadata",
+    "core/replica/follower.py",
+    "core/record_batch.py",
+    "storage",
+    "testing/faulty_fs.py",
+    "testing/sim",
+)
 _SAVE_EVERY = 50
-_TOLD = ("elections", "leader changes", "truncations", "crashes", "power cuts", "disk failures", "wipes")
-_TOLD_TOO = ("messages", "messages lost", "messages doubled", "appends rejected", "acknowledged", "committed", "faults")
+_TOLD = (
+    *("elections", "leader changes", "truncations", "images reloaded", "applies failed"),
+    *("snapshots made", "snapshots aborted", "snapshots fetched", "snapshots loaded", "snapshots deleted"),
+    *("snapshot fetches resumed", "snapshot fetches dropped", "received snapshots corrupt", "log starts raised"),
+    *("faults", "crashes", "power cuts", "disk failures", "wipes", "starts refused", "disks replaced"),
+    *("messages", "messages lost", "messages doubled", "appends rejected", "acknowledged", "committed"),
+)
 
 
 @dataclass(slots=True)
@@ -94,8 +108,9 @@ def _summary(progress: Progress) -> None:
     print(
         f"{progress.counted} seeds clean (of {progress.next_seed} run), {progress.seconds:.0f} s, {each_ms:.0f} ms each"
     )
-    for name in (*_TOLD, *_TOLD_TOO):
-        print(f"  {name:18} {progress.counts[name]:>12,}")
+    points = sorted(name for name in progress.counts if name.startswith("crash at "))
+    for name in (*_TOLD, *points):
+        print(f"  {name:36} {progress.counts[name]:>12,}")
 
 
 def _run_one(seed: int) -> int:
@@ -106,7 +121,7 @@ def _run_one(seed: int) -> int:
         return 1
     print(f"seed {seed}: clean; {outcome.voters} voters, {outcome.observers} observers")
     for name, count in sorted(outcome.counts.items()):
-        print(f"  {name:24} {count:>9,}")
+        print(f"  {name:36} {count:>12,}")
     return 0
 
 

@@ -1,15 +1,23 @@
-"""The invariants of 630-19 that concern the log, checked after every step from outside of the nodes.
+"""The invariants of 630-19, checked after every step from outside of the nodes.
 
 What is committed is what any node ever reported below its high watermark: an entry an offset, never changed. The
-checker keeps it and the checksum of all records up to each offset, and compares every node with that only where the
-node moved, so that a check costs what happened, not what there is.
+checker keeps it, and applies it to an image of its own, of which it keeps a capture at each batch's end: what any node
+applied, captured or loaded must say the same. It compares only where a node moved, so that a check costs what
+happened, not what there is.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kipmesh.core.raft import ElectionState, Machine, State
+from kipmesh.core import record_batch
+from kipmesh.core.errors import KafkaError
+from kipmesh.core.messages import SnapshotId
+from kipmesh.core.metadata.image import CapturedImage, MetadataDelta, MetadataImage
+from kipmesh.core.raft import Machine, State
+from kipmesh.core.snapshot.ids import FileKind, parse_file_name
+from kipmesh.testing.sim.metadata import is_same
+from kipmesh.testing.sim.state import READ_BYTES
 
 if TYPE_CHECKING:
     from kipmesh.testing.sim.node import Entry, SimNode
@@ -27,13 +35,15 @@ class Checker:
         self.world = world
         self.leaders: dict[int, int] = {}
         self.committed: list[Entry] = []
-        self.checksums: dict[int, int] = {}
+        self.captures: dict[int, CapturedImage] = {}
+        """The state at the end of each committed batch, by the offset after it."""
+        self._image = MetadataImage()
 
     def fail(self, what: str) -> None:
         """Stop the run."""
         raise InvariantError(f"at {self.world.scheduler.now_ms:.1f} ms: {what}")
 
-    # -- what happened
+    # -- the log
 
     def stepped(self, node: SimNode, machine: Machine) -> None:
         """After each step of a node."""
@@ -44,18 +54,26 @@ class Checker:
             leader = self.leaders.setdefault(machine.epoch, node.node_id)
             if leader != node.node_id:
                 self.fail(f"epoch {machine.epoch} has two leaders: {leader} and {node.node_id}")
-        high_watermark = machine.high_watermark
-        if high_watermark < node.checked_high_watermark and high_watermark >= 0:
+            if machine.fetching_snapshot is not None or node.transfer is not None:
+                self.fail(f"node {node.node_id} leads and fetches a snapshot")
+        self.rose(node, machine.high_watermark)
+        self._check_snapshot(node, machine)
+
+    def rose(self, node: SimNode, high_watermark: int) -> None:
+        """A node has that high watermark, or is about to apply up to it."""
+        if 0 <= high_watermark < node.checked_high_watermark:
             self.fail(f"the high watermark of node {node.node_id} went back to {high_watermark}")
         if high_watermark > node.checked_high_watermark:
             self._check_committed(node, high_watermark)
             node.checked_high_watermark = high_watermark
 
     def _check_committed(self, node: SimNode, high_watermark: int) -> None:
-        if high_watermark > len(node.entries):
-            self.fail(f"node {node.node_id} has high watermark {high_watermark}, log end {len(node.entries)}")
-        for offset in range(node.checked_high_watermark, high_watermark):
-            entry = node.entries[offset]
+        if high_watermark > node.end:
+            self.fail(f"node {node.node_id} has high watermark {high_watermark}, log end {node.end}")
+        if len(self.committed) < min(node.base, high_watermark):
+            self.fail(f"node {node.node_id} has a snapshot up to {node.base}, committed are {len(self.committed)}")
+        for offset in range(max(node.checked_high_watermark, node.base), high_watermark):
+            entry = node.entry(offset)
             if offset < len(self.committed):
                 if self.committed[offset] != entry:
                     self.fail(
@@ -64,46 +82,142 @@ class Checker:
             else:
                 self._check_majority(node, offset, entry)
                 self.committed.append(entry)
+        self._replay(node)
+
+    def _replay(self, node: SimNode) -> None:
+        """Apply what is newly committed, from the log of the node that reported it."""
+        while self._image.offset + 1 < len(self.committed):
+            data = node.the_log.read(self._image.offset + 1, READ_BYTES, len(self.committed), True)
+            for position, header in record_batch.iterate(data):
+                self._image.replay(data[position : position + header.size_bytes], MetadataDelta())
+                self.captures[header.next_offset] = self._image.capture()
+            if not data:
+                self.fail(f"the high watermark {len(self.committed)} of node {node.node_id} is within a batch")
 
     def _check_majority(self, node: SimNode, offset: int, entry: Entry) -> None:
         voters = [self.world.nodes[voter] for voter in node.config.voters]
-        having = [voter.node_id for voter in voters if self._has(voter, offset, entry)]
+        having = [voter.node_id for voter in voters if voter.has_durably(offset, entry)]
         if len(having) < node.config.majority:
             self.fail(f"node {node.node_id} calls offset {offset} committed, which only {having} have durably")
 
-    @staticmethod
-    def _has(node: SimNode, offset: int, entry: Entry) -> bool:
-        return offset < node.durable_end() and node.entries[offset] == entry
-
     def truncated(self, node: SimNode, end: int) -> None:
         """Before the shadow of a log is cut."""
-        for offset in range(end, min(len(node.entries), len(self.committed))):
-            if node.entries[offset] == self.committed[offset]:
+        for offset in range(max(end, node.base), min(node.end, len(self.committed))):
+            if node.entry(offset) == self.committed[offset]:
                 self.fail(f"node {node.node_id} cuts its log at {end}, below committed offset {offset}")
         if end < node.checked_high_watermark:
             self.fail(f"node {node.node_id} cuts its log at {end}, high watermark {node.checked_high_watermark}")
 
-    def recovered(self, node: SimNode, before: list[Entry]) -> None:
-        """A log was loaded: what was durable is there."""
-        durable = min(node.durable_floor, len(before))
-        if node.entries[:durable] != before[:durable]:
-            self.fail(f"node {node.node_id} lost durable records below {durable}: ends at {len(node.entries)}")
+    # -- starting
 
-    def booted(self, node: SimNode, election: ElectionState) -> None:
-        """A process starts with what `quorum-state` has."""
-        if election.epoch < node.epoch_seen:
-            self.fail(f"node {node.node_id} forgot epoch {node.epoch_seen}, it has {election.epoch}")
+    def booted(self, node: SimNode, before: list[Entry], base_before: int) -> None:
+        """A process starts: what was durable is there, in the log or in a snapshot."""
+        replica = node.the_replica
+        if replica.election.epoch < node.epoch_seen:
+            self.fail(f"node {node.node_id} forgot epoch {node.epoch_seen}, it has {replica.election.epoch}")
+        is_emptied = replica.log.log_end_offset == replica.log.log_start_offset
+        durable = min(node.durable_floor, base_before + len(before))
+        for offset in range(max(node.base, base_before), durable):
+            entry = before[offset - base_before]
+            if offset < node.end and node.entry(offset) == entry:
+                continue
+            is_committed = offset < len(self.committed) and self.committed[offset] == entry
+            may_fetch_anew = node.flipped and not node.config.is_voter
+            if (is_committed or not is_emptied) and not may_fetch_anew:
+                self.fail(f"node {node.node_id} lost durable offset {offset}: ends at {node.end}")
+        self._check_files(node)
+        node.checked_log_start = 0
+        self._check_630_06(node, replica.latest_snapshot.end_offset if replica.latest_snapshot else 0)
+
+    def _check_files(self, node: SimNode) -> None:
+        """630-14: no leftovers, and nothing is set aside that no fault changed."""
+        whole = set()
+        for name in node.fs.list_dir(node.the_log.dir):
+            found = parse_file_name(name)
+            if found is None:
+                continue
+            if found.kind is FileKind.COMPLETE:
+                whole.add(found.snapshot_id)
+            elif found.kind is FileKind.CORRUPT and found.snapshot_id in (node.flipped | node.set_aside):
+                node.set_aside.add(found.snapshot_id)
+            else:
+                self.fail(f"node {node.node_id} starts with {name}")
+        node.flipped &= whole
+
+    def refused(self, node: SimNode, error: KafkaError) -> None:
+        """A process refuses to start."""
+        if not node.flipped or not node.config.is_voter:
+            self.fail(f"node {node.node_id} does not start, though no fault changed its snapshots: {error.message}")
+
+    # -- snapshots
+
+    def _check_snapshot(self, node: SimNode, machine: Machine) -> None:
+        """630-06 in few words, for each step; what is on disk is looked at when the log start moved."""
+        start = node.the_log.log_start_offset
+        latest = node.the_replica.latest_snapshot
+        if latest != machine.latest_snapshot and machine.latest_snapshot is not None and latest is None:
+            self.fail(f"node {node.node_id} forgot its snapshots")
+        if start > 0 and (latest is None or not start <= latest.end_offset <= machine.high_watermark):
+            self.fail(f"node {node.node_id}: log start {start}, latest snapshot {latest}, {machine.high_watermark}")
+        if start != node.checked_log_start:
+            if start < node.checked_log_start:
+                self.fail(f"the log start of node {node.node_id} went back from {node.checked_log_start} to {start}")
+            node.checked_log_start = start
+            self._check_630_06(node, machine.high_watermark)
+
+    def _check_630_06(self, node: SimNode, high_watermark: int) -> None:
+        start, ids = node.the_log.log_start_offset, node.the_replica.store.snapshot_ids()
+        if start > 0 and not any(start <= each.end_offset <= high_watermark for each in ids):
+            self.fail(f"node {node.node_id} starts at {start}, high watermark {high_watermark}, snapshots {ids}")
+
+    def cleaned(self, node: SimNode) -> None:
+        """After cleaning: nothing is left below the log start that is durable."""
+        machine = node.machine
+        if machine is not None:
+            self._check_630_06(node, machine.high_watermark)
+
+    def made(self, node: SimNode, captured: CapturedImage) -> None:
+        """A snapshot was frozen."""
+        self._check_capture(node, captured.snapshot_id, "made")
+        if captured != self.captures[captured.offset + 1]:
+            self.fail(f"the snapshot {captured.snapshot_id} of node {node.node_id} is not the state at its end")
+
+    def _check_capture(self, node: SimNode, snapshot_id: SnapshotId, what: str) -> None:
+        if snapshot_id.end_offset not in self.captures:
+            self.fail(f"node {node.node_id} {what} snapshot {snapshot_id}, committed are {len(self.committed)}")
+        if self.captures[snapshot_id.end_offset].snapshot_id != snapshot_id:
+            self.fail(f"node {node.node_id} {what} snapshot {snapshot_id} of another epoch")
+
+    def loaded(self, node: SimNode, snapshot_id: SnapshotId, image: MetadataImage) -> None:
+        """An image was loaded from a snapshot."""
+        self._check_capture(node, snapshot_id, "loaded")
+        if not is_same(image, self.captures[snapshot_id.end_offset]):
+            self.fail(f"what node {node.node_id} loaded of {snapshot_id} is not the state at its end")
+        if node.is_leader:
+            self.fail(f"node {node.node_id} leads and loads snapshot {snapshot_id}")
+
+    def installing(self, node: SimNode, snapshot_id: SnapshotId) -> None:
+        """A snapshot is about to take the place of a log."""
+        if node.is_leader:
+            self.fail(f"node {node.node_id} leads and is about to replace its log by {snapshot_id}")
+        if snapshot_id.end_offset < node.checked_high_watermark:
+            self.fail(f"node {node.node_id} goes back to {snapshot_id}, below {node.checked_high_watermark}")
+        self._check_capture(node, snapshot_id, "fetched")
+
+    # -- the metadata
 
     def applied(self, node: SimNode) -> None:
         """A state machine applied everything up to an offset."""
-        known = self.checksums.setdefault(node.applied, node.checksum)
-        if known != node.checksum:
-            self.fail(f"the state of node {node.node_id} at offset {node.applied} is not that of the others")
+        state = node.state
+        if state is None or state.image.failed or state.end > node.checked_high_watermark:
+            return  # an active controller's is ahead of what is committed
+        if state.end and (state.end not in self.captures or not is_same(state.image, self.captures[state.end])):
+            self.fail(f"the state of node {node.node_id} at offset {state.end} is not that of the others")
 
     def acknowledged(self, offset: int, entry: Entry) -> None:
-        """A client was told that its record is committed."""
+        """A client was told that its decision is committed."""
         if offset >= len(self.committed) or self.committed[offset] != entry:
-            self.fail(f"the record acknowledged at offset {offset} is not committed")
+            self.fail(f"the decision acknowledged at offset {offset} is not committed")
 
     # -- at the end
 
@@ -118,8 +232,11 @@ class Checker:
             self.fail(f"leaders at the end: {leaders}")
         leader = self.world.nodes[leaders[0]]
         for node in nodes:
-            if node.entries != leader.entries or node.checked_high_watermark != len(leader.entries):
+            shared = max(node.base, leader.base)
+            is_equal = node.entries[shared - node.base :] == leader.entries[shared - leader.base :]
+            if not is_equal or node.checked_high_watermark != leader.end or node.the_state.end != leader.end:
                 self.fail(
-                    f"node {node.node_id} ends at {len(node.entries)}, high watermark {node.checked_high_watermark}; "
-                    f"leader {leader.node_id} at {len(leader.entries)}"
+                    f"node {node.node_id} ends at {node.end}, high watermark {node.checked_high_watermark}, state "
+                    f"{node.the_state.end}; leader {leader.node_id} at {leader.end}"
                 )
+            self.applied(node)

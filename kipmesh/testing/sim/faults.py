@@ -1,8 +1,9 @@
 """What goes wrong in a run, and when: drawn from the seed.
 
 Faults come every other second, rather at leaders than at others, until the run's last part: then everything is healed,
-and the quorum must find together again. A wipe is done only where Raft can stand it: when everything that the node has
-is durable at a majority of the other voters, which all follow the one leader of the latest epoch.
+and the quorum must find together again. A voter's disk is replaced only where Raft can stand it: when everything that
+the one leader of the latest epoch has is durable at a majority of the other voters, which follow it, and something of
+that epoch is committed. Snapshots are changed on the disks of observers, and of one voter at a time.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ from typing import TYPE_CHECKING
 
 from kipmesh.core.raft import State
 from kipmesh.core.raft.types import ResignRequested
-from kipmesh.testing.sim.node import CRASH_POINTS
+from kipmesh.core.snapshot.ids import file_name
+from kipmesh.testing.sim.points import CRASH_POINTS, SNAPSHOT_POINTS
 
 if TYPE_CHECKING:
     from kipmesh.testing.sim.node import SimNode
     from kipmesh.testing.sim.world import World
 
 _CAPACITY_SPARE_BYTES = 200
+_FETCHED_MIN = 4
+"""Snapshots that a run fetches, if its faults let anybody be wiped."""
 
 
 class Faults:
@@ -47,10 +51,15 @@ class Faults:
             self.fail_disk: 2,
             self.wipe: 2,
             self.resign: 2,
+            self.shut_down: 2,
             self.crash_at_point: 5,
+            self.crash_at_snapshot: 4,
             self.strike_new_leader: 4,
+            self.corrupt_transfers: 2,
+            self.flip_snapshot: 3,
+            self.fail_to_apply: 2,
         }
-
+        self._is_chosen = bool(only)
         if only:
             self._kinds = {kind: weight for kind, weight in self._kinds.items() if kind.__name__ in only}
 
@@ -58,6 +67,13 @@ class Faults:
         """Plan the first one, and the end of all."""
         self._later(self.rng.expovariate(1 / self.every_ms) + 1500, self._next)
         self.world.scheduler.after(self.until_ms, self.heal)
+        if not self._is_chosen:
+            self._later(self.rng.uniform(6000, 10_000), self._newcomer)
+
+    def _newcomer(self) -> None:
+        """Somebody comes with an empty disk, as soon as that is possible, until enough snapshots were fetched."""
+        if self.world.counts["snapshots fetched"] < _FETCHED_MIN:
+            self._later(self.rng.uniform(2000, 6000) if self.wipe() else 150, self._newcomer)
 
     def _later(self, delay_ms: float, action: Callable[[], object]) -> None:
         def act() -> None:
@@ -68,6 +84,8 @@ class Faults:
 
     def _next(self) -> None:
         kinds = list(self._kinds)
+        if not kinds:
+            return
         kind = self.rng.choices(kinds, [self._kinds[one] for one in kinds])[0]
         if kind():
             self.world.counts["faults"] += 1
@@ -89,7 +107,9 @@ class Faults:
             node.fs.capacity_bytes = None
             node.fs.faults.clear()
             node.crash_point = ""
-            if node.machine is None:
+            if node.is_refused:
+                self.replace_disks()
+            elif node.machine is None:
                 node.boot()
             elif node.is_paused:
                 node.resume()
@@ -220,29 +240,51 @@ class Faults:
 
     def wipe(self) -> bool:
         """Replace a disk by an empty one, where the quorum can stand it."""
-        node = self._victim()
-        if node is None or not self._may_wipe(node):
+        running = [node for node in self.world.nodes.values() if node.machine is not None and not node.is_paused]
+        spare = [node for node in running if self._may_wipe(node)]
+        if not spare:
             return False
         self.world.counts["wipes"] += 1
-        node.wipe()
+        self.rng.choice(spare).wipe()
         return True
 
     def _may_wipe(self, node: SimNode) -> bool:
         voters = [self.world.nodes[voter] for voter in node.config.voters]
         if node not in voters:
             return True
-        epoch = max(one.epoch_seen for one in voters)
-        safe = [
-            one
-            for one in voters
-            if one is not node
-            and one.machine is not None
-            and one.machine.epoch == epoch
-            and one.machine.state in (State.LEADER, State.FOLLOWER)
-            and one.entries[: len(node.entries)] == node.entries
-            and one.durable_end() >= len(node.entries)
-        ]
-        return len(safe) >= node.config.majority and any(one.is_leader for one in safe)
+        # In an epoch that nobody else knows it stood itself, and nobody else will count that vote.
+        epoch = max((one.epoch_seen for one in voters if one is not node), default=0)
+        leaders = [one for one in voters if one.is_leader and one.epoch_seen == epoch]
+        if len(leaders) != 1 or leaders[0] is node:
+            return False
+        leader = leaders[0]
+        machine = leader.machine
+        if machine is None or machine.leadership is None:
+            return False
+        if machine.high_watermark <= machine.leadership.epoch_start_offset:
+            return False
+        safe = [one for one in voters if one is not node and self._has_all(one, leader, epoch)]
+        return len(safe) >= node.config.majority
+
+    @staticmethod
+    def _has_all(one: SimNode, leader: SimNode, epoch: int) -> bool:
+        """Whether a voter follows the leader and has durably what that has."""
+        machine = one.machine
+        if machine is None or machine.epoch != epoch or machine.state not in (State.LEADER, State.FOLLOWER):
+            return False
+        base = max(one.base, leader.base)
+        is_equal = one.entries[base - one.base :] == leader.entries[base - leader.base :]
+        return one.end == leader.end and is_equal and one.durable_end() >= leader.end
+
+    def replace_disks(self) -> None:
+        """Give new disks to voters that refuse to start, as soon as the others can stand it."""
+        refused = [node for node in self.world.nodes.values() if node.is_refused]
+        for node in refused:
+            if self._may_wipe(node):
+                self.world.counts["disks replaced"] += 1
+                node.wipe()
+        if any(node.is_refused for node in refused):
+            self.world.scheduler.after(300, self.replace_disks)
 
     def resign(self) -> bool:
         """A leader is told to stop leading."""
@@ -252,12 +294,76 @@ class Faults:
         self.rng.choice(leaders).step(ResignRequested())
         return True
 
+    def shut_down(self) -> bool:
+        """A node is stopped well: it resigns, syncs and closes its log, and comes back."""
+        node = self._victim()
+        if node is None:
+            return False
+        node.step(ResignRequested())
+        node.stop(clean=True, restart_ms=self.rng.uniform(50, 3000))
+        return True
+
     def crash_at_point(self) -> bool:
-        """End processes just after their next effect of a kind; they are back soon."""
+        """End processes when they next pass some point; they are back soon."""
         running = [node for node in self.world.nodes.values() if node.machine is not None]
         for node in self.rng.sample(running, self.rng.randint(0, len(running))):
-            node.crash_point = self.rng.choice(list(CRASH_POINTS))
+            node.crash_point = self.rng.choice(CRASH_POINTS)
         return bool(running)
+
+    def crash_at_snapshot(self) -> bool:
+        """The same within what is done with snapshots, for each kind of it at some node."""
+        running = [node for node in self.world.nodes.values() if node.machine is not None]
+        for node in running:
+            node.crash_point = self.rng.choice(SNAPSHOT_POINTS)
+        return bool(running)
+
+    def corrupt_transfers(self) -> bool:
+        """Bytes of snapshots change on the way."""
+        network = self.world.network
+        network.corruption = self.rng.uniform(0.05, 0.5)
+
+        def end() -> None:
+            network.corruption = 0.0
+
+        self._later(self.rng.uniform(1000, 8000), end)
+        return True
+
+    def flip_snapshot(self) -> bool:
+        """A process ends, and a bit of a snapshot on its disk is another when it starts again."""
+        node = self._victim()
+        if node is None:
+            return False
+        ids = [each for each in node.the_replica.store.snapshot_ids() if each not in node.flipped]
+        if not ids or (node.config.is_voter and self._is_voter_damaged()):
+            return False
+        if len(node.config.voters) == 1 and node.config.is_voter:  # nobody else has what it has
+            ids = [each for each in ids if each.end_offset >= node.the_log.log_start_offset][1:]
+            if not ids:
+                return False
+        folder = node.the_log.dir
+        node.stop(restart_ms=self.rng.uniform(20, 1000))
+        flipped = self.rng.choice((ids[-1], self.rng.choice(ids)))
+        node.fs.faults.clear()  # this change is no operation of the node's
+        file = node.fs.open(f"{folder}/{file_name(flipped)}")
+        position = self.rng.randrange(file.size())
+        bit = 1 << self.rng.randrange(8)
+        file.write_at(bytes([file.read_at(1, position)[0] ^ bit]), position)
+        file.sync()
+        file.close()
+        node.flipped.add(flipped)
+        return True
+
+    def _is_voter_damaged(self) -> bool:
+        """Whether some voter's disk has a changed snapshot, or may be replaced."""
+        return any(node.flipped or node.is_refused for node in self.world.nodes.values() if node.config.is_voter)
+
+    def fail_to_apply(self) -> bool:
+        """A defect of a state machine: the next records do not fit its image."""
+        node = self._victim()
+        if node is None or node.state is None:
+            return False
+        node.state.fails_next = True
+        return True
 
     def strike_new_leader(self) -> bool:
         """Hit the next leaders just after their election."""

@@ -1,31 +1,27 @@
-"""One simulated replica: the driver of a production `Machine` over a production `Log` on a disk that may fail.
+"""One simulated replica: the driver of a production `Machine` and `QuorumReplica`, on a disk that may fail.
 
 It is what a driver has to be (the contract in `kipmesh.core.raft.machine`): effects in order, `LogChanged` after the
-log changed, flushes apart from the steps, `quorum-state` durable before what follows. Its state machine adds numbers
-to counters and keeps a checksum over everything it applied.
+log changed, flushes apart from the steps, `quorum-state` durable before what follows. Its state machine is
+`kipmesh.testing.sim.state`, the snapshots that it fetches `kipmesh.testing.sim.transfer`.
 
-`entries` shadows the log, one (epoch, batch CRC) an offset, so that the checker needs no reads.
+`entries` shadows the log from `base` on, one (epoch, batch CRC) an offset, so that the checker needs no reads; what is
+below `base` is in a snapshot.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from random import Random
 from typing import TYPE_CHECKING
 
 from kipmesh.core import record_batch
-from kipmesh.core.config import TopicConfig
-from kipmesh.core.errors import CorruptRecordError
-from kipmesh.core.messages import FetchRequest, VoteRequest, VoteResponse
-from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC
+from kipmesh.core.errors import KafkaError
+from kipmesh.core.messages import FetchSnapshotRequest, SnapshotId
 from kipmesh.core.raft import Machine, RaftConfig, State
-from kipmesh.core.raft.control import leader_change_batch
 from kipmesh.core.raft.types import (
     Answer,
-    AppendAsFollower,
     AppendAsLeader,
-    AppendLeaderChange,
     AppendRejected,
     Committed,
     Effect,
@@ -33,53 +29,34 @@ from kipmesh.core.raft.types import (
     Event,
     FetchSnapshot,
     Flush,
-    LogChanged,
     Persisted,
     PersistElection,
     RefuseAppend,
     Send,
+    SnapshotServed,
     StateChanged,
     TimerFired,
-    TruncateLog,
 )
-from kipmesh.core.raft.wire import only_vote_answer, with_records
-from kipmesh.storage import quorum_state
-from kipmesh.storage.errors import StorageError
+from kipmesh.core.raft.wire import with_records
+from kipmesh.storage.errors import StorageError, is_no_space
 from kipmesh.storage.log import Log
-from kipmesh.storage.log_loader import open_log
+from kipmesh.storage.log_manager import LogManager
+from kipmesh.storage.quorum_replica import LogChange, QuorumReplica, log_config
 from kipmesh.testing.faulty_fs import FaultyFileSystem
 from kipmesh.testing.sim.network import received
+from kipmesh.testing.sim.points import is_passed
+from kipmesh.testing.sim.state import READ_BYTES, SimState
+from kipmesh.testing.sim.transfer import Transfer, served
 
 if TYPE_CHECKING:
     from kipmesh.testing.sim.world import World
 
-FOLDER = f"/data/{CLUSTER_METADATA_TOPIC}-0"
-_TOPIC_CONFIG = TopicConfig.parse({"retention.ms": -1, "retention.bytes": -1, "segment.bytes": 4096})
-_READ_BYTES = 1 << 16
+DATA = "/data"
+SEGMENT_BYTES = 2048
+_DEFAULTS = log_config(SEGMENT_BYTES)
+_WALL_MS = 1_700_000_000_000
 
 Entry = tuple[int, int]
-
-
-def _grants(effect: Effect) -> bool:
-    if not isinstance(effect, Answer) or not isinstance(effect.response, VoteResponse):
-        return False
-    answer = only_vote_answer(effect.response)
-    return answer is not None and answer.vote_granted
-
-
-CRASH_POINTS: dict[str, Callable[[Effect], bool]] = {
-    "quorum-state written": lambda effect: isinstance(effect, PersistElection),
-    "vote answered": _grants,
-    "vote asked": lambda effect: isinstance(effect, Send) and isinstance(effect.request, VoteRequest),
-    "leader change appended": lambda effect: isinstance(effect, AppendLeaderChange),
-    "appended as leader": lambda effect: isinstance(effect, AppendAsLeader),
-    "appended as follower": lambda effect: isinstance(effect, AppendAsFollower),
-    "records sent": lambda effect: isinstance(effect, Answer) and effect.read is not None,
-    "truncated": lambda effect: isinstance(effect, TruncateLog),
-    "committed": lambda effect: isinstance(effect, Committed),
-    "fetch sent": lambda effect: isinstance(effect, Send) and isinstance(effect.request, FetchRequest),
-}
-"""Kinds of effects after which a process may be made to crash."""
 
 
 class SimNode:
@@ -92,19 +69,28 @@ class SimNode:
         self.rng = Random(world.rng.getrandbits(64))
         self.fs = FaultyFileSystem()
         self.machine: Machine | None = None
-        self.log: Log | None = None
+        self.manager: LogManager | None = None
+        self.replica: QuorumReplica | None = None
+        self.state: SimState | None = None
+        self.transfer: Transfer | None = None
         self.process = 0
         self.is_paused = False
         self.backlog: list[Callable[[], None]] = []
+        self.base = 0
         self.entries: list[Entry] = []
         self.durable_floor = 0
-        """Entries below were durable when the last process ended."""
-        self.applied = 0
-        self.checksum = 0
+        """What is below was durable when the last process ended, or is in a snapshot that is."""
         self.checked_high_watermark = 0
+        self.checked_log_start = 0
         self.epoch_seen = 0
         self.crash_point = ""
-        """The process ends when it has done an effect of that kind, see `CRASH_POINTS`."""
+        """The process ends when it has passed a point of that name, see `points`."""
+        self.flipped: set[SnapshotId] = set()
+        """Snapshots that a fault changed on this disk."""
+        self.set_aside: set[SnapshotId] = set()
+        """Those of them that an earlier start set aside."""
+        self.is_refused = False
+        """Whether the last start was refused, and somebody has to replace the disk."""
         self._open: dict[int, tuple[SimNode, int, int]] = {}
         self._requests = 0
         self._is_flushing = False
@@ -113,15 +99,103 @@ class SimNode:
         self._rate = 1.0
         self._clock_start_ms = 0.0
 
+    # -- what a running process has
+
+    @property
+    def the_replica(self) -> QuorumReplica:
+        """Its durable state."""
+        if self.replica is None:
+            raise RuntimeError("no process runs")
+        return self.replica
+
+    @property
+    def the_log(self) -> Log:
+        """Its log."""
+        return self.the_replica.log
+
+    @property
+    def the_state(self) -> SimState:
+        """Its state machine."""
+        if self.state is None:
+            raise RuntimeError("no process runs")
+        return self.state
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether it takes itself for the leader."""
+        return self.machine is not None and self.machine.state is State.LEADER
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it takes itself for the active controller."""
+        machine, state = self.machine, self.state
+        if machine is None or state is None or machine.leadership is None:
+            return False
+        is_confirmed = machine.high_watermark > machine.leadership.epoch_start_offset
+        return is_confirmed and state.end == self.the_log.log_end_offset
+
+    # -- the shadow of the log
+
+    @property
+    def end(self) -> int:
+        """The offset that the next entry gets."""
+        return self.base + len(self.entries)
+
+    def entry(self, offset: int) -> Entry:
+        """The entry at an offset at or above `base`."""
+        return self.entries[offset - self.base]
+
+    def durable_end(self) -> int:
+        """What is below is durable."""
+        known = self.replica.log.recovery_point if self.replica else 0
+        return min(self.end, max(known, self.durable_floor))
+
+    def has_durably(self, offset: int, entry: Entry) -> bool:
+        """Whether it has an entry, or a snapshot in place of it."""
+        return offset < self.base or (offset < self.durable_end() and self.entry(offset) == entry)
+
+    def _note_log(self) -> None:
+        """Take into the shadow what the log has behind it."""
+        log = self.the_log
+        while self.end < log.log_end_offset:
+            self._note(log.read(self.end, READ_BYTES, log.log_end_offset, True))
+
+    def _note(self, data: bytes) -> None:
+        for _, header in record_batch.iterate(data):
+            self.entries += [(header.partition_leader_epoch, header.crc)] * header.record_count
+
+    def replaced_log(self, snapshot_id: SnapshotId) -> None:
+        """A snapshot is in the log's place."""
+        self.base, self.entries = snapshot_id.end_offset, []
+        self.durable_floor = snapshot_id.end_offset
+
     # -- time
 
     def local_ms(self) -> int:
         """This node's monotonic clock."""
         return int(self._clock_start_ms + self.world.scheduler.now_ms * self._rate)
 
+    def wall_ms(self) -> int:
+        """This node's wall clock, some hundreds of ms from the others'."""
+        return _WALL_MS + 137 * self.node_id + int(self.world.scheduler.now_ms * self._rate)
+
     def jitter(self) -> float:
         """Random, or in some runs so coarse that candidates tie."""
         return self.rng.choice((0.0, 0.5)) if self.world.ties else self.rng.random()
+
+    def at_process(self, process: int, action: Callable[[], None]) -> None:
+        """Do it now if that process still runs, later if it is stopped."""
+        if process != self.process or self.machine is None:
+            return
+        if self.is_paused:
+            self.backlog.append(lambda: self.at_process(process, action))
+            return
+        action()
+
+    def later(self, delay_ms: float, action: Callable[[], None]) -> None:
+        """Do it that much later, if this process still runs."""
+        process = self.process
+        self.world.scheduler.after(delay_ms, lambda: self.at_process(process, action))
 
     def _schedule_wake(self) -> None:
         deadline = self.machine.next_deadline_ms() if self.machine else None
@@ -154,65 +228,121 @@ class SimNode:
         self._rate = 1.0 if self.world.ties else self.rng.uniform(0.95, 1.05)
         self._clock_start_ms = self.rng.uniform(0, 1e6)
         self._open.clear()
-        self._is_flushing = self._wants_flush = self.is_paused = False
+        self._is_flushing = self._wants_flush = self.is_paused = self.is_refused = False
         self.backlog.clear()
-        self._wake_ms = None
+        self._wake_ms = self.transfer = None
         try:
-            self.fs.make_dirs(FOLDER)
-            self.fs.sync_dir("/data")  # or the first quorum-state could be lost with its folder
-            self.fs.sync_dir("/")
-            self.log = open_log(self.fs, FOLDER, CLUSTER_METADATA_TOPIC, 0, _TOPIC_CONFIG, self.local_ms())
-            election = quorum_state.read(self.fs, FOLDER, self.config.cluster_id)
-        except (StorageError, OSError):
+            self.replica = self._open_replica()
+        except StorageError:
             self.stop(restart_ms=500)
             return
-        self._load_entries(self.log)
-        self.world.checker.booted(self, election)
-        self.applied = self.checksum = self.checked_high_watermark = 0
-        self.machine = self.world.machine_type(self.config, election, self.log, durable_end=self.log.recovery_point)
-        self._run(lambda machine: machine.start(self.local_ms(), self.jitter()))
+        except KafkaError as error:
+            self._refused(error)
+            return
+        before, base_before = self.entries, self.base
+        self.base, self.entries = self.the_log.log_start_offset, []
+        with self.ending_on_failure():
+            self._note_log()
+            self.world.checker.booted(self, before, base_before)
+            self.durable_floor = max(self.durable_floor, self.base)
+            self.checked_high_watermark = 0
+            self.machine = self.the_replica.machine(self.config, self.world.machine_type)
+            self.state = self.world.state_type(self)
+            self.state.load()
+            if self.machine is not None:
+                self._run(lambda machine: machine.start(self.local_ms(), self.jitter()))
+                self.later(self.rng.uniform(50, 150), self._tick)
 
-    def _load_entries(self, log: Log) -> None:
-        before, self.entries = self.entries, []
-        offset = 0
-        while offset < log.log_end_offset:
-            data = log.read(offset, _READ_BYTES, log.log_end_offset, True)
-            offset = self._note(data)
-        self.world.checker.recovered(self, before)
+    def _open_replica(self) -> QuorumReplica:
+        config = self.config
+        self.manager = LogManager(
+            self.fs, (DATA,), cluster_id=config.cluster_id, node_id=self.node_id, defaults=_DEFAULTS
+        )
+        self.manager.load(self.wall_ms())
+        return QuorumReplica.open(
+            self.fs,
+            self.manager,
+            cluster_id=config.cluster_id,
+            voters=config.voters,
+            is_voter=config.is_voter,
+            segment_bytes=SEGMENT_BYTES,
+            now_ms=self.wall_ms(),
+        )
 
-    def _note(self, data: bytes) -> int:
-        offset = len(self.entries)
-        for _, header in record_batch.iterate(data, allow_partial=True):
-            self.entries += [(header.partition_leader_epoch, header.crc)] * header.record_count
-            offset = header.next_offset
-        return offset
+    def _refused(self, error: KafkaError) -> None:
+        """The start is refused (630-14): somebody replaces the disk as soon as the others can stand it."""
+        self.world.counts["starts refused"] += 1
+        self.world.checker.refused(self, error)
+        self.stop()
+        self.is_refused = True
+        self.world.scheduler.after(300, self.world.faults.replace_disks)
 
-    def stop(self, *, power: bool = False, restart_ms: float | None = None) -> None:
-        """End the process; without power the disk forgets what was not synced."""
-        if self.machine is not None and self.log is not None:
+    def _tick(self) -> None:
+        with self.ending_on_failure():
+            self.the_state.tick()
+            if self.manager is not None and self.rng.random() < 0.03:
+                self._checkpoint(self.manager)
+        if self.machine is not None:
+            self.later(self.rng.uniform(200, 600), self._tick)
+
+    def _checkpoint(self, manager: LogManager) -> None:
+        """As nodes do now and then; what a full disk does not take comes with the next one."""
+        try:
+            manager.checkpoint_recovery_points()
+        except StorageError as error:
+            if not (isinstance(error.__cause__, OSError) and is_no_space(error.__cause__)):
+                raise
+
+    def stop(self, *, power: bool = False, clean: bool = False, restart_ms: float | None = None) -> None:
+        """End the process; without power the disk forgets what was not synced. A clean stop closes the log."""
+        if self.manager is not None and clean:
+            self.manager.close(-1)
+        if self.replica is not None:
             self.durable_floor = self.durable_end()
-            self.log.abandon()
+        if self.manager is not None:
+            self.manager.abandon()
         self.process += 1
-        self.machine = self.log = None
+        self.machine = self.manager = self.replica = self.state = self.transfer = None
         if power:
             self.fs.crash(self.rng)
         if restart_ms is not None:
             self.world.scheduler.after(restart_ms, self._restart)
 
     def _restart(self) -> None:
-        if self.machine is None:
+        if self.machine is None and not self.is_refused:
             self.boot()
 
     def wipe(self) -> None:
         """The disk is replaced by an empty one."""
+        self.is_refused = False
         self.stop(restart_ms=self.rng.uniform(50, 1500))
         self.fs = FaultyFileSystem()
-        self.entries, self.durable_floor, self.epoch_seen = [], 0, 0
+        self.entries, self.base, self.durable_floor, self.epoch_seen = [], 0, 0, 0
+        self.flipped.clear()
+        self.set_aside.clear()
 
-    def durable_end(self) -> int:
-        """Entries below are durable."""
-        known = self.log.recovery_point if self.log else 0
-        return min(len(self.entries), max(known, self.durable_floor))
+    @contextmanager
+    def ending_on_failure(self) -> Iterator[None]:
+        """A process whose disk fails ends."""
+        try:
+            yield
+        except (StorageError, OSError):
+            self.disk_failed()
+
+    def disk_failed(self) -> None:
+        """The disk failed for good: the process ends, at times with the power."""
+        self.world.counts["disk failures"] += 1
+        self.stop(power=self.rng.random() < 0.3, restart_ms=self.rng.uniform(100, 1000))
+
+    def crashed_at(self, point: str) -> bool:
+        """Whether it crashed, at a point where it was to."""
+        if self.crash_point != point:
+            return False
+        self.world.counts["crashes"] += 1
+        self.world.counts[f"crash at {point}"] += 1
+        self.crash_point = ""
+        self.stop(power=self.rng.random() < 0.5, restart_ms=self.rng.uniform(1, 400))
+        return True
 
     def resume(self) -> None:
         """Continue a stopped process: what came meanwhile comes now."""
@@ -225,12 +355,7 @@ class SimNode:
 
     def deliver(self, process: int, event: Event) -> None:
         """An event for one process."""
-        if process != self.process or self.machine is None:
-            return
-        if self.is_paused:
-            self.backlog.append(lambda: self.deliver(process, event))
-            return
-        self.step(event)
+        self.at_process(process, lambda: self.step(event))
 
     def deliver_request(self, source: SimNode, process: int, sent: Send) -> None:
         """A request of another node."""
@@ -240,6 +365,16 @@ class SimNode:
             self._requests += 1
             self._open[self._requests] = (source, process, sent.request_id)
             self.step(received(self._requests, sent))
+
+    def serve_snapshot(self, transfer: Transfer, number: int, request: FetchSnapshotRequest) -> None:
+        """A FetchSnapshot request of another node."""
+        if self.is_paused:
+            self.backlog.append(lambda: self.serve_snapshot(transfer, number, request))
+        elif self.machine is not None:
+            with self.ending_on_failure():
+                response = served(self.machine, self.the_replica, request)
+                self.step(SnapshotServed(request.replica_id))
+                self.world.network.snapshot_response(self, transfer, number, response)
 
     def step(self, event: Event) -> None:
         """One event with all that follows from it at once."""
@@ -252,16 +387,20 @@ class SimNode:
             effects = act(machine) if following is None else machine.step(following, self.local_ms(), self.jitter())
             try:
                 following = self._execute(effects)
-            except (StorageError, OSError):  # a process whose disk fails ends
-                self.world.counts["disk failures"] += 1
-                self.stop(restart_ms=self.rng.uniform(100, 1000))
-                return
+            except (StorageError, OSError):
+                self.disk_failed()
             if self.machine is None:
                 return
             self.world.checker.stepped(self, machine)
             if following is None:
                 self._schedule_wake()
                 return
+
+    def apply_own(self, state: SimState) -> None:
+        """The active controller applies what it appended at once; only then may it decide something else."""
+        if self.state is state and self.is_leader:
+            with self.ending_on_failure():
+                state.apply(self.the_log.log_end_offset)
 
     # -- effects
 
@@ -276,76 +415,49 @@ class SimNode:
                 case Flush():
                     self._flush()
                 case Committed(high_watermark):
-                    self._apply(high_watermark)
+                    self.world.checker.rose(self, high_watermark)
+                    self.the_state.apply(min(high_watermark, self.the_log.log_end_offset))
+                    self.world.checker.applied(self)
                 case PersistElection(election):
                     self.persist(election)
                 case StateChanged(state):
+                    if self.transfer is not None:
+                        self.transfer.drop()
                     self.world.state_changed(self, state)
                 case RefuseAppend(token):
                     self.world.client.refused(token)
                 case FetchSnapshot():
-                    raise AssertionError("no snapshots here")
+                    self.transfer = Transfer(self, effect)
+                    self.later(self.rng.uniform(0.0, 2.0), self.transfer.begin)
                 case _:
                     following = self._change_log(effect)
-            if self.crash_point and CRASH_POINTS[self.crash_point](effect):
-                self._crash()
             if self.machine is None:
+                return None
+            point = self.crash_point
+            if point and is_passed(point, effect) and self.crashed_at(point):
                 return None
         return following
 
-    def _crash(self) -> None:
-        self.world.counts["crashes"] += 1
-        self.world.counts[f"crash at {self.crash_point}"] += 1
-        self.crash_point = ""
-        self.stop(power=self.rng.random() < 0.5, restart_ms=self.rng.uniform(1, 400))
-
     def persist(self, election: ElectionState) -> None:
         """Write `quorum-state`."""
-        quorum_state.write(self.fs, FOLDER, election, self.config.cluster_id, self.config.voters)
+        self.the_replica.persist(election)
 
-    def _change_log(self, effect: Effect) -> Event:
-        log = self._the_log()
-        now_ms = self.local_ms()
-        try:
-            match effect:
-                case TruncateLog(offset):
-                    self.world.counts["truncations"] += 1
-                    log.truncate_to(offset)
-                    self.world.checker.truncated(self, log.log_end_offset)
-                    del self.entries[log.log_end_offset :]
-                    self.durable_floor = min(self.durable_floor, log.log_end_offset)
-                case AppendLeaderChange(epoch, change):
-                    self._append(log, leader_change_batch(change, epoch, now_ms), epoch)
-                case AppendAsLeader(token, batch, epoch):
-                    offset = self._append(log, batch, epoch)
-                    self.world.client.appended(self, token, offset, epoch)
-                case AppendAsFollower(records):
-                    log.append_as_follower(records, now_ms)
-                    self._note(records)
-        except CorruptRecordError:
+    def _change_log(self, effect: LogChange) -> Event:
+        log, offset = self.the_log, self.the_log.log_end_offset
+        result = self.the_replica.change_log(effect, self.wall_ms())
+        if isinstance(result, AppendRejected):
             self.world.counts["appends rejected"] += 1
-            return AppendRejected()
-        except StorageError:
-            if log.failed is not None:
-                raise
-            self._cut_note(log)
-            self.world.counts["appends rejected"] += 1
-            return AppendRejected()
-        return LogChanged()
-
-    def _cut_note(self, log: Log) -> None:
-        """A follower's append in several runs may fail after the first: take what is there."""
-        if len(self.entries) != log.log_end_offset:
-            self.entries.clear()
-            offset = 0
-            while offset < log.log_end_offset:
-                offset = self._note(log.read(offset, _READ_BYTES, log.log_end_offset, True))
-
-    def _append(self, log: Log, batch: bytes, epoch: int) -> int:
-        appended = log.append_as_leader(batch, epoch, self.local_ms())
-        header = record_batch.parse_header(batch)
-        self.entries += [(epoch, header.crc)] * header.record_count
-        return appended.first_offset
+        if log.log_end_offset < self.end:
+            self.world.counts["truncations"] += 1
+            self.world.checker.truncated(self, log.log_end_offset)
+            del self.entries[log.log_end_offset - self.base :]
+            self.durable_floor = min(self.durable_floor, log.log_end_offset)
+            self.the_state.truncated(log.log_end_offset)
+        elif log.log_end_offset > self.end:
+            self._note_log()
+            if isinstance(effect, AppendAsLeader):
+                self.world.client.appended(self, effect.token, offset, effect.epoch)
+        return result
 
     def _answer(self, effect: Answer) -> None:
         opened = self._open.pop(effect.request_id, None)
@@ -354,8 +466,7 @@ class SimNode:
         target, process, request_id = opened
         response = effect.response
         if effect.read is not None:
-            read = effect.read
-            response = with_records(response, self._the_log().read(read.offset, read.max_bytes, read.max_offset, True))
+            response = with_records(response, self.the_replica.read(effect.read))
         self.world.network.response(self, target, process, request_id, response)
 
     def _flush(self) -> None:
@@ -365,46 +476,15 @@ class SimNode:
 
     def _begin_flush(self) -> None:
         self._is_flushing, self._wants_flush = True, False
-        process = self.process
-        self.world.scheduler.after(self.rng.uniform(0.5, self.world.flush_max_ms), lambda: self._flushed(process))
+        self.later(self.rng.uniform(0.5, self.world.flush_max_ms), self._flushed)
 
-    def _flushed(self, process: int) -> None:
-        if process != self.process or self.log is None:
-            return
-        if self.is_paused:
-            self.backlog.append(lambda: self._flushed(process))
-            return
-        try:
-            self.log.flush()
-        except StorageError:
-            self.world.counts["disk failures"] += 1
-            self.stop(restart_ms=self.rng.uniform(100, 1000))
+    def _flushed(self) -> None:
+        end = -1
+        with self.ending_on_failure():
+            end = self.the_replica.flush()
+        if self.machine is None:
             return
         self._is_flushing = False
         if self._wants_flush:
             self._begin_flush()
-        self.step(Persisted(self.log.recovery_point))
-
-    def _apply(self, high_watermark: int) -> None:
-        log = self._the_log()
-        end = min(high_watermark, log.log_end_offset)
-        while self.applied < end:
-            data = log.read(self.applied, _READ_BYTES, end, True)
-            if not data:
-                self.world.checker.fail(f"the high watermark {end} of node {self.node_id} is within a batch")
-            for position, header in record_batch.iterate(data):
-                if not header.is_control:
-                    for record in record_batch.read_records(data, position, header):
-                        self.checksum = zlib.crc32(record.value or b"", self.checksum)
-                self.applied = header.next_offset
-                self.world.checker.applied(self)
-
-    def _the_log(self) -> Log:
-        if self.log is None:
-            raise RuntimeError("no process runs")
-        return self.log
-
-    @property
-    def is_leader(self) -> bool:
-        """Whether it takes itself for the leader."""
-        return self.machine is not None and self.machine.state is State.LEADER
+        self.step(Persisted(end))

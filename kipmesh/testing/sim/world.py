@@ -7,16 +7,21 @@ from dataclasses import dataclass, field
 from random import Random
 
 from kipmesh.core.raft import Machine, RaftConfig, State
+from kipmesh.core.snapshot.retention import RetentionLimits
+from kipmesh.core.snapshot.schedule import SnapshotLimits
 from kipmesh.testing.sim.checker import Checker, InvariantError
 from kipmesh.testing.sim.client import Client
 from kipmesh.testing.sim.faults import Faults
 from kipmesh.testing.sim.network import Network
 from kipmesh.testing.sim.node import SimNode
 from kipmesh.testing.sim.scheduler import Scheduler
+from kipmesh.testing.sim.state import SimState
 
 VIRTUAL_MS = 60_000.0
 QUIET_MS = 14_000.0
 """The last part of a run, without faults."""
+_RECORD_BYTES = 120
+"""About what a decision takes in the log."""
 
 
 @dataclass(slots=True)
@@ -45,24 +50,42 @@ class World:
         observers: int | None = None,
         node_type: type[SimNode] = SimNode,
         machine_type: type[Machine] = Machine,
+        state_type: type[SimState] = SimState,
         only_faults: tuple[str, ...] = (),
         fetch_max_bytes: int | None = None,
+        always_snapshots: bool = False,
     ) -> None:
         self.seed = seed
         self.rng = Random(seed)
         self.counts: Counter[str] = Counter()
         self.scheduler = Scheduler()
         self.machine_type = machine_type
+        self.state_type = state_type
         self.network = Network(self.scheduler, self.rng, self.counts)
         self.checker = Checker(self)
         self.client = Client(self)
         self.flush_max_ms = 4.0
         self.propose_every_ms = self.rng.uniform(150, 900)
         drawn = (self.rng.choice((1, 3, 3, 3, 5, 5)), self.rng.choice((0, 1, 1, 2, 3, 5)))
+        if drawn[0] == 1:
+            drawn = (1, max(1, drawn[1]))  # somebody has to fetch snapshots
         self.voters = voters or drawn[0]
         self.observers = drawn[1] if observers is None else observers
         self.ties = self.rng.random() < 0.35
         drawn_bytes = self.rng.choice((1, 200, 2048))
+        self.snapshot_limits = SnapshotLimits(
+            changed_records_ratio_min=self.rng.choice((0.1, 0.3, 0.5)),
+            record_bytes_between=int(_RECORD_BYTES * VIRTUAL_MS / self.propose_every_ms / self.rng.uniform(15, 40)),
+            interval_ms_max=self.rng.choice((0, 4000, 10_000)),
+        )
+        self.retention_limits = RetentionLimits(
+            lag_time_ms_max=self.rng.choice((3000, 10_000, 1_000_000)),
+            bytes_max=self.rng.choice((1500, 4000, 1 << 30)),
+            observer_live_ms=self.rng.choice((2000, 8000)),
+        )
+        if always_snapshots:  # after nearly each decision, and nothing waits for who is behind
+            self.snapshot_limits = SnapshotLimits(0.0, 1, 0)
+            self.retention_limits = RetentionLimits(1, 1, 1)
         ids = tuple(range(1, self.voters + 1))
         self.nodes: dict[int, SimNode] = {}
         for node_id in range(1, self.voters + self.observers + 1):
@@ -105,7 +128,7 @@ class World:
         self.client.is_done = True  # let the last ones come through
         self.scheduler.run_until(VIRTUAL_MS)
         self.checker.converged()
-        self.client.check(next(iter(self.nodes.values())).entries)
+        self.client.check()
         if self.client.last_acknowledged_ms < VIRTUAL_MS - QUIET_MS:
             self.checker.fail("nothing was committed after the last fault")
         self.counts["committed"] = len(self.checker.committed)

@@ -545,3 +545,19 @@ def test_on_a_real_disk(tmp_path: object) -> None:
         replica.raise_log_start(20 + 30 * number)
         replica.clean()
         manager.close(-1)
+
+
+def test_a_received_snapshot_is_none_of_ours_before_it_is_installed() -> None:
+    fs = FaultyFileSystem()
+    replica = open_replica(fs)
+    append(replica, 30)
+    own = make(replica, 10)
+    new = SnapshotId(50, 2)
+    received(replica, 50, 2).complete()
+    assert replica.made(own) == SnapshotChanged(own, own)
+    assert replica.clean() is None
+    replica.discard(new)
+    assert replica.store.snapshot_ids() == [own]
+    with pytest.raises(StorageError, match="is not in"):
+        replica.install(new)
+    assert replica.log.log_end_offset == 30
