@@ -31,6 +31,7 @@ _SOURCES = (
     "testing/sim",
 )
 _SAVE_EVERY = 50
+_TELL_EVERY = 500
 _TOLD = (
     *("elections", "leader changes", "truncations", "images reloaded", "applies failed"),
     *("snapshots made", "snapshots aborted", "snapshots fetched", "snapshots loaded", "snapshots deleted"),
@@ -86,7 +87,7 @@ def _save(path: Path | None, progress: Progress) -> None:
 
 def _run_many(wanted: int, path: Path | None) -> int:
     progress = _load(path)
-    print(f"{progress.counted} of {wanted} seeds are done on this code ({progress.code})")
+    print(f"{progress.counted} of {wanted} seeds are done on this code ({progress.code})", flush=True)
     try:
         while progress.counted < wanted:
             began = time.perf_counter()
@@ -94,6 +95,8 @@ def _run_many(wanted: int, path: Path | None) -> int:
             progress.seconds += time.perf_counter() - began
             if progress.next_seed % _SAVE_EVERY == 0:
                 _save(path, progress)
+            if progress.next_seed % _TELL_EVERY == 0:
+                print(f"{progress.counted} of {wanted} seeds are clean, {progress.seconds:.0f} s", flush=True)
     except InvariantError as error:
         print(f"FAILED {error}")
         return 1
