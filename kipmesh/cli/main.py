@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from kipmesh.cli import (
+    chaos_commands,
     cluster_commands,
     config_commands,
     local_commands,
@@ -40,6 +41,7 @@ app.add_typer(snapshot_commands.app, name="snapshot")
 app.add_typer(cluster_commands.quorum_app, name="quorum")
 app.add_typer(cluster_commands.cluster_app, name="cluster")
 app.add_typer(config_commands.app, name="config")
+app.add_typer(chaos_commands.app, name="chaos")
 
 
 def _print_version(wanted: bool) -> None:

@@ -83,6 +83,7 @@ class Figures(NamedTuple):
     repeated: int = 0
     """Records that are in the log once more, which at-least-once delivery may do."""
     read: int = 0
+    """By all consumers together."""
     faults: int = 0
     longest_write_gap_s: float = 0.0
     longest_read_delay_s: float = 0.0
@@ -247,7 +248,6 @@ class Checker:
 
     def _read(self, event: Read) -> None:
         who = f"read by {event.reader}" + (f" from replica {event.replica}" if event.replica >= 0 else "")
-        self._figures["read"] += len(event.records)
         for offset, value in event.records:
             self._real(event.partition, offset, value, who, event.t)
             self._same(event.partition, offset, value, who, event.t)
@@ -257,6 +257,7 @@ class Checker:
         if event.kind is not ReaderKind.REPLICA:
             self._check_order(event)
         if event.kind is ReaderKind.CONSUMER:
+            self._figures["read"] += len(event.records)
             self._progress.read(event.reader, event.partition, event.t, [offset for offset, _ in event.records])
         self._check_watermark(event)
 

@@ -1,0 +1,178 @@
+"""Looks at a mesh while it is broken: who leads what, asked of every broker by itself, and plain fetches.
+
+Answers that contradict each other are normal: a broker that is cut off does not know better. Of a partition the
+highest leader epoch counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from kipmesh.chaos import values
+from kipmesh.chaos.mesh import Node, is_broker, is_controller
+from kipmesh.chaos.recorder import Recorder
+from kipmesh.chaos.targets import PartitionView, View
+from kipmesh.client.quorum import describe_quorum
+from kipmesh.core.errors import KafkaError
+from kipmesh.core.messages import (
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+)
+from kipmesh.rpc.client import ConnectionPool, TransportError
+from kipmesh.testing.history import Controller, Led, Read, ReaderKind
+
+ASK_TIMEOUT_S = 1.0
+LOOK_INTERVAL_S = 0.25
+PROBE_INTERVAL_S = 0.5
+PROBE_BYTES = 64 << 10
+
+
+class _Partition(NamedTuple):
+    leader: int
+    leader_epoch: int
+    replicas: Sequence[int]
+    isr: Sequence[int]
+
+
+class Observer:
+    """Sees the mesh; `run` keeps looking and records changes. One event loop; `close` at the end."""
+
+    def __init__(self, nodes: Callable[[], Sequence[Node]], topic: str, recorder: Recorder) -> None:
+        self._nodes = nodes
+        self._topic = topic
+        self._recorder = recorder
+        self._pool = ConnectionPool("kipmesh-chaos")
+        self._topic_id = b""
+        self._controller = -1
+        self.partitions: dict[int, _Partition] = {}
+
+    async def run(self) -> None:
+        """Record each change of leaders and of the active controller, until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_INTERVAL_S)
+
+    async def look(self) -> None:
+        """Ask every broker now; what nobody answers stays as it was."""
+        brokers = [node for node in self._nodes() if is_broker(node) and node.pid is not None and node.grpc]
+        answers = await asyncio.gather(*(self._ask(str(node.grpc)) for node in brokers))
+        controllers: list[int] = []
+        for answer in filter(None, answers):
+            controllers.append(answer.controller_id)
+            for topic in answer.topics:
+                if topic.error_code or topic.name != self._topic:
+                    continue
+                self._topic_id = topic.topic_id
+                for one in topic.partitions:
+                    found = _Partition(one.leader_id, one.leader_epoch, tuple(one.replica_nodes), tuple(one.isr_nodes))
+                    self._learned(one.partition_index, found)
+        if controllers and self._controller not in controllers:
+            self._controller = max(controllers, key=controllers.count)
+            self._recorder.add(Controller(self._recorder.now, self._controller, -1))
+
+    async def view(self) -> View:
+        """Everything, for choosing targets; the active controller is asked of the controllers themselves."""
+        await self.look()
+        nodes = self._nodes()
+        controllers = [node.grpc for node in nodes if is_controller(node) and node.grpc]
+        active = -1
+        with suppress(KafkaError, TransportError):  # nobody answers: nobody is active
+            active = (await describe_quorum(controllers, timeout_s=ASK_TIMEOUT_S)).leader_id
+        partitions = {number: PartitionView(one.leader, one.isr) for number, one in self.partitions.items()}
+        return View(nodes, partitions, active)
+
+    def out_of_sync(self) -> list[str]:
+        """What is not as it should be: partitions without a leader, or with replicas that are not in sync."""
+        told = []
+        for number, one in sorted(self.partitions.items()):
+            if one.leader < 0:
+                told.append(f"partition {number} has no leader")
+            elif set(one.isr) != set(one.replicas):
+                missing = sorted(set(one.replicas) - set(one.isr))
+                told.append(f"replicas {missing} of partition {number} are not in sync")
+        return told or ([] if self.partitions else ["nothing is known of the topic"])
+
+    async def close(self) -> None:
+        """Disconnect."""
+        await self._pool.close()
+
+    async def _ask(self, address: str) -> MetadataResponse | None:
+        request = MetadataRequest([MetadataRequestTopic(name=self._topic)])
+        try:
+            response: MetadataResponse = await self._pool.get(address).call(
+                "Broker", "Metadata", request, ASK_TIMEOUT_S
+            )
+        except TransportError:
+            return None
+        return None if response.error_code else response
+
+    def _learned(self, number: int, found: _Partition) -> None:
+        known = self.partitions.get(number)
+        if known is not None and (found == known or found.leader_epoch < known.leader_epoch):
+            return
+        self.partitions[number] = found
+        self._recorder.add(Led(self._recorder.now, number, found.leader, found.leader_epoch, found.isr))
+
+    # -- plain fetches
+
+    async def probe(self, node: Node, starts: Callable[[str], int]) -> None:
+        """Fetch from one broker, of each partition where it stopped, until cancelled; `starts` counts its processes.
+
+        The request names the leader epoch: an answer is of that leadership or an error. Errors are no observation.
+        """
+        cursors: dict[int, int] = {}
+        while True:
+            await asyncio.sleep(PROBE_INTERVAL_S)
+            address = next((one.grpc for one in self._nodes() if one.name == node.name and one.pid is not None), None)
+            if address is None or not self.partitions:
+                continue
+            session = starts(node.name)
+            epochs = {number: one.leader_epoch for number, one in self.partitions.items()}
+            asked = [
+                FetchPartition(number, epoch, cursors.get(number, 0), partition_max_bytes=PROBE_BYTES)
+                for number, epoch in epochs.items()
+            ]
+            request = FetchRequest(
+                max_bytes=PROBE_BYTES, topics=[FetchTopic(self._topic, self._topic_id, asked)], session_epoch=-1
+            )
+            try:
+                response: FetchResponse = await self._pool.get(address).call("Broker", "Fetch", request, ASK_TIMEOUT_S)
+            except TransportError:
+                continue
+            if session == starts(node.name):
+                self._probed(node, response, cursors, epochs, session)
+
+    def _probed(
+        self, node: Node, response: FetchResponse, cursors: dict[int, int], epochs: dict[int, int], session: int
+    ) -> None:
+        for one in [one for topic in response.responses for one in topic.partitions if not one.error_code]:
+            number, start = one.partition_index, cursors.get(one.partition_index, 0)
+            records = []
+            try:
+                for _header, found in values.batches(one.records, allow_partial=True):
+                    records += [(offset, value) for offset, value in found if offset >= start]
+            except KafkaError as error:
+                self._recorder.note(f"{node.name} answered a fetch with what is no batch: {error}")
+            if records:
+                cursors[number] = records[-1][0] + 1
+            self._recorder.add(
+                Read(
+                    self._recorder.now,
+                    f"probe-{node.name}",
+                    ReaderKind.REPLICA,
+                    number,
+                    records,
+                    one.high_watermark,
+                    node.node_id if node.node_id is not None else -1,
+                    epochs[number],
+                    session,
+                )
+            )

@@ -1,0 +1,234 @@
+"""One run of an experiment: cluster, workload, faults, recovery, last reads, the replicas' logs, the verdict.
+
+Everything that a run starts ends with it, however it ends. What it leaves in its folder: `history.jsonl`,
+`summary.json`, `report.html`, and the cluster's folder when something was found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from kipmesh.chaos import disk, dumps, report
+from kipmesh.chaos.experiment import Experiment, Fault
+from kipmesh.chaos.faults import Hooks, Injector, data_folder
+from kipmesh.chaos.mesh import ChaosError, Cluster, MakeCluster, bootstrap, is_broker
+from kipmesh.chaos.network import Network
+from kipmesh.chaos.observer import Observer
+from kipmesh.chaos.recorder import Recorder
+from kipmesh.chaos.workload import Workload, consumer_names
+from kipmesh.client import AdminClient
+from kipmesh.client.types import NewTopic
+from kipmesh.testing.history import Begin, NotRecovered, Phase, PhaseBegan, read_history
+from kipmesh.testing.history_checker import Verdict, check
+from kipmesh.testing.links import Links
+
+TOPIC = "chaos"
+HISTORY = "history.jsonl"
+WARM_UP_TIMEOUT_S = 60.0
+FINAL_TIMEOUT_S = 30.0
+TICK_S = 0.1
+
+OnProgress = Callable[[str, float, Recorder], None]
+"""Called with what the run does now, how much of it is done (0 to 1), and the recorder."""
+
+
+class Result(NamedTuple):
+    """How a run ended, and where its files are."""
+
+    experiment: Experiment
+    seed: int
+    verdict: Verdict
+    folder: Path
+
+
+async def run_once(
+    experiment: Experiment, make_cluster: MakeCluster, folder: Path, seed: int, on_progress: OnProgress
+) -> Result:
+    """One run in an empty folder; raises ChaosError, and what clients and the cluster raise."""
+    await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+    recorder = Recorder(folder / HISTORY)
+    run = _Run(experiment, folder, seed, recorder, on_progress)
+    try:
+        await run.run(make_cluster)
+    finally:
+        recorder.close()
+    on_progress("checking", 0.0, recorder)
+    verdict = await asyncio.to_thread(lambda: check(read_history(folder / HISTORY)))
+    await asyncio.to_thread(report.write, folder, verdict, experiment, seed)
+    if verdict.is_clean:
+        await asyncio.to_thread(shutil.rmtree, folder / "cluster", ignore_errors=True)
+    return Result(experiment, seed, verdict, folder)
+
+
+class _Run:
+    def __init__(
+        self, experiment: Experiment, folder: Path, seed: int, recorder: Recorder, on_progress: OnProgress
+    ) -> None:
+        self._experiment = experiment
+        self._folder = folder
+        self._seed = seed
+        self._random = random.Random(seed)
+        self._recorder = recorder
+        self._on_progress = on_progress
+        self._mounted: list[Path] = []
+
+    async def run(self, make_cluster: MakeCluster) -> None:
+        """All of it; the cluster is down at the end."""
+        async with AsyncExitStack() as stack:
+            links = await stack.enter_async_context(Links())
+            made: list[Cluster] = []
+
+            def network() -> Network:
+                return Network(links, lambda: made[0].nodes())
+
+            hooks = Hooks(self._experiment, network if self._experiment.needs_network else None)
+            cluster = make_cluster(self._folder / "cluster", self._experiment.cluster, hooks)
+            made.append(cluster)
+            stack.push_async_callback(self._destroy, cluster)
+            self._prepare_disks()
+            self._on_progress("starting the cluster", 0.0, self._recorder)
+            await asyncio.to_thread(cluster.up)
+            nodes = cluster.nodes()
+            part = self._experiment.workload
+            self._recorder.add(
+                Begin(
+                    self._recorder.now,
+                    self._experiment.name,
+                    self._seed,
+                    part.partitions,
+                    self._experiment.steady_state.limits,
+                    consumer_names(part),
+                    [node.name for node in nodes],
+                )
+            )
+            await self._create_topic(bootstrap(nodes))
+            observer = Observer(cluster.nodes, TOPIC, self._recorder)
+            stack.push_async_callback(observer.close)
+            injector = Injector(cluster, hooks.network, observer, self._recorder, self._random, TOPIC)
+            await self._under_load(cluster, observer, injector)
+            self._on_progress("stopping the cluster", 0.0, self._recorder)
+            await asyncio.to_thread(cluster.down)
+            self._on_progress("reading the replicas' logs", 0.0, self._recorder)
+            brokers = {node.node_id: data_folder(node) for node in nodes if is_broker(node)}
+            await asyncio.to_thread(dumps.record, self._recorder, brokers, TOPIC)
+            self._recorder.add(PhaseBegan(self._recorder.now, Phase.END))
+
+    async def _destroy(self, cluster: Cluster) -> None:
+        await asyncio.shield(asyncio.to_thread(cluster.destroy))
+        for folder in self._mounted:
+            disk.unmount(folder)
+
+    def _prepare_disks(self) -> None:
+        """Before the cluster makes its folders: a disk for each node's data."""
+        if not self._experiment.needs_disks:
+            return
+        part = self._experiment.cluster
+        roles = {"controller": part.controllers, "leader": part.leaders, "follower": part.followers}
+        for role, count in roles.items():
+            for number in range(1, count + 1):
+                folder = self._folder / "cluster" / f"{role}-{number}" / "data"
+                disk.mount(folder)
+                self._mounted.append(folder)
+
+    async def _create_topic(self, address: str) -> None:
+        part = self._experiment.workload
+        async with AdminClient(address) as admin:
+            topic = NewTopic(TOPIC, part.partitions, part.replication_factor, dict(part.topic_config))
+            await admin.create_topics([topic])
+
+    async def _under_load(self, cluster: Cluster, observer: Observer, injector: Injector) -> None:
+        part, address = self._experiment.workload, bootstrap(cluster.nodes())
+        async with Workload(address, TOPIC, part, self._recorder) as workload, asyncio.TaskGroup() as group:
+            watching = [group.create_task(observer.run())]
+            if part.probes:
+                brokers = [node for node in cluster.nodes() if is_broker(node)]
+                watching += [group.create_task(observer.probe(node, injector.starts)) for node in brokers]
+            await self._warm_up(workload, observer)
+            self._recorder.add(PhaseBegan(self._recorder.now, Phase.FAULTS))
+            await self._faults(injector, observer, workload)
+            self._recorder.add(PhaseBegan(self._recorder.now, Phase.RECOVERY))
+            await self._recover(injector, observer, workload)
+            self._on_progress("reading everything once more", 0.0, self._recorder)
+            await workload.stop_producing()
+            self._recorder.add(PhaseBegan(self._recorder.now, Phase.FINAL))
+            ends = await dumps.final_read(address, TOPIC, part.partitions, self._recorder, FINAL_TIMEOUT_S)
+            await workload.catch_up(ends, FINAL_TIMEOUT_S)
+            await observer.look()
+            dumps.record_ends(self._recorder, ends, observer.partitions)
+            for task in watching:
+                task.cancel()
+
+    async def _warm_up(self, workload: Workload, observer: Observer) -> None:
+        """Until every partition is written to and read by everybody, and all replicas are in sync."""
+        deadline = asyncio.get_running_loop().time() + WARM_UP_TIMEOUT_S
+        partitions = range(self._experiment.workload.partitions)
+        while not (
+            all(workload.acknowledged.get(partition) for partition in partitions)
+            and all(mine.get(partition) for mine in workload.positions.values() for partition in partitions)
+            and not observer.out_of_sync()
+        ):
+            workload.check()
+            if asyncio.get_running_loop().time() > deadline:
+                told = observer.out_of_sync() or ["the workload does not run"]
+                raise ChaosError(f"no steady state after {WARM_UP_TIMEOUT_S:g} s: {'; '.join(told)}")
+            self._on_progress("warming up", 0.0, self._recorder)
+            await asyncio.sleep(TICK_S)
+
+    async def _faults(self, injector: Injector, observer: Observer, workload: Workload) -> None:
+        loop = asyncio.get_running_loop()
+        begin, duration_s = loop.time(), self._experiment.duration_s
+        async with asyncio.TaskGroup() as group:
+            for fault in self._experiment.faults:
+                group.create_task(self._timed(injector, fault))
+            if self._experiment.random is not None:
+                group.create_task(self._by_chance(injector, observer))
+            while (passed := loop.time() - begin) < duration_s:
+                self._on_progress("faults", passed / duration_s, self._recorder)
+                workload.check()
+                await asyncio.sleep(min(TICK_S, duration_s - passed))
+            injector.stop.set()
+
+    async def _timed(self, injector: Injector, fault: Fault) -> None:
+        await asyncio.sleep(fault.at_s)
+        await injector.run(fault, fault.for_s)
+
+    async def _by_chance(self, injector: Injector, observer: Observer) -> None:
+        part = self._experiment.random
+        assert part is not None
+        while not injector.stop.is_set():
+            await self._pause(injector, self._random.uniform(*part.pause_s))
+            if not injector.stop.is_set():
+                await injector.run(self._random.choice(part.faults), self._random.uniform(*part.for_s))
+                await self._wait_in_sync(observer, injector.stop)
+
+    async def _pause(self, injector: Injector, for_s: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(for_s):
+                await injector.stop.wait()
+
+    async def _wait_in_sync(self, observer: Observer, stop: asyncio.Event | None = None) -> None:
+        """Until all replicas are in sync; told when that takes too long."""
+        loop = asyncio.get_running_loop()
+        begin, limit_s = loop.time(), self._experiment.steady_state.recovered_within_s
+        await observer.look()
+        while told := observer.out_of_sync():
+            if stop is not None and stop.is_set():
+                return
+            passed = loop.time() - begin
+            if passed > limit_s:
+                self._recorder.add(NotRecovered(self._recorder.now, f"after {limit_s:g} s: {'; '.join(told)}"))
+                return
+            if stop is None:
+                self._on_progress("recovering", passed / limit_s, self._recorder)
+            await asyncio.sleep(TICK_S)
+
+    async def _recover(self, injector: Injector, observer: Observer, workload: Workload) -> None:
+        await injector.undo_all()
+        await self._wait_in_sync(observer)
+        workload.check()

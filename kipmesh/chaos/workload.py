@@ -1,0 +1,151 @@
+"""The workload of an experiment: producers with one request in flight each, and a consumer in each rack."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+from kipmesh.chaos import values
+from kipmesh.chaos.experiment import WorkloadPart
+from kipmesh.chaos.recorder import Recorder
+from kipmesh.client import Consumer, Producer, TopicPartition
+from kipmesh.core.errors import KafkaError
+from kipmesh.testing.history import Failed, Invoke, Ok, Read, ReaderKind, Unknown
+
+POLL_MS = 250
+PRODUCER_CONFIG = {
+    "acks": "all",
+    "linger.ms": "0",
+    "request.timeout.ms": "2000",
+    "max.block.ms": "5000",
+    "delivery.timeout.ms": "10000",
+    "max.in.flight.requests.per.connection": "1",
+}
+CONSUMER_CONFIG = {
+    "auto.offset.reset": "earliest",
+    "request.timeout.ms": "2000",
+    "default.api.timeout.ms": "10000",
+    "fetch.max.wait.ms": "250",
+}
+RETRY_S = 0.1
+
+
+def consumer_names(part: WorkloadPart) -> list[str]:
+    """Their names in the history."""
+    return [f"consumer-{rack}" for rack in part.racks]
+
+
+class Workload:
+    """`async with Workload(...)`: works from then on. `stop_producing`, then `catch_up`, end it in order."""
+
+    def __init__(self, bootstrap: str, topic: str, part: WorkloadPart, recorder: Recorder) -> None:
+        self._bootstrap = bootstrap
+        self._topic = topic
+        self._part = part
+        self._recorder = recorder
+        self._stack = AsyncExitStack()
+        self._producing: list[asyncio.Task[None]] = []
+        self._consuming: list[asyncio.Task[None]] = []
+        self._ends = asyncio.Event()
+        self.acknowledged: dict[int, int] = {}
+        """Of each partition."""
+        self.positions: dict[str, dict[int, int]] = {}
+        """The next offset of each consumer in each partition."""
+
+    async def __aenter__(self) -> Self:
+        for number in range(1, self._part.producers + 1):
+            producer = Producer(self._bootstrap, **{**PRODUCER_CONFIG, **self._part.producer_config})
+            await self._stack.enter_async_context(producer)
+            partition = (number - 1) % self._part.partitions
+            self._producing.append(asyncio.create_task(self._produce(producer, f"producer-{number}", partition)))
+        for rack, name in zip(self._part.racks, consumer_names(self._part), strict=True):
+            config = {**CONSUMER_CONFIG, "client.rack": rack, "client.id": name, **self._part.consumer_config}
+            consumer = await self._stack.enter_async_context(Consumer(self._bootstrap, **config))
+            consumer.assign([TopicPartition(self._topic, partition) for partition in range(self._part.partitions)])
+            consumer.seek_to_beginning()
+            self.positions[name] = {}
+            self._consuming.append(asyncio.create_task(self._consume(consumer, name)))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        tasks = [*self._producing, *self._consuming]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._stack.aclose()
+
+    def check(self) -> None:
+        """Raise what a worker ended with: a bug of its, or of a client."""
+        for task in [*self._producing, *self._consuming]:
+            if task.done() and not task.cancelled():
+                task.result()
+
+    async def stop_producing(self) -> None:
+        """Begin no more operations; each has its outcome then."""
+        self._ends.set()
+        await asyncio.gather(*self._producing)
+
+    async def catch_up(self, ends: Mapping[int, int], timeout_s: float) -> bool:
+        """Until every consumer has read up to these offsets; whether that was in time."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while any(mine.get(partition, 0) < end for mine in self.positions.values() for partition, end in ends.items()):
+            self.check()
+            if asyncio.get_running_loop().time() > deadline:
+                return False
+            await asyncio.sleep(0.05)
+        return True
+
+    # -- inside
+
+    async def _produce(self, producer: Producer, name: str, partition: int) -> None:
+        loop, interval_s = asyncio.get_running_loop(), 1 / self._part.records_per_s
+        due = loop.time()
+        while not self._ends.is_set():
+            await self._produce_one(producer, name, partition)
+            due = max(due + interval_s, loop.time() - interval_s)
+            await asyncio.sleep(max(due - loop.time(), 0))
+
+    async def _produce_one(self, producer: Producer, name: str, partition: int) -> None:
+        recorder, operation = self._recorder, self._recorder.next_operation()
+        recorder.add(Invoke(recorder.now, operation, name, partition, str(operation)))
+        value = values.encode(operation, self._part.value_bytes)
+        try:
+            delivery = await producer.send(self._topic, value, partition=partition)
+        except KafkaError as error:  # it was not taken: nothing was sent
+            recorder.add(Failed(recorder.now, operation, str(error)))
+            await asyncio.sleep(RETRY_S)
+            return
+        try:
+            where = await delivery
+        except KafkaError as error:
+            recorder.add(Unknown(recorder.now, operation, str(error)))
+            return
+        recorder.add(Ok(recorder.now, operation, where.offset))
+        self.acknowledged[partition] = self.acknowledged.get(partition, 0) + 1
+
+    async def _consume(self, consumer: Consumer, name: str) -> None:
+        watermarks: dict[int, int] = {}
+        while True:
+            try:
+                records = await consumer.poll(POLL_MS)
+            except KafkaError as error:
+                self._recorder.note(f"{name}: {error}")
+                await asyncio.sleep(RETRY_S)
+                continue
+            found: dict[int, list[tuple[int, str]]] = {}
+            for record in records:
+                found.setdefault(record.partition, []).append((record.offset, values.decode(record.value)))
+            for partition in range(self._part.partitions):
+                watermark = consumer.high_watermark((self._topic, partition))
+                mine = found.get(partition, [])
+                if mine or (watermark is not None and watermark != watermarks.get(partition)):
+                    known = watermarks[partition] = -1 if watermark is None else watermark
+                    now = self._recorder.now
+                    self._recorder.add(Read(now, name, ReaderKind.CONSUMER, partition, mine, known))
+                if mine:
+                    self.positions[name][partition] = mine[-1][0] + 1

@@ -1,0 +1,269 @@
+"""`kipmesh chaos`: faults on a cluster of processes under a workload, and a checker of what happened."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kipmesh.cli.common import EXIT_SIGNAL, AsJson, CommandError, examples, make_app, print_json
+
+if TYPE_CHECKING:
+    from kipmesh.chaos.experiment import ClusterPart, Experiment
+    from kipmesh.chaos.mesh import Hook
+    from kipmesh.chaos.recorder import Recorder
+    from kipmesh.chaos.runner import OnProgress, Result
+    from kipmesh.cluster.layout import NodeInfo
+    from kipmesh.cluster.process_cluster import ProcessCluster
+    from kipmesh.testing.history_checker import Verdict
+
+EXIT_SKIPPED = 77
+"""This machine cannot do what an experiment needs."""
+DEFAULT_RESULTS = Path("kipmesh-chaos")
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 15.0
+
+app = make_app(
+    "Break a cluster under load, and check that nothing is lost.",
+    """
+    kipmesh chaos run deploy/chaos/kill-leader.yaml
+    kipmesh chaos run deploy/chaos/random.yaml --duration 1800 --seed 7
+    kipmesh chaos check kipmesh-chaos/kill-leader-1/history.jsonl
+    """,
+)
+
+
+@app.command(
+    epilog=examples(
+        """
+        kipmesh chaos run deploy/chaos/kill-leader.yaml --runs 10
+        kipmesh chaos run deploy/chaos/*.yaml
+        kipmesh chaos run deploy/chaos/random.yaml --duration 1800 --seed 7 --dir build/chaos
+        """
+    )
+)
+def run(
+    files: Annotated[list[Path], typer.Argument(metavar="EXPERIMENT.yaml...")],
+    folder: Annotated[
+        Path, typer.Option("--dir", help="Each run gets a folder of its own in this one.", show_default=True)
+    ] = DEFAULT_RESULTS,
+    runs: Annotated[int, typer.Option(min=1, max=10_000, help="How often, each with the next seed.")] = 1,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of the first run's choices; by chance.")] = None,
+    duration_s: Annotated[float | None, typer.Option("--duration", min=0.1, help="Seconds under faults.")] = None,
+) -> None:
+    """Run experiments, one after the other, and check their histories.
+
+    A run's folder has report.html, summary.json and history.jsonl; after an anomaly the cluster's files too.
+    Exit code 1 when there is an anomaly, 77 when this machine cannot run one of the experiments.
+    """
+    from kipmesh.chaos.disk import NotPossibleError, enter_namespace
+    from kipmesh.chaos.experiment import load
+
+    experiments = [load(file, duration_s=duration_s) for file in files]
+    first = random.SystemRandom().randrange(1 << 32) if seed is None else seed
+    if any(experiment.needs_disks for experiment in experiments):
+        with suppress(NotPossibleError):  # told by those runs that need it
+            enter_namespace([sys.executable, "-P", "-m", "kipmesh.cli.main", *sys.argv[1:]])
+    results: list[Result] = []
+    skipped = 0
+    for experiment in experiments:
+        for number in range(runs):
+            try:
+                results.append(_run_one(experiment, folder, first + number, f"{number + 1}/{runs}"))
+            except NotPossibleError as error:
+                skipped += 1
+                print(f"{experiment.name}: skipped: {error}")
+                break
+    if any(not result.verdict.is_clean for result in results):
+        raise typer.Exit(1)
+    if skipped:
+        raise typer.Exit(EXIT_SKIPPED)
+
+
+@app.command(epilog=examples("kipmesh chaos check kipmesh-chaos/kill-leader-1/history.jsonl --json"))
+def check(
+    file: Annotated[Path, typer.Argument(metavar="HISTORY", help="history.jsonl of a run.")], as_json: AsJson = False
+) -> None:
+    """Check the history of a run again. Exit code 1 when there is an anomaly."""
+    from kipmesh.testing import history_checker
+    from kipmesh.testing.history import read_history
+
+    verdict = history_checker.check(read_history(file))
+    if as_json:
+        for one in verdict.findings:
+            print_json({**one._asdict(), "kind": one.kind.value})
+        print_json({"clean": verdict.is_clean, "anomalies": verdict.counts, **verdict.figures._asdict()})
+    else:
+        _print_verdict(str(file), verdict)
+    if not verdict.is_clean:
+        raise typer.Exit(1)
+
+
+def _print_verdict(name: str, verdict: Verdict) -> None:
+    figures = verdict.figures
+    told = "no anomaly" if verdict.is_clean else f"{sum(verdict.counts.values())} anomalies"
+    print(
+        f"{name}: {told}; {figures.faults} faults, {figures.acknowledged} acknowledged, {figures.unknown} unknown, "
+        f"{figures.read} read, longest gap {figures.longest_write_gap_s:.2f} s, longest read delay "
+        f"{figures.longest_read_delay_s:.2f} s"
+    )
+    for kind, count in sorted(verdict.counts.items()):
+        first = next(one for one in verdict.findings if one.kind.value == kind)
+        where = f"partition {first.partition}, " if first.partition >= 0 else ""
+        print(f"  {kind}: {count}, first: {where}{first.t:.2f} s: {first.text}")
+
+
+def _run_one(experiment: Experiment, folder: Path, seed: int, which: str) -> Result:
+    from kipmesh.chaos import runner
+    from kipmesh.node import logging
+
+    logging.configure(level="error", form="console", context={})
+    home = folder.absolute() / f"{experiment.name}-{seed}"
+    if home.exists() and not _is_ours(home):
+        raise CommandError(f"{home} is there already and is no run's folder: name another --dir or --seed")
+    shutil.rmtree(home, ignore_errors=True)
+    with _progress(f"{experiment.name} {which}") as on_progress:
+        result = _interruptible(lambda: runner.run_once(experiment, _LocalCluster, home, seed, on_progress))
+    _print_verdict(f"{experiment.name} (seed {seed})", result.verdict)
+    print(f"  {home / 'report.html'}", flush=True)
+    return result
+
+
+def _is_ours(home: Path) -> bool:
+    return home.is_dir() and (not any(home.iterdir()) or (home / "history.jsonl").exists())
+
+
+def _interruptible(make: Any) -> Result:
+    """Run a coroutine; SIGINT and SIGTERM cancel it, it cleans up, and the exit code is a shell's."""
+    got: list[signal.Signals] = []
+
+    async def work() -> Result:
+        task = asyncio.current_task()
+        assert task is not None
+        loop = asyncio.get_running_loop()
+
+        def stop(number: signal.Signals) -> None:
+            if not got:
+                task.cancel()
+            got.append(number)
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop, number)
+        result: Result = await make()
+        return result
+
+    try:
+        return asyncio.run(work())
+    except asyncio.CancelledError:
+        print("kipmesh: interrupted; the cluster is stopped", file=sys.stderr)
+        raise typer.Exit(EXIT_SIGNAL + (got[0] if got else signal.SIGINT)) from None
+    except ExceptionGroup as group:
+        raise _first(group) from None
+
+
+def _first(group: ExceptionGroup[Exception]) -> Exception:
+    error: Exception = group
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+@contextmanager
+def _progress(name: str) -> Iterator[OnProgress]:
+    """A bar on a terminal; elsewhere a line when something else begins."""
+    if not sys.stderr.isatty():
+        told = [""]
+
+        def say(what: str, share: float, recorder: Recorder) -> None:
+            if what != told[0]:
+                told[0] = what
+                print(f"{name}: {recorder.now:.1f} s: {what}", file=sys.stderr, flush=True)
+
+        yield say
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task(name, total=1)
+
+        def show(what: str, share: float, recorder: Recorder) -> None:
+            counts = f"{recorder.acknowledged} acknowledged, {recorder.read} read"
+            progress.update(bar, description=f"{name}: {what} ({counts})", completed=share)
+
+        yield show
+
+
+class _LocalCluster:
+    """`kipmesh.cluster` as `kipmesh.chaos` wants it."""
+
+    def __init__(self, folder: Path, part: ClusterPart, hook: Hook) -> None:
+        from kipmesh.cluster.layout import Counts
+        from kipmesh.cluster.process_cluster import ProcessCluster
+
+        self._counts = Counts(part.controllers, part.leaders, part.followers, 0)
+        self._config = dict(part.config)
+        self._cluster: ProcessCluster | None = ProcessCluster(
+            folder, owned=True, start_timeout_s=START_TIMEOUT_S, stop_timeout_s=STOP_TIMEOUT_S, hook=hook
+        )
+
+    @property
+    def _running(self) -> ProcessCluster:
+        if self._cluster is None:
+            raise CommandError("the cluster is gone")
+        return self._cluster
+
+    def up(self) -> None:
+        self._running.up(self._counts, self._config)
+
+    def nodes(self) -> Sequence[NodeInfo]:
+        return self._running.state().nodes
+
+    def is_running(self, name: str) -> bool:
+        from kipmesh.cluster import processes
+
+        node = self._running.state().node(name)
+        return processes.state_of(node.pid, node.process) is not processes.ProcessState.GONE
+
+    def kill(self, name: str) -> None:
+        self._running.kill(name)
+
+    def stop(self, name: str) -> None:
+        self._running.stop(name)
+
+    def start(self, name: str) -> None:
+        self._running.start(name)
+
+    def pause(self, name: str) -> None:
+        self._running.pause(name)
+
+    def resume(self, name: str) -> None:
+        self._running.resume(name)
+
+    def down(self) -> None:
+        if (self._running.folder / "cluster.json").exists():
+            self._running.down()
+
+    def destroy(self) -> None:
+        """Kill what runs; at once, it may be held or broken."""
+        cluster, self._cluster = self._cluster, None
+        if cluster is None:
+            return
+        from kipmesh.cluster.layout import read_state
+
+        try:
+            state = read_state(cluster.folder)
+            for node in state.nodes if state is not None else ():
+                with suppress(Exception):  # it does not run
+                    cluster.kill(node.name)
+        finally:
+            cluster.close()
