@@ -123,15 +123,30 @@ class FetchSessionMachine(RuleBasedStateMachine):
         """A whole round trip; the request may turn up once more, at any time."""
         client = self.clients[index]
         client.min_bytes = min_bytes
-        if not client.handler.is_waiting:
-            session, request = client.next()
-            response = self.server.ask(request, str(index))
-            if answer == "taken":
-                client.take(session, response)
-            else:
-                client.handler.failed(session)
-            if request.topics and not session.is_full:
-                self.requests.append(Sent(client, session, request))
+        self._finish(client)
+        session, request = client.next()
+        response = self.server.ask(request, str(index))
+        if answer == "taken":
+            client.take(session, response)
+        else:
+            client.handler.failed(session)
+        if request.topics and not session.is_full:
+            self.requests.append(Sent(client, session, request))
+
+    def _finish(self, client: Client) -> None:
+        """What is under way for the client arrives, if it is under way."""
+        under_way = client.handler._in_flight
+        if under_way is None:
+            return
+        for sent in [sent for sent in self.requests if sent.session is under_way]:
+            self.requests.remove(sent)
+            self._deliver(sent)
+        for waiting in [one for one in self.server.waiting if one.request.replica_id == client.replica_id]:
+            self.server.expire(waiting)
+        for answer in [answer for answer in self.answers if answer.sent.session is under_way]:
+            self.answers.remove(answer)
+            client.take(under_way, answer.response)
+        client.handler.failed(under_way)
 
     @rule(index=which, where=places, has_some=st.booleans())
     def wait_for_more(self, index: int, where: tuple[str, int], has_some: bool) -> None:
