@@ -8,7 +8,8 @@ a crash at any point leaves what `open` can begin with (630-06, 630-12, 630-14):
 - the folder's own name is durable before the first vote is kept in it.
 
 Threads: "the machine's task" is the owner of the log (`kipmesh.storage.log`): it calls everything that is not said to
-be for a thread. Of the blocking calls one runs at a time, but `flush`, which may run beside all others.
+be for a thread. Of the blocking calls one runs at a time, but `flush`, which may run beside all others, and `install`,
+which may run beside `clean`: what is written of the log's start last is what it was last.
 
 Invariants: log start 0 has any number of snapshots, above 0 at least one between it and the high watermark; `latest`
 and `earliest` never go back; nothing that a majority may rely on is thrown away without somebody saying so.
@@ -17,6 +18,7 @@ and `earliest` never go back; nothing that a majority may rely on is thrown away
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from kipmesh.core.config import TopicConfig
@@ -95,6 +97,7 @@ class QuorumReplica:
         self._checkpoint_log_start = checkpoint_log_start
         self._durable_start = log.log_start_offset
         self._may_retire = True
+        self._look_lock = threading.Lock()
         self._headers: dict[SnapshotId, tuple[int, int]] = {}
         self._received: set[SnapshotId] = set()
         """Of the leader, and not in the log's place yet: no snapshots of ours, whole or not."""
@@ -347,8 +350,9 @@ class QuorumReplica:
         """See what snapshots there are; never back, for another call may have looked later."""
         there = self._own()
         if there:
-            self.latest_snapshot = max(there[-1], self.latest_snapshot or there[-1], key=age_order)
-            self.earliest_snapshot = max(there[0], self.earliest_snapshot or there[0], key=age_order)
+            with self._look_lock:  # an install on the machine's task beside a cleaning on its thread
+                self.latest_snapshot = max(there[-1], self.latest_snapshot or there[-1], key=age_order)
+                self.earliest_snapshot = max(there[0], self.earliest_snapshot or there[0], key=age_order)
 
     def _changed(self) -> SnapshotChanged:
         self._look()
