@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from fetch_session_support import MORE, Server, World, asking, fetch_request, records_in, told
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kipmesh.core.errors import ErrorCode
@@ -413,6 +413,7 @@ _requests = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(_requests, max_size=6))
 def test_whatever_is_asked_is_answered_and_others_lose_nothing(requests: list[FetchRequest]) -> None:
     server = new_server()
