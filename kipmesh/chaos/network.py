@@ -33,8 +33,8 @@ def owner_of(port: int, pids: Mapping[int, str], proc: Path = Path("/proc")) -> 
     wanted = f"socket:[{inode}]"
     for pid, name in pids.items():
         try:
-            for entry in os.scandir(proc / str(pid) / "fd"):
-                if os.readlink(entry.path) == wanted:
+            with os.scandir(proc / str(pid) / "fd") as entries:
+                if any(os.readlink(entry.path) == wanted for entry in entries):
                     return name
         except OSError:
             continue  # it ended, or closed a file meanwhile

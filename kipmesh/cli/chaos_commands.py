@@ -7,6 +7,7 @@ import random
 import shutil
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -30,6 +31,7 @@ EXIT_SKIPPED = 77
 DEFAULT_RESULTS = Path("kipmesh-chaos")
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
+CALLS_TIMEOUT_S = START_TIMEOUT_S + STOP_TIMEOUT_S
 
 app = make_app(
     "Break a cluster under load, and check that nothing is lost.",
@@ -204,7 +206,10 @@ def _progress(name: str) -> Iterator[OnProgress]:
 
 
 class _LocalCluster:
-    """`kipmesh.cluster` as `kipmesh.chaos` wants it."""
+    """`kipmesh.cluster` as `kipmesh.chaos` wants it.
+
+    Calls come from several threads, and an interrupted run does not end them: `destroy` waits for them.
+    """
 
     def __init__(self, folder: Path, part: ClusterPart, hook: Hook) -> None:
         from kipmesh.cluster.layout import Counts
@@ -212,58 +217,74 @@ class _LocalCluster:
 
         self._counts = Counts(part.controllers, part.leaders, part.followers, 0)
         self._config = dict(part.config)
-        self._cluster: ProcessCluster | None = ProcessCluster(
+        self._cluster = ProcessCluster(
             folder, owned=True, start_timeout_s=START_TIMEOUT_S, stop_timeout_s=STOP_TIMEOUT_S, hook=hook
         )
+        self._idle = threading.Condition()
+        self._calls = 0
+        self._gone = False
 
-    @property
-    def _running(self) -> ProcessCluster:
-        if self._cluster is None:
-            raise CommandError("the cluster is gone")
-        return self._cluster
+    @contextmanager
+    def _running(self) -> Iterator[ProcessCluster]:
+        with self._idle:
+            if self._gone:
+                raise CommandError("the cluster is gone")
+            self._calls += 1
+        try:
+            yield self._cluster
+        finally:
+            with self._idle:
+                self._calls -= 1
+                self._idle.notify_all()
 
     def up(self) -> None:
-        self._running.up(self._counts, self._config)
+        with self._running() as cluster:
+            cluster.up(self._counts, self._config)
 
     def nodes(self) -> Sequence[NodeInfo]:
-        return self._running.state().nodes
+        return self._cluster.state().nodes
 
     def is_running(self, name: str) -> bool:
         from kipmesh.cluster import processes
 
-        node = self._running.state().node(name)
+        node = self._cluster.state().node(name)
         return processes.state_of(node.pid, node.process) is not processes.ProcessState.GONE
 
     def kill(self, name: str) -> None:
-        self._running.kill(name)
+        with self._running() as cluster:
+            cluster.kill(name)
 
     def stop(self, name: str) -> None:
-        self._running.stop(name)
+        with self._running() as cluster:
+            cluster.stop(name)
 
     def start(self, name: str) -> None:
-        self._running.start(name)
+        with self._running() as cluster:
+            cluster.start(name)
 
     def pause(self, name: str) -> None:
-        self._running.pause(name)
+        with self._running() as cluster:
+            cluster.pause(name)
 
     def resume(self, name: str) -> None:
-        self._running.resume(name)
+        with self._running() as cluster:
+            cluster.resume(name)
 
     def down(self) -> None:
-        if (self._running.folder / "cluster.json").exists():
-            self._running.down()
+        with self._running() as cluster:
+            cluster.down()
 
     def destroy(self) -> None:
-        """Kill what runs; at once, it may be held or broken."""
-        cluster, self._cluster = self._cluster, None
-        if cluster is None:
-            return
-        from kipmesh.cluster.layout import read_state
-
+        """Kill what runs, whether it is held or broken, when no other call is under way."""
+        with self._idle:
+            if self._gone:
+                return
+            self._gone = True
+            self._idle.wait_for(lambda: not self._calls, CALLS_TIMEOUT_S)
         try:
-            state = read_state(cluster.folder)
-            for node in state.nodes if state is not None else ():
-                with suppress(Exception):  # it does not run
-                    cluster.kill(node.name)
+            if (self._cluster.folder / "cluster.json").exists():
+                for node in self.nodes():
+                    with suppress(Exception):  # it does not run
+                        self._cluster.kill(node.name)
         finally:
-            cluster.close()
+            self._cluster.close()

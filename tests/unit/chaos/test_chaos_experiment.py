@@ -1,0 +1,136 @@
+"""Experiments: what a file may say, and that each mistake is told with its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kipmesh.chaos.experiment import Cut, Experiment, ExperimentError, load
+
+DEPLOY = Path(__file__).resolve().parents[3] / "deploy" / "chaos"
+FILES = sorted(DEPLOY.glob("*.yaml"))
+SMALL: dict[str, Any] = {"name": "small", "hypothesis": "It holds.", "duration_s": 5}
+
+
+def written(folder: Path, **changes: Any) -> Path:
+    file = folder / "experiment.yaml"
+    file.write_text(yaml.safe_dump({**SMALL, **changes}))
+    return file
+
+
+@pytest.mark.parametrize("file", FILES, ids=[file.stem for file in FILES])
+def test_ours_are_valid_and_named_as_their_files(file: Path) -> None:
+    experiment = load(file)
+    assert experiment.name == file.stem
+    assert experiment.all_faults
+    assert all(fault.at_s + fault.for_s <= experiment.duration_s for fault in experiment.faults)
+
+
+def test_there_is_one_for_each_kind_of_fault() -> None:
+    kinds = {fault.kind for file in FILES for fault in load(file).faults}
+    assert kinds == {
+        "kill", "pause", "restart", "cut", "delay", "full-disk", "torn-tail", "bit-flip", "clock-jump"
+    }  # fmt: skip
+    directions = {fault.direction for file in FILES for fault in load(file).faults if isinstance(fault, Cut)}
+    assert directions == {"both", "in", "out"}
+
+
+def test_defaults_and_texts_of_configuration(tmp_path: Path) -> None:
+    config = {"broker.session.timeout.ms": 1500, "unclean.leader.election.enable": True, "one": 1}
+    experiment = load(written(tmp_path, cluster={"config": config}))
+    assert experiment.cluster.config == {
+        "broker.session.timeout.ms": "1500",
+        "unclean.leader.election.enable": "true",
+        "one": "1",
+    }
+    assert experiment.workload.racks == ("rack-a", "rack-b", "rack-c")
+    assert (experiment.needs_network, experiment.needs_disks, experiment.needs_clocks) == (False, False, False)
+
+
+def test_what_faults_need(tmp_path: Path) -> None:
+    faults = [{"kind": kind, "target": "leader:0"} for kind in ("cut", "full-disk", "clock-jump")]
+    experiment = load(written(tmp_path, faults=faults))
+    assert (experiment.needs_network, experiment.needs_disks, experiment.needs_clocks) == (True, True, True)
+    experiment = load(written(tmp_path, random={"faults": [{"kind": "delay", "target": "broker:any"}]}))
+    assert experiment.needs_network
+
+
+def test_another_duration_leaves_out_what_comes_later(tmp_path: Path) -> None:
+    faults = [{"kind": "kill", "target": "leader:0", "at_s": at_s} for at_s in (1, 4)]
+    file = written(tmp_path, faults=faults)
+    assert len(load(file, duration_s=3).faults) == 1
+    assert load(file, duration_s=100).duration_s == 100
+    assert len(load(file, duration_s=100).faults) == 2
+
+
+def kill(**changes: Any) -> dict[str, Any]:
+    return {"faults": [{"kind": "kill", "target": "leader:0", **changes}]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"name": "Not A Name"}, "name: "),
+        ({"hypothesis": ""}, "hypothesis: "),
+        ({"duration_s": 0}, "duration_s: "),
+        ({"duration_s": float("nan")}, "duration_s: "),
+        ({"more": 1}, "more: Extra inputs are not permitted"),
+        (kill(kind="explode"), "faults.0: .*'explode'"),
+        (kill(target="somebody"), "faults.0.target: 'somebody' is none of leader:N"),
+        (kill(target="leader:7"), "there is no partition 7 for leader:7"),
+        (kill(at_s=5), r"faults.0: at_s 5 is after the end"),
+        (kill(at_s=-1), "faults.0.at_s: "),
+        (kill(delay_ms=5), "faults.0.delay_ms: Extra inputs"),
+        (kill(kind="cut", direction="up"), "faults.0.direction: "),
+        (kill(kind="torn-tail", target="controller:active"), "torn-tail is for brokers"),
+        (kill(kind="bit-flip", target="node:controller-1"), "bit-flip is for brokers"),
+        (kill(kind="bit-flip", target="all:brokers"), "would lose what only they have"),
+        ({"cluster": {"controllers": 2}}, "cluster.controllers: "),
+        ({"cluster": {"followers": 1}}, "replication_factor 3 with 2 brokers"),
+        ({"workload": {"producers": 1}}, "workload: fewer producers than partitions"),
+        ({"random": {"faults": []}}, "random.faults: "),
+        ({"random": kill(at_s=1)}, "random: faults.0: random faults have no at_s"),
+        ({**kill(), "random": kill()}, "either `faults` or `random`"),
+    ],
+)
+def test_mistakes_are_told_in_one_line_with_their_place(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(ExperimentError, match=told) as caught:
+        load(written(tmp_path, **changes))
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[", "- 1", "\x00", "a: &a [*a]", "name: !!python/object:os.system x", "[" * 5000]
+)
+def test_what_is_no_experiment_is_told(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "experiment.yaml"
+    file.write_text(text)
+    with pytest.raises(ExperimentError):
+        load(file)
+
+
+def test_a_large_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "experiment.yaml"
+    file.write_text("#" * (1 << 20) + "\n")
+    with pytest.raises(ExperimentError, match="larger"):
+        load(file)
+
+
+def test_descriptions_say_what_happens() -> None:
+    faults = [
+        {"kind": "cut", "target": "leader:0", "direction": "in", "peers": "brokers"},
+        {"kind": "delay", "target": "leader:0", "delay_ms": 20},
+        {"kind": "clock-jump", "target": "leader:0", "jump_s": -60},
+        {"kind": "kill", "target": "broker:any"},
+    ]
+    experiment = Experiment.model_validate({**SMALL, "faults": faults})
+    assert [fault.describe() for fault in experiment.faults] == [
+        "leader:0 cut off from brokers, hears nothing",
+        "20 ms between leader:0 and nodes",
+        "the clock of leader:0 jumps by -60 s",
+        "kill broker:any",
+    ]

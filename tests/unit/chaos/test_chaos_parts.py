@@ -1,0 +1,274 @@
+"""Targets, values, damage to files, clocks, who has a connection, and the report's page."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from histories_of_tests import clean_history, with_fault
+
+from kipmesh.chaos import disk, report, values
+from kipmesh.chaos.experiment import Experiment
+from kipmesh.chaos.mesh import ChaosError
+from kipmesh.chaos.network import CLIENTS, owner_of, pairs
+from kipmesh.chaos.targets import NoTargetError, PartitionView, View, resolve
+from kipmesh.core import record_batch
+from kipmesh.core.errors import KafkaError
+from kipmesh.storage.checkpoint import write_offsets
+from kipmesh.storage.fs import RealFileSystem
+from kipmesh.testing.history import Controller, Event, Led, Note, NotRecovered, write_history
+from kipmesh.testing.history_checker import check
+from kipmesh.testing.skewed_clock import set_offset
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
+
+
+@dataclass(frozen=True)
+class FakeNode:
+    name: str
+    node_id: int | None
+    rack: str = "rack-a"
+    pid: int | None = None
+    grpc: str | None = None
+    dir: str = ""
+
+
+NODES = [
+    FakeNode("controller-1", 1001),
+    FakeNode("controller-2", 1002),
+    FakeNode("controller-3", 1003),
+    FakeNode("leader-1", 1),
+    FakeNode("follower-1", 2),
+    FakeNode("follower-2", 3),
+]
+VIEW = View(NODES, {0: PartitionView(1, (1, 2, 3)), 1: PartitionView(3, (3,))}, 1002)
+
+
+@pytest.mark.parametrize(
+    ("target", "names"),
+    [
+        ("leader:0", {"leader-1"}),
+        ("leader:any", {"leader-1", "follower-2"}),
+        ("follower:0", {"follower-1", "follower-2"}),
+        ("controller:active", {"controller-2"}),
+        ("controller:other", {"controller-1", "controller-3"}),
+        ("controller:any", {"controller-1", "controller-2", "controller-3"}),
+        ("broker:any", {"leader-1", "follower-1", "follower-2"}),
+        ("node:follower-2", {"follower-2"}),
+    ],
+)
+def test_targets_are_found(target: str, names: set[str]) -> None:
+    found = {resolve(target, VIEW, random.Random(seed))[0].name for seed in range(60)}
+    assert found == names
+
+
+def test_all_of_a_kind_are_found() -> None:
+    assert [node.name for node in resolve("all:brokers", VIEW, random.Random(1))] == [one.name for one in NODES[3:]]
+    assert [node.name for node in resolve("all:controllers", VIEW, random.Random(1))] == [one.name for one in NODES[:3]]
+    assert len(resolve("all:nodes", VIEW, random.Random(1))) == 6
+
+
+@pytest.mark.parametrize("target", ["follower:1", "node:follower-9", "leader:2", "controller:active"])
+def test_nobody_may_be_the_target(target: str) -> None:
+    partitions = {**VIEW.partitions, 2: PartitionView(-1, ())}
+    with pytest.raises(NoTargetError, match="no "):
+        resolve(target, VIEW._replace(partitions=partitions, active_controller=-1), random.Random(1))
+
+
+def test_pairs_between_a_node_and_its_peers() -> None:
+    assert pairs(NODES, "leader-1", peers="brokers", direction="out") == [
+        ("leader-1", "follower-1"),
+        ("leader-1", "follower-2"),
+    ]
+    assert pairs(NODES, "leader-1", peers="clients", direction="both") == [("leader-1", CLIENTS), (CLIENTS, "leader-1")]
+    assert len(pairs(NODES, "leader-1", peers="nodes", direction="in")) == 5
+    assert len(pairs(NODES, "leader-1", peers="controllers", direction="both")) == 6
+    assert len(pairs(NODES, "leader-1", peers="everybody", direction="both")) == 12
+
+
+@linux
+def test_the_owner_of_a_connection_is_found() -> None:
+    script = "import socket,sys; s=socket.create_connection(('127.0.0.1',int(sys.argv[1]))); sys.stdin.read()"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with subprocess.Popen([sys.executable, "-c", script, str(port)], stdin=subprocess.PIPE) as child:
+            connection, (_, far_port) = server.accept()
+            assert owner_of(far_port, {os.getpid(): "me", child.pid: "child"}) == "child"
+            assert owner_of(far_port, {os.getpid(): "me"}) is None
+            assert owner_of(1, {child.pid: "child"}) is None
+            assert child.stdin is not None
+            child.stdin.close()
+            connection.close()
+
+
+def test_values_tell_whose_they_are() -> None:
+    for size in (16, 17, 100, 5000):
+        value = values.encode(17, size)
+        assert len(value) == size
+        assert values.decode(value) == "17"
+        for place in range(0, size, max(size // 50, 1)):
+            changed = value[:place] + bytes([value[place] ^ 1]) + value[place + 1 :]
+            assert values.decode(changed) != "17"
+    assert values.decode(None) == "null"
+    assert values.decode(b"").startswith("not ours")
+
+
+def a_partition(data: Path, batches: int, *, synced: int) -> Path:
+    folder = data / "chaos-0"
+    folder.mkdir(parents=True)
+    file = folder / f"{0:020}.log"
+    with file.open("wb") as output:
+        for number in range(batches):
+            records = [(None, values.encode(number, 50))]
+            output.write(record_batch.build(records, base_offset=number, leader_epoch=1, timestamp_ms=0))
+    write_offsets(RealFileSystem(), str(data / disk.RECOVERY_POINTS), {("chaos", 0): synced})  # type: ignore[dict-item]
+    return file
+
+
+def test_only_what_was_not_synced_is_torn_off_or_flipped(tmp_path: Path) -> None:
+    torn, flipped = set(), set()
+    for seed in range(40):
+        data = tmp_path / str(seed)
+        file = a_partition(data, 10, synced=6)
+        before = file.read_bytes()
+        begin = len(before) // 10 * 6
+        source = random.Random(seed)
+        if seed % 2:
+            assert disk.tear(data, "chaos", 0, source) is not None
+            after = file.read_bytes()
+            assert begin <= len(after) < len(before)
+            assert before.startswith(after)
+            torn.add(len(after))
+        else:
+            assert disk.flip(data, "chaos", 0, source) is not None
+            after = file.read_bytes()
+            (place,) = [place for place in range(len(before)) if before[place] != after[place]]
+            assert place >= begin
+            assert (before[place] ^ after[place]).bit_count() == 1
+            flipped.add(place)
+    assert len(torn) > 10
+    assert len(flipped) > 10
+
+
+def test_what_is_synced_or_not_there_is_left_alone(tmp_path: Path) -> None:
+    file = a_partition(tmp_path, 5, synced=5)
+    before = file.read_bytes()
+    assert disk.tear(tmp_path, "chaos", 0, random.Random(1)) is None
+    assert disk.flip(tmp_path, "chaos", 0, random.Random(1)) is None
+    assert disk.flip(tmp_path, "chaos", 1, random.Random(1)) is None
+    assert file.read_bytes() == before
+
+
+def test_a_folder_that_is_no_disk_is_not_filled(tmp_path: Path) -> None:
+    with pytest.raises(ChaosError, match="no disk of its own"):
+        disk.fill(tmp_path)
+    disk.empty(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_batches_with_wrong_crcs_are_told() -> None:
+    data = bytearray(record_batch.build([(None, values.encode(1, 50))], base_offset=3, leader_epoch=1, timestamp_ms=0))
+    ((header, records),) = values.batches(bytes(data))
+    assert (header.base_offset, records) == (3, [(3, "1")])
+    data[-1] ^= 1
+    with pytest.raises(KafkaError):
+        list(values.batches(bytes(data)))
+
+
+CLOCK = """
+import sys, time
+print(time.time(), time.time_ns() / 1e9, time.monotonic(), sys.argv[1:], flush=True)
+sys.stdin.readline()
+from kipmesh.node.clock import wall_ms
+print(wall_ms() / 1e3, time.monotonic(), flush=True)
+"""
+
+
+def test_a_clock_jumps_under_a_running_module(tmp_path: Path) -> None:
+    (tmp_path / "asked.py").write_text(CLOCK)
+    file = tmp_path / "offset"
+    set_offset(file, 3600)
+    command = [sys.executable, "-m", "kipmesh.testing.skewed_clock", str(file), "asked", "--one", "two"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as child:
+        assert child.stdout is not None
+        assert child.stdin is not None
+        first = child.stdout.readline().split(maxsplit=3)
+        assert float(first[0]) == pytest.approx(time.time() + 3600, abs=30)
+        assert float(first[1]) == pytest.approx(time.time() + 3600, abs=30)
+        assert first[3].strip() == "['--one', 'two']"
+        set_offset(file, -3600)
+        child.stdin.write("\n")
+        child.stdin.close()
+        wall, monotonic = child.stdout.readline().split()
+        assert float(wall) == pytest.approx(time.time() - 3600, abs=30)
+        assert float(monotonic) == pytest.approx(float(first[2]), abs=30)
+
+
+class _Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append(tag)
+        assert not {name for name, _ in attrs} & {"src", "href", "onclick"}
+        if tag not in ("meta", "line"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_the_report_is_one_whole_page(tmp_path: Path, clean: bool) -> None:
+    events: list[Event] = with_fault(clean_history(1), 1, 2, halts=False)
+    others: list[Event] = [
+        Led(0.1, 0, 1, 3, [1]), Led(1, 0, -1, 4, []), Controller(0.2, 1001, 1), Note(1, "<b>a note</b>")
+    ]  # fmt: skip
+    events = [events[0], *others, *events[1:]]
+    if not clean:
+        events.append(NotRecovered(3, "broker <2> is not there"))
+    write_history(tmp_path / "history.jsonl", events)
+    verdict = check(events)
+    assert verdict.is_clean is clean
+    about = {"name": "a-test", "hypothesis": "1 < 2 & so on", "duration_s": 5}
+    report.write(tmp_path, verdict, Experiment.model_validate(about), 7)
+    page = (tmp_path / "report.html").read_text()
+    tags = _Tags()
+    tags.feed(page)
+    assert tags.open == []
+    assert "script" not in tags.found
+    assert "1 &lt; 2 &amp; so on" in page
+    assert "<b>a note</b>" not in page
+    assert ("no anomaly" in page) is clean
+    assert ("broker &lt;2&gt; is not there" in page) is not clean
+    assert "<!--" not in page
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["clean"] is clean
+    assert summary["seed"] == 7
+    assert summary["faults_by_kind"] == {"kill": 1}
+    assert summary["acknowledged"] == verdict.figures.acknowledged
+    assert summary["findings"] == [] if clean else summary["findings"][0]["kind"] == "not recovered"
+
+
+def test_the_report_of_nothing(tmp_path: Path) -> None:
+    write_history(tmp_path / "history.jsonl", [])
+    experiment = Experiment.model_validate({"name": "a-test", "hypothesis": "It holds.", "duration_s": 5})
+    report.write(tmp_path, check([]), experiment, 7)
+    assert (
+        "1 anomalies" in (tmp_path / "report.html").read_text()
+        or "2 anomalies" in (tmp_path / "report.html").read_text()
+    )
