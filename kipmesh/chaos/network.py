@@ -20,7 +20,10 @@ from kipmesh.testing.links import Links, Pair
 CLIENTS = "clients"
 LISTENER = "MESH"
 _CALL_TIMEOUT_S = 10
-_LOCALHOST = "0100007F"
+_SOURCE_TIMEOUT_S = 2.0
+_SOURCE_RETRY_S = 0.05
+_LOCALHOSTS = {"tcp": "0100007F", "tcp6": "0000000000000000FFFF00000100007F"}
+"""127.0.0.1 as the kernel's tables have it; gRPC's sockets are IPv6 ones, whatever they connect to."""
 
 T = TypeVar("T")
 
@@ -42,15 +45,16 @@ def owner_of(port: int, pids: Mapping[int, str], proc: Path = Path("/proc")) -> 
 
 
 def _inode(port: int, proc: Path) -> str | None:
-    local = f"{_LOCALHOST}:{port:04X}"
-    try:
-        lines = (proc / "net" / "tcp").read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        fields = line.split()
-        if len(fields) > 9 and fields[1] == local and fields[9] != "0":
-            return fields[9]
+    for table, address in _LOCALHOSTS.items():
+        local = f"{address}:{port:04X}"
+        try:
+            lines = (proc / "net" / table).read_text().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            if len(fields) > 9 and fields[1] == local and fields[9] != "0":
+                return fields[9]
     return None
 
 
@@ -95,9 +99,15 @@ class Network:
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_CALL_TIMEOUT_S)
 
-    def _source_of(self, port: int) -> str:
-        pids = {node.pid: node.name for node in self._nodes() if node.pid is not None}
-        return owner_of(port, pids) or CLIENTS
+    async def _source_of(self, port: int) -> str:
+        """Our own process has all clients; a node that was just started may not be written down yet."""
+        deadline = self._loop.time() + _SOURCE_TIMEOUT_S
+        while True:
+            pids = {node.pid: node.name for node in self._nodes() if node.pid is not None}
+            owner = owner_of(port, {**pids, os.getpid(): CLIENTS})
+            if owner is not None or self._loop.time() > deadline:
+                return owner or CLIENTS
+            await asyncio.sleep(_SOURCE_RETRY_S)
 
     # -- faults
 

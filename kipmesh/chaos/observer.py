@@ -1,7 +1,7 @@
 """Looks at a mesh while it is broken: who leads what, asked of every broker by itself, and plain fetches.
 
 Answers that contradict each other are normal: a broker that is cut off does not know better. Of a partition the
-highest leader epoch counts.
+highest leader epoch counts, then what its leader itself says, then what most say.
 """
 
 from __future__ import annotations
@@ -42,6 +42,13 @@ class _Partition(NamedTuple):
     isr: Sequence[int]
 
 
+def _believed(versions: Sequence[tuple[int, _Partition]]) -> _Partition:
+    """Of what brokers, by their ids, say about a partition."""
+    said = [found for _, found in versions]
+    _, best = max(versions, key=lambda one: (one[1].leader_epoch, one[1].leader == one[0], said.count(one[1])))
+    return best
+
+
 class Observer:
     """Sees the mesh; `run` keeps looking and records changes. One event loop; `close` at the end."""
 
@@ -65,7 +72,10 @@ class Observer:
         brokers = [node for node in self._nodes() if is_broker(node) and node.pid is not None and node.grpc]
         answers = await asyncio.gather(*(self._ask(str(node.grpc)) for node in brokers))
         controllers: list[int] = []
-        for answer in filter(None, answers):
+        told: dict[int, list[tuple[int, _Partition]]] = {}
+        for node, answer in zip(brokers, answers, strict=True):
+            if answer is None:
+                continue
             controllers.append(answer.controller_id)
             for topic in answer.topics:
                 if topic.error_code or topic.name != self._topic:
@@ -73,7 +83,9 @@ class Observer:
                 self._topic_id = topic.topic_id
                 for one in topic.partitions:
                     found = _Partition(one.leader_id, one.leader_epoch, tuple(one.replica_nodes), tuple(one.isr_nodes))
-                    self._learned(one.partition_index, found)
+                    told.setdefault(one.partition_index, []).append((node.node_id or -1, found))
+        for number, versions in told.items():
+            self._learned(number, _believed(versions))
         if controllers and self._controller not in controllers:
             self._controller = max(controllers, key=controllers.count)
             self._recorder.add(Controller(self._recorder.now, self._controller, -1))

@@ -15,7 +15,7 @@ connection is then asked of `source_of`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
@@ -59,10 +59,14 @@ class Links:
         """`host:port` by which `source` reaches `target`, which listens at `target_address`; made at the first call."""
         known = self._addresses.get((source, target))
         if known is None:
-            known = self._addresses[source, target] = await self._listen(lambda _port: source, target, target_address)
+
+            async def source_of(_port: int) -> str:
+                return source
+
+            known = self._addresses[source, target] = await self._listen(source_of, target, target_address)
         return known
 
-    async def ingress(self, target: str, target_address: str, source_of: Callable[[int], str]) -> str:
+    async def ingress(self, target: str, target_address: str, source_of: Callable[[int], Awaitable[str]]) -> str:
         """`host:port` by which everybody reaches `target`; `source_of` names who has the connection's far port."""
         return await self._listen(source_of, target, target_address)
 
@@ -104,13 +108,9 @@ class Links:
             passage = self._passages[source, target] = _Passage()
         return passage
 
-    async def _listen(self, source_of: Callable[[int], str], target: str, target_address: str) -> str:
-        host, _, port = target_address.rpartition(":")
-
+    async def _listen(self, source_of: Callable[[int], Awaitable[str]], target: str, target_address: str) -> str:
         def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            source = source_of(writer.get_extra_info("peername")[1])
-            there, back = self._passage(source, target), self._passage(target, source)
-            task = asyncio.create_task(self._connect(reader, writer, (host, int(port)), there, back))
+            task = asyncio.create_task(self._connect(reader, writer, source_of, target, target_address))
             self._connections.add(task)
             task.add_done_callback(self._connections.discard)
 
@@ -122,18 +122,21 @@ class Links:
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        target: tuple[str, int],
-        there: _Passage,
-        back: _Passage,
+        source_of: Callable[[int], Awaitable[str]],
+        target: str,
+        target_address: str,
     ) -> None:
         """One connection, from its opening until either side has ended it."""
         writers = [writer]
         try:
+            source = await source_of(writer.get_extra_info("peername")[1])
+            there, back = self._passage(source, target), self._passage(target, source)
             while not (there.open.is_set() and back.open.is_set()):
                 await there.open.wait()
                 await back.open.wait()
             await asyncio.sleep(there.delay_s + back.delay_s)
-            far_reader, far_writer = await asyncio.open_connection(*target)
+            host, _, port = target_address.rpartition(":")
+            far_reader, far_writer = await asyncio.open_connection(host, int(port))
             writers.append(far_writer)
             async with asyncio.TaskGroup() as group:
                 group.create_task(_pump(reader, far_writer, there))

@@ -96,8 +96,11 @@ def test_pairs_between_a_node_and_its_peers() -> None:
 
 
 @linux
-def test_the_owner_of_a_connection_is_found() -> None:
-    script = "import socket,sys; s=socket.create_connection(('127.0.0.1',int(sys.argv[1]))); sys.stdin.read()"
+@pytest.mark.parametrize(("family", "address"), [("AF_INET", "127.0.0.1"), ("AF_INET6", "::ffff:127.0.0.1")])
+def test_the_owner_of_a_connection_is_found(family: str, address: str) -> None:
+    """gRPC's sockets are of the second kind."""
+    connect = f"s=socket.socket(socket.{family}); s.connect(({address!r},int(sys.argv[1])))"
+    script = f"import socket,sys; {connect}; sys.stdin.read()"
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with subprocess.Popen([sys.executable, "-c", script, str(port)], stdin=subprocess.PIPE) as child:

@@ -115,8 +115,12 @@ async def test_a_server_that_is_not_there_ends_the_connection() -> None:
 async def test_an_ingress_tells_apart_who_connects(echo: tuple[str, asyncio.Queue[bytes]]) -> None:
     target, got = echo
     names: dict[int, str] = {}
+
+    async def source_of(port: int) -> str:
+        return names[port]
+
     async with Links() as links:
-        address = await links.ingress("b", target, lambda port: names.get(port, "stranger"))
+        address = await links.ingress("b", target, source_of)
         sockets = []
         for name in ("a", "c"):
             one = socket.socket()
