@@ -23,7 +23,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test check lint format types imports tidy unit e2e spark golden sim bench bench-spark \
+.PHONY: help install demo test check lint format types imports tidy unit e2e spark golden sim chaos bench bench-spark \
   bench-failover bench-fencing bench-snapshot protos lock wheel docs clean distclean stale
 
 help: ## list the targets
@@ -77,6 +77,9 @@ golden: install ## tests with Apache Kafka's own tools (Java 17+, Maven)
 
 sim: install ## simulate the metadata quorum; goes on where it stopped (SEEDS=20000)
 	$(PY) -m kipmesh.testing.sim --seeds $(SEEDS) --progress build/sim.json $(ARGS)
+
+chaos: install ## faults on a local cluster, its history checked (ARGS="deploy/chaos/random.yaml --duration 1800")
+	$(PY) -m kipmesh.cli.main chaos run --dir build/chaos $(or $(ARGS),deploy/chaos/*.yaml)
 
 bench: install ## throughput, latency, memory of a local cluster (ARGS="--quick", "--markdown", "--partitions 3000")
 	$(PY) -m bench $(ARGS)
