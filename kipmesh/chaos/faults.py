@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from kipmesh.chaos import disk, network
 from kipmesh.chaos.experiment import (
@@ -30,15 +30,25 @@ from kipmesh.chaos.experiment import (
 )
 from kipmesh.chaos.mesh import ChaosError, Cluster, Node, is_controller
 from kipmesh.chaos.network import Network
-from kipmesh.chaos.observer import Observer
 from kipmesh.chaos.recorder import Recorder
-from kipmesh.chaos.targets import NoTargetError, resolve
+from kipmesh.chaos.targets import NoTargetError, View, resolve
 from kipmesh.testing.history import FaultBegan, FaultEnded, NotRecovered
 from kipmesh.testing.skewed_clock import set_offset
 
 TARGET_TIMEOUT_S = 10.0
 LOOK_AGAIN_S = 0.2
 CLOCK_FILE = "clock-offset"
+
+
+class Sight(Protocol):
+    """Who sees the mesh: see `observer`."""
+
+    async def view(self) -> View:
+        """How it is now."""
+
+    @property
+    def partitions(self) -> Mapping[int, object]:
+        """Those of the topic."""
 
 
 class Hooks:
@@ -80,7 +90,7 @@ class Injector:
         self,
         cluster: Cluster,
         net: Network | None,
-        observer: Observer,
+        observer: Sight,
         recorder: Recorder,
         source: random.Random,
         topic: str,
