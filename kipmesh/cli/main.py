@@ -19,6 +19,7 @@ from kipmesh.cli import (
     local_commands,
     log_commands,
     record_commands,
+    session_commands,
     snapshot_commands,
     topic_commands,
 )
@@ -38,6 +39,7 @@ app.add_typer(topic_commands.app, name="topic")
 record_commands.register(app)
 app.add_typer(log_commands.app, name="log")
 app.add_typer(snapshot_commands.app, name="snapshot")
+app.add_typer(session_commands.app, name="sessions")
 app.add_typer(cluster_commands.quorum_app, name="quorum")
 app.add_typer(cluster_commands.cluster_app, name="cluster")
 app.add_typer(config_commands.app, name="config")

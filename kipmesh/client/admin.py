@@ -16,8 +16,10 @@ from kipmesh.client.cluster import Cluster
 from kipmesh.client.metadata import topic_metadata
 from kipmesh.client.offsets import delete_records, list_offsets
 from kipmesh.client.quorum import DESCRIBE_QUORUM, quorum_description
+from kipmesh.client.sessions import list_fetch_sessions
 from kipmesh.client.settings import parse_config
 from kipmesh.client.types import (
+    BrokerSessions,
     ClusterDescription,
     ConfigAlteration,
     ConfigResource,
@@ -232,6 +234,11 @@ class AdminClient:
             ]
 
         return quorum_description(await self._call("DescribeQuorum", DESCRIBE_QUORUM, errors, service="Quorum"))
+
+    async def list_fetch_sessions(self, broker_id: int | None = None) -> list[BrokerSessions]:
+        """The fetch sessions at one broker, or at all of them; what a broker did not say has its `error`."""
+        found = await self.describe_cluster()
+        return await list_fetch_sessions(self._cluster, list(found.brokers), broker_id)
 
     # -- inside
 

@@ -309,7 +309,10 @@ class Fetcher:
     # -- positions
 
     async def _look_up(self, lookups: dict[TopicPartition, int]) -> None:
-        asked = {where: (self.states[where], self.states[where].generation) for where in lookups}
+        # Between the step that asked for this and now, the assignment may have changed.
+        asked = {
+            where: (self.states[where], self.states[where].generation) for where in lookups if where in self.states
+        }
         call = list_offsets_call(self._cluster, lookups)
         try:
             found, failures = await self._cluster.ask_leaders(lookups, call, self._config.request_timeout_ms / 1000)

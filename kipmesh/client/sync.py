@@ -23,6 +23,7 @@ from kipmesh.client import producer as _producer
 from kipmesh.client.accumulator import Delivery
 from kipmesh.client.consumer import Partitions
 from kipmesh.client.types import (
+    BrokerSessions,
     ClusterDescription,
     ConfigAlteration,
     ConfigResource,
@@ -30,6 +31,7 @@ from kipmesh.client.types import (
     ConsumerRecord,
     CreatedTopic,
     FetchedBatches,
+    FetchStats,
     Headers,
     NewTopic,
     OffsetAndTimestamp,
@@ -386,6 +388,11 @@ class Consumer(_Client[_consumer.Consumer]):
         """All that is fetched and not read yet, as raw batches; waits like `poll`."""
         return self._call(self._client.fetch_batches(timeout_ms))
 
+    @property
+    def fetch_stats(self) -> FetchStats:
+        """Fetch sessions that are open, and what was fetched with and without them since the start."""
+        return self._do(lambda: self._client.fetch_stats)
+
     def _do(self, method: Callable[..., T], *arguments: Any) -> T:
         async def work() -> T:
             return method(*arguments)
@@ -451,6 +458,10 @@ class AdminClient(_Client[_admin.AdminClient]):
     def describe_quorum(self) -> QuorumDescription:
         """The metadata quorum."""
         return self._call(self._client.describe_quorum())
+
+    def list_fetch_sessions(self, broker_id: int | None = None) -> list[BrokerSessions]:
+        """The fetch sessions at one broker, or at all of them."""
+        return self._call(self._client.list_fetch_sessions(broker_id))
 
 
 __all__ = ["AdminClient", "Consumer", "PendingRecord", "Portal", "Producer"]

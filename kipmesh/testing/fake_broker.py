@@ -25,6 +25,8 @@ from kipmesh.core.messages import (
     FetchRequest,
     FetchResponse,
     LeaderIdAndEpoch,
+    ListFetchSessionsRequest,
+    ListFetchSessionsResponse,
     ListOffsetsPartition,
     ListOffsetsPartitionResponse,
     ListOffsetsRequest,
@@ -324,6 +326,17 @@ class FakeBroker:
         if fault is not None and fault.code is not None:
             self.sessions.disturb()
         return response._replace(node_endpoints=self._endpoints())
+
+    async def list_fetch_sessions(
+        self, request: ListFetchSessionsRequest, _context: RequestContext
+    ) -> ListFetchSessionsResponse:
+        """ListFetchSessions."""
+        fault = await self._cluster.meet("ListFetchSessions", self.node_id, request)
+        if fault is not None and fault.hang:
+            await self._stopping.wait()
+        if fault is not None and fault.code is not None:
+            return ListFetchSessionsResponse(fault.code, "injected", self.node_id)
+        return ListFetchSessionsResponse(node_id=self.node_id, sessions=self.sessions.list())
 
     async def _wait(self, woken: asyncio.Event, seconds: float) -> bool:
         events = (woken, self._cluster.appended, self._stopping)

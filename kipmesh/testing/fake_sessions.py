@@ -26,7 +26,14 @@ from kipmesh.core.fetch_session import (
     Subscriptions,
     partition_key,
 )
-from kipmesh.core.messages import FetchPartition, FetchRequest, FetchResponse, LeaderIdAndEpoch, PartitionData
+from kipmesh.core.messages import (
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchSession,
+    LeaderIdAndEpoch,
+    PartitionData,
+)
 
 if TYPE_CHECKING:
     from kipmesh.testing.fake_broker import FakePartition, FakeTopic
@@ -129,6 +136,10 @@ class FakeSessions:
         except asyncio.CancelledError:
             fetch.cancel()
             raise
+
+    def list(self) -> list[FetchSession]:
+        """What there is, for ListFetchSessions."""
+        return [FetchSession(*each) for each in self.cache.list(_now_ms())]
 
     def disturb(self) -> None:
         """Every partition may answer otherwise than before."""
