@@ -157,8 +157,9 @@ class RealFileSystem:
         found = {}
         with os.scandir(path) as entries:
             for entry in entries:
-                stat = entry.stat()
-                found[entry.name] = FileStat(stat.st_size, stat.st_mtime_ns // 1_000_000, entry.is_dir())
+                with contextlib.suppress(FileNotFoundError):  # gone by now: another thread writes here, too
+                    stat = entry.stat()
+                    found[entry.name] = FileStat(stat.st_size, stat.st_mtime_ns // 1_000_000, entry.is_dir())
         return found
 
     def make_dirs(self, path: str) -> None:
