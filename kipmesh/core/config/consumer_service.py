@@ -27,6 +27,8 @@ class ConsumerServiceConfig(Config):
     """Bytes that one fetch of a stream asks for; a stalled reader holds several times as much (see http-api.md)."""
     max_partition_fetch_bytes: Positive = 1 << 20
     """Bytes of one partition in a fetch."""
+    enable_incremental_fetch: bool = True
+    """Whether streams ask brokers for fetch sessions."""
     request_timeout_ms: Positive = 30_000
     """Time in ms after which a request to a broker has failed."""
     max_poll_records: Annotated[int, Field(ge=1, le=10_000)] = 500

@@ -103,6 +103,7 @@ def _add_probes(app: FastAPI, backend: Backend) -> None:
 
     @app.get("/metrics", include_in_schema=False)
     async def metrics() -> Response:
+        backend.streams.count_fetches()
         body = await asyncio.to_thread(generate_latest, backend.registry)
         return Response(body, media_type=CONTENT_TYPE_LATEST)
 

@@ -17,7 +17,7 @@ from kipmesh.client import AdminClient, Consumer, TopicPartition
 from kipmesh.client.types import TIMESTAMP_LATEST, TopicMetadata
 from kipmesh.core.config.consumer_service import ConsumerServiceConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh_consumer.metrics import ServiceMetrics
+from kipmesh_consumer.metrics import FetchCollector, ServiceMetrics
 from kipmesh_consumer.streams import Request, Stream, Streams
 
 CONNECT_RETRY_S_FIRST = 0.05
@@ -32,6 +32,7 @@ class Backend:
     def __init__(self, config: ConsumerServiceConfig, registry: CollectorRegistry) -> None:
         self.registry = registry
         self.streams = Streams(config, ServiceMetrics(registry))
+        registry.register(FetchCollector(lambda: self.streams.fetch_stats))
         self._config = config
         self._admin: AdminClient | None = None
 
@@ -89,6 +90,7 @@ class Backend:
         settings: dict[str, Any] = {
             "auto.offset.reset": "none",
             "client.rack": self._config.client_rack,
+            "enable.incremental.fetch": self._config.enable_incremental_fetch,
             "fetch.max.bytes": self._config.fetch_max_bytes,
             "fetch.max.wait.ms": self._config.fetch_max_wait_ms,
             "max.partition.fetch.bytes": self._config.max_partition_fetch_bytes,

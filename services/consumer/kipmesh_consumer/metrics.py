@@ -2,7 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from kipmesh.client import FetchStats
+
+
+class FetchCollector(Collector):
+    """How the streams' consumers fetch, by sessions and without (227-19); `read` gives what was counted so far."""
+
+    def __init__(self, read: Callable[[], FetchStats]) -> None:
+        self._read = read
+
+    def describe(self) -> Iterator[Metric]:
+        """The names, for the registry."""
+        return self.collect()
+
+    def collect(self) -> Iterator[Metric]:
+        """The values at this scrape."""
+        stats = self._read()
+        yield GaugeMetricFamily(
+            "kipmesh_consumer_fetch_sessions_open", "Fetch sessions that brokers keep for streams", value=stats.sessions
+        )
+        fetches = CounterMetricFamily("kipmesh_consumer_fetches", "Fetches of streams, by kind", labels=["kind"])
+        fetches.add_metric(["full"], stats.full_fetches)
+        fetches.add_metric(["incremental"], stats.incremental_fetches)
+        fetches.add_metric(["aside"], stats.fetches_aside)
+        yield fetches
+        resets = CounterMetricFamily(
+            "kipmesh_consumer_fetch_session_resets", "Fetch sessions that were given up, by cause", labels=["cause"]
+        )
+        for cause, count in sorted(stats.resets.items()):
+            resets.add_metric([cause], count)
+        yield resets
 
 
 class ServiceMetrics:

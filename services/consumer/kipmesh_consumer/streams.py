@@ -14,10 +14,10 @@ import itertools
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from kipmesh.client import Consumer, ConsumerRecord, TopicPartition
+from kipmesh.client import Consumer, ConsumerRecord, FetchStats, TopicPartition
 from kipmesh.core.config.consumer_service import ConsumerServiceConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh_consumer.metrics import ServiceMetrics
@@ -65,6 +65,9 @@ class Streams:
         self.delivered = DeliveredPositions(config.lag_partitions_max)
         self.stopping = asyncio.Event()
         self.open: dict[int, Stream] = {}
+        self.fetch_stats = FetchStats()
+        """Of all streams there are and were, as `count_fetches` last saw them."""
+        self._past_fetches = FetchStats()
         self._places = config.streams_max
         self._ids = itertools.count(1)
 
@@ -82,6 +85,14 @@ class Streams:
         self.open.pop(stream_id, None)
         self._places += 1
         self.metrics.streams_open.dec()
+
+    def count_fetches(self) -> None:
+        """Bring `fetch_stats` up to date. On the event loop, for a scrape on another thread."""
+        self.fetch_stats = sum((stream.fetch_stats for stream in self.open.values()), self._past_fetches)
+
+    def keep_fetches(self, stats: FetchStats) -> None:
+        """A stream's consumer was closed."""
+        self._past_fetches += replace(stats, sessions=0, partitions=0)
 
     async def open_stream(self, request: Request, make_consumer: Callable[[], Consumer]) -> Stream:
         """Begin a stream with a consumer of its own; raises StreamsExhaustedError or KafkaError."""
@@ -159,12 +170,18 @@ class Stream:
             self._streams.delivered.deliver(topic, partition, self.positions[partition])
         self._streams.metrics.records_delivered.inc(len(records))
 
+    @property
+    def fetch_stats(self) -> FetchStats:
+        """How its consumer fetches."""
+        return self._consumer.fetch_stats if self._consumer is not None else FetchStats()
+
     async def close(self, end: End | None = None) -> None:
         """Free everything; idempotent."""
         consumer, self._consumer = self._consumer, None
         if consumer is None:
             return
         self.end = self.end or end
+        self._streams.keep_fetches(consumer.fetch_stats)
         self._streams.free_place(self.stream_id)
         if self.end is not None:
             self._streams.metrics.streams_ended.labels(self.end.value).inc()

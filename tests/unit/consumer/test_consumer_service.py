@@ -174,6 +174,32 @@ async def open_streams(http: httpx.AsyncClient) -> int:
     return int(float(line.split()[1]))
 
 
+async def test_fetch_sessions_in_the_metrics(cluster: LocalCluster, http: httpx.AsyncClient) -> None:
+    topic = await make_topic(cluster, "sessions", [b"a"])
+    await no_streams_left(http)
+
+    async def values() -> dict[str, float]:
+        text = (await http.get("/metrics")).text
+        lines = [line.rpartition(" ") for line in text.splitlines() if line.startswith("kipmesh_consumer_fetch")]
+        return {name: float(value) for name, _, value in lines}
+
+    async def wait_for_sessions(count: int) -> dict[str, float]:
+        async with asyncio.timeout(10):
+            while (found := await values())["kipmesh_consumer_fetch_sessions_open"] != count:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        return found
+
+    before = await wait_for_sessions(0)
+    url = f"/v1/topics/{topic}/records?follow=true"
+    reader = await http.send(http.build_request("GET", url), stream=True)
+    try:
+        await wait_for_sessions(1)
+    finally:
+        await reader.aclose()
+    full = 'kipmesh_consumer_fetches_total{kind="full"}'
+    assert (await wait_for_sessions(0))[full] == before[full] + 1
+
+
 async def no_streams_left(http: httpx.AsyncClient) -> None:
     for _ in range(500):
         if await open_streams(http) == 0:
