@@ -135,7 +135,7 @@ def stable_rank(client_id: str, topic_partition: TopicPartition, node_id: int) -
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
-SELECTORS: Final[Mapping[str, type[ReplicaSelector]]] = {
+SELECTORS: Final[Mapping[str, Callable[[], ReplicaSelector]]] = {
     "": LeaderSelector,
     "LeaderSelector": LeaderSelector,
     "RackAwareReplicaSelector": RackAwareReplicaSelector,

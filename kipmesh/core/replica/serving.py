@@ -1,4 +1,6 @@
-"""What a replica answers to readers: who may read, the four cases of an offset, and where epochs end (392-01 to 392-09).
+"""What a replica answers to readers: who may read, the four cases of an offset, and where epochs end.
+
+Rules: 392-01, 392-03 to 392-07, 392-09.
 
 Pure functions over numbers; the driver holds the log. They hold for leaders and followers alike: a leader is a replica
 whose leader's high watermark is its own.
@@ -97,13 +99,16 @@ def check_lister(*, is_leader: bool, replica_id: int) -> ErrorCode:
     return ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
-def compares_epochs(fetch_offset: int, last_fetched_epoch: int, *, is_leader: bool, log_end_offset: int) -> bool:
+def compares_epochs(
+    fetch_offset: int, last_fetched_epoch: int, *, is_leader: bool, log_start_offset: int, log_end_offset: int
+) -> bool:
     """Whether a fetch's last fetched epoch is to be compared with this log (`follower.has_diverged`).
 
-    A leader's log is the truth. A follower that lags does not know how an epoch goes on: beyond its log end the four
-    cases decide, and a divergence that it does find is one more reason for the reader to ask the leader (392-08).
+    A leader's log is the truth. A follower that lags does not know how an epoch goes on, and one whose log begins at
+    the offset not what was before: there the four cases decide. A divergence that it does find is one more reason for
+    the reader to ask the leader (392-08).
     """
-    return last_fetched_epoch >= 0 and (is_leader or fetch_offset <= log_end_offset)
+    return last_fetched_epoch >= 0 and (is_leader or log_start_offset < fetch_offset <= log_end_offset)
 
 
 def epoch_end_for(

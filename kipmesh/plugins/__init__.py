@@ -1,0 +1,1 @@
+"""Finding and loading what others wrote for us; for nodes and clients alike."""
