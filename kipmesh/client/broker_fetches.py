@@ -37,6 +37,10 @@ BRIDGE_PARTITIONS_MAX: Final = 100
 """Partitions of a bridge; others wait for the session, which is at most `fetch.max.wait.ms`."""
 
 
+LINGER_SECONDS: Final = 1.0
+"""How long a session without partitions is kept: who goes on with other partitions of the broker has it still."""
+
+
 class Listener(Protocol):
     """The fetcher, as the requests see it."""
 
@@ -85,7 +89,9 @@ class BrokerFetches:
         self.node_id = node_id
         self.session = FetchSessionHandler(enabled=config.enable_incremental_fetch)
         self.partitions = 0
-        """Partitions whose home this is; the session is closed when there are none."""
+        """Partitions whose home this is."""
+        self.close_at_s: float | None = None
+        """When the session is closed, while there are none."""
         self.retry_at_s = 0.0
         self.fetches_aside = 0
         self._config = config
@@ -120,6 +126,7 @@ class BrokerFetches:
         """The partition is fetched here from now on."""
         state.broker = self
         self.partitions += 1
+        self.close_at_s = None
         left = self._left.pop(state.where, None)
         if left is not None and left.topic_id == state.topic_id and state.high_watermark < 0:
             # The session does not know that it left, and would not say again what did not change.
@@ -130,6 +137,8 @@ class BrokerFetches:
         self.withdraw(state)
         state.broker = None
         self.partitions -= 1
+        if not self.partitions:
+            self.close_at_s = asyncio.get_running_loop().time() + LINGER_SECONDS
         if is_unassigned:
             self._left[state.where] = state
 

@@ -225,7 +225,8 @@ class Fetcher:
             self.spawn(self._validate(validations))
         self._fetch_all(now)
         times = [state.retry_at_s for state in waiting if state.retry_at_s > now]
-        times += [broker.retry_at_s for broker in self._brokers.values() if broker.retry_at_s > now]
+        for broker in self._brokers.values():
+            times += [when for when in (broker.retry_at_s, broker.close_at_s) if when is not None and when > now]
         return min(times) - now if times else None
 
     def _may_fetch(self, state: PartitionState, now: float, stale: set[str]) -> bool:
@@ -265,7 +266,9 @@ class Fetcher:
 
     def _fetch_all(self, now: float) -> None:
         for node_id, broker in list(self._brokers.items()):
-            if not broker.partitions:
+            if broker.close_at_s is not None:
+                if now < broker.close_at_s:
+                    continue
                 del self._brokers[node_id]
                 self._past += replace(broker.stats, sessions=0, partitions=0)
                 self.spawn(self._close_broker(broker))

@@ -338,7 +338,8 @@ class Sender:
             error = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the broker's answer does not mention the partition")
         elif error is None and result is not None and result.error_code:
             error = KafkaError(result.error_code, result.error_message or "")
-        if error is not None and error.code.refreshes_metadata:
+        if error is not None and (error.code.refreshes_metadata or error.code is ErrorCode.REQUEST_TIMED_OUT):
+            # A leader that says nothing may be held or cut off from the mesh: another one may lead by now.
             self._metadata.request_refresh((queue.topic,))
         if batch.finished:
             self._memory.give(batch.reserved_bytes)
