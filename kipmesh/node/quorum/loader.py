@@ -224,7 +224,11 @@ class MetadataLoader:
         if not self.is_loaded:
             return
         self._unpublished += await self._replay(self.image, self._delta)
-        if not self._unpublished or self._failure is not None or self._is_applying_own:
+        await self._publish_applied()
+
+    async def _publish_applied(self) -> None:
+        """Tell what `_replay` applied, now or before a batch of ours came between."""
+        if not self._unpublished or self._failure is not None or self._is_applying_own or self.image.failed:
             return
         deltas, self._delta, self._unpublished = [self._delta], MetadataDelta(), 0
         await self._publish(self.image, deltas[0])
@@ -263,6 +267,7 @@ class MetadataLoader:
     async def _load(self) -> None:
         """Another image: the newest snapshot and the log after it; published as the difference to the one before."""
         self._must_load = True
+        await self._publish_applied()  # the difference does not have it
         self._metrics.is_loading.set(1)
         pace, deltas = Pace(), [MetadataDelta()]
         with collector_off():

@@ -184,6 +184,28 @@ async def test_an_own_batch_that_is_half_applied_is_cut(is_replaced: bool) -> No
         assert not member.failures
 
 
+async def test_what_was_applied_before_an_own_batch_that_is_cut_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loaders, "APPLY_BYTES", 1)
+    member = member_with_partitions()
+    member.append(topic(2))
+    async with running(member):
+        member.commit()
+        await member.applied()
+        image = member.loader.image
+        member.append([r.RemoveTopicRecord(topic_id(2))])
+        base = member.end
+        member.commit()
+        await soon(lambda: member.loader.applied_end == base)
+        steps = member.loader.apply_own_steps(member.append(FENCING))
+        next(steps)
+        await some_turns()
+        member.cut(base)
+        come_to_the_end(steps)
+        await until(lambda: member.loader.image is not image)
+        await member.applied()
+        assert [gone.name for _, _, delta in member.published for gone in delta.deleted_topics] == ["t2"]
+
+
 async def test_a_snapshot_that_comes_within_a_batch_waits_for_its_end() -> None:
     """Of an observer: what is published is a state of the cluster all the time."""
     member = member_with_partitions()
