@@ -237,3 +237,28 @@ def test_the_end_of_a_portals_loop_ends_every_call() -> None:
     with pytest.raises(RuntimeError, match="closed"):
         portal.call(wait())
     portal.close()
+
+
+@pytest.mark.parametrize("answers", [False, True], ids=["a silent leader", "a leader that cannot replicate"])
+async def test_a_timeout_is_a_reason_to_ask_who_leads_now(answers: bool) -> None:
+    """Found by chaos: a leader that was cut off kept its producers for as long as that lasted."""
+    async with FakeCluster(2) as fake:
+        fake.create_topic("t")
+        fake.move_leader("t", 0, 1)
+        moved = asyncio.Event()
+
+        async def cut_off(method: str, node_id: int, _request: object) -> None:
+            if method == "Produce" and node_id == 1:
+                fake.move_leader("t", 0, 2)
+                moved.set()
+                if answers:
+                    fake.inject("Produce", ErrorCode.REQUEST_TIMED_OUT)
+                else:
+                    await asyncio.Event().wait()
+
+        fake.hook = cut_off
+        config = {"request.timeout.ms": 200, "retry.backoff.ms": 10, "linger.ms": 0}
+        async with Producer(fake.bootstrap, **config) as producer:
+            where = await asyncio.wait_for(await producer.send("t", b"v"), 10)
+        assert moved.is_set()
+        assert where.offset == 0
