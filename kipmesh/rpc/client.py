@@ -7,6 +7,7 @@ that cannot be said (text that is no Unicode, a number out of range) raises Kafk
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import grpc
@@ -139,15 +140,18 @@ class FetchStream:
         self._method = method
         self._call = call
         self._dropped = False
+        self._limit: asyncio.Timeout | None = None  # of the exchange that runs
 
     async def exchange(self, request: Value, timeout_s: float) -> Value:
         """Send one FetchRequest and wait for its FetchResponse."""
         data = _encode(self._method, request)
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s) as self._limit:
                 await self._call.write(data)
                 answer = await self._call.read()
         except TimeoutError:
+            if self._dropped:
+                raise TransportError(self._address, "FetchStream", grpc.StatusCode.CANCELLED, "dropped") from None
             self.cancel()
             raise TransportError(self._address, "FetchStream", grpc.StatusCode.DEADLINE_EXCEEDED, "no answer") from None
         except grpc.aio.AioRpcError as error:
@@ -159,14 +163,20 @@ class FetchStream:
             raise
         except asyncio.InvalidStateError as error:
             raise TransportError(self._address, "FetchStream", grpc.StatusCode.UNAVAILABLE, str(error)) from None
+        finally:
+            self._limit = None
         if answer is grpc.aio.EOF:
             raise TransportError(self._address, "FetchStream", grpc.StatusCode.UNAVAILABLE, "the stream ended")
         return _decode(self._address, self._method, answer)
 
     def cancel(self) -> None:
         """Drop the stream: a running exchange ends with a TransportError (CANCELLED)."""
-        self._dropped = True
         self._call.cancel()
+        if not self._dropped and self._limit is not None and not self._limit.expired():
+            # A call that is cancelled before its metadata is sent never ends a write that waits for that.
+            with contextlib.suppress(RuntimeError):  # it has ended just now
+                self._limit.reschedule(asyncio.get_running_loop().time())
+        self._dropped = True
 
 
 class ConnectionPool:

@@ -132,6 +132,22 @@ async def test_malformed_and_oversized_messages_leave_the_server_alive(
     assert (await pool.get(address).call("Broker", "Fetch", m.FetchRequest(max_bytes=1), 5)).error_code == 0
 
 
+@pytest.mark.parametrize("steps", range(12))
+async def test_a_stream_dropped_at_any_moment_of_its_opening_ends_the_exchange(
+    served: tuple[Echo, str], pool: ConnectionPool, steps: int
+) -> None:
+    connection = pool.get(served[1])
+    await connection.call("Broker", "Fetch", m.FetchRequest(max_bytes=1), 5)  # connected
+    stream = connection.fetch_stream("Broker")
+    running = asyncio.create_task(stream.exchange(m.FetchRequest(max_wait_ms=20_000, max_bytes=1), 20))
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    stream.cancel()
+    async with asyncio.timeout(5):
+        with pytest.raises(TransportError):
+            await running
+
+
 async def test_a_dropped_stream_ends_the_exchange_and_not_its_task(
     served: tuple[Echo, str], pool: ConnectionPool
 ) -> None:

@@ -1,0 +1,238 @@
+"""Who is in sync under fetch sessions is what it is under full fetches: leaders driven by both, side by side.
+
+Each follower fetches in a session from real partitions of a real handler. Beside each partition's leader there is
+another one, a `PartitionLeader` that is told all positions of the follower in every fetch, as a full fetch would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from prometheus_client import CollectorRegistry
+
+from kipmesh.core import messages as m
+from kipmesh.core.config import BrokerConfig, TopicConfig
+from kipmesh.core.errors import ErrorCode
+from kipmesh.core.fetch_session import FetchSessionHandler
+from kipmesh.core.metadata.image import BrokerState, MetadataImage, PartitionState, TopicState
+from kipmesh.core.record_batch import build, iterate
+from kipmesh.core.replica.leader import IsrChange, PartitionLeader
+from kipmesh.node.broker.changes import Changes
+from kipmesh.node.broker.fetch import FetchHandler
+from kipmesh.node.broker.fetch_sessions import make_session_cache
+from kipmesh.node.broker.metrics import BrokerMetrics
+from kipmesh.node.broker.partitions import Partitions
+from kipmesh.node.broker.replica import Replica
+from kipmesh.rpc.server import RequestContext
+from kipmesh.storage.log_manager import LogManager
+from kipmesh.testing.faulty_fs import FaultyFileSystem
+
+TOPIC_ID = b"t" * 16
+LAG_MS = 1000
+COUNT = 4
+FOLLOWERS = (2, 3)
+MORE = 1 << 20
+
+
+def run(work: Coroutine[Any, Any, m.FetchResponse]) -> m.FetchResponse:
+    """A fetch that does not wait."""
+    try:
+        work.send(None)
+    except StopIteration as stop:
+        return stop.value
+    raise AssertionError("the fetch waits")
+
+
+def registered(broker: int, epoch: int, *, fenced: bool = False) -> BrokerState:
+    return BrokerState(broker, epoch, b"x" * 16, {}, None, fenced, False, False)
+
+
+class Follower:
+    def __init__(self, broker: int) -> None:
+        self.broker = broker
+        self.epoch = 100 + broker
+        self.session = FetchSessionHandler()
+        self.ends = [0] * COUNT
+        self.leader_epochs = [0] * COUNT
+        self.wanted = set(range(COUNT))
+
+    def asked(self, partition: int) -> m.FetchPartition:
+        return m.FetchPartition(partition, self.leader_epochs[partition], self.ends[partition], -1, 0, MORE)
+
+
+class Leaders(RuleBasedStateMachine):
+    @initialize()
+    def begin(self) -> None:
+        config = BrokerConfig.parse(
+            {"node.id": 1, "cluster.id": "c", "controller.quorum.voters": "9@h:1", "log.dirs": "/d"}
+        )
+        manager = LogManager(FaultyFileSystem(), ("/d",), cluster_id="c", node_id=1, defaults=TopicConfig())
+        manager.load(0)
+        self.now_ms = 5000
+        image = MetadataImage()
+        image.brokers.update({broker: registered(broker, 100 + broker) for broker in (1, *FOLLOWERS)})
+        self.states = [PartitionState((1, *FOLLOWERS), (1, *FOLLOWERS), 1, 0, 0) for _ in range(COUNT)]
+        image.topics[TOPIC_ID] = TopicState(TOPIC_ID, "t", dict(enumerate(self.states)))
+        self.partitions, self.changes = Partitions(image), Changes()
+        self.joins: set[int] = set()
+        self.handler = FetchHandler(
+            1,
+            self.partitions,
+            make_session_cache(config, self.changes.subscriptions, self.partitions),
+            BrokerMetrics(CollectorRegistry()),
+            lambda replica, _isr: self.joins.add(replica.partition),
+            lambda: self.now_ms,
+            cluster_id="c",
+            response_bytes_max=MORE,
+            follower_bytes_max=MORE,
+        )
+        self.replicas, self.dumb = [], []
+        for number in range(COUNT):
+            log = manager.create("t", number, TOPIC_ID, TopicConfig(), 0)
+            replica = Replica(1, log, 0, lambda: self.now_ms, self.changes)
+            self.partitions.add(replica)
+            self.replicas.append(replica)
+            self.dumb.append(self.dumb_leader(number, 0))
+            self.lead(number)
+        self.followers = {broker: Follower(broker) for broker in FOLLOWERS}
+
+    def lead(self, number: int) -> None:
+        self.replicas[number].become_leader(
+            self.states[number],
+            min_insync_replicas=1,
+            lag_max_ms=LAG_MS,
+            eligible_epoch=self.partitions.eligible_epoch,
+        )
+
+    def dumb_leader(self, number: int, high_watermark: int) -> PartitionLeader:
+        state = self.states[number]
+        return PartitionLeader(
+            broker_id=1,
+            leader_epoch=state.leader_epoch,
+            partition_epoch=state.partition_epoch,
+            replicas=state.replicas,
+            isr=state.isr,
+            log_end_offset=self.replicas[number].log.log_end_offset,
+            high_watermark=high_watermark,
+            min_insync_replicas=1,
+            lag_max_ms=LAG_MS,
+            eligible_epoch=self.partitions.eligible_epoch,
+            now_ms=self.now_ms,
+        )
+
+    numbers = st.integers(0, COUNT - 1)
+    brokers = st.sampled_from(FOLLOWERS)
+
+    @rule(number=numbers, records=st.integers(1, 3))
+    def append(self, number: int, records: int) -> None:
+        for _ in range(records):
+            batch = build([(None, b"v")], base_offset=0, leader_epoch=-1, timestamp_ms=1)
+            self.replicas[number].append(batch, 1, 1)
+            self.dumb[number].appended(self.replicas[number].log.log_end_offset, self.now_ms)
+
+    @rule(passed_ms=st.sampled_from((1, 100, LAG_MS // 2, LAG_MS, LAG_MS + 1)))
+    def time_passes(self, passed_ms: int) -> None:
+        self.now_ms += passed_ms
+
+    @rule(
+        broker=brokers,
+        max_bytes=st.sampled_from((1, 100, 200, MORE)),
+        is_lost=st.sampled_from((False, False, False, True)),
+    )
+    def fetch(self, broker: int, max_bytes: int, is_lost: bool) -> None:
+        follower = self.followers[broker]
+        for number in range(COUNT):
+            if number in follower.wanted:
+                follower.session.want("t", TOPIC_ID, follower.asked(number))
+            else:
+                follower.session.unwant("t", TOPIC_ID, number)
+        if not follower.wanted:
+            return
+        request = follower.session.next_request()
+        sent = m.FetchRequest(
+            replica_id=broker, replica_epoch=follower.epoch, max_bytes=max_bytes, min_bytes=1, max_wait_ms=0
+        )
+        self.joins.clear()
+        response = run(self.handler.fetch(request.fill(sent), RequestContext("f", "p")))
+        if not response.error_code:
+            self.dumb_fetch(follower, is_limited=max_bytes < MORE)
+        if is_lost:
+            follower.session.failed(request)
+            return
+        for one in follower.session.answered(request, response).partitions:
+            if one.data.error_code in (ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH):
+                follower.leader_epochs[one.asked.partition] = self.states[one.asked.partition].leader_epoch
+            for _, header in iterate(one.data.records):
+                follower.ends[one.asked.partition] = header.base_offset + header.last_offset_delta + 1
+
+    def dumb_fetch(self, follower: Follower, *, is_limited: bool) -> None:
+        """What a full fetch says; the same followers are asked for, though a byte limit may delay it."""
+        joins = set()
+        for number in follower.wanted:
+            leader = self.dumb[number]
+            if follower.leader_epochs[number] == leader.leader_epoch:
+                leader.follower_fetched(follower.broker, follower.ends[number], 0, follower.epoch, self.now_ms)
+                if leader.isr_to_join(follower.broker) is not None:
+                    joins.add(number)
+        assert self.joins <= joins if is_limited else self.joins == joins
+
+    @rule(broker=brokers, number=numbers)
+    def want_or_not(self, broker: int, number: int) -> None:
+        self.followers[broker].wanted ^= {number}
+
+    @rule(number=numbers, isr=st.sampled_from(((1,), (1, 2), (1, 3), (1, 2, 3))))
+    def isr_changes(self, number: int, isr: tuple[int, ...]) -> None:
+        state = self.states[number]
+        self.states[number] = state._replace(isr=isr, partition_epoch=state.partition_epoch + 1)
+        self.lead(number)
+        self.dumb[number].isr_changed(isr, self.states[number].partition_epoch, self.now_ms)
+
+    @rule(number=numbers)
+    def elected_again(self, number: int) -> None:
+        state = self.states[number]
+        self.states[number] = state._replace(
+            leader_epoch=state.leader_epoch + 1, partition_epoch=state.partition_epoch + 1
+        )
+        self.lead(number)
+        self.dumb[number] = self.dumb_leader(number, self.dumb[number].high_watermark)
+
+    @rule(broker=brokers, fenced=st.booleans())
+    def fencing(self, broker: int, fenced: bool) -> None:
+        self.partitions.image.brokers[broker] = registered(broker, self.followers[broker].epoch, fenced=fenced)
+        for replica, dumb in zip(self.replicas, self.dumb, strict=True):
+            replica.brokers_changed()
+            dumb.brokers_changed(self.now_ms)
+
+    @rule(broker=brokers, lost=st.integers(0, 2))
+    def restarts(self, broker: int, lost: int) -> None:
+        """As another registration, perhaps without what it had not synced."""
+        before, after = self.followers[broker], Follower(broker)
+        after.epoch = before.epoch + 10
+        after.ends = [max(end - lost, 0) for end in before.ends]
+        after.leader_epochs = before.leader_epochs
+        self.followers[broker] = after
+        self.partitions.image.brokers[broker] = registered(broker, after.epoch)
+        for replica, dumb in zip(self.replicas, self.dumb, strict=True):
+            replica.brokers_changed()
+            dumb.brokers_changed(self.now_ms)
+
+    @invariant()
+    def same_laggards(self) -> None:
+        for replica, dumb in zip(getattr(self, "replicas", ()), getattr(self, "dumb", ()), strict=True):
+            dumb.time_passed(self.now_ms)
+            expected = dumb.isr_without_laggards(self.now_ms)
+            found: IsrChange | None = None
+            if replica in self.changes.behind:
+                may_change, found = replica.laggards(self.now_ms)
+                if not may_change:
+                    del self.changes.behind[replica]
+            assert (found and found.isr) == (expected and expected.isr)
+            assert replica.high_watermark == dumb.high_watermark
+
+
+Leaders.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestLeaders = Leaders.TestCase
