@@ -257,7 +257,7 @@ async def test_a_timeout_is_a_reason_to_ask_who_leads_now(answers: bool) -> None
                     await asyncio.Event().wait()
 
         fake.hook = cut_off
-        config = {"request.timeout.ms": 200, "retry.backoff.ms": 10, "linger.ms": 0}
+        config = {**FAST, "request.timeout.ms": 200, "delivery.timeout.ms": 5000}
         async with Producer(fake.bootstrap, **config) as producer:
             where = await asyncio.wait_for(await producer.send("t", b"v"), 10)
         assert moved.is_set()
