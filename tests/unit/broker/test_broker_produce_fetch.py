@@ -116,18 +116,6 @@ async def test_the_first_batch_is_whole_however_small_the_limit(mesh) -> None:
     assert len((await mesh.fetch("large", 0, max_bytes=10)).records) > 5000
 
 
-async def test_sessions_are_not_here_yet_and_say_so(mesh) -> None:
-    await mesh.create("plain")
-    topics = [m.FetchTopic("plain", b"", [m.FetchPartition(0, partition_max_bytes=1000)])]
-    full = await mesh.call(1, "Fetch", m.FetchRequest(session_id=0, session_epoch=0, topics=topics))
-    assert (full.error_code, full.session_id) == (0, 0)
-    later = await mesh.call(1, "Fetch", m.FetchRequest(session_id=5, session_epoch=3, topics=topics))
-    assert later.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
-    assert not later.responses
-    other = await mesh.call(1, "Fetch", m.FetchRequest(cluster_id="other", topics=topics))
-    assert other.error_code == ErrorCode.INCONSISTENT_CLUSTER_ID
-
-
 async def list_offset(mesh, topic: str, timestamp: int) -> m.ListOffsetsPartitionResponse:
     asked = m.ListOffsetsTopic(topic, b"", [m.ListOffsetsPartition(0, -1, timestamp)])
     response = await mesh.call(1, "ListOffsets", m.ListOffsetsRequest(topics=[asked]))

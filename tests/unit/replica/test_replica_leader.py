@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kipmesh.core.replica.leader import IsrChange, PartitionLeader
+from kipmesh.core.replica.leader import FollowerFetches, IsrChange, PartitionLeader
 
 LAG_MS = 1000
 EPOCHS = {1: 101, 2: 102, 3: 103, 4: 104}
@@ -248,3 +248,27 @@ def test_high_watermark_equals_the_oracle_s_and_never_goes_back(events: list[tup
             or it.is_under_min_isr
             or not it.high_watermark
         )
+
+
+def test_fetches_that_do_not_read_a_partition_count_while_the_follower_has_all_of_it() -> None:
+    it, session = leader(), FollowerFetches(EPOCHS[2], 10_000)
+    it.follower_fetched(2, 0, 0, EPOCHS[2], 10_000, session)
+    it.follower_fetched(3, 0, 0, EPOCHS[3], 10_000)
+    session.last_fetch_ms = 20_000
+    it.appended(1, 20_500)
+    assert isr_of(it.isr_without_laggards(20_600)) == {1, 2}, "3 has not fetched for long, 2 has"
+    session.last_fetch_ms = 22_000
+    it.appended(2, 22_000)
+    assert isr_of(it.isr_without_laggards(22_000)) == {1}, "2 fetches on, and gets nowhere"
+
+
+def test_fetches_do_not_speak_for_a_partition_that_left_the_session() -> None:
+    it, session = leader(replicas=(1, 2), isr=(1, 2)), FollowerFetches(EPOCHS[2], 10_000)
+    it.follower_fetched(2, 0, 0, EPOCHS[2], 10_000, session)
+    session.last_fetch_ms = 12_000
+    it.follower_left(2)
+    session.last_fetch_ms = 20_000
+    it.appended(1, 20_000)
+    assert isr_of(it.isr_without_laggards(20_000)) == {1}
+    assert isr_of(it.isr_without_laggards(12_000 + LAG_MS)) is None
+    it.follower_left(9)

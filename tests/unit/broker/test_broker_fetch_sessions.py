@@ -1,0 +1,347 @@
+"""Fetch sessions of a live mesh: over gRPC as clients meet them, and between leaders and followers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from conftest_broker import Mesh, eventually, leader_of
+from prometheus_client import generate_latest
+
+from kipmesh.core import messages as m
+from kipmesh.core.errors import ErrorCode
+from kipmesh.core.record_batch import build
+from kipmesh.rpc.client import ConnectionPool, TransportError
+
+WAIT_MS = 10_000
+SLOTS = "max.incremental.fetch.session.cache.slots"
+QUOTA = "max.incremental.fetch.sessions.per.client.id"
+
+
+def batch(*values: bytes) -> bytes:
+    stamp = time.time_ns() // 1_000_000
+    return build([(None, value) for value in values], base_offset=0, leader_epoch=-1, timestamp_ms=stamp)
+
+
+class Session:
+    """A client's side, by hand."""
+
+    def __init__(self, mesh: Mesh, topic_id: bytes, *, pool: ConnectionPool | None = None) -> None:
+        self.mesh = mesh
+        self.topic_id = topic_id
+        self.pool = pool or mesh.pool
+        self.session_id = 0
+        self.epoch = 0
+
+    def topics(self, asked: dict[int, int], max_bytes: int = 1 << 20) -> list[m.FetchTopic]:
+        partitions = [m.FetchPartition(p, -1, offset, partition_max_bytes=max_bytes) for p, offset in asked.items()]
+        return [m.FetchTopic("", self.topic_id, partitions)] if partitions else []
+
+    async def fetch(
+        self,
+        asked: dict[int, int] | None = None,
+        *,
+        forget: tuple[int, ...] = (),
+        max_wait_ms: int = 0,
+        max_bytes: int = 1 << 20,
+        topics: list[m.FetchTopic] | None = None,
+    ) -> m.FetchResponse:
+        forgotten = [m.ForgottenTopic("", self.topic_id, forget)] if forget else []
+        request = m.FetchRequest(
+            max_wait_ms=max_wait_ms,
+            min_bytes=1,
+            max_bytes=max_bytes,
+            session_id=self.session_id,
+            session_epoch=self.epoch,
+            topics=self.topics(asked or {}) if topics is None else topics,
+            forgotten_topics_data=forgotten,
+        )
+        connection = self.pool.get(f"127.0.0.1:{self.mesh.ports[1]}")
+        response: m.FetchResponse = await connection.call("Broker", "Fetch", request, 20)
+        if not response.error_code and self.epoch >= 0:
+            self.session_id = response.session_id
+            self.epoch += 1
+        return response
+
+
+def found(response: m.FetchResponse) -> dict[int, m.PartitionData]:
+    assert not response.error_code, response
+    return {data.partition_index: data for topic in response.responses for data in topic.partitions}
+
+
+async def listed(mesh: Mesh, broker: int = 1) -> list[m.FetchSession]:
+    response = await mesh.call(broker, "ListFetchSessions", m.ListFetchSessionsRequest())
+    assert (response.error_code, response.node_id) == (0, broker)
+    return list(response.sessions)
+
+
+@pytest.fixture
+async def small(tmp_path: Path) -> AsyncIterator[Mesh]:
+    """Two slots for followers and one more."""
+    it = Mesh(tmp_path, **{SLOTS: 3, QUOTA: 2})
+    await it.start()
+    yield it
+    await it.stop()
+
+
+async def test_an_incremental_fetch_names_and_answers_what_changed(mesh: Mesh) -> None:
+    topic_id = await mesh.create("t", partitions=3)
+    session = Session(mesh, topic_id)
+    assert set(found(await session.fetch({0: 0, 1: 0, 2: 0}))) == {0, 1, 2}
+    assert session.session_id > 0
+    assert found(await session.fetch()) == {}
+    await mesh.produce("t", batch(b"x"), partition=1)
+    answer = found(await session.fetch())
+    assert {p: data.high_watermark for p, data in answer.items()} == {1: 1}
+    assert found(await session.fetch())[1].records == answer[1].records, "it was not moved on: it comes again"
+    assert found(await session.fetch({1: 1})) == {}
+
+
+async def test_a_waiting_fetch_is_woken_by_the_one_partition_that_changed(mesh: Mesh) -> None:
+    topic_id = await mesh.create("t", partitions=50)
+    session = Session(mesh, topic_id)
+    await session.fetch(dict.fromkeys(range(50), 0))
+    waiting = asyncio.create_task(session.fetch(max_wait_ms=WAIT_MS))
+    await eventually(lambda: mesh.brokers[1].fetch_sessions.metrics.created >= 3, "three sessions")
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    begin = time.monotonic()
+    await mesh.produce("t", batch(b"x"), partition=33)
+    assert set(found(await waiting)) == {33}
+    assert time.monotonic() - begin < WAIT_MS / 2000
+
+
+async def test_hostile_ids_and_epochs_change_nothing(mesh: Mesh) -> None:
+    topic_id = await mesh.create("t")
+    session = Session(mesh, topic_id)
+    await session.fetch({0: 0})
+    mine = session.session_id
+    cases = [(mine, 2, 71), (mine, 2**31 - 1, 71), (mine, -2, 71), (mine ^ 1, 1, 70), (0, 1, 70), (-5, 7, 70)]
+    for session_id, epoch, code in cases:
+        other = Session(mesh, topic_id)
+        other.session_id, other.epoch = session_id, epoch
+        response = await other.fetch({0: 0})
+        assert (response.error_code, response.responses, response.session_id) == (code, (), 0), (session_id, epoch)
+    by_name = [m.FetchTopic("t", b"", [m.FetchPartition(0, partition_max_bytes=1)])]
+    assert (await session.fetch(topics=by_name)).error_code == ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
+    assert found(await session.fetch()) == {}, "the session is as it was"
+    assert (await mesh.call(1, "Fetch", m.FetchRequest(cluster_id="other"))).error_code == (
+        ErrorCode.INCONSISTENT_CLUSTER_ID
+    )
+
+
+async def test_byte_limits_starve_nobody(mesh: Mesh) -> None:
+    topic_id = await mesh.create("t", partitions=4)
+    for partition in range(4):
+        for _ in range(2):
+            await mesh.produce("t", batch(b"x" * 1000), partition=partition)
+    session, at, order = Session(mesh, topic_id), dict.fromkeys(range(4), 0), []
+    answer = found(await session.fetch(at, max_bytes=1))
+    for _ in range(8):
+        (served,) = [p for p, data in answer.items() if data.records]
+        order.append(served)
+        at[served] += 1
+        answer = found(await session.fetch({served: at[served]}, max_bytes=1))
+    assert sorted(order[:4]) == sorted(order[4:]) == [0, 1, 2, 3]
+
+
+async def test_a_topic_made_anew_is_another_one(mesh: Mesh) -> None:
+    old = await mesh.create("t")
+    await mesh.produce("t", batch(b"old"))
+    session = Session(mesh, old)
+    assert found(await session.fetch({0: 1}))[0].high_watermark == 1
+    waiting = asyncio.create_task(session.fetch(max_wait_ms=WAIT_MS))
+    await mesh.call(1, "DeleteTopics", m.DeleteTopicsRequest([m.DeleteTopicState("t")], 10_000), "Admin")
+    assert found(await waiting)[0].error_code == ErrorCode.UNKNOWN_TOPIC_ID
+    new = await mesh.create("t")
+    forgotten = [m.ForgottenTopic("", old, [0])]
+    request = m.FetchRequest(
+        session_id=session.session_id,
+        session_epoch=session.epoch,
+        topics=Session(mesh, new).topics({0: 0}),
+        forgotten_topics_data=forgotten,
+    )
+    response = await mesh.call(1, "Fetch", request)
+    assert [(topic.topic, topic.topic_id) for topic in response.responses] == [("t", new)]
+    assert found(response)[0].high_watermark == 0
+
+
+async def test_a_client_that_is_gone_leaves_its_session_as_it_was(mesh: Mesh) -> None:
+    topic_id = await mesh.create("t", partitions=2)
+    pool = ConnectionPool("gone")
+    session = Session(mesh, topic_id, pool=pool)
+    await session.fetch({0: 0, 1: 0})
+    waiting = asyncio.create_task(session.fetch(max_wait_ms=WAIT_MS))
+    mine = session.session_id
+
+    def is_waiting() -> bool:
+        return next(one for one in mesh.brokers[1].fetch_sessions.list(0) if one.session_id == mine).is_waiting
+
+    await eventually(lambda: is_waiting() is True, "it waits")
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await eventually(lambda: is_waiting() is False, "it waits no more")
+    await mesh.produce("t", batch(b"x"), partition=1)
+    session.epoch += 1  # the request was taken, and its answer lost
+    assert set(found(await session.fetch())) == {1}
+    await pool.close()
+
+
+async def test_slots_quota_and_listing(small: Mesh) -> None:
+    topic_id = await small.create("t", partitions=2)
+    await eventually(lambda: len(small.brokers[1].fetch_sessions) == 2, "both followers have sessions")
+    pools = [ConnectionPool("one"), ConnectionPool("two")]
+    first, second = (Session(small, topic_id, pool=pool) for pool in pools)
+    await first.fetch({0: 0})
+    await second.fetch({0: 0, 1: 0})
+    assert first.session_id > 0
+    assert second.session_id == 0, "larger, but the other one is young"
+    rows = {one.client_id: one for one in await listed(small)}
+    assert set(rows) == {"broker-2", "broker-3", "one"}
+    assert (rows["one"].privileged, rows["one"].partitions, rows["one"].epoch) == (False, 1, 1)
+    assert (rows["broker-2"].privileged, rows["broker-2"].replica_id, rows["broker-2"].partitions) == (True, 2, 2)
+    assert await listed(small, 2) == []
+    text = generate_latest(small.brokers[1].registry).decode()
+    assert "kafka_server_fetchsessioncache_numincrementalfetchsessions 3.0" in text
+    assert "kafka_server_fetchsessioncache_numincrementalfetchpartitionscached 5.0" in text
+    assert "kafka_server_fetchsessioncache_incrementalfetchsessionevictions_total 0.0" in text
+    assert 'kipmesh_broker_fetch_session_refusals_total{reason="full"} 1.0' in text
+    for pool in pools:
+        await pool.close()
+
+
+async def test_a_follower_that_comes_back_evicts_a_consumer(small: Mesh) -> None:
+    topic_id = await small.create("t")
+    await eventually(lambda: len(small.brokers[1].fetch_sessions) == 2, "both followers have sessions")
+    consumer = Session(small, topic_id)
+    await consumer.fetch({0: 0})
+    await small.brokers.pop(2).abort()  # its session stays here
+    await small.start_broker(2)
+    await small.ready(2)
+    sessions = small.brokers[1].fetch_sessions
+    await eventually(lambda: sessions.metrics.evictions == 1, "the consumer's session was taken")
+    assert (await consumer.fetch()).error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    text = generate_latest(small.brokers[1].registry).decode()
+    assert 'kipmesh_broker_fetch_session_evictions_by_evictor_total{client_id="broker-2"} 1.0' in text
+
+
+async def test_the_quota_is_one_client_s_own(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path, **{QUOTA: 1})
+    await mesh.start()
+    topic_id = await mesh.create("t")
+    pool = ConnectionPool("other")
+    first, second, other = Session(mesh, topic_id), Session(mesh, topic_id), Session(mesh, topic_id, pool=pool)
+    for session in (first, second, other):
+        await session.fetch({0: 0})
+    assert first.session_id > 0
+    assert second.session_id == 0
+    assert other.session_id > 0
+    text = generate_latest(mesh.brokers[1].registry).decode()
+    assert 'kipmesh_broker_fetch_session_quota_refusals_total{client_id="tests"} 1.0' in text
+    await pool.close()
+    await mesh.stop()
+
+
+async def test_followers_use_sessions_and_are_told_the_high_watermark_at_once(mesh: Mesh) -> None:
+    topic_id = await mesh.create("t", partitions=8)
+    followers = [mesh.brokers[broker].partitions.get(topic_id, 5) for broker in (2, 3)]
+    await eventually(lambda: len(mesh.brokers[1].fetch_sessions) == 2, "two sessions")
+    times = []
+    for number in range(5):
+        begin = time.monotonic()
+        await mesh.produce("t", batch(b"x"), partition=5)
+        await eventually(lambda: all(r.high_watermark == number + 1 for r in followers), "told")  # noqa: B023
+        times.append(time.monotonic() - begin)
+    assert min(times) < 0.2, "392-02: not only at the end of a long poll"
+    metrics = mesh.brokers[1].fetch_sessions.metrics
+    assert {name.value: count for name, count in metrics.fetches.items()}["incremental"] > 10
+
+
+async def test_without_the_wakeup_a_follower_learns_the_high_watermark_with_the_next_fetch(tmp_path: Path) -> None:
+    keys = {"replica.fetch.high.watermark.wakeup": False, "replica.fetch.wait.max.ms": 300}
+    mesh = Mesh(tmp_path, **keys)
+    await mesh.start()
+    topic_id = await mesh.create("t")
+    await mesh.produce("t", batch(b"x"))
+    follower = mesh.brokers[2].partitions.get(topic_id, 0)
+    await eventually(lambda: follower.high_watermark == 1, "told in the end")
+    await mesh.stop()
+
+
+async def test_sessions_can_be_off(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path, **{SLOTS: 0, "enable.incremental.fetch": False})
+    await mesh.start()
+    topic_id = await mesh.create("t")
+    session = Session(mesh, topic_id)
+    await session.fetch({0: 0})
+    assert session.session_id == 0
+    assert (await mesh.produce("t", batch(b"x"))).error_code == 0
+    assert await listed(mesh) == []
+    await mesh.stop()
+
+
+async def test_a_leader_that_restarts_and_one_that_is_killed_are_no_news(mesh: Mesh, capsys) -> None:
+    topic_id = await mesh.create("t", partitions=4)
+    capsys.readouterr()
+    for produced, is_clean in enumerate((True, False), 1):
+        leader = await leader_of(mesh, topic_id)
+        assert (await mesh.produce("t", batch(b"a"), via=leader)).error_code == 0
+        node = mesh.brokers.pop(leader)
+        await (node.stop() if is_clean else node.abort())
+        await mesh.start_broker(leader)
+        await mesh.ready(leader)
+        replica = mesh.brokers[await leader_of(mesh, topic_id)].partitions.get(topic_id, 0)
+        await eventually(lambda: replica.leader and replica.leader.isr == {1, 2, 3}, "all in sync")  # noqa: B023
+        replicas = [node.partitions.get(topic_id, 0) for node in mesh.brokers.values()]
+        await eventually(lambda: all(r.high_watermark == produced for r in replicas), "replicated")  # noqa: B023
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "fetch" in line and ("[warning" in line or "[error" in line)] == []
+
+
+async def test_an_evicted_follower_goes_on_at_once(mesh: Mesh) -> None:
+    topic_id = await mesh.create("t", partitions=3)
+    sessions = mesh.brokers[1].fetch_sessions
+    await eventually(lambda: len(sessions) == 2, "two sessions")
+    for one in await listed(mesh):  # as an eviction does
+        sessions._remove(sessions._sessions[one.session_id])
+    assert (await mesh.produce("t", batch(b"x"))).error_code == 0
+    await eventually(lambda: len(sessions) == 2, "two others")
+    follower = mesh.brokers[3].partitions.get(topic_id, 0)
+    await eventually(lambda: follower.high_watermark == 1, "replicated")
+    text = generate_latest(mesh.brokers[3].registry).decode()
+    assert 'kipmesh_broker_fetcher_session_resets_total{cause="FETCH_SESSION_ID_NOT_FOUND"}' in text
+
+
+async def test_a_clean_stop_closes_the_session(mesh: Mesh) -> None:
+    await mesh.create("t")
+    sessions = mesh.brokers[1].fetch_sessions
+    await eventually(lambda: len(sessions) == 2, "two sessions")
+    await mesh.brokers.pop(3).stop()
+    await eventually(lambda: len(sessions) == 1, "closed by its client")
+    assert sessions.metrics.closed >= 1
+
+
+async def test_an_idle_follower_stays_in_the_isr_and_a_dead_one_leaves_it(tmp_path: Path) -> None:
+    """Far beyond `replica.lag.time.max.ms` without a read of the partition: it was caught up all the same."""
+    mesh = Mesh(tmp_path, **{"replica.lag.time.max.ms": 1500, "broker.session.timeout.ms": 60_000})
+    await mesh.start()
+    topic_id = await mesh.create("t", partitions=3)
+    replica = mesh.brokers[1].partitions.get(topic_id, 0)
+    shrinks = mesh.brokers[1]._metrics._isr_shrinks
+    await eventually(lambda: replica not in mesh.brokers[1]._changes.behind, "nobody is behind")
+    await asyncio.sleep(2)
+    for _ in range(3):
+        assert (await mesh.produce("t", batch(b"x"), acks=1)).error_code == 0
+    await asyncio.sleep(0.8)
+    assert replica.leader.isr == {1, 2, 3}
+    assert shrinks._value.get() == 0
+    await mesh.brokers.pop(3).abort()
+    assert (await mesh.produce("t", batch(b"x"), acks=1)).error_code == 0
+    await eventually(lambda: replica.leader.isr == {1, 2}, "the dead one has left")
+    assert mesh.brokers[1].partitions.get(topic_id, 1).leader.isr == {1, 2, 3}, "as at Kafka: nothing to miss there"
+    with pytest.raises(TransportError):
+        await mesh.pool.get(f"127.0.0.1:{mesh.ports[3]}").call("Broker", "Fetch", m.FetchRequest(), 1)
+    await mesh.stop()
