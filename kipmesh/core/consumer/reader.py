@@ -287,8 +287,7 @@ class PartitionReader:
         request = self._answered(request_id, t.ListOffsetsAtLeader)
         if request is None:
             return t.NOTHING
-        self._attempts = 0
-        offset = max(offset, 0)
+        self._attempts, offset = 0, max(offset, 0)
         is_end = request.timestamp == t.TIMESTAMP_LATEST
         if is_end:
             self.high_watermark = max(self.high_watermark, offset)
@@ -421,16 +420,12 @@ class PartitionReader:
     def _truncated(self, end_offset: int | None, epoch: int) -> t.Effects:
         """Our log and the leader's part at `end_offset` (None: nothing is known to be common)."""
         self._doubt = None
-        position = self.position or 0
+        position, policy = self.position or 0, self._config.reset_to
         if end_offset is not None and end_offset >= position:
             # Only what nobody has seen yet is gone.
-            self.fetch_offset = position
-            self._history.cut(position)
-            if self._history.last_epoch > epoch:  # of before the seek that we began with, and unknown to the leader
-                self._history.begin(position, -1)
+            self._go_back(position, epoch)
             self._go(Cause.VALID)
             return (t.MoveTo(position),)
-        policy = self._config.reset_to
         report = t.TruncationFound(position, end_offset, epoch, policy is None)
         if policy is None:
             self._problem = report
@@ -441,12 +436,16 @@ class PartitionReader:
             self.high_watermark = -1
             self._begin_reset(Cause.LOST, policy)
             return (report, t.MoveTo(None))
-        self.high_watermark = self.position = self.fetch_offset = end_offset
-        self._history.cut(end_offset)
-        if self._history.last_epoch != epoch:
-            self._history.begin(end_offset, epoch)
+        self.high_watermark = self.position = end_offset
+        self._go_back(end_offset, epoch)
         self._go(Cause.TRUNCATED)
         return (report, t.MoveTo(end_offset))
+
+    def _go_back(self, offset: int, epoch: int) -> None:
+        self.fetch_offset = offset
+        self._history.cut(offset)
+        if self._history.last_epoch > epoch:  # from before the seek that we began with, and unknown to the leader
+            self._history.begin(offset, -1)
 
     def _confirmed(self, doubt: _OutOfRange) -> t.Effects:
         """The leader does not have the offset either."""
