@@ -72,8 +72,9 @@ class History:
             return BROKERS
         what = rng.random()
         if what < 0.3 or not tip.topics:
-            self._topics += 1
-            return topic(self._topics, rng.randint(1, 8), leader=rng.choice([1, 2, 3]))
+            self._topics += 2
+            made = topic(self._topics, rng.randint(1, 8), leader=rng.choice([1, 2, 3]))
+            return made if rng.random() < 0.5 else [*made, *topic(self._topics - 1)]
         if what < 0.7:
             broker = tip.brokers[rng.choice([1, 2, 3])]
             fenced = -1 if broker.fenced else 1
