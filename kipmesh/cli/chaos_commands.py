@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kipmesh.cli.common import EXIT_SIGNAL, AsJson, CommandError, examples, make_app, print_json
+from kipmesh.cli.common import EXIT_SIGNAL, AsJson, CommandError, examples, explain, make_app, print_json
 
 if TYPE_CHECKING:
     from kipmesh.chaos.experiment import ClusterPart, Experiment
@@ -75,16 +75,25 @@ def run(
         with suppress(NotPossibleError):  # told by those runs that need it
             enter_namespace([sys.executable, "-P", "-m", "kipmesh.cli.main", *sys.argv[1:]])
     results: list[Result] = []
-    skipped = 0
+    skipped = broken = 0
     for experiment in experiments:
         for number in range(runs):
             try:
                 results.append(_run_one(experiment, folder, first + number, f"{number + 1}/{runs}"))
             except NotPossibleError as error:
                 skipped += 1
-                print(f"{experiment.name}: skipped: {error}")
+                print(f"{experiment.name}: skipped: {error}", flush=True)
                 break
-    if any(not result.verdict.is_clean for result in results):
+            except typer.Exit:
+                raise
+            except Exception as error:
+                broken += 1
+                explain(error)
+                print(f"{experiment.name} (seed {first + number}): could not be run", flush=True)
+    clean = sum(result.verdict.is_clean for result in results)
+    if len(results) + skipped + broken > 1:
+        print(f"{len(results)} runs, {clean} without an anomaly; {broken} could not be run, {skipped} skipped")
+    if broken or clean < len(results):
         raise typer.Exit(1)
     if skipped:
         raise typer.Exit(EXIT_SKIPPED)

@@ -1,0 +1,123 @@
+"""`kipmesh chaos`: what is wrong is told in one line; histories are checked again; runs that cannot be done."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kipmesh.chaos.disk import NotPossibleError
+from kipmesh.cli import chaos_commands
+from kipmesh.cli.main import app
+from kipmesh.testing.history import (
+    Begin,
+    End,
+    Event,
+    Invoke,
+    Limits,
+    Ok,
+    Phase,
+    PhaseBegan,
+    Read,
+    ReaderKind,
+    write_history,
+)
+
+EXPERIMENT = 'name: a-test\nhypothesis: It holds.\nduration_s: 5\nfaults: [{kind: kill, target: "leader:0"}]\n'
+
+
+def history(folder: Path, *, lost: bool) -> Path:
+    records = [] if lost else [(0, "1")]
+    events: list[Event] = [
+        Begin(0, "a-test", 1, 1, Limits()),
+        PhaseBegan(0, Phase.FAULTS),
+        Invoke(1, 1, "producer-1", 0, "1"),
+        Ok(2, 1, 0),
+        PhaseBegan(3, Phase.RECOVERY),
+        Read(4, "final", ReaderKind.FINAL, 0, records),
+        End(4, 0, len(records), [], []),
+        PhaseBegan(5, Phase.END),
+    ]
+    file = folder / "history.jsonl"
+    write_history(file, events)
+    return file
+
+
+def test_a_clean_history(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["chaos", "check", str(history(tmp_path, lost=False))])
+    assert done.exit_code == 0, done.output
+    assert "no anomaly; 0 faults, 1 acknowledged" in done.output
+
+
+def test_a_history_with_an_anomaly(tmp_path: Path) -> None:
+    file = history(tmp_path, lost=True)
+    done = CliRunner().invoke(app, ["chaos", "check", str(file)])
+    assert done.exit_code == 1
+    assert "lost acknowledged write: 1, first: partition 0, 2.00 s: '1' was acknowledged at offset 0" in done.output
+    done = CliRunner().invoke(app, ["chaos", "check", str(file), "--json"])
+    finding, summary = [json.loads(line) for line in done.stdout.splitlines()]
+    assert finding["kind"] == "lost acknowledged write"
+    assert summary["clean"] is False
+    assert summary["anomalies"] == {"lost acknowledged write": 1}
+
+
+@pytest.mark.parametrize(
+    ("command", "text", "told"),
+    [
+        ("check", "{}\n", "history.jsonl:1: "),
+        ("run", "name: x\n", "hypothesis: Field required; duration_s: Field required"),
+        ("run", EXPERIMENT.replace("kill", "explode"), "faults.0: "),
+    ],
+)
+def test_broken_files_are_told_in_one_line(tmp_path: Path, command: str, text: str, told: str) -> None:
+    file = tmp_path / "history.jsonl"
+    file.write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "kipmesh.cli.main", "chaos", command, str(file)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert told in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_what_cannot_be_done_here_is_skipped_and_what_breaks_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "experiment.yaml"
+    file.write_text(EXPERIMENT)
+    errors: list[Exception] = [NotPossibleError("not here")]
+
+    def run_one(*_arguments: object) -> None:
+        raise errors[0]
+
+    monkeypatch.setattr(chaos_commands, "_run_one", run_one)
+    done = CliRunner().invoke(app, ["chaos", "run", str(file), "--runs", "3"])
+    assert done.exit_code == chaos_commands.EXIT_SKIPPED
+    assert "a-test: skipped: not here" in done.output
+    errors[0] = OSError("no room")
+    done = CliRunner().invoke(app, ["chaos", "run", str(file), "--runs", "2", "--seed", "4"])
+    assert done.exit_code == 1
+    assert "a-test (seed 5): could not be run" in done.output
+    assert "0 runs, 0 without an anomaly; 2 could not be run, 0 skipped" in done.output
+
+
+def test_a_folder_that_is_no_runs_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "experiment.yaml"
+    file.write_text(EXPERIMENT)
+    mine = tmp_path / "runs" / "a-test-4" / "precious"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    done = CliRunner().invoke(app, ["chaos", "run", str(file), "--seed", "4", "--dir", str(tmp_path / "runs")])
+    assert done.exit_code == 1
+    assert "is there already and is no run's folder" in done.output
+    assert mine.read_text() == "mine"
