@@ -1,0 +1,113 @@
+"""The workload's history against a fake cluster: true when all is well, when calls fail, and when records are lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kipmesh.chaos import dumps, values
+from kipmesh.chaos.experiment import WorkloadPart
+from kipmesh.chaos.recorder import Recorder
+from kipmesh.chaos.workload import Workload, consumer_names
+from kipmesh.core import record_batch
+from kipmesh.core.errors import ErrorCode
+from kipmesh.testing.fake_broker import FakeCluster
+from kipmesh.testing.history import Begin, Dump, Event, Limits, NotRecovered, Phase, PhaseBegan, read_history
+from kipmesh.testing.history_checker import Kind, Verdict, check
+
+PART = WorkloadPart(partitions=2, producers=3, records_per_s=200, racks=("rack-a", "rack-b"))
+
+
+class State:
+    """A partition without replicas: fake brokers have no files."""
+
+    replicas: tuple[int, ...] = ()
+    isr: tuple[int, ...] = ()
+
+
+async def worked(fake: FakeCluster, folder: Path, *, lose: bool = False) -> tuple[Verdict, list[Event]]:
+    """The verdict about a run against it, and its history."""
+    recorder = Recorder(folder / "history.jsonl")
+    recorder.add(Begin(0, "test", 1, PART.partitions, Limits(), consumer_names(PART)))
+    recorder.add(PhaseBegan(recorder.now, Phase.FAULTS))
+    async with Workload(fake.bootstrap, "chaos", PART, recorder) as workload:
+        while min((workload.acknowledged.get(partition, 0) for partition in range(2)), default=0) < 20:
+            workload.check()
+            fake.appended.clear()
+            await fake.appended.wait()
+        recorder.add(PhaseBegan(recorder.now, Phase.RECOVERY))
+        await workload.stop_producing()
+        ends = {place: partition.end_offset for place, partition in enumerate(fake.topics["chaos"].partitions)}
+        assert await workload.catch_up(ends, 20)
+        if lose:
+            fake.topics["chaos"].partitions[1].truncate(10)
+        ends = await dumps.final_read(fake.bootstrap, "chaos", PART.partitions, recorder, 10)
+    dumps.record_ends(recorder, ends, {0: State(), 1: State()})
+    recorder.add(PhaseBegan(recorder.now, Phase.END))
+    recorder.close()
+    events = list(read_history(recorder.file))
+    return check(events), events
+
+
+async def test_all_is_well(tmp_path: Path) -> None:
+    async with FakeCluster(2) as fake:
+        fake.create_topic("chaos", 2)
+        verdict, _ = await worked(fake, tmp_path)
+        assert verdict.findings == ()
+        assert verdict.figures.acknowledged == verdict.figures.invoked >= 40
+        assert verdict.figures.read == 2 * verdict.figures.acknowledged
+
+
+async def test_failures_and_retries_are_no_anomalies(tmp_path: Path) -> None:
+    async with FakeCluster(2) as fake:
+        fake.create_topic("chaos", 2)
+        fake.inject("Produce", ErrorCode.NOT_LEADER_OR_FOLLOWER, times=3)
+        fake.inject("Produce", ErrorCode.REQUEST_TIMED_OUT, times=2, after=True)  # written, and written again
+        fake.inject("Fetch", times=5)
+        verdict, _ = await worked(fake, tmp_path)
+        assert verdict.findings == ()
+        assert verdict.figures.repeated == 2
+
+
+async def test_what_is_lost_is_found(tmp_path: Path) -> None:
+    async with FakeCluster(2) as fake:
+        fake.create_topic("chaos", 2)
+        verdict, _ = await worked(fake, tmp_path, lose=True)
+        # Consumers that still read may notice it, too: they go back.
+        kinds = {finding.kind for finding in verdict.findings}
+        assert Kind.LOST in kinds
+        assert kinds <= {Kind.LOST, Kind.WENT_BACK, Kind.WATERMARK}
+        assert {finding.partition for finding in verdict.findings} == {1}
+
+
+async def test_a_final_read_that_cannot_be_done_is_told(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "history.jsonl")
+    await dumps.final_read("127.0.0.1:1", "chaos", 2, recorder, 0.1)
+    recorder.close()
+    (told,) = [event for event in read_history(recorder.file) if isinstance(event, NotRecovered)]
+    assert "the final read stopped" in told.text
+
+
+def test_replicas_files_are_recorded_in_parts(tmp_path: Path) -> None:
+    folder = tmp_path / "chaos-1"
+    folder.mkdir()
+    count = dumps.BATCHES_OF_A_DUMP + 7
+    for first in (0, 300):
+        with (folder / f"{first:020}.log").open("wb") as output:
+            for offset in range(first, 300 if first == 0 else count):
+                records = [(None, values.encode(offset, 30))]
+                output.write(record_batch.build(records, base_offset=offset, leader_epoch=2, timestamp_ms=0))
+    recorder = Recorder(tmp_path / "history.jsonl")
+    dumps.record(recorder, {7: tmp_path}, "chaos")
+    damaged = bytearray((folder / f"{0:020}.log").read_bytes())
+    damaged[-1] ^= 1
+    (folder / f"{0:020}.log").write_bytes(damaged)
+    dumps.record(recorder, {8: tmp_path}, "chaos")
+    recorder.close()
+    events = list(read_history(recorder.file))
+    whole = [event for event in events if isinstance(event, Dump) and event.replica == 7]
+    assert [len(event.records) for event in whole] == [dumps.BATCHES_OF_A_DUMP, 7]
+    assert {(event.partition, event.log_start, event.log_end) for event in whole} == {(1, 0, count)}
+    assert [record for event in whole for record in event.records] == [[place, str(place)] for place in range(count)]
+    assert whole[0].batches[0][:2] == [0, 0]
+    (part,) = [event for event in events if isinstance(event, Dump) and event.replica == 8]
+    assert part.log_end == 299
