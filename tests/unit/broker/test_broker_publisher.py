@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from kipmesh.core.config import BrokerConfig
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
 from kipmesh.core.metadata.image_difference import difference
+from kipmesh.node.broker.changes import Changes
 from kipmesh.node.broker.disk import Disk
 from kipmesh.node.broker.metrics import BrokerMetrics
 from kipmesh.node.broker.partitions import Partitions
@@ -50,6 +51,7 @@ class Broker:
         self.replicas = ReplicaManager(
             config,
             self.partitions,
+            Changes(),
             self.logs,
             self.disk,
             self.pool,
@@ -66,7 +68,7 @@ class Broker:
         self.published += 1
 
     async def stop(self) -> None:
-        await self.replicas.stop()
+        await self.replicas.stop(is_clean=False)
         self.disk.close()
         self.logs.abandon()
         await self.pool.close()
