@@ -113,8 +113,7 @@ class ReadingMachine(RuleBasedStateMachine):
         offset = self.world.leader.start
         if isinstance(problem, c.TruncationFound) and problem.end_offset is not None:
             offset = problem.end_offset
-        else:
-            reading.seen.clear()
+        reading.seen.clear()  # nothing from before a seek without an epoch can be judged
         reading.do(reading.reader.seek(offset))
 
     @invariant()

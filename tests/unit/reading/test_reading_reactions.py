@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kipmesh.core import consumer as c
 from kipmesh.core.consumer.reader import STALLS_MAX
-from kipmesh.core.consumer.states import FROM_ANYWHERE, TRANSITIONS, Cause, IllegalTransitionError, next_state
+from kipmesh.core.consumer.states import FROM_ANYWHERE, TRANSITIONS, Cause, IllegalTransitionError, diagram, next_state
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.messages import EpochEndOffset, PartitionData
 
@@ -484,3 +485,8 @@ def test_transitions_are_one_a_state_and_cause() -> None:
     assert {row.cause for row in TRANSITIONS} | set(FROM_ANYWHERE) == set(Cause)
     with pytest.raises(IllegalTransitionError):
         next_state(c.State.HALTED, Cause.VALID)
+
+
+def test_the_document_s_diagram_is_the_table() -> None:
+    document = Path(__file__).resolve().parents[3] / "docs" / "closest_replica.md"
+    assert f"```mermaid\n{diagram()}```" in document.read_text(encoding="utf-8")
