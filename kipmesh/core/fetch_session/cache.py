@@ -88,7 +88,10 @@ class FetchSessionCache:
             if session is not None:
                 self._remove(session)
                 self.metrics.closed += 1
-            return FullFetch(self, request, self._owner(request, client_id), epoch == INITIAL_EPOCH)
+            owner, wants_session = self._owner(request, client_id), epoch == INITIAL_EPOCH
+            size = sum(len(topic.partitions) for topic in request.topics)
+            begins = wants_session and self._has_room(owner, size, now_ms)
+            return FullFetch(self, request, owner, wants_session, begins_session=begins)
         session = self._find(session_id, request.replica_id)
         error = self._check(session, request)
         if error or session is None:
@@ -170,6 +173,13 @@ class FetchSessionCache:
         self._partitions += session.size - self._sizes[session.session_id]
         self._sizes[session.session_id] = session.size
         self._policy.used(session)
+
+    def _has_room(self, owner: Owner, size: int, now_ms: int) -> bool:
+        """Whether a follower's session of this size will get a slot; without one, its full fetches wait like others."""
+        candidate = Candidate(owner.privileged, owner.replica_id, size)
+        return (
+            owner.privileged and size <= self._partitions_max and self._policy.room(candidate, now_ms).refusal is None
+        )
 
     def make_room(self, owner: Owner, size: int, now_ms: int) -> bool:
         """Whether there is a slot for a session of this size; evicts who has to leave it."""

@@ -151,7 +151,15 @@ class FullFetch(Fetch):
         "kind",
     )
 
-    def __init__(self, cache: FetchSessionCache, request: FetchRequest, owner: Owner, wants_session: bool) -> None:
+    def __init__(
+        self,
+        cache: FetchSessionCache,
+        request: FetchRequest,
+        owner: Owner,
+        wants_session: bool,
+        *,
+        begins_session: bool = False,
+    ) -> None:
         super().__init__(request)
         self.kind = FetchKind.FULL if wants_session else FetchKind.SESSIONLESS
         self._cache = cache
@@ -163,8 +171,8 @@ class FullFetch(Fetch):
         self._places: dict[Key, int] = {}
         self._fresh: dict[int, None] = {}
         # No partitions: nothing to wait for (227-21). A follower's first fetch of a session tells it all high
-        # watermarks (392-02).
-        self._has_news = not self._asked or (wants_session and owner.privileged and owner.answers_stale_high_watermark)
+        # watermarks (392-02); one for which there is no slot would be answered at once for ever.
+        self._has_news = not self._asked or (begins_session and owner.privileged and owner.answers_stale_high_watermark)
 
     def read(self, reader: Reader) -> None:
         """All partitions at first, then those that changed."""

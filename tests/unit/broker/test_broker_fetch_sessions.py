@@ -247,13 +247,14 @@ async def test_the_quota_is_one_client_s_own(tmp_path: Path) -> None:
 
 async def test_followers_use_sessions_and_are_told_the_high_watermark_at_once(mesh: Mesh) -> None:
     topic_id = await mesh.create("t", partitions=8)
-    followers = [mesh.brokers[broker].partitions.get(topic_id, 5) for broker in (2, 3)]
     await eventually(lambda: len(mesh.brokers[1].fetch_sessions) == 2, "two sessions")
+    assert (await mesh.produce("t", batch(b"x"), partition=5)).error_code == 0
+    followers = [mesh.brokers[broker].partitions.get(topic_id, 5) for broker in (2, 3)]
     times = []
-    for number in range(5):
+    for number in range(2, 7):
         begin = time.monotonic()
         await mesh.produce("t", batch(b"x"), partition=5)
-        await eventually(lambda: all(r.high_watermark == number + 1 for r in followers), "told")  # noqa: B023
+        await eventually(lambda: all(r.high_watermark == number for r in followers), "told")  # noqa: B023
         times.append(time.monotonic() - begin)
     assert min(times) < 0.2, "392-02: not only at the end of a long poll"
     metrics = mesh.brokers[1].fetch_sessions.metrics
@@ -280,6 +281,19 @@ async def test_sessions_can_be_off(tmp_path: Path) -> None:
     assert session.session_id == 0
     assert (await mesh.produce("t", batch(b"x"))).error_code == 0
     assert await listed(mesh) == []
+    await mesh.stop()
+
+
+async def test_followers_without_a_slot_wait_all_the_same(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path, **{SLOTS: 0})
+    await mesh.start()
+    await mesh.create("t")
+    await asyncio.sleep(0.5)
+    counted = mesh.brokers[1].fetch_sessions.metrics.fetches
+    before = sum(counted.values())
+    await asyncio.sleep(1)
+    assert 0 < sum(counted.values()) - before < 20, "two followers, each waits for half a second"
+    assert (await mesh.produce("t", batch(b"x"))).error_code == 0
     await mesh.stop()
 
 
