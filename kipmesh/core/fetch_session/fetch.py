@@ -181,10 +181,12 @@ class FullFetch(Fetch):
             for topic, asked in self._asked:
                 self._reads.append(self._look(reader, topic.topic, topic.topic_id, asked, None))
         while self._fresh and not self.is_complete:
-            place = next(iter(self._fresh))
-            topic, asked = self._asked[place]
-            self._reads[place] = self._look(reader, topic.topic, topic.topic_id, asked, self._reads[place])
-            del self._fresh[place]
+            for place in list(self._fresh):  # one by one off its front would be O(changed ** 2)
+                if self.is_complete:
+                    break
+                topic, asked = self._asked[place]
+                self._reads[place] = self._look(reader, topic.topic, topic.topic_id, asked, self._reads[place])
+                del self._fresh[place]
 
     def wait(self, wake: Callable[[], None]) -> None:
         """Watch all partitions: O(partitions), as reading them was."""
@@ -279,9 +281,11 @@ class IncrementalFetch(Fetch):
         session, results, fresh = self._session, self._results, self._fresh
         self._has_read = True
         while fresh and not self._is_limited:
-            key = next(iter(fresh))
-            results[key] = self._read(reader, key, results.get(key))
-            fresh.pop(key, None)
+            for key in list(fresh):  # one by one off its front would be O(changed ** 2)
+                if self._is_limited:
+                    break
+                results[key] = self._read(reader, key, results.get(key))
+                fresh.pop(key, None)
         while not self._is_limited:
             taken = session.take()
             if taken is None:

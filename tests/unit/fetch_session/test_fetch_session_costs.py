@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from types import FrameType
 
@@ -101,3 +102,25 @@ def test_after_a_burst_a_session_is_as_quick_as_before() -> None:
     assert session.queued <= 3 * len(keys)
     partitions.ask(FetchRequest(replica_id=FOLLOWER, session_id=1, session_epoch=1))
     assert session.queued == 0
+
+
+@pytest.mark.parametrize("session_epoch", [-1, 1])
+def test_a_burst_under_a_waiting_fetch_is_read_in_linear_time(session_epoch: int) -> None:
+    """60,000 partitions change before the fetch that waits looks again: well under a second; squared it was ten."""
+    partitions = Partitions(600, 100)
+    request = partitions.request()._replace(min_bytes=1, session_epoch=session_epoch)
+    if session_epoch > 0:
+        partitions.ask(partitions.request())
+        partitions.ask(FetchRequest(replica_id=FOLLOWER, session_id=1, session_epoch=1))
+        request = request._replace(session_id=1, session_epoch=2, topics=[])
+    fetch = partitions.cache.begin(request, "client", 0)
+    fetch.read(partitions)
+    wakes: list[None] = []
+    fetch.wait(lambda: wakes.append(None))
+    partitions.change_all()
+    assert wakes
+    partitions.reads, begin = 0, time.thread_time()
+    fetch.read(partitions)
+    assert partitions.reads == 60_000
+    assert time.thread_time() - begin < 4
+    assert sum(len(topic.partitions) for topic in fetch.respond(0).responses) == 60_000
