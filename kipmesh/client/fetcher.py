@@ -151,6 +151,8 @@ class Fetcher:
             if epoch > state.leader_epoch:
                 state.leader_epoch = epoch
                 state.unvalidated = state.fetch_epoch >= 0 and state.fetch_offset is not None
+                if state.unvalidated:
+                    state.asked = None  # what is under way would move what is validated
                 state.retry_at_s = 0.0
         self._look_at_all()
         self.arrived.set()
@@ -199,7 +201,7 @@ class Fetcher:
 
     def _step(self, now: float) -> float | None:
         """Start what can be started; the seconds until the next backoff is over."""
-        lookups: dict[TopicPartition, int] = {}
+        lookups: dict[PartitionState, int] = {}
         validations: list[PartitionState] = []
         waiting: dict[PartitionState, None] = {}
         stale: set[str] = set()
@@ -219,10 +221,10 @@ class Fetcher:
             self._metadata.request_refresh(stale)
         if lookups and not self._looking_up:
             self._looking_up = True
-            self.spawn(self._look_up(lookups))
+            self.spawn(self._look_up([(state, state.generation, when) for state, when in lookups.items()]))
         if validations and not self._validating:
             self._validating = True
-            self.spawn(self._validate(validations))
+            self.spawn(self._validate([(state, state.generation) for state in validations]))
         self._fetch_all(now)
         times = [state.retry_at_s for state in waiting if state.retry_at_s > now]
         for broker in self._brokers.values():
@@ -299,43 +301,43 @@ class Fetcher:
     def _choose_node(self, known: PartitionMetadata) -> int:
         return known.leader_id
 
-    def _need_position(self, state: PartitionState, lookups: dict[TopicPartition, int]) -> None:
+    def _need_position(self, state: PartitionState, lookups: dict[PartitionState, int]) -> None:
         if state.reset_to is None:
             state.reset_to = self._policy()
         if state.reset_to is not None:
             if self._metadata.topic(state.topic) is not None:  # else its metadata brings it here again
-                lookups[state.where] = state.reset_to
+                lookups[state] = state.reset_to
         elif not state.buffer:
             text = f"{state.topic}-{state.partition} has no position and auto.offset.reset is none"
             self._fail(state, KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, text))
 
     # -- positions
 
-    async def _look_up(self, lookups: dict[TopicPartition, int]) -> None:
-        # Between the step that asked for this and now, the assignment may have changed.
-        asked = {
-            where: (self.states[where], self.states[where].generation) for where in lookups if where in self.states
-        }
+    async def _look_up(self, wanted: Sequence[tuple[PartitionState, int, int]]) -> None:
+        """States, their generations when this was decided (a seek or assignment makes it void) and timestamps."""
+        lookups = {state.where: timestamp for state, generation, timestamp in wanted if state.generation == generation}
         call = list_offsets_call(self._cluster, lookups)
         try:
             found, failures = await self._cluster.ask_leaders(lookups, call, self._config.request_timeout_ms / 1000)
-            for where, (state, generation) in asked.items():
+            for state, generation, _ in wanted:
                 if state.generation != generation:
                     continue
-                if where in failures:
-                    self._failed(state, failures[where])
+                if state.where in failures:
+                    self._failed(state, failures[state.where])
                 else:
-                    state.clear(max(found[where].offset, 0))
+                    state.clear(max(found[state.where].offset, 0))
                     state.attempts = 0
         finally:
             self._looking_up = False
             self.wake()
             self.arrived.set()
 
-    async def _validate(self, states: list[PartitionState]) -> None:
-        """After a leader change: is what we have read still in the leader's log? (392-08)."""
-        asked = [(state, state.generation, state.leader_epoch) for state in states]
-        epochs = {state.where: state.fetch_epoch for state in states}
+    async def _validate(self, wanted: Sequence[tuple[PartitionState, int]]) -> None:
+        """After a leader change: is what we have read still in the leader's log? (392-08). As in `_look_up`."""
+        asked = [
+            (state, generation, state.leader_epoch) for state, generation in wanted if state.generation == generation
+        ]
+        epochs = {state.where: state.fetch_epoch for state, _, _ in asked}
         call = end_of_epochs_call(self._cluster, epochs)
         try:
             ends, failures = await self._cluster.ask_leaders(epochs, call, self._config.request_timeout_ms / 1000)
@@ -404,6 +406,8 @@ class Fetcher:
             if not data.error_code:
                 state.high_watermark = data.high_watermark
                 state.log_start_offset = data.log_start_offset
+            if state.broker is not broker:
+                continue  # it has left
             if state.asked == one.asked:
                 if data.records or data.error_code or data.diverging_epoch is not None:
                     state.asked = None

@@ -457,3 +457,27 @@ async def test_iteration() -> None:
                 if len(offsets) == 20:
                     break
             assert offsets == list(range(20))
+
+
+async def test_what_was_decided_before_a_seek_or_an_assignment_is_void() -> None:
+    """Lookups and validations are decided in one step and begin a moment later."""
+    async with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        fill(cluster, "t", 0, 3)
+        async with Consumer(cluster.bootstrap, **FAST) as consumer:
+            consumer.assign([("t", 0)])
+            await take(consumer, 30)
+            fetcher = consumer._fetcher
+            state = fetcher.states[TopicPartition("t", 0)]
+            late = [fetcher._validate([(state, state.generation)]), fetcher._look_up([(state, state.generation, -2)])]
+            consumer.seek(("t", 0), 12)
+            for each in late:
+                await each
+            assert (await take(consumer, 1))[0].offset == 12
+            late = [fetcher._validate([(state, state.generation)]), fetcher._look_up([(state, state.generation, -2)])]
+            consumer.assign([])
+            consumer.assign([("t", 0)])
+            consumer.seek(("t", 0), 17)
+            for each in late:
+                await each
+            assert (await take(consumer, 1))[0].offset == 17

@@ -169,6 +169,22 @@ async def test_a_partition_that_comes_back_at_once_keeps_its_watermarks() -> Non
             assert consumer.high_watermark(("t", 0)) == 10
 
 
+async def test_an_answer_for_a_partition_that_has_left_does_nothing() -> None:
+    async with FakeCluster() as cluster:
+        cluster.create_topic("t", 2)
+        async with Consumer(cluster.bootstrap, **LONG) as consumer:
+            consumer.assign([("t", 0), ("t", 1)])
+            await until(lambda: consumer.fetch_stats.incremental_fetches == 1)
+            lookups = sum(method == "ListOffsets" for method, _, _ in cluster.calls)
+            consumer.assign([("t", 1)])
+            fill(cluster, 0)  # the request that waits has it still
+            await until(lambda: consumer.fetch_stats.incremental_fetches >= 2)
+            fill(cluster, 1)
+            assert {record.partition for record in await take(consumer, 10)} == {1}
+            assert sum(method == "ListOffsets" for method, _, _ in cluster.calls) == lookups
+            assert consumer._fetcher.buffered_bytes == 0
+
+
 async def test_switched_off() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t", 3)
