@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import threading
-import time
 from collections.abc import Callable
 from random import Random
 
 import pytest
+from quorum_replica_support import (
+    FOLDER,
+    LIMITS,
+    NOW,
+    SEGMENT_BYTES,
+    VOTERS,
+    append,
+    assert_630_06,
+    flip,
+    make,
+    open_replica,
+    received,
+    reopen,
+    snapshots,
+)
 
 from kipmesh.core import record_batch
 from kipmesh.core.errors import CorruptRecordError, ErrorCode, KafkaError
@@ -26,103 +39,11 @@ from kipmesh.core.raft.types import (
     SnapshotChanged,
     TruncateLog,
 )
-from kipmesh.core.snapshot.ids import age_order
-from kipmesh.core.snapshot.retention import ReplicaEnd, RetentionLimits
-from kipmesh.storage import LogManager, StorageError, quorum_replica
+from kipmesh.core.snapshot.retention import ReplicaEnd
+from kipmesh.storage import LogManager, StorageError
 from kipmesh.storage.fs import RealFileSystem, read_file, write_file
 from kipmesh.storage.quorum_replica import QuorumReplica, log_config
-from kipmesh.storage.snapshots import ReceivedSnapshot
 from kipmesh.testing.faulty_fs import FaultyFileSystem
-
-FOLDER = "/data/__cluster_metadata-0"
-VOTERS = (1, 2, 3)
-NOW = 1_700_000_000_000
-LIMITS = RetentionLimits()
-SEGMENT_BYTES = 1024
-
-
-def open_replica(
-    fs: FaultyFileSystem, *, is_voter: bool = True, cluster_id: str = "c", folder: str = "/data"
-) -> QuorumReplica:
-    manager = LogManager(fs, (folder,), cluster_id="c", node_id=1, defaults=log_config(SEGMENT_BYTES))
-    manager.load(NOW)
-    try:
-        return QuorumReplica.open(
-            fs,
-            manager,
-            cluster_id=cluster_id,
-            voters=VOTERS,
-            is_voter=is_voter,
-            segment_bytes=SEGMENT_BYTES,
-            now_ms=NOW,
-        )
-    except BaseException:
-        manager.abandon()
-        raise
-
-
-def reopen(fs: FaultyFileSystem, rng: Random | None = None, *, is_voter: bool = True) -> QuorumReplica:
-    """After the power was lost."""
-    fs.crash(rng)
-    return open_replica(fs, is_voter=is_voter)
-
-
-def append(replica: QuorumReplica, count: int, epoch: int = 1) -> None:
-    for number in range(count):
-        batch = record_batch.build(
-            [(None, b"%02d" % number * 20)], base_offset=0, leader_epoch=0, timestamp_ms=NOW + number
-        )
-        assert replica.change_log(AppendAsLeader(1, batch, epoch), NOW) == LogChanged()
-
-
-def make(replica: QuorumReplica, end: int, epoch: int = 1, *, timestamp_ms: int = NOW) -> SnapshotId:
-    snapshot_id = SnapshotId(end, epoch)
-    writer = replica.store.create(snapshot_id, last_contained_log_timestamp=timestamp_ms, now_ms=NOW)
-    try:
-        writer.append([b"state at %d" % end])
-        writer.freeze()
-    finally:
-        writer.abort()
-    replica.made(snapshot_id)
-    return snapshot_id
-
-
-def bytes_of(end: int, epoch: int) -> bytes:
-    """A snapshot as another replica has it."""
-    other = open_replica(FaultyFileSystem())
-    append(other, end, epoch)
-    snapshot_id = make(other, end, epoch)
-    data = other.store.read(snapshot_id, 0, 1 << 20)
-    assert data is not None
-    return data
-
-
-def received(replica: QuorumReplica, end: int, epoch: int) -> ReceivedSnapshot:
-    transfer = replica.receive(SnapshotId(end, epoch))
-    transfer.write(0, bytes_of(end, epoch))
-    return transfer
-
-
-def snapshots(fs: FaultyFileSystem) -> list[str]:
-    return sorted(name for name in fs.list_dir(FOLDER) if ".checkpoint" in name and name[0].isdigit())
-
-
-def flip(fs: FaultyFileSystem, snapshot_id: SnapshotId) -> None:
-    path = f"{FOLDER}/{snapshot_id.end_offset:020d}-{snapshot_id.epoch:010d}.checkpoint"
-    data = bytearray(read_file(fs, path))
-    data[len(data) // 2] ^= 1
-    write_file(fs, path, bytes(data), sync=True)
-
-
-def assert_630_06(replica: QuorumReplica) -> None:
-    log, ids = replica.log, replica.store.snapshot_ids()
-    assert all(each.end_offset >= log.log_start_offset for each in ids)
-    if log.log_start_offset > 0:
-        assert ids
-        assert log.log_start_offset <= ids[-1].end_offset <= log.log_end_offset
-    assert replica.latest_snapshot == (ids[-1] if ids else None)
-    assert replica.earliest_snapshot == (ids[0] if ids else None)
-
 
 # -- what effects do
 
@@ -353,67 +274,6 @@ def test_what_is_told_late_does_not_go_back() -> None:
     machine.step(replica.install(SnapshotId(50, 2)), 1, 0.5)
     machine.step(before, 2, 0.5)
     assert machine.latest_snapshot == machine.earliest_snapshot == (50, 2)
-
-
-# -- installing while a thread cleans
-
-
-def beside(clean: Callable[[], object], install: Callable[[], object], *, begun: threading.Event) -> None:
-    """Clean on a thread, and install once that has begun what `begun` says."""
-    thread = threading.Thread(target=clean)
-    thread.start()
-    assert begun.wait(20)
-    install()
-    thread.join(20)
-    assert not thread.is_alive()
-
-
-def cleanable() -> tuple[FaultyFileSystem, QuorumReplica]:
-    """The log start is to be made durable at 20; a snapshot at 50 has come."""
-    fs = FaultyFileSystem()
-    replica = open_replica(fs)
-    append(replica, 30)
-    make(replica, 10)
-    make(replica, 20)
-    replica.raise_log_start(20)
-    received(replica, 50, 2).complete()
-    return fs, replica
-
-
-def test_an_install_beside_a_clean_has_the_last_word_of_the_log_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    fs, replica = cleanable()
-    begun, rename = threading.Event(), fs.rename
-
-    def slow(source: str, target: str) -> None:
-        if target.endswith("log-start-offset-checkpoint") and not begun.is_set():
-            begun.set()
-            time.sleep(0.2)  # an install that did not wait would be done by then
-        rename(source, target)
-
-    monkeypatch.setattr(fs, "rename", slow)
-    beside(replica.clean, lambda: replica.install(SnapshotId(50, 2)), begun=begun)
-    assert replica.latest_snapshot == (50, 2)
-    again = reopen(fs)
-    assert (again.log.log_start_offset, again.log.log_end_offset) == (50, 50)
-    assert_630_06(again)
-
-
-def test_an_install_beside_a_clean_has_the_last_word_of_what_is_latest(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, replica = cleanable()
-    begun, calls = threading.Event(), 0
-
-    def slow(snapshot_id: SnapshotId) -> tuple[int, int]:
-        nonlocal calls
-        if threading.current_thread() is not threading.main_thread():
-            calls += 1
-            if calls == 5:  # the last look: nobody would mend what it says
-                begun.set()
-                time.sleep(0.2)
-        return age_order(snapshot_id)
-
-    monkeypatch.setattr(quorum_replica, "age_order", slow)
-    beside(replica.clean, lambda: replica.install(SnapshotId(50, 2)), begun=begun)
-    assert (replica.latest_snapshot, replica.earliest_snapshot) == ((50, 2), (50, 2))
 
 
 # -- power cuts: the work is repeated, with the power cut before each operation in turn

@@ -1,0 +1,107 @@
+"""A replica of the metadata quorum on a disk that can fail, for its tests."""
+
+from __future__ import annotations
+
+from random import Random
+
+from kipmesh.core import record_batch
+from kipmesh.core.messages import SnapshotId
+from kipmesh.core.raft.types import (
+    AppendAsLeader,
+    LogChanged,
+)
+from kipmesh.core.snapshot.retention import RetentionLimits
+from kipmesh.storage import LogManager
+from kipmesh.storage.fs import read_file, write_file
+from kipmesh.storage.quorum_replica import QuorumReplica, log_config
+from kipmesh.storage.snapshots import ReceivedSnapshot
+from kipmesh.testing.faulty_fs import FaultyFileSystem
+
+FOLDER = "/data/__cluster_metadata-0"
+VOTERS = (1, 2, 3)
+NOW = 1_700_000_000_000
+LIMITS = RetentionLimits()
+SEGMENT_BYTES = 1024
+
+
+def open_replica(
+    fs: FaultyFileSystem, *, is_voter: bool = True, cluster_id: str = "c", folder: str = "/data"
+) -> QuorumReplica:
+    manager = LogManager(fs, (folder,), cluster_id="c", node_id=1, defaults=log_config(SEGMENT_BYTES))
+    manager.load(NOW)
+    try:
+        return QuorumReplica.open(
+            fs,
+            manager,
+            cluster_id=cluster_id,
+            voters=VOTERS,
+            is_voter=is_voter,
+            segment_bytes=SEGMENT_BYTES,
+            now_ms=NOW,
+        )
+    except BaseException:
+        manager.abandon()
+        raise
+
+
+def reopen(fs: FaultyFileSystem, rng: Random | None = None, *, is_voter: bool = True) -> QuorumReplica:
+    """After the power was lost."""
+    fs.crash(rng)
+    return open_replica(fs, is_voter=is_voter)
+
+
+def append(replica: QuorumReplica, count: int, epoch: int = 1) -> None:
+    for number in range(count):
+        batch = record_batch.build(
+            [(None, b"%02d" % number * 20)], base_offset=0, leader_epoch=0, timestamp_ms=NOW + number
+        )
+        assert replica.change_log(AppendAsLeader(1, batch, epoch), NOW) == LogChanged()
+
+
+def make(replica: QuorumReplica, end: int, epoch: int = 1, *, timestamp_ms: int = NOW) -> SnapshotId:
+    snapshot_id = SnapshotId(end, epoch)
+    writer = replica.store.create(snapshot_id, last_contained_log_timestamp=timestamp_ms, now_ms=NOW)
+    try:
+        writer.append([b"state at %d" % end])
+        writer.freeze()
+    finally:
+        writer.abort()
+    replica.made(snapshot_id)
+    return snapshot_id
+
+
+def bytes_of(end: int, epoch: int) -> bytes:
+    """A snapshot as another replica has it."""
+    other = open_replica(FaultyFileSystem())
+    append(other, end, epoch)
+    snapshot_id = make(other, end, epoch)
+    data = other.store.read(snapshot_id, 0, 1 << 20)
+    assert data is not None
+    return data
+
+
+def received(replica: QuorumReplica, end: int, epoch: int) -> ReceivedSnapshot:
+    transfer = replica.receive(SnapshotId(end, epoch))
+    transfer.write(0, bytes_of(end, epoch))
+    return transfer
+
+
+def snapshots(fs: FaultyFileSystem) -> list[str]:
+    return sorted(name for name in fs.list_dir(FOLDER) if ".checkpoint" in name and name[0].isdigit())
+
+
+def flip(fs: FaultyFileSystem, snapshot_id: SnapshotId) -> None:
+    path = f"{FOLDER}/{snapshot_id.end_offset:020d}-{snapshot_id.epoch:010d}.checkpoint"
+    data = bytearray(read_file(fs, path))
+    data[len(data) // 2] ^= 1
+    write_file(fs, path, bytes(data), sync=True)
+
+
+def assert_630_06(replica: QuorumReplica) -> None:
+    log, ids = replica.log, replica.store.snapshot_ids()
+    assert all(each.end_offset >= log.log_start_offset for each in ids)
+    if log.log_start_offset > 0:
+        assert ids
+        assert log.log_start_offset <= ids[-1].end_offset <= log.log_end_offset
+    assert replica.latest_snapshot == (ids[-1] if ids else None)
+    assert replica.earliest_snapshot == (ids[0] if ids else None)
