@@ -24,7 +24,7 @@ endif
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install demo test check lint format types imports tidy unit e2e spark golden sim chaos bench bench-spark \
-  bench-failover bench-fencing bench-snapshot protos lock wheel docs clean distclean stale
+  bench-failover bench-fencing bench-sessions bench-snapshot protos lock wheel docs clean distclean stale
 
 help: ## list the targets
 	@echo "make TARGET [PYTHON=python3.12] [SCALE=n] [SEEDS=n] [WORKERS=n] [ARGS='...']"
@@ -92,6 +92,9 @@ bench-failover: install ## how long no topic can be created when the active cont
 
 bench-fencing: install ## one broker's failure by event and by partition; snapshots and compaction (ARGS="--quick", "--markdown")
 	$(PY) -m bench.fencing $(ARGS)
+
+bench-sessions: install ## what a fetch costs by the size of its session (ARGS="--quick", "--markdown", "--picture F.svg")
+	$(PY) -m bench.sessions $(ARGS)
 
 bench-snapshot: install ## a snapshot of 1,000,000 partitions (ARGS="--kafka": beside Apache Kafka's own classes)
 	$(PY) -m bench.snapshot $(ARGS)

@@ -1,7 +1,8 @@
 """`python -m bench`: figures of a local cluster with three replicas and acks=all, each the median of several runs.
 
-Each run is a new cluster of processes, which is gone at the end, also after an interruption. Progress goes to standard
-error, the figures to standard output.
+Each run is a new cluster of processes, which is gone at the end, also after an interruption. With `--partitions` it is
+an idle one instead, and then there are bursts on 100 of its partitions, beside bursts on a cluster that has no others.
+Progress goes to standard error, the figures to standard output.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from collections import defaultdict
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
-from bench import report, system, workload
+from bench import bursts, report, system, workload
+from kipmesh.client.types import TopicPartition
 from kipmesh.cluster import ClusterError, LocalCluster
 from kipmesh.core.errors import KafkaError
 
@@ -31,8 +33,10 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=None, help="how often (5; 1 with --quick or --partitions)")
     parser.add_argument("--quick", action="store_true", help="a tenth of the load: seconds instead of minutes")
     parser.add_argument(
-        "--partitions", type=int, default=0, help="only: idle CPU and traffic with so many partitions x 3"
+        "--partitions", type=int, default=0, help="only: idle CPU and traffic with so many partitions x 3, and bursts"
     )
+    parser.add_argument("--leaders", type=int, default=1, help="of the three brokers, with --partitions (1)")
+    parser.add_argument("--bursts", type=int, default=50, help="with --partitions; 0 for none (50)")
     parser.add_argument("--idle-seconds", type=float, default=None, help="how long to watch an idle cluster")
     parser.add_argument("--config", action="append", default=[], metavar="KEY=VALUE", help="configuration of the nodes")
     form = parser.add_mutually_exclusive_group()
@@ -43,6 +47,10 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
     options.idle_seconds = options.idle_seconds or (30.0 if options.partitions else 3.0 if options.quick else 10.0)
     if options.runs < 1 or not 0 <= options.partitions <= 100_000 or not 0 < options.idle_seconds <= 600:
         parser.error("runs from 1, partitions up to 100,000, idle seconds up to 600")
+    if not 1 <= options.leaders <= workload.REPLICAS or not 0 <= options.bursts <= 10_000:
+        parser.error("leaders from 1 to 3, bursts up to 10,000")
+    if options.partitions % bursts.BURST:
+        parser.error(f"partitions: a multiple of {bursts.BURST}")
     return options
 
 
@@ -112,34 +120,60 @@ def measure_load(cluster: LocalCluster, options: argparse.Namespace, progress: P
     progress.say(f"  p50 {samples['latency_p50_ms'][-1]:.2f} ms, p99 {samples['latency_p99_ms'][-1]:.2f} ms")
 
 
-def measure_partitions(cluster: LocalCluster, partitions: int, progress: Progress, samples: Samples) -> None:
-    """How long it takes to create many partitions."""
-    begin = time.perf_counter()
+def create_partitions(cluster: LocalCluster, partitions: int, progress: Progress) -> list[TopicPartition]:
+    """Topics of 100 partitions each."""
+    created = []
     for first in range(0, partitions, _TOPIC_PARTITIONS):
-        count = min(_TOPIC_PARTITIONS, partitions - first)
-        asyncio.run(workload.create_topic(cluster.bootstrap, f"many-{first:06}", count))
-        progress.say(f"created {first + count:,} of {partitions:,} partitions")
-    samples["create_s"].append(time.perf_counter() - begin)
-    time.sleep(10)  # what creating left to do
+        topic = f"many-{first:06}"
+        asyncio.run(workload.create_topic(cluster.bootstrap, topic, _TOPIC_PARTITIONS))
+        created += [TopicPartition(topic, partition) for partition in range(_TOPIC_PARTITIONS)]
+        progress.say(f"created {len(created):,} of {partitions:,} partitions")
+    return created
+
+
+def measure_bursts(
+    many: bursts.Load, config: dict[str, str], options: argparse.Namespace, progress: Progress, samples: Samples
+) -> None:
+    """Bursts on a cluster with many partitions and on one with as many as a burst has, in turns."""
+    progress.say("starting another cluster ...")
+    with LocalCluster(**brokers_of(options), config=config) as cluster:
+        few = bursts.Load(cluster.bootstrap, create_partitions(cluster, bursts.BURST, progress))
+        times = progress.run(f"{options.bursts} bursts on both", bursts.alternate(many, few, options.bursts))
+    samples["burst_many_ms"] += times.many_ms
+    samples["burst_few_ms"] += times.few_ms
+    samples["burst_ratio"].append(times.ratio)
+
+
+def brokers_of(options: argparse.Namespace) -> dict[str, Any]:
+    """A cluster of three brokers."""
+    followers = workload.REPLICAS - options.leaders
+    return {"mode": "processes", "controllers": 1, "leaders": options.leaders, "followers": followers}
 
 
 def run_once(options: argparse.Namespace, progress: Progress, samples: Samples) -> None:
     """One cluster from start to stop."""
     config = dict(item.split("=", 1) for item in options.config)
-    progress.say("starting 1 controller, 1 leader, 2 followers ...")
+    kind = brokers_of(options)
+    progress.say(f"starting 1 controller, {kind['leaders']} leaders, {kind['followers']} followers ...")
     begin = time.perf_counter()
-    with LocalCluster(mode="processes", controllers=1, leaders=1, followers=2, config=config) as cluster:
+    with LocalCluster(**kind, config=config) as cluster:
         samples["ready_s"].append(time.perf_counter() - begin)
         progress.say(f"  ready after {samples['ready_s'][-1]:.2f} s")
         samples["memory_ready_mib"].append(system.pss_bytes(pids_of(cluster)) / (1 << 20))
+        created: list[TopicPartition] = []
         if options.partitions:
-            measure_partitions(cluster, options.partitions, progress, samples)
+            begin = time.perf_counter()
+            created = create_partitions(cluster, options.partitions, progress)
+            samples["create_s"].append(time.perf_counter() - begin)
+            time.sleep(10)  # what creating left to do
         else:
             measure_load(cluster, options, progress, samples)
             time.sleep(2)
         samples["memory_loaded_mib"].append(system.pss_bytes(pids_of(cluster)) / (1 << 20))
         progress.say(f"watching the idle cluster for {options.idle_seconds:g} s ...")
         measure_idle(cluster, options.idle_seconds, samples)
+        if created and options.bursts:
+            measure_bursts(bursts.Load(cluster.bootstrap, created), config, options, progress, samples)
 
 
 def _interrupted(signum: int, frame: object) -> None:
@@ -168,7 +202,7 @@ def main(given: Sequence[str]) -> int:
         progress.say(f"failed: {error or 'out of time'}")
         status = 1
     if done:
-        summaries = report.summarize(samples)
+        summaries = report.summarize(samples, report.MANY_FIGURES if options.partitions else report.FIGURES)
         if options.json:
             text = report.as_json(summaries, about)
         else:

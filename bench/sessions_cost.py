@@ -1,0 +1,233 @@
+"""What a fetch costs with a session and without: a leader's handler, a follower's, and the bytes between them.
+
+A `Leader` is what a broker has of its partitions: `Replica`s over real logs in a folder, a metadata image, the session
+cache and `FetchHandler`. A `Follower` is what a broker has of its leader: `FetchSessionHandler`, told of positions as
+`ReplicaFetcher` tells it. Requests and responses are encoded and decoded as protobuf. Not here: gRPC, the network, and
+the follower's own logs, which cost the same with a session and without.
+
+A fetch waits for at most `WAIT_MS`: where nothing changed it subscribes, waits, looks again, and is answered.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+import tracemalloc
+from pathlib import Path
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry
+
+from kipmesh.core.config import BrokerConfig, TopicConfig
+from kipmesh.core.fetch_session import FetchSessionHandler, SessionRequest
+from kipmesh.core.messages import FetchPartition, FetchRequest
+from kipmesh.core.metadata.image import BrokerState, MetadataImage, PartitionState, TopicState
+from kipmesh.core.record_batch import build
+from kipmesh.node.broker.changes import Changes
+from kipmesh.node.broker.fetch import FetchHandler
+from kipmesh.node.broker.fetch_sessions import make_session_cache
+from kipmesh.node.broker.metrics import BrokerMetrics
+from kipmesh.node.broker.partitions import Partitions
+from kipmesh.node.broker.replica import Replica
+from kipmesh.node.clock import monotonic_ms
+from kipmesh.rpc.codec import METHODS
+from kipmesh.rpc.server import RequestContext
+from kipmesh.storage.fs import RealFileSystem
+from kipmesh.storage.log_manager import LogManager
+
+LEADER_ID, FOLLOWER_ID, EPOCH = 1, 2, 7
+TOPIC_PARTITIONS = 100
+CHANGED_TOPICS = 10
+"""What changes is spread evenly over so many topics, however many there are: its bytes depend on that."""
+VALUE_BYTES = 100
+WAIT_MS = 1
+MAX_BYTES = 10 << 20
+
+_RPC = METHODS["Broker"]["FetchStream"]
+_LONG_ID = 1 << 28  # from here on an id takes five bytes on the wire, as nearly all do
+
+Place = tuple[int, int]
+"""Topic's number and partition."""
+
+
+class Cost(NamedTuple):
+    """Of one fetch. CPU of the thread, in microseconds."""
+
+    request_bytes: int
+    response_bytes: int
+    server_us: float
+    client_us: float
+    answered: int
+    """Partitions in the response."""
+
+
+def topic_id(topic: int) -> bytes:
+    """Ids are as long as real ones."""
+    return (topic + 1).to_bytes(16, "big")
+
+
+def places(partitions: int, changed: int) -> list[Place]:
+    """`changed` of a session's partitions: as many of each of ten topics, and these far apart."""
+    topics = partitions // TOPIC_PARTITIONS
+    return [
+        (number * topics // CHANGED_TOPICS, partition)
+        for number in range(CHANGED_TOPICS)
+        for partition in range(changed // CHANGED_TOPICS)
+    ]
+
+
+class Leader:
+    """A broker that leads `partitions` partitions, with one follower each."""
+
+    def __init__(self, folder: Path, partitions: int) -> None:
+        self.partitions = partitions
+        config = BrokerConfig.parse(
+            {
+                "node.id": LEADER_ID,
+                "cluster.id": "bench",
+                "controller.quorum.voters": "9@localhost:1",
+                "log.dirs": str(folder),
+            }
+        )
+        folder.mkdir()
+        self._logs = LogManager(
+            RealFileSystem(), (str(folder),), cluster_id="bench", node_id=LEADER_ID, defaults=TopicConfig()
+        )
+        self._logs.load(0)
+        image = MetadataImage()
+        for broker in (LEADER_ID, FOLLOWER_ID):
+            image.brokers[broker] = BrokerState(broker, EPOCH, b"x" * 16, {}, None, False, False, False)
+        self._hosted, self._changes = Partitions(image), Changes()
+        self.replicas: dict[Place, Replica] = {}
+        for topic in range(partitions // TOPIC_PARTITIONS):
+            self._add(topic, image)
+        self.handler = FetchHandler(
+            LEADER_ID,
+            self._hosted,
+            make_session_cache(config, self._changes.subscriptions, self._hosted),
+            BrokerMetrics(CollectorRegistry()),
+            lambda replica, isr: None,
+            monotonic_ms,
+            cluster_id="bench",
+            response_bytes_max=config.fetch_max_bytes,
+            follower_bytes_max=config.replica_fetch_response_max_bytes,
+        )
+        self._batch = build([(None, b"v" * VALUE_BYTES)], base_offset=0, leader_epoch=-1, timestamp_ms=1)
+
+    def _add(self, topic: int, image: MetadataImage) -> None:
+        name = f"topic-{topic:06}"
+        states = {}
+        for number in range(TOPIC_PARTITIONS):
+            state = PartitionState((LEADER_ID, FOLLOWER_ID), (LEADER_ID, FOLLOWER_ID), LEADER_ID, 0, 0)
+            log = self._logs.create(name, number, topic_id(topic), TopicConfig(), 0)
+            replica = Replica(LEADER_ID, log, 0, monotonic_ms, self._changes)
+            replica.become_leader(
+                state, min_insync_replicas=1, lag_max_ms=30_000, eligible_epoch=self._hosted.eligible_epoch
+            )
+            self._hosted.add(replica)
+            self.replicas[topic, number] = replica
+            states[number] = state
+        image.topics[topic_id(topic)] = TopicState(name, topic_id(topic), states)
+
+    def append(self, where: list[Place]) -> None:
+        """A record of `VALUE_BYTES` to each."""
+        for place in where:
+            self.replicas[place].append(self._batch, 1, 1)
+
+    async def end_session(self, session_id: int) -> None:
+        """As a follower that leaves does."""
+        request = FetchRequest(replica_id=FOLLOWER_ID, replica_epoch=EPOCH, session_id=session_id)
+        await self.handler.fetch(request, RequestContext("broker-2", "peer"))
+
+    def close(self) -> None:
+        """The logs; their folder is the caller's."""
+        self._logs.close(-1)
+
+
+class Follower:
+    """Fetches from a leader: all its partitions, or just some; with sessions or without."""
+
+    def __init__(self, leader: Leader, where: list[Place], *, enabled: bool) -> None:
+        self._leader = leader
+        self._session = FetchSessionHandler(enabled=enabled)
+        self._moved = list(where)  # what the next request says, as `ReplicaFetcher._moved`
+
+    @property
+    def session_id(self) -> int:
+        """0 without a session."""
+        return self._session.session_id
+
+    def _next_request(self) -> tuple[SessionRequest, bytes]:
+        for topic, number in self._moved:
+            replica = self._leader.replicas[topic, number]
+            log = replica.log  # stands for the follower's, which is the same when all is read
+            asked = FetchPartition(number, 0, log.log_end_offset, log.latest_epoch, log.log_start_offset, 1 << 20)
+            self._session.want(replica.topic, replica.topic_id, asked)
+        self._moved = []
+        request = self._session.next_request()
+        filled = request.fill(
+            FetchRequest(
+                cluster_id="bench",
+                replica_id=FOLLOWER_ID,
+                replica_epoch=EPOCH,
+                max_wait_ms=WAIT_MS,
+                min_bytes=1,
+                max_bytes=MAX_BYTES,
+            )
+        )
+        return request, _RPC.request.encode(filled)
+
+    async def fetch(self, changed: list[Place]) -> Cost:
+        """Say where we are, let `changed` get a record each, and fetch them."""
+        clock = time.thread_time_ns
+        begin = clock()
+        request, sent = self._next_request()
+        client_ns = clock() - begin
+        self._leader.append(changed)
+        begin = clock()
+        context = RequestContext("broker-2", "peer")
+        response = await self._leader.handler.fetch(_RPC.request.decode(sent), context)
+        received = _RPC.response.encode(response)
+        server_ns = clock() - begin
+        begin = clock()
+        answer = self._session.answered(request, _RPC.response.decode(received))
+        client_ns += clock() - begin
+        records = [one for one in answer.partitions if one.data.records]
+        if not answer.is_accepted or len(records) != len(changed):
+            raise AssertionError(f"{len(records)} of {len(changed)} records came, error {answer.error.name}")
+        self._moved = changed
+        return Cost(len(sent), len(received), server_ns / 1e3, client_ns / 1e3, len(answer.partitions))
+
+    async def open(self) -> None:
+        """The first, full fetch; until the session's id is as long as nearly all are."""
+        while True:
+            await self.fetch([])
+            if self.session_id >= _LONG_ID:
+                return
+            await self.close()
+
+    async def close(self) -> None:
+        """End the session."""
+        request = self._session.close()
+        if request is not None:
+            await self._leader.end_session(request.session_id)
+
+
+async def memory_bytes(leader: Leader) -> tuple[float, float]:
+    """Bytes for each partition of a session that is open and idle: at the server and at the client (tracemalloc)."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        follower = Follower(leader, list(leader.replicas), enabled=True)
+        await follower.open()
+        session_id = follower.session_id
+        gc.collect()
+        both = tracemalloc.get_traced_memory()[0]
+        del follower
+        gc.collect()
+        server = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    await leader.end_session(session_id)
+    return (server - before) / leader.partitions, (both - server) / leader.partitions
