@@ -1,4 +1,4 @@
-"""Calls to other nodes: a connection an address, unary calls, and the stream of replica fetchers.
+"""Calls to other nodes: a connection an address, unary calls, and streams of one request at a time.
 
 Every failure of the transport is a `TransportError`; errors that a peer answers with are in the messages. A request
 that cannot be said (text that is no Unicode, a number out of range) raises KafkaError(INVALID_REQUEST) unsent.
@@ -83,7 +83,7 @@ class Connection:
         self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
         self._metadata = ((CLIENT_ID_KEY, client_id),)
         self._calls: dict[tuple[str, str], Any] = {}
-        self._idle_streams: list[FetchStream] = []
+        self._idle_streams: dict[tuple[str, str], list[FetchStream]] = {}
 
     def _callable(self, service: str, name: str) -> Any:
         call = self._calls.get((service, name))
@@ -110,24 +110,34 @@ class Connection:
 
     async def fetch(self, request: Value, timeout_s: float) -> Value:
         """One Fetch of the Broker service over a stream that is kept for the next: half a unary call's latency."""
-        stream = self._idle_streams.pop() if self._idle_streams else self.fetch_stream("Broker")
+        return await self.exchange("Broker", "FetchStream", request, timeout_s)
+
+    async def exchange(self, service: str, method: str, request: Value, timeout_s: float) -> Value:
+        """One request of a stream that is kept for the next one; one that failed is dropped. Raises TransportError."""
+        idle = self._idle_streams.setdefault((service, method), [])
+        stream = idle.pop() if idle else self._open(service, method)
         try:
             response = await stream.exchange(request, timeout_s)
         except BaseException:
             stream.cancel()
             raise
-        self._idle_streams.append(stream)  # never more than were in use at a time
+        idle.append(stream)  # never more than were in use at a time
         return response
 
     def fetch_stream(self, service: str) -> FetchStream:
         """Open a stream of Fetch requests and responses."""
-        call = self._callable(service, "FetchStream")(metadata=self._metadata)
-        return FetchStream(self.address, METHODS[service]["FetchStream"], call)
+        return self._open(service, "FetchStream")
+
+    def _open(self, service: str, method: str) -> FetchStream:
+        return FetchStream(
+            self.address, METHODS[service][method], self._callable(service, method)(metadata=self._metadata)
+        )
 
     async def close(self) -> None:
         """Close; running calls fail."""
-        for stream in self._idle_streams:
-            stream.cancel()
+        for streams in self._idle_streams.values():
+            for stream in streams:
+                stream.cancel()
         self._idle_streams.clear()
         await self._channel.close()
 
@@ -138,12 +148,13 @@ class FetchStream:
     def __init__(self, address: str, method: Method, call: Any) -> None:
         self._address = address
         self._method = method
+        self._name = method.name
         self._call = call
         self._dropped = False
         self._limit: asyncio.Timeout | None = None  # of the exchange that runs
 
     async def exchange(self, request: Value, timeout_s: float) -> Value:
-        """Send one FetchRequest and wait for its FetchResponse."""
+        """Send one request and wait for its response."""
         data = _encode(self._method, request)
         try:
             async with asyncio.timeout(timeout_s) as self._limit:
@@ -151,22 +162,24 @@ class FetchStream:
                 answer = await self._call.read()
         except TimeoutError:
             if self._dropped:
-                raise TransportError(self._address, "FetchStream", grpc.StatusCode.CANCELLED, "dropped") from None
+                raise TransportError(self._address, self._name, grpc.StatusCode.CANCELLED, "dropped") from None
             self.cancel()
-            raise TransportError(self._address, "FetchStream", grpc.StatusCode.DEADLINE_EXCEEDED, "no answer") from None
+            raise TransportError(
+                self._address, self._name, grpc.StatusCode.DEADLINE_EXCEEDED, "no answer"
+            ) from None
         except grpc.aio.AioRpcError as error:
-            raise _transport_error(self._address, "FetchStream", error) from None
+            raise _transport_error(self._address, self._name, error) from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._dropped and not (task and task.cancelling()):
-                raise TransportError(self._address, "FetchStream", grpc.StatusCode.CANCELLED, "dropped") from None
+                raise TransportError(self._address, self._name, grpc.StatusCode.CANCELLED, "dropped") from None
             raise
         except asyncio.InvalidStateError as error:
-            raise TransportError(self._address, "FetchStream", grpc.StatusCode.UNAVAILABLE, str(error)) from None
+            raise TransportError(self._address, self._name, grpc.StatusCode.UNAVAILABLE, str(error)) from None
         finally:
             self._limit = None
         if answer is grpc.aio.EOF:
-            raise TransportError(self._address, "FetchStream", grpc.StatusCode.UNAVAILABLE, "the stream ended")
+            raise TransportError(self._address, self._name, grpc.StatusCode.UNAVAILABLE, "the stream ended")
         return _decode(self._address, self._method, answer)
 
     def cancel(self) -> None:

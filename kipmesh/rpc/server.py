@@ -2,11 +2,13 @@
 
 A node offers each service of `services.proto` as an object with one coroutine a method, named in snake case
 (`Fetch` -> `fetch(request, context)`). A method that the object lacks answers UNIMPLEMENTED. `FetchStream` calls
-`fetch` for one request after the other, in order.
+`fetch` for one request after the other, in order. An object with `stream_ended(context)` is told when a stream is over,
+by its client or with the connection; what ran for it has been cancelled by then.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
@@ -31,9 +33,14 @@ class RequestContext(NamedTuple):
 
     client_id: str
     peer: str
+    stream: int = 0
+    """The stream that brought the request, a number that no other one of this process has; 0 for a unary call."""
 
 
 Handler = Callable[[Value, RequestContext], Awaitable[Value]]
+StreamEnded = Callable[[RequestContext], None]
+
+_stream_numbers = itertools.count(1)
 
 
 class PortInUseError(Exception):
@@ -68,11 +75,13 @@ def _unary(method: Method, handler: Handler) -> Any:
     return grpc.unary_unary_rpc_method_handler(answer)
 
 
-def _stream(method: Method, handler: Handler) -> Any:
+def _stream(method: Method, handler: Handler, ended: StreamEnded | None) -> Any:
     async def answer(
         requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[bytes]:
-        who = _context(context)
+        who = _context(context)._replace(stream=next(_stream_numbers))
+        if ended is not None:
+            context.add_done_callback(lambda _context: ended(who))
         async for data in requests:
             request = await _decode(method, data, context)
             yield method.response.encode(await handler(request, who))
@@ -92,7 +101,10 @@ def _handlers(service: str, target: object) -> Any:
         name = _snake(method.name.removesuffix("Stream"))
         handler: Handler | None = getattr(target, name, None)
         if handler is not None:
-            handlers[method.name] = (_stream if method.streaming else _unary)(method, handler)
+            if method.streaming:
+                handlers[method.name] = _stream(method, handler, getattr(target, "stream_ended", None))
+            else:
+                handlers[method.name] = _unary(method, handler)
     return grpc.method_handlers_generic_handler(full_name, handlers), full_name
 
 

@@ -76,6 +76,9 @@ class NodeConfig(Config):
     """Largest request in bytes that the node takes."""
     broker_session_timeout_ms: Positive = 3000
     """Time in ms without a heartbeat after which the controller fences a broker."""
+    broker_connection_loss_timeout_ms: NotNegative = 200
+    """Time in ms after which the controller fences a broker whose connection broke and that did not come back; 0 for
+    never, so that only `broker.session.timeout.ms` counts."""
     broker_heartbeat_interval_ms: Positive = 500
     """Time in ms between two heartbeats of a broker."""
     shutdown_grace_ms: NotNegative = 5000

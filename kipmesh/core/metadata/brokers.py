@@ -7,6 +7,7 @@
 | any                    | registers, was stopped cleanly             | fenced; as if its session had ended          |
 | fenced                 | heartbeat, has applied its registration    | unfenced; leads where only it was missing    |
 | unfenced               | no heartbeat for the session timeout       | fenced; leaves ISRs but as the last member   |
+| unfenced               | its connection is lost (`sessions`)        | the same                                     |
 | unfenced               | heartbeat wants to shut down               | shutting down; leaves as above               |
 | shutting down          | heartbeat, all others have applied that    | fenced; told to stop                         |
 
@@ -129,15 +130,20 @@ class BrokerLifecycle:
     # --- heartbeats
 
     def heartbeat(
-        self, request: BrokerHeartbeatRequest, now_ms: int, next_offset: int
+        self, request: BrokerHeartbeatRequest, now_ms: int, next_offset: int, connection: int = 0
     ) -> Decision[BrokerHeartbeatResponse]:
-        """A broker says that it lives, what it wants and what it knows; `next_offset` is the next record's."""
+        """A broker says that it lives, what it wants and what it knows; `next_offset` is the next record's.
+
+        `connection` is what brought it, if the end of that will be told to `disconnected`; else 0.
+        """
         broker = self._image.brokers.get(request.broker_id)
         if broker is None:
             return Decision((), BrokerHeartbeatResponse(error_code=ErrorCode.BROKER_ID_NOT_REGISTERED))
         if broker.broker_epoch != request.broker_epoch:
             return Decision((), BrokerHeartbeatResponse(error_code=ErrorCode.STALE_BROKER_EPOCH))
-        session = self._sessions.touch(broker.broker_id, broker.broker_epoch, now_ms, request.current_metadata_offset)
+        session = self._sessions.touch(
+            broker.broker_id, broker.broker_epoch, now_ms, request.current_metadata_offset, connection
+        )
         caught_up = request.current_metadata_offset >= broker.broker_epoch
         fenced, should_stop = broker.fenced, False
         records: list[Record] = []
@@ -231,8 +237,14 @@ class BrokerLifecycle:
 
     # --- fencing
 
+    def disconnected(self, broker_id: int, connection: int, now_ms: int) -> bool:
+        """A connection that brought heartbeats is over; says whether the broker is missing from now on."""
+        broker = self._image.brokers.get(broker_id)
+        is_missing = self._sessions.disconnected(broker_id, connection, now_ms)
+        return is_missing and broker is not None and not broker.fenced
+
     def expired(self, now_ms: int) -> list[int]:
-        """The brokers that have to be fenced for their silence; each is named again a timeout later if it was not."""
+        """The brokers, silent or gone, that have to be fenced; each is named again a timeout later if it was not."""
         silent = []
         for broker_id in self._sessions.expired(now_ms):
             broker = self._image.brokers.get(broker_id)

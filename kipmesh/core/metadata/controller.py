@@ -46,7 +46,7 @@ class MetadataController:
 
     def __init__(self, config: ControllerConfig, image: MetadataImage, new_topic_id: Callable[[], bytes]) -> None:
         self.image = image
-        self._sessions = BrokerSessions(config.broker_session_timeout_ms)
+        self._sessions = BrokerSessions(config.broker_session_timeout_ms, config.broker_connection_loss_timeout_ms)
         self._brokers = BrokerLifecycle(
             image,
             self._sessions,
@@ -97,10 +97,19 @@ class MetadataController:
         return self._brokers.register(request, now_ms, next_offset)
 
     def heartbeat(
-        self, request: BrokerHeartbeatRequest, now_ms: int, next_offset: int
+        self, request: BrokerHeartbeatRequest, now_ms: int, next_offset: int, connection: int = 0
     ) -> Decision[BrokerHeartbeatResponse]:
-        """BrokerHeartbeat."""
-        return self._brokers.heartbeat(request, now_ms, next_offset)
+        """BrokerHeartbeat, over a connection whose end will be told to `disconnected`, or 0."""
+        return self._brokers.heartbeat(request, now_ms, next_offset, connection)
+
+    def disconnected(self, broker_id: int, connection: int, now_ms: int) -> bool:
+        """That connection is over; says whether the broker is missing from now on, and `next_deadline_ms` sooner."""
+        return self._brokers.disconnected(broker_id, connection, now_ms)
+
+    @property
+    def look_ms(self) -> int:
+        """How long `expired` is not asked, at most, while a broker is missing."""
+        return self._sessions.look_ms
 
     def alter_partition(self, request: AlterPartitionRequest) -> Decision[AlterPartitionResponse]:
         """AlterPartition."""
@@ -109,6 +118,10 @@ class MetadataController:
     def next_deadline_ms(self) -> int | None:
         """When `expired` should be asked next; None for never, as things are."""
         return self._sessions.next_deadline_ms()
+
+    def missing(self) -> frozenset[int]:
+        """Brokers whose connection broke, and of which nothing was heard since."""
+        return self._sessions.missing()
 
     def expired(self, now_ms: int) -> list[int]:
         """Brokers that are to be fenced, one after the other."""

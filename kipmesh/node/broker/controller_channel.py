@@ -20,10 +20,13 @@ import structlog
 from kipmesh.core.config import Voter
 from kipmesh.core.errors import ErrorCode
 from kipmesh.rpc.client import ConnectionPool, TransportError
+from kipmesh.rpc.codec import METHODS
 
 log = structlog.get_logger(__name__)
 
 RETRY_BACKOFF_S = 0.05
+STREAM_ATTEMPTS = 2
+"""How often a request of a stream is tried at the voter that leads before others are asked."""
 SEARCH_TIMEOUT_S = 0.5
 """How long a voter may be silent that is not known to lead; one that leads has the call's whole time."""
 _NOT_ACTIVE = frozenset({ErrorCode.NOT_CONTROLLER, ErrorCode.NOT_LEADER_OR_FOLLOWER})
@@ -80,15 +83,19 @@ class ControllerChannel:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         is_repeated = False
+        # A stream stays where it is while it can: that it breaks says little of the controller at its other end.
+        loyalty = STREAM_ATTEMPTS if METHODS[service][method].streaming else 0
         while True:
-            voter = self._current
+            voter = self._leader if loyalty > 0 and self._leader is not None else self._current
             try:
                 response = await self._attempt(voter, service, method, request, deadline)
             except TransportError as error:
                 if error.too_large or deadline - loop.time() <= RETRY_BACKOFF_S:
                     raise
                 log.debug("no answer of a controller", voter=voter.id, method=method, error=str(error))
-                self._failed(voter)
+                loyalty -= 1
+                if loyalty <= 0 or voter != self._leader:
+                    self._failed(voter)
             else:
                 if not is_inactive(response):
                     return Forwarded(response, is_repeated)
@@ -109,7 +116,8 @@ class ControllerChannel:
             async with asyncio.timeout_at(limit) as scope:
                 self._attempts[scope] = voter
                 try:
-                    return await connection.call(service, method, request, left_s)
+                    exchange = connection.exchange if METHODS[service][method].streaming else connection.call
+                    return await exchange(service, method, request, left_s)
                 finally:
                     del self._attempts[scope]
         except TimeoutError:

@@ -1,8 +1,9 @@
 """A broker's life as the controller sees it: registration, heartbeats, controlled shutdown.
 
 An unclean stop is told by `previous_broker_epoch` -1: the broker then leaves every ISR and leadership before it is
-unfenced. A heartbeat may be answered with partitions whose log ends the controller needs to elect a leader ("Log
-truth"); the next one, sent at once, brings them.
+unfenced. Heartbeats go over a stream that lasts, so that the controller sees it break when this process dies; one that
+breaks although the process lives is opened again at once. A heartbeat may be answered with partitions whose log ends
+the controller needs to elect a leader ("Log truth"); the next one, sent at once, brings them.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from kipmesh.rpc.client import TransportError
 log = structlog.get_logger(__name__)
 
 REGISTRATION_BACKOFF_S = 0.1
+HEARTBEAT_BACKOFF_S = 0.02
+"""After a heartbeat without an answer: much less than `broker.connection.loss.timeout.ms`."""
 SHUTDOWN_INTERVAL_S = 0.1
 # Refusals that waiting does not cure.
 _FATAL = frozenset({ErrorCode.INCONSISTENT_CLUSTER_ID, ErrorCode.INVALID_REQUEST, ErrorCode.UNSUPPORTED_VERSION})
@@ -114,9 +117,10 @@ class BrokerLifecycle:
                 log_ends=self._log_ends(wanted) if wanted else (),
             )
             try:
-                response = await self._channel.call("Controller", "BrokerHeartbeat", request, self._timeout_s)
+                response = await self._channel.call("Controller", "BrokerHeartbeatStream", request, self._timeout_s)
             except TransportError as error:
                 log.warning("heartbeat failed", error=str(error))
+                interval_s = HEARTBEAT_BACKOFF_S
             else:
                 self._take(response)
                 if self._wanted and self._log_ends(self._wanted):

@@ -1,4 +1,4 @@
-"""What an active controller does in one epoch of the quorum: it decides, and it ends the sessions of silent brokers.
+"""What an active controller does in one epoch of the quorum: it decides, and ends sessions of brokers silent or gone.
 
 Made when the node leads, the start of its epoch is committed and the image has everything that is in the log; thrown
 away when the epoch ends. Nothing is handed on but the log: the next active controller, here or elsewhere, begins with
@@ -140,6 +140,16 @@ class ActiveController:
 
     # --- sessions
 
+    def disconnected(self, broker_id: int, connection: int) -> None:
+        """A connection that brought a broker's heartbeats is over: look soon whether the broker comes back."""
+        now_ms = monotonic_ms()
+        if self._is_over or not self._controller.disconnected(broker_id, connection, now_ms):
+            return
+        log.info("connection of a broker broke", broker_id=broker_id)
+        if self._timer is not None and self._deadline_ms > now_ms + self._controller.look_ms:
+            self._cancel_timer()
+        self._arm_timer()
+
     def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -156,7 +166,7 @@ class ActiveController:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._timer_fired)
 
     def _timer_fired(self) -> None:
-        """Fence the brokers that are silent."""
+        """Fence the brokers that are silent or gone."""
         self._timer = None
         now_ms = monotonic_ms()
         if now_ms - self._deadline_ms > self._config.broker_session_timeout_ms // 2:
@@ -184,10 +194,13 @@ class ActiveController:
 
     def _fencings(self) -> Iterator[Decide]:
         """One decision for each broker: who leads next follows from those before."""
+        gone = self._controller.missing()
         silent = self._controller.expired(monotonic_ms())
-        for index in range(len(silent)):
+        for index, broker_id in enumerate(silent):
+            if broker_id in gone:
+                log.warning("a broker is gone: its connection broke, and it did not come back", broker_id=broker_id)
             yield self._fence_decision(silent[index:])
-            self._metrics.timed_out_heartbeats.inc()
+            (self._metrics.lost_brokers if broker_id in gone else self._metrics.timed_out_heartbeats).inc()
         if silent:
             yield lambda: Decision(self._controller.elect_pending(), None)
 

@@ -27,6 +27,9 @@ class ControllerMetrics:
         self.timed_out_heartbeats = Counter(
             f"{_CONTROLLER}timedoutbrokerheartbeatcount", "Brokers fenced for their silence", registry=registry
         )
+        self.lost_brokers = Counter(
+            "kipmesh_controller_lost_brokers", "Brokers fenced because their connection broke", registry=registry
+        )
         self.records = Counter("kipmesh_controller_records", "Metadata records appended", registry=registry)
         self.operations = Counter(
             "kipmesh_controller_operations", "Requests and timers decided", ["operation"], registry=registry

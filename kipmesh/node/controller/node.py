@@ -183,7 +183,7 @@ class ControllerNode:
         self._server = Server(
             {
                 "Quorum": QuorumService(driver),
-                "Controller": ControllerService(self._do, monotonic_ms, self._end_offset),
+                "Controller": ControllerService(self._do, monotonic_ms, self._end_offset, self._disconnected),
                 "Admin": AdminService(self._do),
             },
             self.config.socket_request_max_bytes,
@@ -327,6 +327,11 @@ class ControllerNode:
             # The process may have stood still: what lies in its sockets is no more for this epoch to answer.
             raise KafkaError(ErrorCode.NOT_CONTROLLER, f"controller {self.config.node_id} has lost its quorum")
         return await active.do(operation, decide)
+
+    def _disconnected(self, broker_id: int, connection: int) -> None:
+        """A broker's heartbeats have lost their connection; who was not active then has seen nothing."""
+        if self._active is not None:
+            self._active.disconnected(broker_id, connection)
 
     def _refusal(self) -> KafkaError:
         if self._is_stopped:

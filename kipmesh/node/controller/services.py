@@ -42,12 +42,22 @@ Do = Callable[[str, Callable[[MetadataController], Decision[Any]]], Awaitable[An
 
 
 class ControllerService:
-    """BrokerRegistration, BrokerHeartbeat, AlterPartition."""
+    """BrokerRegistration, BrokerHeartbeat (one by one, and over streams whose end is noticed), AlterPartition."""
 
-    def __init__(self, do: Do, now_ms: Callable[[], int], next_offset: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        do: Do,
+        now_ms: Callable[[], int],
+        next_offset: Callable[[], int],
+        disconnected: Callable[[int, int], None],
+    ) -> None:
+        """`disconnected` is given a broker and the number of its stream when that is over."""
         self._do = do
         self._now_ms = now_ms
         self._next_offset = next_offset
+        self._disconnected = disconnected
+        # Whose heartbeats each open stream brings.
+        self._brokers: dict[int, int] = {}
 
     async def broker_registration(
         self, request: BrokerRegistrationRequest, context: RequestContext
@@ -66,14 +76,23 @@ class ControllerService:
         self, request: BrokerHeartbeatRequest, context: RequestContext
     ) -> BrokerHeartbeatResponse:
         """BrokerHeartbeat (API key 63)."""
+        stream = context.stream
+        if stream:
+            self._brokers[stream] = request.broker_id
         try:
             response: BrokerHeartbeatResponse = await self._do(
                 "BrokerHeartbeat",
-                lambda controller: controller.heartbeat(request, self._now_ms(), self._next_offset()),
+                lambda controller: controller.heartbeat(request, self._now_ms(), self._next_offset(), stream),
             )
         except KafkaError as error:
             return BrokerHeartbeatResponse(error_code=error.code)
         return response
+
+    def stream_ended(self, context: RequestContext) -> None:
+        """A stream of heartbeats is over: the broker ended it, or it broke."""
+        broker_id = self._brokers.pop(context.stream, None)
+        if broker_id is not None:
+            self._disconnected(broker_id, context.stream)
 
     async def alter_partition(self, request: AlterPartitionRequest, context: RequestContext) -> AlterPartitionResponse:
         """AlterPartition (API key 56)."""

@@ -115,6 +115,22 @@ class Controller:
             self.run(Decision(self.core.elect_pending(), None))
         return silent
 
+    def pass_ms(self, duration_ms: int) -> list[int]:
+        """Time goes by, and the controller looks whenever it has to; gives whom it fenced."""
+        fenced: list[int] = []
+        end_ms = self.now_ms + duration_ms
+        while (deadline := self.core.next_deadline_ms()) is not None and deadline <= end_ms:
+            self.now_ms = max(deadline, self.now_ms)
+            fenced += self.expire()
+        self.now_ms = end_ms
+        return fenced
+
+    def connected(self, broker_id: int, connection: int) -> None:
+        """A heartbeat over a connection whose end will be told."""
+        epoch = self.image.brokers[broker_id].broker_epoch
+        request = m.BrokerHeartbeatRequest(broker_id, epoch, self.image.offset)
+        self.run(self.core.heartbeat(request, self.now_ms, self.end, connection))
+
     def core_fence(self, broker_id: int) -> Decision[None]:
         return Decision(self.core.fence([broker_id]), None)
 
