@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 EXIT_OK = 0
 EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130
 EXIT_PIPE_CLOSED = 141
 EXIT_SIGNAL = 128
 """What shells add to the number of a signal."""

@@ -70,11 +70,8 @@ def up(
     begin = time.monotonic()
     with _progress() as on_event:
         cluster = _cluster(folder, defaults=LOCAL_UP_COUNTS, start_timeout_s=timeout_s, on_event=on_event)
-        try:
+        with _undone_when_ended():
             started = cluster.up(Counts(controllers, leaders, followers, consumers), values)
-        except KeyboardInterrupt:
-            print("kipmesh: interrupted; what this command had started is stopped", file=sys.stderr)
-            raise
         cluster.detach()
     state = cluster.state()
     if as_json:
@@ -84,6 +81,19 @@ def up(
     took = f"ready in {time.monotonic() - begin:.1f} s" if started else "runs already"
     print(f"{len(state.nodes)} nodes in {cluster.folder}: {took}")
     print(f"bootstrap: {state.bootstrap}")
+
+
+@contextmanager
+def _undone_when_ended() -> Iterator[None]:
+    """Ctrl-C, SIGTERM and SIGHUP stop what the command within had started."""
+    from kipmesh.cluster.signals import ending_as_interrupt
+
+    try:
+        with ending_as_interrupt():
+            yield
+    except KeyboardInterrupt:
+        print("kipmesh: interrupted; what this command had started is stopped", file=sys.stderr)
+        raise
 
 
 def _from_environment() -> dict[str, str]:
@@ -155,7 +165,8 @@ def start(name: NodeName, folder: Dir = DEFAULT_DIR) -> None:
     """
     begin = time.monotonic()
     cluster = _cluster(folder)
-    started = cluster.start(name)
+    with _undone_when_ended():
+        started = cluster.start(name)
     cluster.detach()
     how = f"ready in {time.monotonic() - begin:.1f} s" if started.state == "ready" else "waits for more controllers"
     print(f"{name}: {how} (pid {started.node.pid})")

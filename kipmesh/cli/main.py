@@ -1,12 +1,13 @@
 """`kipmesh`: the commands, and what is common to them.
 
-Rules: an error is one clear line on stderr and exit code 1, wrong usage 2; a closed pipe and Ctrl-C end quietly
-(141 and 130, as shells expect). Command modules import clients, clusters and storage inside their functions only.
+Rules: an error is one clear line on stderr and exit code 1, wrong usage 2; a closed pipe, Ctrl-C and SIGTERM end
+quietly (141, 130, 143, as shells expect). Command modules import clients, clusters and storage inside their functions only.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Annotated
 
@@ -23,7 +24,7 @@ from kipmesh.cli import (
     snapshot_commands,
     topic_commands,
 )
-from kipmesh.cli.common import EXIT_INTERRUPTED, EXIT_OK, EXIT_PIPE_CLOSED, explain, make_app
+from kipmesh.cli.common import EXIT_OK, EXIT_PIPE_CLOSED, EXIT_SIGNAL, explain, make_app
 
 app = make_app(
     "A Kafka-compatible replicated log made of small services.",
@@ -79,8 +80,8 @@ def main() -> None:
         # Python flushes stdout once more at exit: give it somewhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_PIPE_CLOSED
-    except (KeyboardInterrupt, typer.Abort):
-        code = EXIT_INTERRUPTED
+    except (KeyboardInterrupt, typer.Abort) as interrupt:
+        code = EXIT_SIGNAL + getattr(interrupt, "number", signal.SIGINT)
     except Exception as error:
         code = explain(error)
     sys.exit(code)

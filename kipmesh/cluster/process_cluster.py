@@ -4,6 +4,8 @@ One folder a node: `node.properties`, `data/`, `node.log`. Rules:
 - Every command holds `.lock` of the cluster's folder, so two of them never work on one folder at the same time.
 - `up` starts what is not running, keeps ports across restarts (new ones when taken) and returns when all are ready.
   A node that dies on the way is an error with its last log lines, and what this `up` started is stopped again.
+- No process runs that cluster.json does not name: one that is started waits at a gate until it is written down, and
+  ends there if its starter is gone. An interrupted `up` or `start` stops what it had started.
 - An owned cluster (a context manager's) gives its nodes a pipe as standard input: they stop when their owner is gone.
 """
 
@@ -38,6 +40,7 @@ from kipmesh.cluster.layout import (
     read_state,
 )
 from kipmesh.cluster.processes import ProcessState
+from kipmesh.cluster.signals import deferred_signals
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
@@ -48,6 +51,8 @@ LOG_TAIL_LINES = 15
 LOG_BYTES_MAX = 64 << 20
 """A larger node.log becomes node.log.1 when its node starts."""
 CONFIG_PREFIX = "KIPMESH_CONFIG_"
+GATE = ("/bin/sh", "-c", 'read -r _ || exit 1; exec "$@" </dev/null', "kipmesh-gate")
+"""Runs what follows, in the same process, after a line came in by the pipe; ends when its other end is closed."""
 
 OnEvent = Callable[[str, str], None]
 """Called with a node's name and what it is now: starting, ready, stopping, stopped."""
@@ -242,23 +247,28 @@ class ProcessCluster:
         files = {node.name: _properties_text(state, node, hooked[node.name]) for node in nodes}
         started: list[_Started] = []
         try:
-            for node in nodes:
-                one = self._spawn(node, files[node.name])
-                started.append(one)
-                state = state.with_node(one.node)
-            state.write(self.folder)
+            with deferred_signals(), _gate() as (gate, opening):
+                for node in nodes:
+                    one = self._spawn(node, files[node.name], gate)
+                    started.append(one)
+                    state = state.with_node(one.node)
+                state.write(self.folder)
+                os.write(opening, b"\n" * len(started))
+            for one in started:
+                self._on_event(one.node.name, "starting")
             self._wait_for(started, is_up or _is_ready)
         except BaseException:
-            for one in started:
-                processes.send(one.node.pid, one.node.process, signal.SIGKILL)
-            processes.wait_gone([(one.node.pid, one.node.process) for one in started], self._stop_timeout_s)
-            for one in started:
-                state = state.with_node(_without_process(one.node))
-            state.write(self.folder)
-            self._reap()
+            with deferred_signals():
+                for one in started:
+                    processes.send(one.node.pid, one.node.process, signal.SIGKILL)
+                processes.wait_gone([(one.node.pid, one.node.process) for one in started], self._stop_timeout_s)
+                for one in started:
+                    state = state.with_node(_without_process(one.node))
+                state.write(self.folder)
+                self._reap()
             raise
 
-    def _spawn(self, node: NodeInfo, properties_text: str) -> _Started:
+    def _spawn(self, node: NodeInfo, properties_text: str, gate: int) -> _Started:
         home = Path(node.dir)
         home.mkdir(parents=True, exist_ok=True)
         file = home / "node.properties"
@@ -272,6 +282,8 @@ class ProcessCluster:
             command.append("--parent-pipe")
         if self._hook is not None:
             command = self._hook.command(node, command)
+        if self._pipe is None:  # the nodes of an owned cluster end with their owner anyway
+            command = [*GATE, *command]
         environment = {name: value for name, value in os.environ.items() if not name.startswith(CONFIG_PREFIX)}
         with log.open("ab") as output:
             offset = output.tell()
@@ -279,13 +291,12 @@ class ProcessCluster:
                 command,
                 cwd=home,
                 env=environment,
-                stdin=self._pipe[0] if self._pipe is not None else subprocess.DEVNULL,
+                stdin=self._pipe[0] if self._pipe is not None else gate,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
         self._children.append(child)
-        self._on_event(node.name, "starting")
         return _Started(replace(node, pid=child.pid, process=processes.identity(child.pid)), offset)
 
     def _wait_for(self, started: Sequence[_Started], is_up: Callable[[NodeInfo], bool]) -> None:
@@ -405,7 +416,19 @@ def _is_alive(node: NodeInfo) -> bool:
 
 
 def _without_process(node: NodeInfo) -> NodeInfo:
-    return replace(node, pid=None, process=None)
+    """The node after it was ended; one that survived even SIGKILL so far stays written down."""
+    return node if _is_alive(node) else replace(node, pid=None, process=None)
+
+
+@contextmanager
+def _gate() -> Iterator[tuple[int, int]]:
+    """The two ends of a pipe that started processes wait at."""
+    ends = os.pipe()
+    try:
+        yield ends
+    finally:
+        for end in ends:
+            os.close(end)
 
 
 def _is_ready(node: NodeInfo) -> bool:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -129,15 +130,58 @@ def test_controllers_are_nodes_like_others(mesh: Mesh) -> None:
     assert time.monotonic() - began < 10
 
 
-def test_an_interrupted_up_says_so_in_one_line_and_leaves_nothing(mesh: Mesh) -> None:
+def nodes_of(folder: Path) -> list[int]:
+    """Pids of all processes that are nodes in the folder, whether cluster.json names them or not (Linux)."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if f"{folder}/".encode() in file.read_bytes() and b"--config-file" in file.read_bytes():
+                found.append(int(file.parent.name))
+    return found
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize("when", ["node.properties", "node.log"])
+def test_an_interrupted_up_says_so_in_one_line_and_leaves_nothing(
+    mesh: Mesh, number: signal.Signals, code: int, when: str
+) -> None:
     command = [sys.executable, "-m", "kipmesh.cli.main", "local", "up", *SMALL, "--dir", str(mesh.folder)]
     starting = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    wait_for((mesh.folder / "cluster.json").exists, "the nodes that start")
-    starting.send_signal(signal.SIGINT)
+    # From the first node's file on, which is before cluster.json.
+    wait_for((mesh.folder / "controller-1" / when).exists, "the nodes that start", interval_s=0.0005)
+    starting.send_signal(number)
     _, errors = starting.communicate(timeout=60)
-    assert starting.returncode == 130
+    assert starting.returncode == code
     assert errors == "kipmesh: interrupted; what this command had started is stopped\n"
     assert mesh.alive() == []
+    assert nodes_of(mesh.folder) == []
+
+
+@pytest.mark.parametrize("when", ["controller-1/node.log", "leader-1/node.log", "cluster.json"])
+def test_a_killed_up_leaves_only_what_down_finds(mesh: Mesh, when: str) -> None:
+    command = [sys.executable, "-m", "kipmesh.cli.main", "local", "up", *SMALL, "--dir", str(mesh.folder)]
+    starting = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    wait_for((mesh.folder / when).exists, "the nodes that start", interval_s=0.0005)
+    starting.kill()
+    starting.wait()
+    if (mesh.folder / "cluster.json").exists():
+        mesh.local("down")
+    # What was not written down ends by itself at its gate.
+    wait_for(lambda: nodes_of(mesh.folder) == [], "no nodes")
+    mesh.local("up", *SMALL)
+
+
+def test_an_interrupted_start_stops_its_node_only(mesh: Mesh) -> None:
+    mesh.local("up", *SMALL)
+    mesh.local("stop", "leader-1")
+    log = mesh.folder / "leader-1" / "node.log"
+    size = log.stat().st_size
+    command = [sys.executable, "-m", "kipmesh.cli.main", "local", "start", "leader-1", "--dir", str(mesh.folder)]
+    starting = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    wait_for(lambda: mesh.node("leader-1")["pid"] is not None, "the node that starts", interval_s=0.0005)
+    starting.terminate()
+    assert starting.wait(60) == 143, log.read_bytes()[size:]
+    assert mesh.alive() == ["controller-1"]
 
 
 def test_two_ups_at_a_time_start_one_cluster(mesh: Mesh) -> None:
