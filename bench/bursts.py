@@ -1,7 +1,7 @@
 """How long a burst on 100 partitions takes to a consumer of all partitions, on two clusters in turns.
 
-A burst is a record of 100 B to each of 100 partitions at once, acks=all; its time ends when the consumer has returned
-all of them. One cluster has many partitions, idle but for these, the other one has no more than these.
+A burst is a record of 100 B to each of the 100 partitions of a topic at once, acks=all; its time ends when the consumer
+has returned all of them. One cluster has many partitions, idle but for these, the other one has no more than these.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Load:
 
     def __init__(self, bootstrap: str, partitions: Sequence[TopicPartition]) -> None:
         self._partitions = partitions
-        self._where = partitions[:: len(partitions) // BURST][:BURST]
+        first = len(partitions) // 2 // BURST * BURST  # one topic, as on the other cluster: the messages are the same
+        self._where = partitions[first : first + BURST]
         self._value = workload.values_of(100)[0]
         self._producer = Producer(bootstrap, **{"acks": "all", "linger.ms": 0})
         self._consumer = Consumer(bootstrap, **{"auto.offset.reset": "earliest"})
@@ -49,8 +50,7 @@ class Load:
         await self._producer.start()
         await self._consumer.start()
         self._consumer.assign(self._partitions)
-        for topic in {where.topic for where in self._where}:
-            await self._producer.partitions_for(topic)
+        await self._producer.partitions_for(self._where[0].topic)
 
     async def close(self) -> None:
         """Disconnect."""

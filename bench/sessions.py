@@ -266,7 +266,7 @@ def picture_of(bench: Bench) -> str:
     """Server CPU and bytes of a fetch by the number of partitions, as SVG."""
     panels = []
     for title, unit, value in (
-        ("server CPU a fetch", time_of, lambda row: row.server_us),
+        ("server CPU a fetch", axis_time, lambda row: row.server_us),
         ("bytes a fetch, request and response", size_of, lambda row: float(row.request_bytes + row.response_bytes)),
     ):
         lines = []
@@ -276,6 +276,11 @@ def picture_of(bench: Bench) -> str:
                 lines.append(Line(f"{name}, {changed:,} changed", mode == ALL, points))
         panels.append((title, unit, lines))
     return picture(panels, "partitions of the follower")
+
+
+def axis_time(us: float) -> str:
+    """Powers of ten, in microseconds."""
+    return f"{us / 1e6:g} s" if us >= 1e6 else f"{us / 1e3:g} ms" if us >= 1e3 else f"{us:g} us"
 
 
 def size_of(size_bytes: float) -> str:

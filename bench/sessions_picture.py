@@ -20,7 +20,7 @@ Panel = tuple[str, Callable[[float], str], Sequence[Line]]
 """Title, how a value is written, lines."""
 
 WIDTH, HEIGHT = 380, 300
-LEFT, RIGHT, TOP, BOTTOM = 64, 16, 36, 44
+LEFT, RIGHT, TOP, BOTTOM = 56, 28, 36, 44
 LEGEND = 20
 COLOURS = ("#0072b2", "#e69f00", "#009e73")
 """That people with any colour vision tell apart; dashes tell the rest."""
