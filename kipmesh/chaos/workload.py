@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Self
 
@@ -47,7 +46,7 @@ class Workload:
         self._topic = topic
         self._part = part
         self._recorder = recorder
-        self._stack = AsyncExitStack()
+        self._clients: list[Producer | Consumer] = []
         self._producing: list[asyncio.Task[None]] = []
         self._consuming: list[asyncio.Task[None]] = []
         self._ends = asyncio.Event()
@@ -57,14 +56,24 @@ class Workload:
         """The next offset of each consumer in each partition."""
 
     async def __aenter__(self) -> Self:
+        try:
+            return await self._start()
+        except BaseException as error:
+            await self.__aexit__(type(error), error, None)
+            raise
+
+    async def _start(self) -> Self:
         for number in range(1, self._part.producers + 1):
             producer = Producer(self._bootstrap, **{**PRODUCER_CONFIG, **self._part.producer_config})
-            await self._stack.enter_async_context(producer)
+            self._clients.append(producer)
+            await producer.start()
             partition = (number - 1) % self._part.partitions
             self._producing.append(asyncio.create_task(self._produce(producer, f"producer-{number}", partition)))
         for rack, name in zip(self._part.racks, consumer_names(self._part), strict=True):
             config = {**CONSUMER_CONFIG, "client.rack": rack, "client.id": name, **self._part.consumer_config}
-            consumer = await self._stack.enter_async_context(Consumer(self._bootstrap, **config))
+            consumer = Consumer(self._bootstrap, **config)
+            self._clients.append(consumer)
+            await consumer.start()
             consumer.assign([TopicPartition(self._topic, partition) for partition in range(self._part.partitions)])
             consumer.seek_to_beginning()
             self.positions[name] = {}
@@ -79,9 +88,9 @@ class Workload:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         # A run that ends early does not wait until its last records are delivered: maybe nobody is there.
-        with suppress(TimeoutError):
-            async with asyncio.timeout(None if error is None else ABORT_S):
-                await self._stack.aclose()
+        limit_s = None if error is None else ABORT_S
+        closing = [asyncio.wait_for(client.close(), limit_s) for client in self._clients]
+        await asyncio.gather(*closing, return_exceptions=error is not None)
 
     def check(self) -> None:
         """Raise what a worker ended with: a bug of its, or of a client."""
