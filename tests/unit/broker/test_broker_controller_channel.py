@@ -191,6 +191,29 @@ async def test_a_call_that_was_repeated_says_so(voters: Voters) -> None:
     assert answer.response.topics[0].error_code == 0
 
 
+async def test_a_stream_that_breaks_is_opened_again_where_it_was(voters: Voters) -> None:
+    first, second, third = voters.controllers
+    second.mode = ACTIVE
+    voters.channel.leader_changed(second.voter)
+
+    async def beat() -> int:
+        answer = await voters.channel.call("Controller", "BrokerHeartbeatStream", HEARTBEAT, 10)
+        return int(answer.error_code)
+
+    assert await beat() == 0
+    for _ in range(3):
+        # Another call has failed: the channel looks elsewhere, but the stream stays.
+        voters.channel._failed(voters.channel.voter)
+        assert await beat() == 0
+        ((stream,),) = voters.pool.get(second.voter.address)._idle_streams.values()
+        stream.cancel()
+        assert await beat() == 0
+    assert (first.asked, third.asked) == (0, 0)
+    await second.stop()
+    third.mode = ACTIVE
+    assert await beat() == 0
+
+
 async def test_many_calls_that_fail_together_move_the_channel_once(voters: Voters) -> None:
     first, second, third = voters.controllers
     second.mode = ACTIVE

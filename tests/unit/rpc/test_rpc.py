@@ -170,6 +170,49 @@ async def test_a_dropped_stream_ends_the_exchange_and_not_its_task(
     assert late.value.timed_out
 
 
+class Listening(Echo):
+    """Is told of the end of streams."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended: asyncio.Queue[int] = asyncio.Queue()
+
+    def stream_ended(self, context: RequestContext) -> None:
+        self.ended.put_nowait(context.stream)
+
+
+async def test_the_end_of_each_stream_is_told_however_it_ends() -> None:
+    echo = Listening()
+    server = Server({"Broker": echo})
+    port = await server.start("127.0.0.1", 0)
+    pools = [ConnectionPool("one"), ConnectionPool("two")]
+    first, second = (pool.get(f"127.0.0.1:{port}") for pool in pools)
+    request = m.FetchRequest(max_bytes=1)
+    streams = [first.fetch_stream("Broker"), first.fetch_stream("Broker"), second.fetch_stream("Broker")]
+    numbers = []
+    for stream in streams:
+        for _ in range(2):
+            await stream.exchange(request, 5)
+        numbers.append(echo.contexts[-1].stream)
+        assert echo.contexts[-2].stream == numbers[-1]
+    await first.call("Broker", "Fetch", request, 5)
+    assert echo.contexts[-1].stream == 0
+    assert len({0, *numbers}) == 4
+    async with asyncio.timeout(5):
+        streams[0].cancel()
+        assert await echo.ended.get() == numbers[0]
+        await pools[1].close()  # the connection, with a stream that rests
+        assert await echo.ended.get() == numbers[2]
+        running = asyncio.create_task(streams[1].exchange(m.FetchRequest(max_wait_ms=20_000), 20))
+        await asyncio.sleep(0.05)
+        await pools[0].close()  # while a request is answered
+        assert await echo.ended.get() == numbers[1]
+        with pytest.raises((TransportError, asyncio.CancelledError)):
+            await running
+    assert echo.ended.empty()
+    await server.stop(0)
+
+
 async def test_a_port_in_use_is_one_clear_line(served: tuple[Echo, str]) -> None:
     port = int(served[1].rpartition(":")[2])
     with pytest.raises(PortInUseError, match=rf"cannot listen on 127.0.0.1:{port}"):
