@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kipmesh.cli.common import (
+    ADMIN_TIMEOUT_S,
     CONNECT_TIMEOUT_S,
     DEFAULT_DIR,
     EXIT_FAILED,
+    AdminTimeout,
     AsJson,
     Bootstrap,
     CommandError,
@@ -44,12 +46,17 @@ def _quorum_group() -> None:
 
 
 @cluster_app.command("describe", epilog=examples("kipmesh cluster describe\nkipmesh cluster describe --json"))
-def describe_cluster(bootstrap: Bootstrap = None, folder: Dir = DEFAULT_DIR, as_json: AsJson = False) -> None:
+def describe_cluster(
+    bootstrap: Bootstrap = None,
+    folder: Dir = DEFAULT_DIR,
+    timeout_s: AdminTimeout = ADMIN_TIMEOUT_S,
+    as_json: AsJson = False,
+) -> None:
     """Show the cluster's id, its active controller and its brokers."""
     address = bootstrap_of(bootstrap, folder)
 
     async def work() -> ClusterDescription:
-        async with admin_client(address) as admin:
+        async with admin_client(address, timeout_s) as admin:
             return await admin.describe_cluster()
 
     found = run(work)
@@ -106,8 +113,7 @@ def describe_quorum(
 
         if controllers:
             return await quorum.describe_quorum(controllers, timeout_s=timeout_s)
-        async with admin_client(bootstrap_of(bootstrap, folder)) as admin:
-            return await admin.describe_quorum()
+        return await _by_brokers(bootstrap_of(bootstrap, folder), timeout_s)
 
     found = run(work)
     replicas = _replicas(found)
@@ -148,6 +154,20 @@ def describe_quorum(
             print_table(("NODE", "STATUS", "LOG END", "LAG", "LAST FETCH", "LAST CAUGHT UP"), rows)
     if found.leader_id < 0:
         raise typer.Exit(EXIT_FAILED)
+
+
+async def _by_brokers(address: str, timeout_s: float) -> QuorumDescription:
+    """What brokers know: without an active controller not even the epoch."""
+    from kipmesh.client.types import QuorumDescription
+    from kipmesh.core.errors import ErrorCode, KafkaError
+
+    async with admin_client(address, timeout_s) as admin:
+        try:
+            return await admin.describe_quorum()
+        except KafkaError as error:
+            if error.code is not ErrorCode.REQUEST_TIMED_OUT:
+                raise
+    return QuorumDescription(-1, -1, -1, [], [], ())
 
 
 def _controllers(given: str | None, folder: Path) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ EXIT_PIPE_CLOSED = 141
 EXIT_SIGNAL = 128
 """What shells add to the number of a signal."""
 CONNECT_TIMEOUT_S = 5.0
+ADMIN_TIMEOUT_S = 30.0
 DEFAULT_DIR = Path("kipmesh-local")
 
 T = TypeVar("T")
@@ -60,6 +61,9 @@ Bootstrap = Annotated[
     ),
 ]
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", callback=plain_text)]
+AdminTimeout = Annotated[
+    float, typer.Option("--timeout", min=0.1, help="Seconds to wait for brokers and the active controller.")
+]
 ClientConfig = Annotated[
     list[str] | None, typer.Option("--config", metavar="KEY=VALUE", help="A client setting, for example acks=1.")
 ]
@@ -146,11 +150,14 @@ async def connected(
         await client.close()
 
 
-def admin_client(bootstrap: str) -> AbstractAsyncContextManager[AdminClient]:
-    """A connected administration client."""
+def admin_client(bootstrap: str, timeout_s: float) -> AbstractAsyncContextManager[AdminClient]:
+    """A connected administration client, each call of which takes `timeout_s` at most."""
     from kipmesh.client import AdminClient
 
-    return connected(AdminClient(bootstrap), bootstrap, {})
+    limit_ms = max(round(timeout_s * 1000), 1)
+    request_ms = min(limit_ms, round(ADMIN_TIMEOUT_S * 1000))
+    client = AdminClient(bootstrap, default_api_timeout_ms=limit_ms, request_timeout_ms=request_ms)
+    return connected(client, bootstrap, {}, timeout_s=timeout_s)
 
 
 def explain(error: Exception) -> int:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kipmesh.cli.common import (
+    ADMIN_TIMEOUT_S,
     DEFAULT_DIR,
+    AdminTimeout,
     AsJson,
     Bootstrap,
     Dir,
@@ -62,14 +64,19 @@ def alterations(sets: Mapping[str, str], deletes: Sequence[str]) -> list[ConfigA
 
 @app.command(epilog=examples("kipmesh config describe topic flights\nkipmesh config describe topic flights --json"))
 def describe(
-    kind: Of, name: Name, bootstrap: Bootstrap = None, folder: Dir = DEFAULT_DIR, as_json: AsJson = False
+    kind: Of,
+    name: Name,
+    bootstrap: Bootstrap = None,
+    folder: Dir = DEFAULT_DIR,
+    timeout_s: AdminTimeout = ADMIN_TIMEOUT_S,
+    as_json: AsJson = False,
 ) -> None:
     """Show all settings, and where each value is from."""
     address = bootstrap_of(bootstrap, folder)
 
     async def work() -> list[ConfigValue]:
         resource = _resource(name)
-        async with admin_client(address) as admin:
+        async with admin_client(address, timeout_s) as admin:
             return list((await admin.describe_configs([resource], with_documentation=as_json))[resource].values())
 
     values = sorted(run(work))
@@ -108,6 +115,7 @@ def alter(
     ] = None,
     bootstrap: Bootstrap = None,
     folder: Dir = DEFAULT_DIR,
+    timeout_s: AdminTimeout = ADMIN_TIMEOUT_S,
 ) -> None:
     """Change settings."""
     changes = parse_pairs(sets or (), "--set")
@@ -116,7 +124,7 @@ def alter(
     address = bootstrap_of(bootstrap, folder)
 
     async def work() -> None:
-        async with admin_client(address) as admin:
+        async with admin_client(address, timeout_s) as admin:
             await admin.alter_configs({_resource(name): alterations(changes, deletes or ())})
 
     run(work)

@@ -1,7 +1,8 @@
 """`kipmesh`: the commands, and what is common to them.
 
 Rules: an error is one clear line on stderr and exit code 1, wrong usage 2; a closed pipe, Ctrl-C and SIGTERM end
-quietly (141, 130, 143, as shells expect). Command modules import clients, clusters and storage inside their functions only.
+quietly (141, 130, 143, as shells expect). Command modules import clients, clusters and storage inside their functions
+only.
 """
 
 from __future__ import annotations

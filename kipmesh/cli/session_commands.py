@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kipmesh.cli.common import (
+    ADMIN_TIMEOUT_S,
     DEFAULT_DIR,
     EXIT_FAILED,
+    AdminTimeout,
     AsJson,
     Bootstrap,
     Dir,
@@ -49,6 +51,7 @@ def _group() -> None:
 def list_sessions(
     bootstrap: Bootstrap = None,
     folder: Dir = DEFAULT_DIR,
+    timeout_s: AdminTimeout = ADMIN_TIMEOUT_S,
     broker: Annotated[
         int | None, typer.Option("--broker", min=0, metavar="ID", help="Only this broker.", show_default=False)
     ] = None,
@@ -61,7 +64,7 @@ def list_sessions(
     address = bootstrap_of(bootstrap, folder)
 
     async def work() -> list[BrokerSessions]:
-        async with admin_client(address) as admin:
+        async with admin_client(address, timeout_s) as admin:
             return await admin.list_fetch_sessions(broker)
 
     found = run(work)

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kipmesh.cli.common import (
+    ADMIN_TIMEOUT_S,
     DEFAULT_DIR,
+    AdminTimeout,
     AsJson,
     Bootstrap,
     Dir,
@@ -65,6 +67,7 @@ def create(
     if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="An existing topic is no error.")] = False,
     bootstrap: Bootstrap = None,
     folder: Dir = DEFAULT_DIR,
+    timeout_s: AdminTimeout = ADMIN_TIMEOUT_S,
     as_json: AsJson = False,
 ) -> None:
     """Create a topic."""
@@ -75,7 +78,7 @@ def create(
         from kipmesh.client import NewTopic
         from kipmesh.core.errors import ErrorCode, KafkaError
 
-        async with admin_client(address) as admin:
+        async with admin_client(address, timeout_s) as admin:
             try:
                 created = await admin.create_topics([NewTopic(name, partitions, replication_factor, configs)])
             except KafkaError as error:
@@ -94,12 +97,17 @@ def create(
 
 
 @app.command(name="list", epilog=examples("kipmesh topic list\nkipmesh topic list --json"))
-def list_(bootstrap: Bootstrap = None, folder: Dir = DEFAULT_DIR, as_json: AsJson = False) -> None:
+def list_(
+    bootstrap: Bootstrap = None,
+    folder: Dir = DEFAULT_DIR,
+    timeout_s: AdminTimeout = ADMIN_TIMEOUT_S,
+    as_json: AsJson = False,
+) -> None:
     """List all topics, a name a line."""
     address = bootstrap_of(bootstrap, folder)
 
     async def work() -> list[TopicMetadata]:
-        async with admin_client(address) as admin:
+        async with admin_client(address, timeout_s) as admin:
             return sorted(await admin.list_topics(), key=lambda topic: topic.name)
 
     for topic in run(work):
@@ -120,6 +128,7 @@ def describe(
     ] = None,
     bootstrap: Bootstrap = None,
     folder: Dir = DEFAULT_DIR,
+    timeout_s: AdminTimeout = ADMIN_TIMEOUT_S,
     as_json: AsJson = False,
 ) -> None:
     """Show partitions, leaders, replicas, in-sync replicas, and for whom a partition without a leader waits."""
@@ -128,7 +137,7 @@ def describe(
     async def work() -> list[tuple[TopicMetadata, list[ConfigValue]]]:
         from kipmesh.client.types import ConfigResource, ResourceType
 
-        async with admin_client(address) as admin:
+        async with admin_client(address, timeout_s) as admin:
             found = await (admin.describe_topics(names) if names else admin.list_topics())
             resources = [ConfigResource(ResourceType.TOPIC, topic.name) for topic in found]
             configs = await admin.describe_configs(resources) if resources else {}
@@ -196,6 +205,7 @@ def delete(
     if_exists: Annotated[bool, typer.Option("--if-exists", help="An unknown topic is no error.")] = False,
     bootstrap: Bootstrap = None,
     folder: Dir = DEFAULT_DIR,
+    timeout_s: AdminTimeout = ADMIN_TIMEOUT_S,
 ) -> None:
     """Delete topics and all their records."""
     address = bootstrap_of(bootstrap, folder)
@@ -203,7 +213,7 @@ def delete(
     async def work() -> None:
         from kipmesh.core.errors import ErrorCode, KafkaError
 
-        async with admin_client(address) as admin:
+        async with admin_client(address, timeout_s) as admin:
             for name in names:
                 try:
                     await admin.delete_topics([name])
@@ -236,6 +246,7 @@ def alter(
     ] = None,
     bootstrap: Bootstrap = None,
     folder: Dir = DEFAULT_DIR,
+    timeout_s: AdminTimeout = ADMIN_TIMEOUT_S,
 ) -> None:
     """Add partitions to a topic, or change its settings."""
     sets = parse_pairs(config or (), "--config")
@@ -247,7 +258,7 @@ def alter(
         from kipmesh.cli.config_commands import alterations
         from kipmesh.client.types import ConfigResource, ResourceType
 
-        async with admin_client(address) as admin:
+        async with admin_client(address, timeout_s) as admin:
             if sets or delete_config:
                 resource = ConfigResource(ResourceType.TOPIC, name)
                 await admin.alter_configs({resource: alterations(sets, delete_config or ())})

@@ -253,13 +253,22 @@ class AdminClient:
         errors: Callable[[Any], list[tuple[str, int, str | None]]],
         service: str = "Admin",
     ) -> Any:
+        said: str | None = None
+
         def retry(response: Any) -> ErrorCode | None:
+            nonlocal said
+            said = next((message for _, code, message in errors(response) if code and message), said)
             codes = [KafkaError(code).code for _, code, _ in errors(response) if code]
             # What a second attempt cannot have changed for all of them is not asked again.
             again = [code for code in codes if code.retriable and code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
             return again[0] if again and len(again) == len(errors(response)) else None
 
-        response = await self._cluster.call_any(service, method, request, self._timeout_s, retry)
+        try:
+            response = await self._cluster.call_any(service, method, request, self._timeout_s, retry)
+        except KafkaError as error:
+            if said is None:
+                raise
+            raise KafkaError(error.code, said) from None  # what a broker said tells more than how the last try ended
         for name, code, message in errors(response):
             if code:
                 raise KafkaError(code, message or name)

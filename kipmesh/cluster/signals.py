@@ -31,7 +31,7 @@ def ending_as_interrupt() -> Iterator[None]:
         raise Terminated(number)
 
     numbers = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is signal.SIG_DFL]
-    before = {number: signal.signal(number, end) for number in numbers}
+    before = {one: signal.signal(one, end) for one in numbers}
     try:
         yield
     finally:
@@ -55,11 +55,11 @@ def deferred_signals() -> Iterator[None]:
         arrived.append(number)
 
     caught = [one for one in ENDING if signal.getsignal(one) not in (signal.SIG_IGN, None)]
-    before = {number: signal.signal(number, note) for number in caught}
+    before = {one: signal.signal(one, note) for one in caught}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for number in dict.fromkeys(arrived):
-            signal.raise_signal(number)
+        for one in dict.fromkeys(arrived):
+            signal.raise_signal(one)

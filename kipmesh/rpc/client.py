@@ -164,9 +164,7 @@ class FetchStream:
             if self._dropped:
                 raise TransportError(self._address, self._name, grpc.StatusCode.CANCELLED, "dropped") from None
             self.cancel()
-            raise TransportError(
-                self._address, self._name, grpc.StatusCode.DEADLINE_EXCEEDED, "no answer"
-            ) from None
+            raise TransportError(self._address, self._name, grpc.StatusCode.DEADLINE_EXCEEDED, "no answer") from None
         except grpc.aio.AioRpcError as error:
             raise _transport_error(self._address, self._name, error) from None
         except asyncio.CancelledError:

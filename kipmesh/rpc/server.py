@@ -35,8 +35,15 @@ class RequestContext(NamedTuple):
     peer: str
     stream: int = 0
     """The stream that brought the request, a number that no other one of this process has; 0 for a unary call."""
+    time_left_s: float | None = None
+    """How long the caller of a unary call waited for the answer when it came; None when it did not say."""
+
+    def answer_within(self, limit_s: float) -> float:
+        """At most `limit_s`, and soon enough for an answer that says why there is none to reach the caller in time."""
+        return limit_s if self.time_left_s is None else min(limit_s, _ANSWER_SHARE * self.time_left_s)
 
 
+_ANSWER_SHARE = 0.9
 Handler = Callable[[Value, RequestContext], Awaitable[Value]]
 StreamEnded = Callable[[RequestContext], None]
 
@@ -52,7 +59,7 @@ def _context(context: grpc.aio.ServicerContext[Any, Any]) -> RequestContext:
     for key, value in context.invocation_metadata() or ():
         if key == CLIENT_ID_KEY:
             client_id = value if isinstance(value, str) else value.decode(errors="replace")
-    return RequestContext(client_id, context.peer())
+    return RequestContext(client_id, context.peer(), 0, context.time_remaining())
 
 
 async def _decode(method: Method, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Value:

@@ -115,6 +115,16 @@ def test_controllers_are_nodes_like_others(mesh: Mesh) -> None:
     mesh.run("topic", "create", "three")
     for name in ("controller-1", "controller-2", "controller-3"):
         mesh.run("local", "kill", name, check=False)
+    for arguments, stdout, stderr in (
+        (["quorum", "describe", "--bootstrap", mesh.bootstrap], "quorum without a leader", ""),
+        (["topic", "create", "four"], "", "kipmesh: REQUEST_TIMED_OUT: no metadata controller is active"),
+        (["config", "describe", "topic", "one"], "", "kipmesh: REQUEST_TIMED_OUT: no metadata controller is active"),
+    ):
+        began = time.monotonic()
+        done = mesh.run(*arguments, "--timeout", "2", check=False)
+        assert done.returncode == 1
+        assert (done.stdout[: len(stdout or "x")], done.stderr[: len(stderr or "x")]) == (stdout, stderr)
+        assert time.monotonic() - began < 12, "a slow machine's start of the command, but not a minute"
     mesh.local("kill", "leader-1")
     assert mesh.alive() == []
     assert mesh.run("quorum", "describe", "--timeout", "0.5", check=False).stderr.count("no controller answers") == 1

@@ -38,6 +38,9 @@ log = structlog.get_logger(__name__)
 DESCRIBE_TIMEOUT_MS = 10_000
 
 
+NOBODY_ACTIVE = "no metadata controller is active"
+
+
 class AdminHandler:
     """Forwards; without an answer of an active controller each item gets REQUEST_TIMED_OUT (it may have been done)."""
 
@@ -46,24 +49,28 @@ class AdminHandler:
         self._image = image
         self._until = until
 
-    async def _forward(self, method: str, request: Any, timeout_ms: int) -> Forwarded | None:
+    async def _forward(self, method: str, request: Any, timeout_ms: int, context: RequestContext) -> Forwarded | str:
+        """An active controller's answer, or why there was none."""
+        timeout_s = context.answer_within(timeout_ms / 1000)
         try:
-            forwarded = await self._channel.forward("Admin", method, request, timeout_ms / 1000)
+            forwarded = await self._channel.forward("Admin", method, request, timeout_s)
         except TransportError as error:
             log.warning("no controller answered", method=method, error=str(error))
-            return None
+            return f"{NOBODY_ACTIVE}, or it does not answer"
         if is_inactive(forwarded.response):  # nobody was active until the time was over
-            return None
+            return NOBODY_ACTIVE
         return forwarded
 
     async def create_topics(self, request: CreateTopicsRequest, context: RequestContext) -> CreateTopicsResponse:
         """CreateTopics (API key 19)."""
         creation = Creation(request, self._image, self._until)
-        answer = await self._forward("CreateTopics", request, request.timeout_ms)
-        if answer is None:
+        answer = await self._forward("CreateTopics", request, request.timeout_ms, context)
+        if isinstance(answer, str):
             code = ErrorCode.REQUEST_TIMED_OUT
             return CreateTopicsResponse(
-                topics=[CreatableTopicResult(topic.name, error_code=code) for topic in request.topics]
+                topics=[
+                    CreatableTopicResult(topic.name, error_code=code, error_message=answer) for topic in request.topics
+                ]
             )
         response: CreateTopicsResponse = answer.response
         return await creation.settle(response) if answer.is_repeated else response
@@ -71,11 +78,11 @@ class AdminHandler:
     async def delete_topics(self, request: DeleteTopicsRequest, context: RequestContext) -> DeleteTopicsResponse:
         """DeleteTopics (API key 20)."""
         deletion = Deletion(request, self._image)
-        answer = await self._forward("DeleteTopics", request, request.timeout_ms)
-        if answer is None:
+        answer = await self._forward("DeleteTopics", request, request.timeout_ms, context)
+        if isinstance(answer, str):
             code = ErrorCode.REQUEST_TIMED_OUT
             return DeleteTopicsResponse(
-                responses=[DeletableTopicResult(topic.name, topic.topic_id, code) for topic in request.topics]
+                responses=[DeletableTopicResult(topic.name, topic.topic_id, code, answer) for topic in request.topics]
             )
         response: DeleteTopicsResponse = answer.response
         return deletion.settle(response) if answer.is_repeated else response
@@ -85,11 +92,11 @@ class AdminHandler:
     ) -> CreatePartitionsResponse:
         """CreatePartitions (API key 37)."""
         growth = Growth(request, self._image, self._until)
-        answer = await self._forward("CreatePartitions", request, request.timeout_ms)
-        if answer is None:
+        answer = await self._forward("CreatePartitions", request, request.timeout_ms, context)
+        if isinstance(answer, str):
             code = ErrorCode.REQUEST_TIMED_OUT
             return CreatePartitionsResponse(
-                results=[CreatePartitionsTopicResult(topic.name, code) for topic in request.topics]
+                results=[CreatePartitionsTopicResult(topic.name, code, answer) for topic in request.topics]
             )
         response: CreatePartitionsResponse = answer.response
         return await growth.settle(response) if answer.is_repeated else response
@@ -98,11 +105,13 @@ class AdminHandler:
         self, request: DescribeConfigsRequest, context: RequestContext
     ) -> DescribeConfigsResponse:
         """DescribeConfigs (API key 32)."""
-        answer = await self._forward("DescribeConfigs", request, DESCRIBE_TIMEOUT_MS)
-        if answer is None:
+        answer = await self._forward("DescribeConfigs", request, DESCRIBE_TIMEOUT_MS, context)
+        if isinstance(answer, str):
             code = ErrorCode.REQUEST_TIMED_OUT
             return DescribeConfigsResponse(
-                results=[DescribeConfigsResult(code, None, r.resource_type, r.resource_name) for r in request.resources]
+                results=[
+                    DescribeConfigsResult(code, answer, r.resource_type, r.resource_name) for r in request.resources
+                ]
             )
         response: DescribeConfigsResponse = answer.response
         return response
@@ -111,12 +120,12 @@ class AdminHandler:
         self, request: IncrementalAlterConfigsRequest, context: RequestContext
     ) -> IncrementalAlterConfigsResponse:
         """IncrementalAlterConfigs (API key 44): single keys set or removed, so that twice is as good as once."""
-        answer = await self._forward("IncrementalAlterConfigs", request, DESCRIBE_TIMEOUT_MS)
-        if answer is None:
+        answer = await self._forward("IncrementalAlterConfigs", request, DESCRIBE_TIMEOUT_MS, context)
+        if isinstance(answer, str):
             code = ErrorCode.REQUEST_TIMED_OUT
             return IncrementalAlterConfigsResponse(
                 responses=[
-                    AlterConfigsResourceResponse(code, None, r.resource_type, r.resource_name)
+                    AlterConfigsResourceResponse(code, answer, r.resource_type, r.resource_name)
                     for r in request.resources
                 ]
             )

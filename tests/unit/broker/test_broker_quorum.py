@@ -231,7 +231,15 @@ async def test_without_an_active_controller_requests_wait_for_their_time(three: 
     began = time.monotonic()
     answer = await three.call(1, "CreateTopics", request, "Admin")
     assert answer.topics[0].error_code == ErrorCode.REQUEST_TIMED_OUT
+    assert "no metadata controller is active" in answer.topics[0].error_message
     assert time.monotonic() - began < 5
+    # What the request does not bound, the caller's own patience does: the answer comes before that is over.
+    configs = m.DescribeConfigsRequest([m.DescribeConfigsResource(2, "later", ())])
+    described = await three.connection(1).call("Admin", "DescribeConfigs", configs, 1.0)
+    assert "no metadata controller is active" in described.results[0].error_message
+    partition = m.DescribeQuorumTopic(CLUSTER_METADATA_TOPIC, (0,))
+    quorum = await three.connection(1).call("Quorum", "DescribeQuorum", m.DescribeQuorumRequest([partition]), 1.0)
+    assert quorum.error_code == ErrorCode.REQUEST_TIMED_OUT
     await three.start_controller(100)
     await eventually(lambda: three.active, "an active controller")
     again = (await three.call(2, "CreateTopics", request._replace(timeout_ms=10_000), "Admin")).topics[0]
