@@ -78,7 +78,7 @@ class _QuorumService:
         """DescribeQuorum (API key 55)."""
         try:
             answer: DescribeQuorumResponse = await self._channel.call(
-                "Quorum", "DescribeQuorum", request, QUORUM_TIMEOUT_S
+                "Quorum", "DescribeQuorum", request, context.answer_within(QUORUM_TIMEOUT_S)
             )
         except TransportError as error:
             return DescribeQuorumResponse(ErrorCode.REQUEST_TIMED_OUT, str(error))
