@@ -169,6 +169,13 @@ class BrokerConfig(NodeConfig):
     """Folders of the partitions' logs."""
     broker_rack: str | None = None
     """Where this broker is."""
+    replica_selector_class: str = ""
+    """Which replica consumers are sent to: `LeaderSelector` (by default), `RackAwareReplicaSelector`, an entry point of
+    the group `kipmesh.replica_selectors`, or a dotted path; Kafka's own names of the first two are taken as well."""
+    replica_selection_mode: Literal["fetch", "metadata"] = "fetch"
+    """Where clients learn it: `fetch` is from the leader, in its answer to a fetch; `metadata` is from any broker."""
+    replica_selector_config: StrList = ()
+    """What the selector is configured with beside this service's own keys: key=value, separated by commas."""
     inter_broker_listener_name: str = "MESH"
     """The listener that replicas use."""
     log_retention_check_interval_ms: Positive = 300_000
@@ -243,6 +250,20 @@ class BrokerConfig(NodeConfig):
     """Sessions that clients with the same id may have at this broker; 0 for no limit. Followers are not counted."""
     queued_max_request_bytes: Positive = 256 << 20
     """Bytes of produce requests that wait for acknowledgement at a time; more are refused."""
+
+    @field_validator("replica_selector_config")
+    @classmethod
+    def _check_selector_config(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            if text.find("=") < 1:
+                raise ValueError(f"{text!r} is not key=value")
+        return value
+
+    @property
+    def replica_selector_configs(self) -> dict[str, str]:
+        """The parsed `replica.selector.config`."""
+        pairs = [text.partition("=") for text in self.replica_selector_config]
+        return {key.strip(): value.strip() for key, _, value in pairs}
 
     def topic_defaults(self) -> TopicConfig:
         """What a topic without configuration of its own has."""

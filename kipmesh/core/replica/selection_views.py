@@ -39,6 +39,7 @@ def progress_of_leader(leader: PartitionLeader, log_start_offset: int, now_ms: i
     """What a leader knows of all replicas; `log_start_offset` is its own, `now_ms` of the clock that it was given."""
     progress = {leader.broker_id: ReplicaProgress(log_start_offset, leader.log_end_offset, 0)}
     for replica, follower in leader.followers.items():
+        follower.settle(leader.log_end_offset)  # fetches of its session that did not read this partition count, too
         progress[replica] = ReplicaProgress(
             _known(follower.log_start_offset),
             _known(follower.log_end_offset),

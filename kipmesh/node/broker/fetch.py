@@ -1,8 +1,8 @@
-"""Fetch (API key 1), on leaders, for consumers and for followers: full, or within a session (227-04).
+"""Fetch (API key 1), for followers on leaders, for consumers on any replica: full, or within a session (227-04).
 
 The rules are the session cache's; here are the partitions that it reads, the waiting, and what a follower's fetch says
 to the leaders of its partitions. A fetch waits by events only: what changes wakes it, and only that is read (227-10,
-227-21). Consumers are served by the leader alone until section 2 of the rules arrives.
+227-21), on followers as on leaders. What a partition answers is `kipmesh.node.broker.reading`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from kipmesh.core.messages import (
 from kipmesh.core.replica.leader import FollowerFetches, IsrChange
 from kipmesh.node.broker.metrics import BrokerMetrics
 from kipmesh.node.broker.partitions import Partitions
+from kipmesh.node.broker.reading import Consumer, ConsumerReads, read_for_follower
 from kipmesh.node.broker.replica import Replica
+from kipmesh.node.broker.selection import ReplicaSelection
 from kipmesh.rpc.server import RequestContext
 
 WAIT_MS_MAX = 300_000
@@ -35,7 +37,16 @@ WAIT_MS_MAX = 300_000
 class _Reader:
     """Reads this broker's partitions for one request."""
 
-    __slots__ = ("_fetches", "_partitions", "_propose_isr", "_replica_epoch", "_replica_id")
+    __slots__ = (
+        "_consumer",
+        "_consumer_reads",
+        "_fetches",
+        "_partitions",
+        "_propose_isr",
+        "_replica_epoch",
+        "_replica_id",
+        "redirects",
+    )
 
     def __init__(
         self,
@@ -43,9 +54,15 @@ class _Reader:
         propose_isr: Callable[[Replica, IsrChange], None],
         request: FetchRequest,
         fetches: FollowerFetches | None,
+        consumer_reads: ConsumerReads,
+        consumer: Consumer | None,
     ) -> None:
+        self.redirects: set[int] = set()
+        """Brokers that the client was sent to."""
         self._partitions = partitions
         self._propose_isr = propose_isr
+        self._consumer_reads = consumer_reads
+        self._consumer = consumer
         self._replica_id = request.replica_id
         self._replica_epoch = request.replica_epoch
         self._fetches = fetches
@@ -59,7 +76,14 @@ class _Reader:
         if replica is None:
             code = code or self._partitions.missing_code(topic_id, topic, asked.partition)
             return PartitionRead(PartitionData(asked.partition, code), has_news=True)
-        found = replica.read(asked, self._replica_id, self._replica_epoch, max_bytes, min_one_batch, self._fetches)
+        if self._consumer is not None:
+            found = self._consumer_reads.read(replica, asked, self._consumer, max_bytes, min_one_batch)
+            if found.data.preferred_read_replica >= 0:
+                self.redirects.add(found.data.preferred_read_replica)
+            return found
+        found = read_for_follower(
+            replica, asked, self._replica_id, self._replica_epoch, max_bytes, min_one_batch, self._fetches
+        )
         if found.again:  # a follower outside of the ISR
             isr = replica.isr_to_join(self._replica_id)
             if isr is not None:
@@ -117,7 +141,12 @@ class FetchHandler:
         cluster_id: str,
         response_bytes_max: int,
         follower_bytes_max: int,
+        selection: ReplicaSelection | None = None,
+        rack: str | None = None,
     ) -> None:
+        self._selection = selection
+        self._consumer_reads = ConsumerReads(metrics, selection)
+        self._rack = rack
         self._node_id = node_id
         self._partitions = partitions
         self._sessions = sessions
@@ -130,8 +159,11 @@ class FetchHandler:
         # By session, as long as the leader of a partition looks at it.
         self._followers: WeakValueDictionary[int, FollowerFetches] = WeakValueDictionary()
 
-    async def fetch(self, request: FetchRequest, context: RequestContext) -> FetchResponse:
-        """Answer one request; waits up to `max_wait_ms` for `min_bytes`."""
+    async def fetch(self, request: FetchRequest, context: RequestContext, *, names_rack: bool = True) -> FetchResponse:
+        """Answer one request; waits up to `max_wait_ms` for `min_bytes`.
+
+        `names_rack`: the client's protocol can name a rack (392-01).
+        """
         if request.cluster_id is not None and request.cluster_id != self._cluster_id:
             return FetchResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID)
         is_follower = request.replica_id >= 0
@@ -148,7 +180,8 @@ class FetchHandler:
         )
         fetch = self._sessions.begin(request, context.client_id, self._now_ms())
         fetches = self._follower_fetched(fetch, request, known) if is_follower else None
-        reader = _Reader(self._partitions, self._propose_isr, request, fetches)
+        consumer = None if is_follower else self._consumer(request, context, names_rack)
+        reader = _Reader(self._partitions, self._propose_isr, request, fetches, self._consumer_reads, consumer)
         try:
             fetch.read(reader)
             if not fetch.is_complete and request.max_wait_ms > 0:
@@ -160,7 +193,31 @@ class FetchHandler:
         if fetches is not None and response.session_id:
             self._followers[response.session_id] = fetches
         self._metrics.fetched(is_follower, fetch.size_bytes)
+        if not is_follower and fetch.size_bytes:
+            self._count_bytes(response, request.rack_id)
+        if reader.redirects and self._selection is not None:
+            endpoints = self._selection.endpoints()
+            response = response._replace(
+                node_endpoints=[endpoints[node] for node in sorted(reader.redirects) if node in endpoints]
+            )
         return response
+
+    def _consumer(self, request: FetchRequest, context: RequestContext, names_rack: bool) -> Consumer:
+        if self._selection is None or not names_rack or not request.rack_id:
+            return Consumer(request.replica_id, names_rack=names_rack)
+        client = self._selection.client(request.rack_id, context)
+        return Consumer(request.replica_id, client, True, self._selection.redirects(request.replica_id, client))
+
+    def _count_bytes(self, response: FetchResponse, client_rack: str) -> None:
+        """Bytes by role and rack (392-18): nothing was awaited since the last read, so roles are as they were."""
+        rack = "unknown"
+        if client_rack and self._rack:
+            rack = "same" if client_rack == self._rack else "cross"
+        for topic in response.responses:
+            replicas, _ = self._partitions.find_topic(topic.topic_id, topic.topic)
+            for data in topic.partitions:
+                if data.records and (replica := replicas.get(data.partition_index)) is not None:
+                    self._metrics.served(len(data.records), is_leader=replica.leader is not None, rack=rack)
 
     def _follower_fetched(
         self, fetch: Fetch, request: FetchRequest, known: FollowerFetches | None

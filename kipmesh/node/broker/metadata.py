@@ -2,7 +2,8 @@
 
 An empty topic list asks for no topic (526-09). Topics are named or given by id; an unknown one has its error in its
 place. Brokers that are fenced are not listed, and a replica on one counts as offline. A broker
-without metadata yet answers BROKER_NOT_AVAILABLE.
+without metadata yet answers BROKER_NOT_AVAILABLE. With `replica.selection.mode=metadata`, partitions carry the replica
+that the client's rack is to read from (392-15).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from kipmesh.core.messages import (
     MetadataResponseTopic,
 )
 from kipmesh.core.metadata.image import MetadataImage, TopicState
+from kipmesh.core.replica.selection import ClientMetadata
+from kipmesh.node.broker.selection import ReplicaSelection
 from kipmesh.rpc.server import RequestContext
 
 
@@ -31,11 +34,13 @@ class MetadataHandler:
         cluster_id: str,
         listener: str,
         controller_id: Callable[[], int],
+        selection: ReplicaSelection | None = None,
     ) -> None:
         self._image = image
         self._cluster_id = cluster_id
         self._listener = listener
         self._controller_id = controller_id
+        self._selection = selection
 
     async def metadata(self, request: MetadataRequest, context: RequestContext) -> MetadataResponse:
         """Answer one request."""
@@ -54,6 +59,9 @@ class MetadataHandler:
             topics = [_topic(topic, available) for topic in image.topics.values()]
         else:
             topics = [_asked(image, asked.topic_id, asked.name, available) for asked in request.topics]
+        if self._selection is not None and self._selection.advises(request.rack_id):
+            client = self._selection.client(request.rack_id, context)
+            topics = [_advised(self._selection, image, topic, client) for topic in topics]
         return MetadataResponse(
             brokers=brokers, cluster_id=self._cluster_id, controller_id=self._controller_id(), topics=topics
         )
@@ -82,3 +90,18 @@ def _topic(topic: TopicState, available: set[int]) -> MetadataResponseTopic:
         for index, state in sorted(topic.partitions.items())
     ]
     return MetadataResponseTopic(ErrorCode.NONE, topic.name, topic.topic_id, False, partitions)
+
+
+def _advised(
+    selection: ReplicaSelection, image: MetadataImage, answer: MetadataResponseTopic, client: ClientMetadata
+) -> MetadataResponseTopic:
+    """The answer with preferred replicas."""
+    topic = image.topics.get(answer.topic_id)
+    if topic is None or answer.error_code:
+        return answer
+    partitions = []
+    for partition in answer.partitions:
+        index = partition.partition_index
+        nearer = selection.by_metadata(topic.name, topic.topic_id, index, topic.partitions[index], client)
+        partitions.append(partition._replace(preferred_read_replica=nearer) if nearer >= 0 else partition)
+    return answer._replace(partitions=partitions)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import product
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Metric
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from kipmesh.core.errors import ErrorCode
+from kipmesh.core.replica.selection import SelectorFailure
+from kipmesh.core.replica.serving import OffsetCase
 from kipmesh.node.broker.partitions import Partitions
+
+_ROLES = {True: "leader", False: "follower"}
 
 
 class BrokerMetrics:
@@ -46,6 +51,34 @@ class BrokerMetrics:
         self._session_resets = counter(
             "kipmesh_broker_fetcher_session_resets", "Fetch sessions that this follower gave up, by cause.", ("cause",)
         )
+        self._selector_failed = counter(
+            "kipmesh_broker_replica_selector_errors", "What a replica selector did wrong, by kind.", ("error",)
+        )
+        self._redirected = counter(
+            "kipmesh_broker_fetch_redirects", "Partitions of fetches sent to another replica.", ("replica",)
+        )
+        served = counter(
+            "kipmesh_broker_consumer_fetched_bytes",
+            "Bytes that consumers read, by this replica's role and by the consumer's rack.",
+            ("role", "rack"),
+        )
+        cases = counter(
+            "kipmesh_broker_fetch_offset_cases",
+            "Consumers' reads of partitions at offsets without records, by case and by this replica's role.",
+            ("case", "role"),
+        )
+        for failure in SelectorFailure:
+            self._selector_failed.labels(failure.value)
+        self._served = {
+            (is_leader, rack): served.labels(_ROLES[is_leader], rack)
+            for is_leader, rack in product(_ROLES, ("same", "cross", "unknown"))
+        }
+        self._cases = {
+            (case, is_leader): cases.labels(case.value, role)
+            for case in OffsetCase
+            if case.is_counted
+            for is_leader, role in _ROLES.items()
+        }
         self._fetch_consumer = self._fetch_requests.labels("consumer")
         self._fetch_follower = self._fetch_requests.labels("follower")
 
@@ -71,6 +104,22 @@ class BrokerMetrics:
         else:
             self._fetch_consumer.inc()
             self._bytes_out.inc(size_bytes)
+
+    def served(self, size_bytes: int, *, is_leader: bool, rack: str) -> None:
+        """A consumer got records of a partition here; `rack` is `same`, `cross` or `unknown`."""
+        self._served[is_leader, rack].inc(size_bytes)
+
+    def offset_case(self, case: OffsetCase, *, is_leader: bool) -> None:
+        """A consumer asked for an offset that is one of the four cases (392-03 to 392-06)."""
+        self._cases[case, is_leader].inc()
+
+    def redirected(self, replica_id: int) -> None:
+        """A consumer was sent to another replica (392-13)."""
+        self._redirected.labels(str(replica_id)).inc()
+
+    def selector_failed(self, failure: SelectorFailure) -> None:
+        """The replica selector failed, and the leader was taken (392-11)."""
+        self._selector_failed.labels(failure.value).inc()
 
     def replicated(self, size_bytes: int) -> None:
         """A follower appended what it fetched."""

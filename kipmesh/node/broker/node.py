@@ -40,6 +40,7 @@ from kipmesh.node.broker.produce import ProduceHandler
 from kipmesh.node.broker.publisher import MetadataPublisher
 from kipmesh.node.broker.quorum import BrokerQuorum, open_replica
 from kipmesh.node.broker.replica_manager import ReplicaManager
+from kipmesh.node.broker.selection import ReplicaSelection
 from kipmesh.node.clock import monotonic_ms, wall_ms
 from kipmesh.rpc.client import ConnectionPool, TransportError
 from kipmesh.rpc.server import RequestContext, Server
@@ -93,6 +94,10 @@ class BrokerNode:
     def __init__(self, config: BrokerConfig, *, is_leader_role: bool, fs: FileSystem | None = None) -> None:
         self.config = config
         self.registry = CollectorRegistry()
+        self._metrics = BrokerMetrics(self.registry)
+        self.partitions = Partitions(MetadataImage())
+        # First: a plugin that cannot be had stops the node before it touches anything.
+        self._selection = ReplicaSelection(config, self.partitions, self._metrics, monotonic_ms)
         self.grpc_port = 0
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._is_leader_role = is_leader_role
@@ -107,11 +112,9 @@ class BrokerNode:
             on_log_failed=self._log_failed,
         )
         self._loop = asyncio.get_running_loop()
-        self._metrics = BrokerMetrics(self.registry)
         self._disk = Disk(f"broker-{config.node_id}")
         self._pool = ConnectionPool(f"broker-{config.node_id}")
         self._channel = ControllerChannel(config.voters, self._pool)
-        self.partitions = Partitions(MetadataImage())
         self._changes = Changes()
         self.fetch_sessions = make_session_cache(config, self._changes.subscriptions, self.partitions)
         self._tasks: list[asyncio.Task[None]] = []
@@ -238,12 +241,15 @@ class BrokerNode:
             cluster_id=config.cluster_id,
             response_bytes_max=config.fetch_max_bytes,
             follower_bytes_max=config.replica_fetch_response_max_bytes,
+            selection=self._selection,
+            rack=config.broker_rack,
         )
         metadata = MetadataHandler(
             lambda: self.partitions.image if self._publisher.has_published else None,
             cluster_id=config.cluster_id,
             listener=config.inter_broker_listener_name,
             controller_id=lambda: self._quorum.driver.leader_id if self._quorum else -1,
+            selection=self._selection,
         )
         services = {
             "Broker": _BrokerService(produce, fetch, OffsetsHandler(self.partitions), metadata),
@@ -317,3 +323,4 @@ class BrokerNode:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._server.stop(STOP_GRACE_S)
         await self._pool.close()
+        self._selection.close()

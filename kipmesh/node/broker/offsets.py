@@ -1,5 +1,7 @@
 """ListOffsets (API key 2), OffsetForLeaderEpoch (23) and DeleteRecords (21), on leaders.
 
+A follower answers ListOffsets to readers that chose it (392-16): of its own log, below its own high watermark.
+
 A new leader does not know its high watermark until it reaches its own epoch: until then the latest offset, and
 timestamps beyond, are OFFSET_NOT_AVAILABLE ("Log truth", 392-09). A consumer's answers end at the high watermark.
 """
@@ -27,6 +29,7 @@ from kipmesh.core.messages import (
     OffsetsForLeaderEpochResponse,
 )
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC
+from kipmesh.core.replica.serving import check_lister, epoch_end_for
 from kipmesh.node.broker.partitions import Partitions
 from kipmesh.node.broker.replica import Replica
 from kipmesh.rpc.server import RequestContext
@@ -48,7 +51,7 @@ class OffsetsHandler:
         async def answer(topic_id: bytes, name: str, asked: ListOffsetsPartition) -> ListOffsetsPartitionResponse:
             try:
                 replica = self._partitions.require(topic_id, name, asked.partition_index)
-                return await self._list(replica, asked, is_consumer=request.replica_id < 0)
+                return await self._list(replica, asked, request.replica_id)
             except KafkaError as error:
                 return ListOffsetsPartitionResponse(asked.partition_index, error.code)
 
@@ -59,12 +62,15 @@ class OffsetsHandler:
         return ListOffsetsResponse(topics=topics)
 
     async def _list(
-        self, replica: Replica, asked: ListOffsetsPartition, *, is_consumer: bool
+        self, replica: Replica, asked: ListOffsetsPartition, replica_id: int
     ) -> ListOffsetsPartitionResponse:
-        leader = replica.require_leader(asked.current_leader_epoch)
-        log, index = replica.log, asked.partition_index
+        if not replica.has_role or check_lister(is_leader=replica.leader is not None, replica_id=replica_id):
+            replica.require_leader(asked.current_leader_epoch)
+        replica.require_epoch(asked.current_leader_epoch)
+        leader, log, index = replica.leader, replica.log, asked.partition_index
+        is_consumer = replica_id < 0
         end = replica.high_watermark if is_consumer else log.log_end_offset
-        withheld = is_consumer and not leader.high_watermark_is_known
+        withheld = is_consumer and leader is not None and not leader.high_watermark_is_known
         if asked.timestamp == EARLIEST_TIMESTAMP:
             start = log.log_start_offset
             return ListOffsetsPartitionResponse(index, 0, -1, start, log.epochs.epoch_of(start))
@@ -93,14 +99,17 @@ class OffsetsHandler:
             try:
                 replica = self._partitions.require(topic_id, name, asked.partition)
                 leader = replica.require_leader(asked.current_leader_epoch)
-                is_consumer = request.replica_id < 0
-                if is_consumer and asked.leader_epoch >= replica.leader_epoch and not leader.high_watermark_is_known:
-                    raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE)
+                found = epoch_end_for(
+                    request.replica_id,
+                    asked.leader_epoch,
+                    replica.log.end_offset_for_epoch(asked.leader_epoch),
+                    leader_epoch=replica.leader_epoch,
+                    high_watermark=replica.high_watermark,
+                    high_watermark_is_known=leader.high_watermark_is_known,
+                )
             except KafkaError as error:
                 return OffsetForLeaderPartitionResult(asked.partition, error.code)
-            found = replica.log.end_offset_for_epoch(asked.leader_epoch)
-            end = min(found.end_offset, replica.high_watermark) if is_consumer else found.end_offset
-            return OffsetForLeaderPartitionResult(asked.partition, 0, found.epoch, end)
+            return OffsetForLeaderPartitionResult(asked.partition, 0, *found)
 
         return OffsetsForLeaderEpochResponse(
             topics=[

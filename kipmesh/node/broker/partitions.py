@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.core.messages import NodeEndpoint
 from kipmesh.core.metadata.image import MetadataImage
 from kipmesh.node.broker.replica import Replica
 
@@ -19,6 +20,7 @@ class Partitions:
         self._replicas: dict[bytes, dict[int, Replica]] = {}
         self.unhosted: set[tuple[bytes, int]] = set()
         """Partitions that are to be here and whose logs the disk refused."""
+        self._endpoints: dict[str, dict[int, NodeEndpoint]] = {}
 
     def __iter__(self) -> Iterator[Replica]:
         for replicas in list(self._replicas.values()):
@@ -33,6 +35,21 @@ class Partitions:
         """The same for a broker that may be an ISR member, -1 for one that is fenced or shutting down."""
         broker = self.image.brokers.get(broker_id)
         return broker.broker_epoch if broker is not None and broker.can_lead else -1
+
+    def endpoints(self, listener: str) -> Mapping[int, NodeEndpoint]:
+        """Where the brokers that are not fenced listen for who comes by `listener`; kept until `brokers_changed`."""
+        found = self._endpoints.get(listener)
+        if found is None:
+            found = self._endpoints[listener] = {
+                broker.broker_id: NodeEndpoint(broker.broker_id, *broker.endpoints[listener], broker.rack)
+                for broker in self.image.brokers.values()
+                if not broker.fenced and listener in broker.endpoints
+            }
+        return found
+
+    def brokers_changed(self) -> None:
+        """The image has other brokers, or other things to say of them."""
+        self._endpoints = {}
 
     def get(self, topic_id: bytes, partition: int) -> Replica | None:
         """The replica, if it is here."""

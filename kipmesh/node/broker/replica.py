@@ -1,8 +1,8 @@
 """One partition that this broker hosts: its log, its role, and those who wait for it.
 
-The driver of `kipmesh.core.replica`: it appends and reads, moves the numbers, and says what happened - to produce
-requests that wait for the high watermark, and to fetch sessions (227-10). It is owned by the event loop; fsyncs alone
-run elsewhere.
+The driver of `kipmesh.core.replica`: it appends, moves the numbers, and says what happened - to produce requests that
+wait for the high watermark, and to fetch sessions (227-10). Fetches read it by `kipmesh.node.broker.reading`. It is
+owned by the event loop; fsyncs alone run elsewhere.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.fetch_session import HIGH_WATERMARK, LEADERSHIP, LOG_END, LOG_START, PartitionRead, partition_key
+from kipmesh.core.fetch_session import HIGH_WATERMARK, LEADERSHIP, LOG_END, LOG_START, partition_key
 from kipmesh.core.messages import EpochEndOffset, FetchPartition, LeaderIdAndEpoch, PartitionData
 from kipmesh.core.metadata.image import PartitionState
-from kipmesh.core.replica.follower import follower_high_watermark, has_diverged, truncation_offset
+from kipmesh.core.replica.follower import truncation_offset
 from kipmesh.core.replica.leader import FollowerFetches, IsrChange, PartitionLeader
+from kipmesh.core.replica.serving import FollowerWatermarks
 from kipmesh.node.broker.changes import Changes
 from kipmesh.storage.log import AppendInfo, Log
 
@@ -45,8 +46,10 @@ class Replica:
         "_changes",
         "_delete_waiters",
         "_key",
+        "_marks",
         "_monotonic_ms",
         "broker_id",
+        "has_role",
         "high_watermark",
         "leader",
         "leader_epoch",
@@ -73,7 +76,9 @@ class Replica:
         self.topic_id: bytes = log.topic_id
         self.partition: int = log.partition
         self.high_watermark = min(max(high_watermark, log.log_start_offset), log.log_end_offset)
+        self._marks = FollowerWatermarks.start(-1, self.high_watermark)  # while it does not lead
         self.leader: PartitionLeader | None = None
+        self.has_role = False  # leads or follows; before, and after `stop`, nobody is served
         self.leader_id = -1
         self.leader_epoch = -1
         self._ack_waiters: deque[AckWaiter] = deque()
@@ -115,15 +120,17 @@ class Replica:
             eligible_epoch=eligible_epoch,
             now_ms=self._monotonic_ms(),
         )
-        self.leader_id, self.leader_epoch = self.broker_id, state.leader_epoch
+        self.leader_id, self.leader_epoch, self.has_role = self.broker_id, state.leader_epoch, True
         self._set_high_watermark(self.leader.high_watermark)
         self._changes.behind[self] = self._changes.unflushed[self] = None
         self._changed(LEADERSHIP)
 
     def become_follower(self, state: PartitionState) -> None:
         """Follow `state.leader`, or nobody when it is -1."""
+        if self.leader is not None or state.leader_epoch != self._marks.leader_epoch:
+            self._marks = FollowerWatermarks.start(state.leader_epoch, self.high_watermark)
         self._drop_leadership()
-        self.leader_id, self.leader_epoch = state.leader, state.leader_epoch
+        self.leader_id, self.leader_epoch, self.has_role = state.leader, state.leader_epoch, True
         self._changes.unflushed[self] = None
         self._changed(LEADERSHIP)
 
@@ -140,7 +147,7 @@ class Replica:
     def stop(self) -> None:
         """The partition leaves this broker: whoever waits is answered."""
         self._drop_leadership()
-        self.leader_id = -1
+        self.leader_id, self.has_role = -1, False
         self._changes.forget(self)
         self._changed(LEADERSHIP)
 
@@ -151,11 +158,15 @@ class Replica:
         older = current_leader_epoch < self.leader_epoch
         return ErrorCode.FENCED_LEADER_EPOCH if older else ErrorCode.UNKNOWN_LEADER_EPOCH
 
-    def require_leader(self, current_leader_epoch: int = -1) -> PartitionLeader:
-        """The leader's state; raises NOT_LEADER_OR_FOLLOWER or the epoch's error."""
+    def require_epoch(self, current_leader_epoch: int) -> None:
+        """Raises the error of a request's epoch, if it has one."""
         code = self.check_epoch(current_leader_epoch)
         if code:
             raise KafkaError(code, f"{self.topic}-{self.partition} is in leader epoch {self.leader_epoch}")
+
+    def require_leader(self, current_leader_epoch: int = -1) -> PartitionLeader:
+        """The leader's state; raises NOT_LEADER_OR_FOLLOWER or the epoch's error."""
+        self.require_epoch(current_leader_epoch)
         if self.leader is None:
             raise KafkaError(
                 ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.topic}-{self.partition} is led by {self.leader_id}"
@@ -166,6 +177,11 @@ class Replica:
     def current_leader(self) -> LeaderIdAndEpoch:
         """Whom to ask instead."""
         return LeaderIdAndEpoch(self.leader_id, self.leader_epoch)
+
+    @property
+    def told_high_watermark(self) -> int:
+        """What readers are told: the leader's high watermark, on a follower as it was last heard (392-01)."""
+        return self.high_watermark if self.leader is not None else self._marks.told
 
     @property
     def must_flush(self) -> bool:
@@ -231,6 +247,8 @@ class Replica:
             self._high_watermark_moved(leader)
         if not before <= leader.isr:
             self._look_again()
+        elif before != leader.isr:
+            self._changed(LOG_START)  # wakes nobody; a consumer may have a nearer replica at its next fetch (392-13)
         self._check_min_isr(leader)
         self._check_deleted()
 
@@ -284,50 +302,7 @@ class Replica:
         self._take_high_watermark(leader)
         self._changed(HIGH_WATERMARK)
 
-    # --- reading ---------------------------------------------------------------------------------------------------
-
-    def read(
-        self,
-        request: FetchPartition,
-        replica_id: int,
-        replica_epoch: int,
-        max_bytes: int,
-        min_one_batch: bool,
-        fetches: FollowerFetches | None = None,
-    ) -> PartitionRead:
-        """What a fetch of this partition gets now; errors are in the result.
-
-        A follower (`replica_id` >= 0, with its broker epoch) reads to the log end and moves its position; others
-        read to the high watermark. A follower outside of the ISR is read `again` in each fetch until it is a member:
-        what keeps it out may end without any event here.
-        """
-        try:
-            leader = self.require_leader(request.current_leader_epoch)
-            log, again = self.log, False
-            if request.last_fetched_epoch >= 0:
-                at_leader = log.end_offset_for_epoch(request.last_fetched_epoch)
-                if at_leader.end_offset < 0:
-                    raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, "no common leader epoch")
-                if has_diverged(request.fetch_offset, request.last_fetched_epoch, at_leader):
-                    return PartitionRead(self._diverged(at_leader), True)
-            end = self.high_watermark
-            if replica_id >= 0:
-                end = log.log_end_offset
-                self._follower_fetched(leader, replica_id, replica_epoch, request, fetches)
-                again = replica_id not in leader.isr
-            if request.fetch_offset == end:
-                return PartitionRead(self._partition_data(), again=again)
-            if end < request.fetch_offset <= log.log_end_offset:
-                return PartitionRead(self._partition_data())  # uncommitted yet (392-03)
-            if max_bytes > 0 or min_one_batch:
-                records = log.read(request.fetch_offset, max_bytes, end, min_one_batch)
-                if records:
-                    return PartitionRead(self._partition_data(records=records), again=again)
-            elif not log.log_start_offset <= request.fetch_offset <= log.log_end_offset:
-                raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"{request.fetch_offset} is outside of the log")
-            return PartitionRead(self._partition_data(), is_cut=not min_one_batch, again=again)
-        except KafkaError as error:
-            return PartitionRead(self._partition_data(error_code=error.code), True)
+    # --- followers' fetches -----------------------------------------------------------------------------------------
 
     def isr_to_join(self, replica_id: int) -> IsrChange | None:
         """What to ask the controller for after a fetch of a follower outside of the ISR, if it is in sync now."""
@@ -358,7 +333,7 @@ class Replica:
                 waiter.done.set_result(ErrorCode.NONE)
         self._delete_waiters = [waiter for waiter in self._delete_waiters if not waiter.done.done()]
 
-    def _follower_fetched(
+    def follower_fetched(
         self,
         leader: PartitionLeader,
         replica_id: int,
@@ -366,6 +341,7 @@ class Replica:
         request: FetchPartition,
         fetches: FollowerFetches | None,
     ) -> None:
+        """A follower is where its fetch says; raises KafkaError if it has no replica or is outside of the log."""
         if replica_id not in leader.followers:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"broker {replica_id} has no replica here")
         if not self.log.log_start_offset <= request.fetch_offset <= self.log.log_end_offset:
@@ -374,32 +350,9 @@ class Replica:
             replica_id, request.fetch_offset, request.log_start_offset, replica_epoch, self._monotonic_ms(), fetches
         ):
             self._high_watermark_moved(leader)
+        if request.fetch_offset != self.log.log_end_offset:  # one that was caught up may come back without its tail
+            self._changes.behind[self] = None
         self._check_deleted()
-
-    def _diverged(self, at_leader: EpochEndOffset) -> PartitionData:
-        """A follower takes nothing but the divergence from this, and the high watermark has to be told again.
-
-        So it does not count as told: nobody's last stable offset is -1, and what differs is news (227-08).
-        """
-        return self._partition_data(diverging_epoch=at_leader)._replace(last_stable_offset=-1)
-
-    def _partition_data(
-        self, error_code: int = 0, diverging_epoch: EpochEndOffset | None = None, records: bytes = b""
-    ) -> PartitionData:
-        # Positional: this is built once a partition a fetch. Every answer says where the log begins (392-07).
-        return PartitionData(
-            self.partition,
-            error_code,
-            self.high_watermark,
-            self.high_watermark,
-            self.log.log_start_offset,
-            diverging_epoch,
-            self.current_leader if error_code else None,
-            None,
-            (),
-            -1,
-            records,
-        )
 
     # --- following -------------------------------------------------------------------------------------------------
 
@@ -426,9 +379,10 @@ class Replica:
         self._told(high_watermark, 0)
 
     def _told(self, high_watermark: int, change: int) -> None:
-        before = self.high_watermark
-        self._set_high_watermark(follower_high_watermark(high_watermark, self.log.log_end_offset, before))
-        if self.high_watermark != before:
+        before = self._marks
+        self._marks = before.heard(high_watermark, self.log.log_end_offset)
+        if self._marks is not before:
+            self._set_high_watermark(self._marks.own)
             change |= HIGH_WATERMARK
         if change:
             self._changed(change)
@@ -472,6 +426,7 @@ class Replica:
         if log.log_end_offset >= leader_start and not is_empty_beyond:
             return False
         log.truncate_fully_and_start_at(leader_start)
+        self._marks = self._marks.restarted(leader_start)
         self._set_high_watermark(leader_start)
         self._changed(LEADERSHIP)
         return True
@@ -480,5 +435,6 @@ class Replica:
         try:
             self.log.truncate_to(offset)
         finally:  # a disk that fails half way may have cut the log all the same
-            self._set_high_watermark(min(self.high_watermark, self.log.log_end_offset))
+            self._marks = self._marks.truncated(self.log.log_end_offset)
+            self._set_high_watermark(self._marks.own)
             self._changed(LEADERSHIP)

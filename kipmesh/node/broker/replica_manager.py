@@ -78,6 +78,8 @@ class ReplicaManager:
 
     async def apply(self, image: MetadataImage, delta: MetadataDelta) -> None:
         """Follow what `delta` says has changed in `image`."""
+        if delta.changed_brokers or image is not self._partitions.image:
+            self._partitions.brokers_changed()
         self._partitions.image = image
         for name in (*delta.changed_topic_configs, *(topic.name for topic in delta.deleted_topics)):
             self._topic_configs.pop(name, None)

@@ -160,10 +160,17 @@ class Mesh:
         max_bytes: int = 1 << 20,
         epoch: int = -1,
         topic_id: bytes = b"",
+        last_fetched_epoch: int = -1,
+        replica_id: int = -1,
+        rack: str = "",
     ) -> m.PartitionData:
-        asked = m.FetchPartition(partition, epoch, offset, partition_max_bytes=max_bytes)
+        asked = m.FetchPartition(partition, epoch, offset, last_fetched_epoch, partition_max_bytes=max_bytes)
         request = m.FetchRequest(
-            max_wait_ms=max_wait_ms, min_bytes=min_bytes, topics=[m.FetchTopic(topic, topic_id, [asked])]
+            replica_id=replica_id,
+            max_wait_ms=max_wait_ms,
+            min_bytes=min_bytes,
+            topics=[m.FetchTopic(topic, topic_id, [asked])],
+            rack_id=rack,
         )
         response = await self.call(via, "Fetch", request)
         assert response.error_code == 0, response

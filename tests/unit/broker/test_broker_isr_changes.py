@@ -16,9 +16,11 @@ from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata.image import BrokerState, MetadataImage, PartitionState
 from kipmesh.core.record_batch import build
+from kipmesh.node.broker.changes import Changes
 from kipmesh.node.broker.isr_changes import IsrChanges
 from kipmesh.node.broker.metrics import BrokerMetrics
 from kipmesh.node.broker.partitions import Partitions
+from kipmesh.node.broker.reading import read_for_follower
 from kipmesh.node.broker.replica import Replica
 from kipmesh.rpc.client import TransportError
 from kipmesh.storage.fs import RealFileSystem
@@ -37,7 +39,9 @@ class Leader:
         image = MetadataImage()
         image.brokers.update({broker: registered(broker, 100 + broker) for broker in (1, 2, 3)})
         self.partitions = Partitions(image)
-        self.replica = Replica(1, log, 0, lambda: 1000)
+        changes = Changes()
+        self.behind = changes.behind
+        self.replica = Replica(1, log, 0, lambda: 1000, changes)
         self.partitions.add(self.replica)
         self.replica.become_leader(
             PartitionState((1, 2, 3), (1, 2), 1, 0, 0),
@@ -61,7 +65,7 @@ class Leader:
 
     def fetch(self, broker: int, offset: int) -> None:
         asked = m.FetchPartition(0, 0, offset, 0 if offset else -1, 0, 1000)
-        result = self.replica.read(asked, broker, self.partitions.broker_epoch(broker), 1000, True)
+        result = read_for_follower(self.replica, asked, broker, self.partitions.broker_epoch(broker), 1000, True)
         assert result.data.error_code == 0
         join = self.replica.isr_to_join(broker) if result.again else None
         if join is not None:
@@ -104,6 +108,17 @@ async def test_a_retry_names_the_registration_that_fetched(leader: Leader) -> No
     await leader.run()
     assert len(leader.requests) == 2
     assert m.IsrMember(3, 103) in asked(leader.requests[1]).new_isr_with_epochs
+
+
+async def test_one_that_was_caught_up_and_comes_back_without_its_tail_leaves_by_time(leader: Leader) -> None:
+    leader.fetch(2, 10)
+    leader.behind.clear()  # what the housekeeping does where everybody has everything
+    leader.fetch(2, 9)
+    assert leader.replica in leader.behind
+    may_change, change = leader.replica.laggards(1000 + 30_001)
+    assert may_change
+    assert change is not None
+    assert 2 not in change.isr
 
 
 async def test_newer_news_ends_what_was_asked_before(leader: Leader) -> None:

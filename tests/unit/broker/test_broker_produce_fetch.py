@@ -70,7 +70,8 @@ async def test_unknown_topics_partitions_and_ids(mesh) -> None:
     assert (await mesh.produce("known", batch(b"x"), via=2)).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert (await mesh.fetch("absent", 0)).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert (await mesh.fetch("known", 0, topic_id=b"x" * 16)).error_code == ErrorCode.UNKNOWN_TOPIC_ID
-    assert (await mesh.fetch("known", 0, via=3)).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    await mesh.create("elsewhere", replication_factor=1)
+    assert (await mesh.fetch("elsewhere", 0, via=3)).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert (await mesh.fetch("known", 0, epoch=99)).error_code == ErrorCode.UNKNOWN_LEADER_EPOCH
 
 
