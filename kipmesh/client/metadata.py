@@ -1,8 +1,9 @@
 """A client's view of the cluster: brokers, topics, leaders, and the one task that keeps it fresh.
 
 One Metadata request is in flight at a time. It goes to a broker that metadata names, or to a bootstrap address when
-none of those answers. Which topics a request asks for, and when, is a `RefreshPolicy`; the one here asks for all topics
-in use as soon as one of them needs it (`metadata.refresh=all` of 526-11), and KIP-526's rules are another.
+none of those answers (`metadata_request`). Which topics a request asks for, and when, is a `RefreshPolicy`; the one
+here asks for all topics in use as soon as one of them needs it (`metadata.refresh=all` of 526-11), and KIP-526's rules
+are another.
 
 Invariants: a topic that is not tracked is never asked for; a request without topics asks for brokers only; within one
 topic id the leader epoch of a partition never goes back.
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from kipmesh.client.backoff import Backoff
+from kipmesh.client.metadata_request import ask_any
 from kipmesh.client.supervision import raise_failure, task_failure
 from kipmesh.client.types import ClusterDescription, Node, PartitionMetadata, TopicMetadata
 from kipmesh.core.config import ClientConfig
@@ -364,25 +366,7 @@ class Metadata:
         request = MetadataRequest(
             topics=tuple(MetadataRequestTopic(name=name) for name in topics), rack_id=self._rack_id
         )
-        failure: Exception = KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, "no address")
-        for address in self.candidates():
-            try:
-                response: MetadataResponse = await self._pool.get(address).call(
-                    "Broker", "Metadata", request, self._connect_timeout_s
-                )
-            except TransportError as error:
-                failure = error
-                continue
-            except Exception as error:  # whatever an answer is made of, the next broker's may be better
-                log.exception("metadata of %s cannot be read", address)
-                failure = KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, f"metadata of {address} cannot be read: {error!r}")
-                continue
-            if response.brokers:
-                return response
-            failure = KafkaError(
-                response.error_code or ErrorCode.BROKER_NOT_AVAILABLE, f"{address} knows no brokers yet"
-            )
-        raise failure
+        return await ask_any(self._pool, self.candidates(), request, self._connect_timeout_s)
 
     def _notify(self) -> None:
         self._wake_waiters()

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 from kipmesh.client.accumulator import Batch, BufferMemory, PartitionQueue
 from kipmesh.client.backoff import Backoff
+from kipmesh.client.leader_watch import LeaderWatch
 from kipmesh.client.metadata import Metadata
 from kipmesh.client.records import COMPRESSIONS, Compression, read_batch, seal
 from kipmesh.client.supervision import task_failure
@@ -275,8 +276,7 @@ class Sender:
             if self._config.acks == 0:
                 for batch in batches:
                     self._complete(batch, None)
-            timeout_s = self._config.request_timeout_ms / 1000
-            response: ProduceResponse = await self._pool.get(address).call("Broker", "Produce", request, timeout_s)
+            response = await self._call(leader_id, address, request, batches)
             self._learn_leaders(response)
             results = {
                 (topic.name, each.index): each for topic in response.responses for each in topic.partition_responses
@@ -295,6 +295,20 @@ class Sender:
             for batch in batches:
                 self._settle(batch, results.get((batch.queue.topic, batch.queue.partition)), failure)
             self._wake.set()
+
+    async def _call(
+        self, leader_id: int, address: str, request: ProduceRequest, batches: Sequence[Batch]
+    ) -> ProduceResponse:
+        """The answer; TransportError also when the leader is silent and another one leads all that was sent."""
+        partitions = [(batch.queue.topic, batch.queue.partition) for batch in batches]
+        try:
+            async with LeaderWatch(self._metadata, leader_id, partitions):
+                response: ProduceResponse = await self._pool.get(address).call(
+                    "Broker", "Produce", request, self._config.request_timeout_ms / 1000
+                )
+        except TimeoutError:
+            raise TransportError.no_answer(address, "Produce") from None
+        return response
 
     async def _request(self, batches: list[Batch]) -> ProduceRequest:
         fresh = [batch for batch in batches if batch.payload is None and not batch.finished]

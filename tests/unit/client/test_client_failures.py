@@ -239,6 +239,30 @@ def test_the_end_of_a_portals_loop_ends_every_call() -> None:
     portal.close()
 
 
+async def test_a_silent_leader_is_given_up_as_soon_as_another_one_leads() -> None:
+    """A stopped process keeps its connections, and answers no question for metadata either."""
+    async with FakeCluster(3) as fake:
+        fake.create_topic("t")
+        fake.move_leader("t", 0, 1)
+        asked = []
+
+        async def stopped(method: str, node_id: int, _request: object) -> None:
+            if node_id == 1 and (asked or method == "Produce"):
+                asked.append(method)
+                await asyncio.Event().wait()
+
+        fake.hook = stopped
+        async with Producer(fake.bootstrap, **FAST) as producer:  # with request.timeout.ms as by default
+            delivery = await producer.send("t", b"v")
+            while not asked:  # noqa: ASYNC110 - a condition over the fake brokers
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(1.0)  # a leader that leads is waited for
+            assert not delivery.done()
+            assert asked.count("Produce") == 1
+            fake.move_leader("t", 0, 2)
+            assert (await asyncio.wait_for(delivery, 5)).offset == 0
+
+
 @pytest.mark.parametrize("answers", [False, True], ids=["a silent leader", "a leader that cannot replicate"])
 async def test_a_timeout_is_a_reason_to_ask_who_leads_now(answers: bool) -> None:
     """Found by chaos: a leader that was cut off kept its producers for as long as that lasted."""

@@ -159,6 +159,17 @@ async def test_hanging_bootstrap_addresses_are_given_up_for_the_next() -> None:
             assert (await (await producer.send("t", b"x"))).offset == 0
 
 
+async def test_a_silent_broker_is_not_waited_for() -> None:
+    """With connection timeouts as by default: a stopped process accepts connections and says nothing."""
+    with ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        addresses = ",".join(f"127.0.0.1:{each.getsockname()[1]}" for each in silent)
+        async with asyncio.timeout(5), FakeCluster() as fake:
+            fake.create_topic("t")
+            async with Producer(f"{addresses},{fake.bootstrap}") as producer:
+                assert (await (await producer.send("t", b"x"))).offset == 0
+
+
 async def test_a_loop_of_polls_without_waiting_gets_records() -> None:
     async with FakeCluster() as fake:
         fake.create_topic("t").partitions[0].append(encode_batch([(None, b"1")] * 10, timestamp_ms=1))
