@@ -29,6 +29,7 @@ from kipmesh.core.config import ConsumerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.fetch_session import Answered, FetchSessionHandler, SessionRequest
 from kipmesh.core.messages import FetchPartition, FetchRequest, FetchResponse, FetchTopic, NodeEndpoint, PartitionData
+from kipmesh.core.replica.serving import CONSUMER_ID, FOLLOWER_READER_ID
 from kipmesh.rpc.client import TransportError
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,10 @@ BRIDGE_PARTITIONS_MAX: Final = 100
 """Partitions of a bridge; others wait for the session, which is at most `fetch.max.wait.ms`."""
 
 
+FOLLOWER_SILENCE_MS: Final = 1000
+"""How long beyond `fetch.max.wait.ms` a follower may leave a fetch unanswered before the leader is asked (392-14)."""
+RECHECK_SECONDS: Final = 0.25
+"""How long after that it is looked at again, for partitions that came later."""
 LINGER_SECONDS: Final = 1.0
 """How long a session without partitions is kept: who goes on with other partitions of the broker has it still."""
 
@@ -52,6 +57,10 @@ class Listener(Protocol):
         """A full fetch failed; the broker is asked again when its backoff is over."""
         ...
 
+    def broker_lost(self, broker: BrokerFetches) -> None:
+        """The connection broke under a session, which heals; but followers are left (392-14)."""
+        ...
+
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a request."""
         ...
@@ -60,9 +69,10 @@ class Listener(Protocol):
 class Exchange:
     """A request without a session that is under way: what it asks of whom."""
 
-    __slots__ = ("asked", "task")
+    __slots__ = ("asked", "sent_s", "task")
 
-    def __init__(self, states: Iterable[PartitionState]) -> None:
+    def __init__(self, states: Iterable[PartitionState], sent_s: float) -> None:
+        self.sent_s = sent_s
         self.asked = [(state, state.asked) for state in states if state.asked is not None]
         self.task: asyncio.Task[None] | None = None
         for state, _ in self.asked:
@@ -94,6 +104,13 @@ class BrokerFetches:
         """When the session is closed, while there are none."""
         self.retry_at_s = 0.0
         self.fetches_aside = 0
+        self.followers: dict[PartitionState, None] = {}
+        """Partitions that are read here though somebody else leads them."""
+        self.checked_s = 0.0
+        """When it was last found to be silent."""
+        self._rackless: dict[PartitionState, None] = {}
+        self._sent_s = 0.0
+        self._patience_s = (config.fetch_max_wait_ms + FOLLOWER_SILENCE_MS) / 1000
         self._config = config
         self._cluster = cluster
         self._listener = listener
@@ -130,11 +147,12 @@ class BrokerFetches:
         left = self._left.pop(state.where, None)
         if left is not None and left.topic_id == state.topic_id and state.high_watermark < 0:
             # The session does not know that it left, and would not say again what did not change.
-            state.high_watermark, state.log_start_offset = left.high_watermark, left.log_start_offset
+            state.reader.high_watermark, state.reader.log_start_offset = left.high_watermark, left.log_start_offset
 
     def leave(self, state: PartitionState, *, is_unassigned: bool = False) -> None:
         """The partition is fetched here no more."""
         self.withdraw(state)
+        self.route(state, is_follower=False, is_rackless=False)
         state.broker = None
         self.partitions -= 1
         if not self.partitions:
@@ -151,6 +169,24 @@ class BrokerFetches:
             if state is None or state.broker is not self:
                 return None
         return state if state.topic_id == one.topic_id else None
+
+    def route(self, state: PartitionState, *, is_follower: bool, is_rackless: bool) -> None:
+        """In what role the broker serves the partition, and whether the leader is to serve it itself (392-17)."""
+        for there, group in ((is_follower, self.followers), (is_rackless, self._rackless)):
+            if there:
+                group[state] = None
+            else:
+                group.pop(state, None)
+
+    @property
+    def silent_at_s(self) -> float | None:
+        """When the followers' patience with a request that is under way ends (392-14)."""
+        if not self.followers:
+            return None
+        sent = [one.sent_s for one in (self._catch_up, self._bridge) if one is not None]
+        if self.session.is_waiting:
+            sent.append(self._sent_s)
+        return max(min(sent) + self._patience_s, self.checked_s + RECHECK_SECONDS) if sent else None
 
     # -- what to ask
 
@@ -206,15 +242,21 @@ class BrokerFetches:
             # The first one only makes the session: it is the next that waits.
             max_wait_ms = self._config.fetch_max_wait_ms if self.session.full_requests else 0
             self._request = self.session.next_request()
+            self._sent_s = now
             self._task = self._listener.spawn(self._run_session(address, self._request, max_wait_ms))
 
     def _fill(self, max_wait_ms: int, topics: Sequence[FetchTopic] = ()) -> FetchRequest:
+        config = self._config
+        chooses_here = config.replica_selection_mode != "fetch" and config.replica_selection_policy == "preferred"
+        names_rack = config.replica_selection_mode == "fetch" and not self._rackless
         return FetchRequest(
+            # A session is for one replica id, so what the leader serves has that of the rest, too (392-16).
+            replica_id=FOLLOWER_READER_ID if chooses_here else CONSUMER_ID,
             max_wait_ms=max_wait_ms,
             min_bytes=self._config.fetch_min_bytes,
             max_bytes=self._config.fetch_max_bytes,
             topics=topics,
-            rack_id=self._config.client_rack,
+            rack_id=config.client_rack if names_rack else "",
         )
 
     async def _fetch(self, address: str, request: FetchRequest) -> FetchResponse:
@@ -231,6 +273,8 @@ class BrokerFetches:
             self._lost(before, str(error))
             if asked.is_full:
                 self._failed(ErrorCode.NETWORK_EXCEPTION, str(error))
+            else:
+                self._listener.broker_lost(self)
         else:
             answer = session.answered(asked, response)
             if answer.is_accepted:
@@ -256,7 +300,7 @@ class BrokerFetches:
         for state in states:
             self._behind.pop(state, None)
             self._level.pop(state, None)
-        exchange = Exchange(states)
+        exchange = Exchange(states, asyncio.get_running_loop().time())
         by_topic: dict[tuple[str, bytes], list[FetchPartition]] = {}
         for state, asked in exchange.asked:
             by_topic.setdefault((state.topic, state.topic_id), []).append(asked)

@@ -13,9 +13,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from kipmesh.client.cluster import Cluster
-from kipmesh.client.fetch_state import Chunk, OutOfRange, PartitionState
+from kipmesh.client.fetch_state import AskUser, Chunk, PartitionState
 from kipmesh.client.fetcher import Fetcher
 from kipmesh.client.offsets import list_offsets
+from kipmesh.client.replica_choice import rack_in_metadata
 from kipmesh.client.settings import parse_config
 from kipmesh.client.supervision import raise_failure
 from kipmesh.client.types import (
@@ -40,7 +41,7 @@ class Consumer:
 
     def __init__(self, bootstrap: str | Sequence[str], **config: Any) -> None:
         self.config = parse_config(ConsumerConfig, config)
-        self._cluster = Cluster(bootstrap, self.config, "kipmesh-consumer", rack_id=self.config.client_rack)
+        self._cluster = Cluster(bootstrap, self.config, "kipmesh-consumer", rack_id=rack_in_metadata(self.config))
         self._metadata = self._cluster.metadata
         self._fetcher = Fetcher(self.config, self._cluster)
         self._topics: tuple[str, ...] | None = None
@@ -137,8 +138,7 @@ class Consumer:
         if not 0 <= offset <= MAX_INT64:
             raise ValueError(f"an offset is between 0 and {MAX_INT64}")
         for state in self._states([partition]):
-            state.clear(offset)
-            state.retry_at_s = 0.0
+            state.seek(offset)
         self._fetcher.wake()
 
     def seek_to_beginning(self, partitions: Partitions | None = None) -> None:
@@ -158,8 +158,11 @@ class Consumer:
             (state,) = self._states([partition])
             if state.position is not None:
                 return state.position
-            if state.buffer and isinstance(state.buffer[0], KafkaError):
-                raise state.buffer[0].with_traceback(None)
+            if state.buffer and not isinstance(state.buffer[0], Chunk):
+                first = state.buffer[0]
+                error = state.ask_user() if isinstance(first, AskUser) else first
+                if error is not None:
+                    raise error.with_traceback(None)
             self._check_topics()
             left = deadline - asyncio.get_running_loop().time()
             if left <= 0:
@@ -267,7 +270,6 @@ class Consumer:
     def _reset(self, partitions: Partitions | None, timestamp: int) -> None:
         for state in self._states(self._fetcher.states if partitions is None else partitions):
             state.reset(timestamp)
-            state.retry_at_s = 0.0
         self._fetcher.wake()
 
     async def _ends(self, partitions: Partitions, timestamp: int) -> dict[TopicPartition, int]:
@@ -310,7 +312,7 @@ class Consumer:
             if error is not None:
                 raise error
 
-    def _next(self) -> tuple[PartitionState, Chunk | OutOfRange | KafkaError] | None:
+    def _next(self) -> tuple[PartitionState, Chunk | AskUser | KafkaError] | None:
         """The first partition in turn that has something to take."""
         completed = self._fetcher.completed
         while completed:
@@ -326,15 +328,15 @@ class Consumer:
         state.listed = bool(state.buffer)
         if state.listed:
             self._fetcher.completed.append(state)
+        self._fetcher.delivered(state)
         self._idle = True
         self._fetcher.wake()
 
-    def _handle(self, state: PartitionState, item: OutOfRange | KafkaError) -> None:
-        """Something else than records is next: raises, or resets."""
+    def _handle(self, state: PartitionState, item: AskUser | KafkaError) -> None:
+        """Something else than records is next: raises it."""
         self._taken(state)
-        error = self._fetcher.out_of_range(state, item) if isinstance(item, OutOfRange) else item
+        error = state.ask_user() if isinstance(item, AskUser) else item
         if error is not None:
-            state.clear(state.position, state.position_epoch)
             raise error.with_traceback(None)
 
     async def _take(self, count_max: int) -> list[ConsumerRecord]:
@@ -359,7 +361,7 @@ class Consumer:
                     decoded = await asyncio.to_thread(item.decode, state, self.config.check_crcs)
             except KafkaError as error:
                 if state.generation == generation:
-                    self._corrupt(state, error)
+                    self._fetcher.corrupt(state, item.node_id, error)
                 continue
             if state.generation != generation:
                 continue
@@ -368,12 +370,6 @@ class Consumer:
             if item.exhausted:
                 self._taken(state)
         return records
-
-    def _corrupt(self, state: PartitionState, error: KafkaError) -> None:
-        """What is next cannot be read: raise that, and fetch it again."""
-        position = state.position
-        state.clear(position, state.position_epoch)
-        state.buffer.append(state.located(error))
 
     def _take_batches(self) -> list[FetchedBatches]:
         batches: list[FetchedBatches] = []

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kipmesh.client.records import consumer_records
 from kipmesh.client.types import ConsumerRecord, FetchedBatches, TopicPartition
-from kipmesh.core.errors import CorruptRecordError, KafkaError
-from kipmesh.core.messages import FetchPartition, PartitionData
+from kipmesh.core.consumer import EpochSpan, PartitionReader, State, TruncationFound
+from kipmesh.core.errors import CorruptRecordError, ErrorCode, KafkaError
+from kipmesh.core.messages import FetchPartition
 from kipmesh.core.record_batch import BatchHeader, check_crc, iterate
 
 if TYPE_CHECKING:
@@ -22,23 +23,54 @@ DECODE_ON_LOOP_BYTES_MAX = 64 << 10
 """Compressed batches that are larger are decoded on a thread."""
 
 
-class OutOfRange(NamedTuple):
-    """The broker does not have this offset."""
+class AskUser:
+    """Stands behind what is buffered: only the user can say how to go on."""
 
-    offset: int
-    log_start_offset: int
-    high_watermark: int
+
+ASK_USER = AskUser()
+
+
+class Parsed(NamedTuple):
+    """The records of an answer: whole batches from the fetch offset on, and their epochs."""
+
+    batches: list[tuple[int, BatchHeader]]
+    spans: list[EpochSpan]
+    failure: KafkaError | None
+    """Set only where there is not one whole batch."""
+
+
+def parse_records(records: bytes, fetch_offset: int) -> Parsed:
+    """What is in an answer; garbage behind whole batches is found by the next fetch."""
+    batches: list[tuple[int, BatchHeader]] = []
+    spans: list[EpochSpan] = []
+    failure: KafkaError | None = None
+    offset = fetch_offset
+    try:
+        for position, header in iterate(records, allow_partial=True):
+            if header.next_offset <= offset:
+                continue
+            batches.append((position, header))
+            offset, epoch = header.next_offset, header.partition_leader_epoch
+            if spans and spans[-1].epoch == epoch:
+                spans[-1] = spans[-1]._replace(next_offset=offset)
+            else:
+                spans.append(EpochSpan(header.base_offset, offset, epoch))
+    except CorruptRecordError as error:
+        failure = error
+    if records and not batches:
+        return Parsed([], [], failure or CorruptRecordError("an answer without a whole batch at the offset"))
+    return Parsed(batches, spans, None)
 
 
 class Chunk:
     """The batches of one answer, taken batch by batch; batches are decoded when they are taken."""
 
-    __slots__ = ("_batches", "_index", "_records", "_taken", "answer", "data", "size_bytes")
+    __slots__ = ("_batches", "_index", "_records", "_taken", "data", "node_id", "size_bytes")
 
-    def __init__(self, data: bytes, batches: list[tuple[int, BatchHeader]], answer: PartitionData) -> None:
+    def __init__(self, data: bytes, batches: list[tuple[int, BatchHeader]], node_id: int) -> None:
         self.data = data
         self.size_bytes = len(data)
-        self.answer = answer
+        self.node_id = node_id
         self._batches = batches
         self._index = 0
         self._records: list[ConsumerRecord] = []
@@ -77,10 +109,9 @@ class Chunk:
             self._records = []
             self._taken = 0
             self._index += 1
-            state.position = max(state.position or 0, header.next_offset)
+            state.reader.position = max(state.position or 0, header.next_offset)
         else:
-            state.position = taken[-1].offset + 1
-        state.position_epoch = header.partition_leader_epoch
+            state.reader.position = taken[-1].offset + 1
         return taken
 
     def rest(self, state: PartitionState, topic_id: bytes) -> FetchedBatches:
@@ -88,8 +119,7 @@ class Chunk:
         start = self._batches[self._index][0]
         header = self._batches[-1][1]
         position = state.position or 0
-        state.position = header.next_offset
-        state.position_epoch = header.partition_leader_epoch
+        state.reader.position = header.next_offset
         self._index = len(self._batches)
         return FetchedBatches(
             state.topic,
@@ -97,8 +127,8 @@ class Chunk:
             topic_id,
             position,
             header.next_offset,
-            self.answer.high_watermark,
-            self.answer.log_start_offset,
+            state.high_watermark,
+            state.log_start_offset,
             self.data[start:] if start else self.data,
         )
 
@@ -119,7 +149,8 @@ class Ledger:
 
 
 class PartitionState:
-    """One assigned partition. Invariants: `fetch_offset` >= `position`; what is buffered lies between them."""
+    """One assigned partition: its reader, which decides, and what is fetched. What is buffered lies between the
+    reader's position and fetch offset."""
 
     __slots__ = (
         "asked",
@@ -128,32 +159,28 @@ class PartitionState:
         "buffer",
         "buffered_bytes",
         "exchange",
-        "fetch_epoch",
-        "fetch_offset",
         "generation",
-        "high_watermark",
         "in_session",
-        "leader_epoch",
         "ledger",
         "listed",
-        "log_start_offset",
+        "number",
         "partition",
         "paused",
-        "position",
-        "position_epoch",
+        "reader",
+        "renew_at_s",
         "reset_to",
         "retry_at_s",
         "topic",
         "topic_id",
-        "unvalidated",
+        "verdict",
     )
 
-    def __init__(self, topic: str, partition: int, ledger: Ledger) -> None:
+    def __init__(self, topic: str, partition: int, ledger: Ledger, reader: PartitionReader) -> None:
         self.ledger = ledger
         self.topic = topic
         self.partition = partition
+        self.reader = reader
         self.topic_id = b""
-        self.leader_epoch = -1
         self.paused = False
         self.broker: BrokerFetches | None = None
         """Where it is fetched."""
@@ -166,34 +193,79 @@ class PartitionState:
         self.generation = 0
         self.attempts = 0
         self.retry_at_s = 0.0
-        self.high_watermark = -1
-        self.log_start_offset = -1
+        self.renew_at_s = 0.0
+        """When somebody else may have to be asked than now; 0 for never."""
         self.reset_to: int | None = None
-        self.clear(None)
+        """The user's own reset that is not done yet."""
+        self.verdict: KafkaError | None = None
+        """Why it does not go on until the user seeks, where the reader does not know."""
+        self.clear()
 
     @property
     def where(self) -> TopicPartition:
         """Topic and partition."""
         return TopicPartition(self.topic, self.partition)
 
-    def clear(self, position: int | None, epoch: int = -1) -> None:
-        """Go on at `position` (None: not known), without what was fetched; answers under way are void."""
+    @property
+    def position(self) -> int | None:
+        """The offset of the next record that the user gets; None while it is not known."""
+        return self.reader.position
+
+    @property
+    def high_watermark(self) -> int:
+        """The highest of all replicas (392-10); -1 before there is one."""
+        return self.reader.high_watermark
+
+    @property
+    def log_start_offset(self) -> int:
+        """That of the last answer."""
+        return self.reader.log_start_offset
+
+    @property
+    def is_halted(self) -> bool:
+        """Whether only the user can say how to go on, or can if `auto.offset.reset` does not."""
+        return self.verdict is not None or self.reader.state in (State.HALTED, State.RESETTING)
+
+    def ask_user(self) -> KafkaError | None:
+        """Why the partition does not go on until the user seeks; None if it does."""
+        if self.verdict is not None:
+            return self.verdict
+        problem, where = self.reader.ask_user(), f"{self.topic}-{self.partition}"
+        if problem is None:
+            return None
+        if isinstance(problem, TruncationFound):
+            to = f"to offset {problem.end_offset}" if problem.end_offset is not None else "to an unknown offset"
+            text = f"{where}: the log was truncated {to}, below {problem.position}"
+            return KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, text)
+        if problem.offset < 0:
+            return KafkaError(problem.code, f"{where} has no position and auto.offset.reset is none")
+        bounds = f"{problem.log_start_offset} and {problem.high_watermark}"
+        return KafkaError(problem.code, f"{where}: offset {problem.offset} is not between {bounds}")
+
+    def clear(self) -> None:
+        """Without what was fetched; answers under way are void."""
         self.generation += 1
         self.asked: FetchPartition | None = None  # what answers have to be to
-        self.position = self.fetch_offset = position
-        self.position_epoch = self.fetch_epoch = epoch
-        self.unvalidated = False
-        self.buffer: deque[Chunk | OutOfRange | KafkaError] = deque()
+        self.number = 0  # the reader's for them
+        self.buffer: deque[Chunk | AskUser | KafkaError] = deque()
         self.ledger.buffered_bytes -= self.buffered_bytes
         self.buffered_bytes = 0
         self.ledger.changed[self] = None
-        if position is not None:
-            self.reset_to = None
+
+    def seek(self, offset: int) -> None:
+        """Go on at `offset`."""
+        self.verdict = self.reset_to = None
+        self.retry_at_s = 0.0
+        self.reader.seek(offset)
+        self.clear()
 
     def reset(self, timestamp: int) -> None:
         """Find the position by ListOffsets."""
-        self.clear(None)
+        self.verdict = None
         self.reset_to = timestamp
+        self.retry_at_s = 0.0
+        self.reader.reset(timestamp)
+        self.clear()
 
     def drop_first(self) -> None:
         """The first of what is buffered was taken."""
@@ -203,31 +275,13 @@ class PartitionState:
             self.ledger.buffered_bytes -= item.size_bytes
         self.ledger.changed[self] = None
 
-    def put(self, answer: PartitionData) -> None:
+    def put(self, chunk: Chunk) -> None:
         """Buffer an answer's batches."""
-        batches: list[tuple[int, BatchHeader]] = []
-        failure: KafkaError | None = None
-        offset = self.fetch_offset or 0
-        try:
-            for position, header in iterate(answer.records, allow_partial=True):
-                if header.next_offset <= offset:
-                    continue
-                batches.append((position, header))
-                offset = header.next_offset
-        except CorruptRecordError as error:
-            failure = error
-        if batches:
-            chunk = Chunk(answer.records, batches, answer)
-            self.buffer.append(chunk)
-            self.buffered_bytes += chunk.size_bytes
-            self.ledger.buffered_bytes += chunk.size_bytes
-            self.fetch_offset = offset
-            self.fetch_epoch = batches[-1][1].partition_leader_epoch
-        elif answer.records and failure is None:
-            failure = CorruptRecordError("an answer without a whole batch at the offset")
-        if failure is not None:
-            self.buffer.append(self.located(failure))
+        self.buffer.append(chunk)
+        self.buffered_bytes += chunk.size_bytes
+        self.ledger.buffered_bytes += chunk.size_bytes
 
     def located(self, error: KafkaError) -> KafkaError:
         """The error with partition and offset in its message."""
-        return KafkaError(error.code, f"{self.topic}-{self.partition} at offset {self.fetch_offset}: {error.message}")
+        where = f"{self.topic}-{self.partition} at offset {self.reader.fetch_offset}"
+        return KafkaError(error.code, f"{where}: {error.message}")

@@ -8,46 +8,44 @@ order, so a byte limit cannot starve the others.
 A step looks at the partitions that changed, not at all of them: only news of the metadata or the assignment make all of
 them pass again. What is wanted in a session stays wanted until something about the partition changes.
 
-Invariants: an assigned partition that is not in a session, request or line of a broker, not waiting for the reader and
-not waiting for metadata is changed or unsettled (no position yet, not validated, backing off). Only an answer to what
-the partition asks now counts: one from before a seek, reset, reassignment or change of leaders is thrown away, and the
-broker says it again. Reads from followers (4 of 8) belong in `_choose_node`.
+What a partition wants, and what an answer means, is decided by its reader (`kipmesh.core.consumer`): from which replica
+to read, when to ask the leader instead, whether a reset or a truncation is due (392-08, 392-10, 392-13 to 392-17). Here
+its requests are sent and its effects done.
+
+Invariants: an assigned partition that is not in a session, request or line of a broker, not waiting for the user and
+not waiting for metadata is changed or unsettled (backing off, or its question to the leader is not sent yet). Only an
+answer to what the partition asks now counts: one from before a seek, reset, reassignment or change of leaders is thrown
+away, and the broker says it again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from kipmesh.client.broker_fetches import BrokerFetches
 from kipmesh.client.cluster import Cluster
-from kipmesh.client.fetch_state import Chunk, Ledger, OutOfRange, PartitionState
+from kipmesh.client.fetch_state import ASK_USER, Chunk, Ledger, PartitionState, parse_records
 from kipmesh.client.metadata import UNKNOWN_ANSWERS_MAX
-from kipmesh.client.offsets import end_of_epochs_call, list_offsets_call
+from kipmesh.client.questions import LeaderQuestions, Question
+from kipmesh.client.replica_choice import ReplicaNews
 from kipmesh.client.supervision import task_failure
-from kipmesh.client.types import (
-    TIMESTAMP_EARLIEST,
-    TIMESTAMP_LATEST,
-    FetchStats,
-    PartitionMetadata,
-    TopicPartition,
-)
+from kipmesh.client.types import TIMESTAMP_EARLIEST, FetchStats, TopicPartition
+from kipmesh.core import consumer as reading
 from kipmesh.core.config import ConsumerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.fetch_session import Answered
-from kipmesh.core.messages import EpochEndOffset, FetchPartition, NodeEndpoint, PartitionData
+from kipmesh.core.messages import FetchPartition, NodeEndpoint, PartitionData
 
 log = logging.getLogger(__name__)
 
 CLOSE_SECONDS_MAX: Final = 1.0
 """Longest time for the brokers to hear that their sessions end."""
-
-_RAISED = frozenset({ErrorCode.CORRUPT_MESSAGE})
-"""Retriable errors that the reader still wants to know at once."""
 
 
 class Fetcher:
@@ -68,8 +66,15 @@ class Fetcher:
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
-        self._looking_up = False
-        self._validating = False
+        self._news = ReplicaNews(config, cluster)
+        self._renewals: list[tuple[float, int, PartitionState]] = []
+        self._renewals_made = 0
+        timeout_s = config.request_timeout_ms / 1000
+        self._questions = LeaderQuestions(cluster, timeout_s, self._do, self._was_told)
+        self._bytes: Counter[int] = Counter()
+        self._redirects: Counter[int] = Counter()
+        self._returns: Counter[str] = Counter()
+        self._truncations = 0
 
     def start(self) -> None:
         """Begin to fetch."""
@@ -87,6 +92,7 @@ class Fetcher:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._news.close()
 
     async def _close_broker(self, broker: BrokerFetches) -> None:
         await broker.close(CLOSE_SECONDS_MAX)
@@ -94,7 +100,15 @@ class Fetcher:
     @property
     def stats(self) -> FetchStats:
         """What was fetched how, all brokers together."""
-        return sum((each.stats for each in self._brokers.values()), self._past)
+        found = sum((each.stats for each in self._brokers.values()), self._past)
+        return replace(
+            found,
+            bytes_by_node=Counter(self._bytes),
+            redirects=Counter(self._redirects),
+            returns=Counter(self._returns),
+            truncations=self._truncations,
+            selector_failures=self._news.selector_failures,
+        )
 
     # -- from the consumer
 
@@ -105,10 +119,12 @@ class Fetcher:
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Exactly these partitions; those that stay keep their position."""
         old = self.states
-        self.states = {where: old.get(where) or PartitionState(*where, self._ledger) for where in partitions}
+        self.states = {
+            where: old.get(where) or PartitionState(*where, self._ledger, self._news.reader()) for where in partitions
+        }
         for where, state in old.items():
             if where not in self.states:
-                state.clear(None)
+                state.seek(0)  # whatever is under way for it is void
                 if state.broker is not None:
                     state.broker.leave(state, is_unassigned=True)
         self._look_at_all()
@@ -139,52 +155,47 @@ class Fetcher:
 
     def on_metadata(self) -> None:
         """Metadata changed: see who leads now, and whether topics are still the same."""
+        now_ms = _ms(asyncio.get_running_loop().time())
         for state in self.states.values():
             topic_id = self._cluster.topic_id(state.topic)
             if topic_id and topic_id != state.topic_id:
-                if state.topic_id:
-                    self._recreated(state)
                 if state.broker is not None:
                     state.broker.withdraw(state)
+                if state.topic_id:
+                    self._recreated(state)
                 state.topic_id = topic_id
-            epoch = self._cluster.leader_epoch(state.topic, state.partition)
-            if epoch > state.leader_epoch:
-                state.leader_epoch = epoch
-                state.unvalidated = state.fetch_epoch >= 0 and state.fetch_offset is not None
-                if state.unvalidated:
-                    state.asked = None  # what is under way would move what is validated
-                state.retry_at_s = 0.0
+            known = self._metadata.partition(state.topic, state.partition)
+            if known is not None:
+                state.attempts = 0
+                self._do(state, state.reader.metadata(self._news.of(state.topic, known), now_ms))
+                if self._news.changes_with_metadata:
+                    self._renew(state, now_ms)
         self._look_at_all()
         self.arrived.set()
 
     def _recreated(self, state: PartitionState) -> None:
         log.warning("topic of %s-%d was recreated; position was %s", state.topic, state.partition, state.position)
-        state.leader_epoch = -1
-        position = state.position
-        if self._policy() is None:
-            state.clear(None)
-            text = f"{state.topic}-{state.partition}: the topic was recreated; position {position} is of the old one"
-            self._fail(state, KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, text))
-        elif position is not None or state.reset_to is None:
-            # All its records are newer than this consumer, so `latest` wants them too.
+        position, reset_to = state.position, state.reset_to
+        state.reader.recreated()
+        if self._news.config.reset_to is None:
             state.reset(TIMESTAMP_EARLIEST)
+            text = f"{state.topic}-{state.partition}: the topic was recreated; position {position} is of the old one"
+            state.verdict = KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, text)
+        else:
+            # All its records are newer than this consumer, so `latest` wants them too.
+            state.reset(TIMESTAMP_EARLIEST if position is not None or reset_to is None else reset_to)
 
-    def _policy(self) -> int | None:
-        return {"earliest": TIMESTAMP_EARLIEST, "latest": TIMESTAMP_LATEST}.get(self._config.auto_offset_reset)
+    def delivered(self, state: PartitionState) -> None:
+        """The user has what is below the position."""
+        if state.reader.position is not None:
+            self._do(state, state.reader.delivered(state.reader.position))
 
-    def out_of_range(self, state: PartitionState, what: OutOfRange) -> KafkaError | None:
-        """Reset as `auto.offset.reset` says; the error to raise where it says none."""
-        log.info("%s-%d: %s", state.topic, state.partition, what)
-        policy = self._policy()
-        if policy is not None:
-            state.reset(policy)
-            self.wake()
-            return None
-        text = (
-            f"{state.topic}-{state.partition}: offset {what.offset} is not between "
-            f"{what.log_start_offset} and {what.high_watermark}"
-        )
-        return KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, text)
+    def corrupt(self, state: PartitionState, node_id: int, error: KafkaError) -> None:
+        """What is next cannot be decoded: it is read again, elsewhere if there is somebody else, and told if not."""
+        effects = state.reader.corrupt(node_id, _ms(asyncio.get_running_loop().time()))
+        state.clear()
+        self._do(state, effects, state.located(error))
+        self.wake()
 
     # -- the task
 
@@ -200,59 +211,120 @@ class Fetcher:
                 pass
 
     def _step(self, now: float) -> float | None:
-        """Start what can be started; the seconds until the next backoff is over."""
-        lookups: dict[PartitionState, int] = {}
-        validations: list[PartitionState] = []
+        """Start what can be started; the seconds until the next backoff, or somebody's patience, is over."""
+        now_ms = _ms(now)
+        self._renew_due(now)
+        for broker in list(self._brokers.values()):
+            silent_at_s = broker.silent_at_s
+            if silent_at_s is not None and silent_at_s <= now:
+                broker.checked_s = now
+                for state in list(broker.followers):
+                    self._do(state, state.reader.tick(now_ms))
         waiting: dict[PartitionState, None] = {}
         stale: set[str] = set()
         for state in self._unsettled | self._ledger.take_changed():
-            if self._may_fetch(state, now, stale):
-                continue  # an answer brings it here again
-            if state.retry_at_s <= now:
-                if state.position is None:
-                    self._need_position(state, lookups)
-                elif state.unvalidated:
-                    validations.append(state)
-                else:
-                    continue  # the reader, or metadata, brings it here again
-            waiting[state] = None
+            if self._is_unsettled(state, now, stale):
+                waiting[state] = None
         self._unsettled = waiting
         if stale:
             self._metadata.request_refresh(stale)
-        if lookups and not self._looking_up:
-            self._looking_up = True
-            self.spawn(self._look_up([(state, state.generation, when) for state, when in lookups.items()]))
-        if validations and not self._validating:
-            self._validating = True
-            self.spawn(self._validate([(state, state.generation) for state in validations]))
+        self._questions.start(now_ms, self.spawn)
         self._fetch_all(now)
         times = [state.retry_at_s for state in waiting if state.retry_at_s > now]
         for broker in self._brokers.values():
-            times += [when for when in (broker.retry_at_s, broker.close_at_s) if when is not None and when > now]
-        return min(times) - now if times else None
+            due = (broker.retry_at_s, broker.close_at_s, broker.silent_at_s)
+            times += [when for when in due if when is not None and when > now]
+        if self._renewals:
+            times.append(self._renewals[0][0])
+        return max(min(times) - now, 0.0) if times else None
 
-    def _may_fetch(self, state: PartitionState, now: float, stale: set[str]) -> bool:
-        """Ask the partition's leader for it, if it is settled and wants more; otherwise ask no more."""
-        known = None
-        if self._is_fetchable(state, now):
-            known = self._metadata.partition(state.topic, state.partition)
-            if known is None:
-                self._failed(state, KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
-            elif known.leader_id not in self._metadata.brokers:
-                stale.add(state.topic)
-                known = None
-        if known is None:
-            if state.broker is not None:
-                state.broker.withdraw(state)
+    def _is_unsettled(self, state: PartitionState, now: float, stale: set[str]) -> bool:
+        """Do what the partition wants; True if nobody but time or another question brings it here again."""
+        action = state.reader.next(_ms(now)) if state.verdict is None else reading.AwaitReader()
+        is_asked = isinstance(action, reading.AwaitAnswer) and state.asked is not None
+        if (is_asked or isinstance(action, reading.FetchFrom)) and self._has_room(state):
+            self._place(state, action, now)
             return False
+        if state.broker is not None:
+            state.broker.withdraw(state)
+        if isinstance(action, reading.BackOff):
+            state.retry_at_s = (action.until_ms + 1) / 1000
+            return True
+        if isinstance(action, Question):
+            self._questions.want(state, action)
+            return True
+        if isinstance(action, reading.AwaitMetadata):
+            return self._without_leader(state, now, stale)
+        is_told = bool(state.buffer) and not isinstance(state.buffer[-1], Chunk)
+        if isinstance(action, reading.AwaitReader) and state.is_halted and not is_told:
+            state.buffer.append(ASK_USER)
+            self._complete(state)
+        return False
+
+    def _has_room(self, state: PartitionState) -> bool:
+        if state.paused or state.buffered_bytes >= self._config.max_partition_fetch_bytes:
+            return False
+        return not state.buffer or isinstance(state.buffer[-1], Chunk)
+
+    def _place(self, state: PartitionState, action: reading.Action, now: float) -> None:
+        if not isinstance(action, reading.FetchFrom):  # what is under way, in the session again
+            if state.broker is not None and state.asked is not None:
+                state.broker.place(state, state.asked)
+            return
         asked = FetchPartition(
             partition=state.partition,
-            current_leader_epoch=known.leader_epoch,
-            fetch_offset=state.fetch_offset or 0,
+            current_leader_epoch=action.current_leader_epoch,
+            fetch_offset=action.fetch_offset,
+            last_fetched_epoch=action.last_fetched_epoch,
             partition_max_bytes=self._config.max_partition_fetch_bytes,
         )
-        self._home(state, self._choose_node(known)).place(state, asked)
+        state.number = state.reader.sent(action, _ms(now))
+        broker = self._home(state, action.node_id)
+        config = self._news.config
+        is_rackless = config.has_rack and config.mode is reading.SelectionMode.FETCH and not action.offers_rack
+        broker.route(state, is_follower=not action.is_leader, is_rackless=is_rackless)
+        if is_rackless:
+            self._renew_at(state, now + config.retry_backoff_max_ms / 1000)
+        broker.place(state, asked)
+
+    def _without_leader(self, state: PartitionState, now: float, stale: set[str]) -> bool:
+        """There is nobody to ask: metadata will say more, or that there is no such partition."""
+        if self._metadata.topic(state.topic) is None:
+            return False
+        if self._cluster.knows(state.where):
+            stale.add(state.topic)
+            return False
+        if state.retry_at_s <= now:
+            state.attempts += 1
+            state.retry_at_s = now + self._cluster.backoff.delay_s(state.attempts)
+            stale.add(state.topic)
+            if state.attempts >= UNKNOWN_ANSWERS_MAX:
+                state.attempts = 0
+                text = f"topic {state.topic!r} has no partition {state.partition}"
+                self._fail(state, KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text))
         return True
+
+    # -- what time brings
+
+    def _renew_at(self, state: PartitionState, when_s: float) -> None:
+        """Decide again then from whom the partition is read, though nothing may have come of it."""
+        state.renew_at_s = when_s
+        self._renewals_made += 1
+        heapq.heappush(self._renewals, (when_s, self._renewals_made, state))
+
+    def _renew_due(self, now: float) -> None:
+        while self._renewals and self._renewals[0][0] <= now:
+            when_s, _, state = heapq.heappop(self._renewals)
+            if state.renew_at_s == when_s and self.states.get(state.where) is state:
+                state.renew_at_s = 0.0
+                self._renew(state, _ms(now))
+
+    def _renew(self, state: PartitionState, now_ms: int) -> None:
+        """A session answers for what has news only: all others have the answer that there is nothing new."""
+        if state.asked is not None:
+            nothing = PartitionData(log_start_offset=state.log_start_offset)
+            state.reader.fetched(state.number, nothing, (), now_ms)
+            self._ledger.changed[state] = None
 
     def _home(self, state: PartitionState, node_id: int) -> BrokerFetches:
         broker = state.broker
@@ -291,102 +363,6 @@ class Fetcher:
             self.failure = self.failure or failure
             self.arrived.set()
 
-    def _is_fetchable(self, state: PartitionState, now: float) -> bool:
-        if state.paused or state.position is None or state.unvalidated or state.retry_at_s > now:
-            return False
-        if state.buffered_bytes >= self._config.max_partition_fetch_bytes:
-            return False
-        return not state.buffer or isinstance(state.buffer[-1], Chunk)
-
-    def _choose_node(self, known: PartitionMetadata) -> int:
-        return known.leader_id
-
-    def _need_position(self, state: PartitionState, lookups: dict[PartitionState, int]) -> None:
-        if state.reset_to is None:
-            state.reset_to = self._policy()
-        if state.reset_to is not None:
-            if self._metadata.topic(state.topic) is not None:  # else its metadata brings it here again
-                lookups[state] = state.reset_to
-        elif not state.buffer:
-            text = f"{state.topic}-{state.partition} has no position and auto.offset.reset is none"
-            self._fail(state, KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, text))
-
-    # -- positions
-
-    async def _look_up(self, wanted: Sequence[tuple[PartitionState, int, int]]) -> None:
-        """States, their generations when this was decided (a seek or assignment makes it void) and timestamps."""
-        lookups = {state.where: timestamp for state, generation, timestamp in wanted if state.generation == generation}
-        call = list_offsets_call(self._cluster, lookups)
-        try:
-            found, failures = await self._cluster.ask_leaders(lookups, call, self._config.request_timeout_ms / 1000)
-            for state, generation, _ in wanted:
-                if state.generation != generation:
-                    continue
-                if state.where in failures:
-                    self._failed(state, failures[state.where])
-                else:
-                    state.clear(max(found[state.where].offset, 0))
-                    state.attempts = 0
-        finally:
-            self._looking_up = False
-            self.wake()
-            self.arrived.set()
-
-    async def _validate(self, wanted: Sequence[tuple[PartitionState, int]]) -> None:
-        """After a leader change: is what we have read still in the leader's log? (392-08). As in `_look_up`."""
-        asked = [
-            (state, generation, state.leader_epoch) for state, generation in wanted if state.generation == generation
-        ]
-        epochs = {state.where: state.fetch_epoch for state, _, _ in asked}
-        call = end_of_epochs_call(self._cluster, epochs)
-        try:
-            ends, failures = await self._cluster.ask_leaders(epochs, call, self._config.request_timeout_ms / 1000)
-            for state, generation, leader_epoch in asked:
-                if state.generation != generation:
-                    continue
-                if state.where in failures:
-                    self._failed(state, failures[state.where])
-                else:
-                    state.unvalidated = state.leader_epoch != leader_epoch
-                    state.attempts = 0
-                    self._diverged(state, ends[state.where])
-        finally:
-            self._validating = False
-            self.wake()
-            self.arrived.set()
-
-    def _failed(self, state: PartitionState, error: KafkaError) -> None:
-        """A request for the partition had an error: try again later, or tell the reader."""
-        code = error.code
-        self._back_off(state)
-        if code.refreshes_metadata or code is ErrorCode.UNKNOWN_LEADER_EPOCH:
-            self._metadata.request_refresh((state.topic,))
-        unknown = self._metadata.topic(state.topic) is not None and not self._cluster.knows(state.where)
-        if unknown and state.attempts >= UNKNOWN_ANSWERS_MAX:
-            state.attempts = 0
-            text = f"topic {state.topic!r} has no partition {state.partition}"
-            self._fail(state, KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text))
-        elif code in _RAISED or not code.retriable:
-            self._fail(state, error)
-
-    def _diverged(self, state: PartitionState, end: EpochEndOffset) -> None:
-        offset = state.fetch_offset
-        if offset is None or end.end_offset < 0 or end.end_offset >= offset:
-            return
-        position = state.position if state.position is not None else offset
-        if end.end_offset >= position:
-            state.clear(position, state.position_epoch)
-            return
-        log.warning("%s-%d was truncated to %d, below %d", *state.where, end.end_offset, offset)
-        if self._policy() is None:
-            text = (
-                f"{state.topic}-{state.partition}: the log was truncated to offset {end.end_offset}, below {position}"
-            )
-            state.clear(position)
-            self._fail(state, KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, text))
-        else:
-            state.clear(end.end_offset, end.epoch)
-
     # -- answers
 
     def take(self, broker: BrokerFetches, partitions: Sequence[Answered], endpoints: Iterable[NodeEndpoint]) -> None:
@@ -402,57 +378,83 @@ class Fetcher:
             state = broker.state_of(self.states, one)
             if state is None:
                 continue
-            data = one.data
-            if not data.error_code:
-                state.high_watermark = data.high_watermark
-                state.log_start_offset = data.log_start_offset
-            if state.broker is not broker:
-                continue  # it has left
-            if state.asked == one.asked:
-                if data.records or data.error_code or data.diverging_epoch is not None:
-                    state.asked = None
-                self._answered(state, data)
-            if state.asked is None or not state.in_session:
-                self._ledger.changed[state] = None
+            if state.broker is broker and state.asked == one.asked:
+                self._answered(state, one.data)
+            elif not one.data.error_code:
+                reader = state.reader
+                reader.high_watermark = max(reader.high_watermark, one.data.high_watermark)
+                reader.log_start_offset = one.data.log_start_offset
+        self._was_told()
+
+    def _was_told(self) -> None:
         self.wake()
         self.arrived.set()
 
     def broker_failed(self, broker: BrokerFetches, error: KafkaError) -> None:
-        """All of its partitions wait; errors that retries do not cure are the reader's."""
+        """All of its partitions wait; errors that retries do not cure are the user's, and followers are left."""
         states = [state for state in self.states.values() if state.broker is broker]
         if error.code.refreshes_metadata:
             self._metadata.request_refresh({state.topic for state in states})
-        if error.code in _RAISED or not error.code.retriable:
-            for state in states:
-                if state.in_session:
-                    self._failed(state, state.located(error))
-                    self._ledger.changed[state] = None
+        is_raised = error.code is ErrorCode.CORRUPT_MESSAGE or not error.code.retriable
+        self._lose([state for state in states if is_raised or state in broker.followers], error)
+
+    def broker_lost(self, broker: BrokerFetches) -> None:
+        """A session's connection broke: who was read from there as a follower is read from the leader now."""
+        self._lose(list(broker.followers), KafkaError(ErrorCode.NETWORK_EXCEPTION))
+
+    def _lose(self, states: Iterable[PartitionState], error: KafkaError) -> None:
+        now_ms = _ms(asyncio.get_running_loop().time())
+        for state in states:
+            if state.in_session and state.asked is not None:
+                state.asked = None
+                self._do(state, state.reader.failed(state.number, error.code, now_ms), state.located(error))
 
     def _answered(self, state: PartitionState, answer: PartitionData) -> None:
-        code = KafkaError(answer.error_code).code
-        if code is ErrorCode.NONE:
-            state.attempts = 0
-            if answer.diverging_epoch is not None:
-                self._diverged(state, answer.diverging_epoch)
-                return
-            if answer.records:
-                self._buffer(state, answer)
-        elif code is ErrorCode.OFFSET_OUT_OF_RANGE:
-            what = OutOfRange(state.fetch_offset or 0, answer.log_start_offset, answer.high_watermark)
-            if state.buffer or self._policy() is None:
-                state.buffer.append(what)
-                self._complete(state)
-            else:
-                self.out_of_range(state, what)
+        reader, node_id = state.reader, state.reader.node_id
+        now_ms = _ms(asyncio.get_running_loop().time())
+        parsed = parse_records(answer.records, reader.fetch_offset or 0)
+        error = parsed.failure or KafkaError(answer.error_code)
+        if error.code or parsed.batches or answer.diverging_epoch is not None:
+            state.asked = None
+        if parsed.failure is not None and not answer.error_code:
+            effects = reader.failed(state.number, error.code, now_ms)
         else:
-            self._failed(state, state.located(KafkaError(answer.error_code)))
-
-    def _buffer(self, state: PartitionState, answer: PartitionData) -> None:
-        state.put(answer)
-        if state.buffer:
-            if not isinstance(state.buffer[-1], Chunk):
-                self._back_off(state)
+            effects = reader.fetched(state.number, answer, parsed.spans, now_ms)
+        if parsed.batches and reading.TakeRecords() in effects:
+            self._bytes[node_id] += len(answer.records)
+            state.put(Chunk(answer.records, parsed.batches, node_id))
             self._complete(state)
+        self._do(state, effects, state.located(error))
+
+    def _do(self, state: PartitionState, effects: reading.Effects, error: KafkaError | None = None) -> None:
+        """What the reader decided; `error` is what it raises where it does."""
+        for effect in effects:
+            if isinstance(effect, reading.RefreshMetadata):
+                self._metadata.request_refresh((state.topic,))
+            elif isinstance(effect, reading.MoveTo):
+                state.clear()
+                if effect.offset is not None:
+                    state.reset_to = None
+            elif isinstance(effect, reading.Abandon):
+                state.asked = None
+            elif isinstance(effect, reading.OffsetReset):
+                log.info("%s-%d: %s", *state.where, effect)
+            elif isinstance(effect, reading.TruncationFound):
+                self._truncations += 1
+                log.warning("%s-%d was truncated to %s, below %d", *state.where, effect.end_offset, effect.position)
+            elif isinstance(effect, reading.RaiseError):
+                if state.reader.state is not reading.State.HALTED:
+                    self._fail(state, error or state.located(KafkaError(effect.code)))
+            elif isinstance(effect, reading.Redirected):
+                self._redirects[effect.node_id] += 1
+                max_age_s = self._news.config.metadata_max_age_ms / 1000
+                self._renew_at(state, asyncio.get_running_loop().time() + max_age_s)
+            elif isinstance(effect, reading.Left):
+                self._returns[effect.cause.value] += 1
+                log.debug("%s-%d: broker %d is left: %s", *state.where, effect.node_id, effect.cause.value)
+        self._ledger.changed[state] = None
+        if effects:
+            self.wake()
 
     def _fail(self, state: PartitionState, error: KafkaError) -> None:
         state.buffer.append(error)
@@ -464,6 +466,6 @@ class Fetcher:
             self.completed.append(state)
         self.arrived.set()
 
-    def _back_off(self, state: PartitionState) -> None:
-        state.attempts += 1
-        state.retry_at_s = asyncio.get_running_loop().time() + self._cluster.backoff.delay_s(state.attempts)
+
+def _ms(now_s: float) -> int:
+    return int(now_s * 1000)

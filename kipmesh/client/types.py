@@ -87,6 +87,16 @@ class FetchStats:
     """Requests for the few partitions that could not wait for the session's."""
     resets: Counter[str] = field(default_factory=Counter)
     """Sessions that were given up, by error name, TRANSPORT or MALFORMED (227-19)."""
+    bytes_by_node: Counter[int] = field(default_factory=Counter)
+    """Bytes of records by the broker that served them (392-18)."""
+    redirects: Counter[int] = field(default_factory=Counter)
+    """How often leaders sent a partition to that replica (392-13)."""
+    returns: Counter[str] = field(default_factory=Counter)
+    """How often a partition went back to the leader, by cause (392-14)."""
+    truncations: int = 0
+    """How often records that were returned turned out not to be in the log any more (392-08)."""
+    selector_failures: int = 0
+    """What the consumer's own selector did wrong (392-11)."""
 
     def __add__(self, other: FetchStats) -> FetchStats:
         return FetchStats(
@@ -96,6 +106,11 @@ class FetchStats:
             self.incremental_fetches + other.incremental_fetches,
             self.fetches_aside + other.fetches_aside,
             self.resets + other.resets,
+            self.bytes_by_node + other.bytes_by_node,
+            self.redirects + other.redirects,
+            self.returns + other.returns,
+            self.truncations + other.truncations,
+            self.selector_failures + other.selector_failures,
         )
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
-from kipmesh.core.config.base import Config, NotNegative, Positive
+from kipmesh.core.config.base import Config, NotNegative, Positive, StrList
 from kipmesh.core.messages.limits import MAX_INT32
 
 
@@ -86,7 +86,15 @@ class ConsumerConfig(ApiConfig):
     group_id: str | None = None
     """Not built yet: `subscribe` is refused when it is set."""
     client_rack: str = ""
-    """The rack that this client is in."""
+    """The rack that this client is in (also `rack.id`): leaders may send it to a replica there (392-17)."""
+    replica_selection_mode: Literal["fetch", "metadata", "consumer"] = "fetch"
+    """Who chooses the replica to read from: the leader, who answers Metadata, or the consumer by its own selector."""
+    replica_selection_policy: Literal["leader", "preferred"] = "leader"
+    """Whether the modes `metadata` and `consumer` read from the replica that was chosen."""
+    replica_selector_class: str = ""
+    """The selector of mode `consumer`: a name, an entry point or a dotted path; empty for the leader."""
+    replica_selector_config: StrList = ()
+    """Keys of the selector's own: `key=value`, separated by commas."""
     fetch_min_bytes: NotNegative = 1
     """Bytes that a broker waits for before it answers a fetch."""
     fetch_max_bytes: Positive = 52_428_800
@@ -105,3 +113,12 @@ class ConsumerConfig(ApiConfig):
     """Whether each batch's CRC is checked."""
     isolation_level: Literal["read_uncommitted"] = "read_uncommitted"
     """There are no transactions yet."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rack_id(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "rack.id" in values:
+            if "client.rack" in values:
+                raise ValueError("rack.id and client.rack are the same; give one of them")
+            return {"client.rack" if key == "rack.id" else key: value for key, value in values.items()}
+        return values

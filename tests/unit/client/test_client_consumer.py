@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
+from collections.abc import Coroutine
 
 import pytest
 
 from kipmesh.client import Consumer, ConsumerRecord, TopicPartition
 from kipmesh.client.records import decode_columns, encode_batch
+from kipmesh.core.consumer import EndOfEpochAtLeader, ListOffsetsAtLeader
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.messages import (
     FetchableTopicResponse,
@@ -469,12 +471,19 @@ async def test_what_was_decided_before_a_seek_or_an_assignment_is_void() -> None
             await take(consumer, 30)
             fetcher = consumer._fetcher
             state = fetcher.states[TopicPartition("t", 0)]
-            late = [fetcher._validate([(state, state.generation)]), fetcher._look_up([(state, state.generation, -2)])]
+
+            def decided() -> list[Coroutine[None, None, None]]:
+                old = ListOffsetsAtLeader(1, 0, -2), EndOfEpochAtLeader(1, 0, 0)
+                questions = fetcher._questions
+                asks = (questions.look_up, questions.validate)
+                return [ask([(state, state.reader.sent(each, 0), each)]) for each, ask in zip(old, asks, strict=True)]
+
+            late = decided()
             consumer.seek(("t", 0), 12)
             for each in late:
                 await each
             assert (await take(consumer, 1))[0].offset == 12
-            late = [fetcher._validate([(state, state.generation)]), fetcher._look_up([(state, state.generation, -2)])]
+            late = decided()
             consumer.assign([])
             consumer.assign([("t", 0)])
             consumer.seek(("t", 0), 17)

@@ -15,7 +15,7 @@ from kipmesh.client import Consumer, ConsumerRecord, TopicPartition
 from kipmesh.client.records import encode_batch
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.fetch_session import SessionInfo
-from kipmesh.core.messages import FetchableTopicResponse, FetchRequest, FetchResponse, PartitionData
+from kipmesh.core.messages import FetchableTopicResponse, FetchPartition, FetchRequest, FetchResponse, PartitionData
 from kipmesh.testing.fake_broker import FakeCluster
 
 CONFIG = {
@@ -154,6 +154,9 @@ async def test_a_partition_that_comes_back_at_once_keeps_its_watermarks() -> Non
         async with Consumer(cluster.bootstrap, **config) as consumer:
             consumer.assign([("t", 0), ("t", 1)])
             await take(consumer, 10)
+            consumer.seek(("t", 0), 10)
+            sought = FetchPartition(0, 0, 10, -1, -1, 5000)
+            await until(lambda: any(sought in topic.partitions for each in fetches(cluster) for topic in each.topics))
             fill(cluster, 1, 50)
             await until(lambda: consumer._fetcher.buffered_bytes >= 500)
             assert consumer.high_watermark(("t", 0)) == 10

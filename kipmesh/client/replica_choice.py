@@ -1,0 +1,117 @@
+"""What a consumer's partitions know about replicas: from configuration, from metadata, and from the consumer's own
+selector (392-15 to 392-17).
+
+Whom a partition reads from is decided by its `PartitionReader`; here is what that is given.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from kipmesh.client.cluster import Cluster
+from kipmesh.client.types import TIMESTAMP_EARLIEST, TIMESTAMP_LATEST, PartitionMetadata
+from kipmesh.core.config import ConsumerConfig
+from kipmesh.core.consumer import PartitionNews, PartitionReader, ReaderConfig, SelectionMode
+from kipmesh.core.errors import InvalidConfigError
+from kipmesh.core.messages import NodeEndpoint
+from kipmesh.core.replica.selection import ClientMetadata, GuardedSelector, SelectorFailure, TopicPartition
+from kipmesh.core.replica.selection_views import NO_REPLICA, preferred_read_replica, view_of_metadata
+from kipmesh.plugins.selectors import load_selector
+
+log = logging.getLogger(__name__)
+
+FAILURES_LOGGED: Final = 5
+"""A broken selector fails for each partition at each update: after so many it is counted only."""
+
+
+def rack_in_metadata(config: ConsumerConfig) -> str:
+    """The rack that Metadata requests carry (392-15)."""
+    return config.client_rack if config.replica_selection_mode == "metadata" else ""
+
+
+def reset_policy(config: ConsumerConfig) -> int | None:
+    """`auto.offset.reset` as a timestamp; None for `none` and `error`."""
+    return {"earliest": TIMESTAMP_EARLIEST, "latest": TIMESTAMP_LATEST}.get(config.auto_offset_reset)
+
+
+class ReplicaNews:
+    """Makes the readers of a consumer, and their news. Raises InvalidConfigError for a selector that cannot be."""
+
+    def __init__(self, config: ConsumerConfig, cluster: Cluster) -> None:
+        mode = SelectionMode(config.replica_selection_mode)
+        self.config = ReaderConfig(
+            reset_to=reset_policy(config),
+            has_rack=bool(config.client_rack),
+            mode=mode,
+            prefers_replicas=config.replica_selection_policy == "preferred",
+            metadata_max_age_ms=config.metadata_max_age_ms,
+            retry_backoff_max_ms=config.retry_backoff_max_ms,
+            fetch_max_wait_ms=config.fetch_max_wait_ms,
+        )
+        self._cluster = cluster
+        self._client = ClientMetadata(config.client_rack, config.client_id)
+        self._selector: GuardedSelector | None = None
+        if mode is SelectionMode.CONSUMER:
+            configs = {**config.as_dict(), **_own_keys(config.replica_selector_config)}
+            self._selector = GuardedSelector(load_selector(config.replica_selector_class, configs), self._failed)
+
+    def reader(self) -> PartitionReader:
+        """A new partition's reader."""
+        return PartitionReader(self.config, lambda attempts: int(self._cluster.backoff.delay_s(attempts) * 1000))
+
+    @property
+    def selector_failures(self) -> int:
+        """What the consumer's own selector did wrong so far."""
+        return sum(self._selector.failures.values()) if self._selector is not None else 0
+
+    @property
+    def changes_with_metadata(self) -> bool:
+        """Whether each update of metadata may choose another replica."""
+        return self.config.mode is not SelectionMode.FETCH and self.config.prefers_replicas
+
+    def of(self, topic: str, known: PartitionMetadata | None) -> PartitionNews:
+        """What metadata says; brokers that it does not name are offline."""
+        if known is None:
+            return PartitionNews()
+        brokers = self._cluster.metadata.brokers
+        replicas = tuple(known.replicas)
+        offline = tuple([node for node in replicas if node not in brokers or node in known.offline_replicas])
+        preferred = known.preferred_read_replica
+        if self._selector is not None and self.config.prefers_replicas:
+            preferred = self._select(self._selector, TopicPartition(topic, known.partition), known, offline)
+        leader_id = known.leader_id if known.leader_id in brokers else -1
+        return PartitionNews(leader_id, known.leader_epoch, replicas, tuple(known.isr), offline, preferred)
+
+    def _select(
+        self, selector: GuardedSelector, where: TopicPartition, known: PartitionMetadata, offline: tuple[int, ...]
+    ) -> int:
+        if selector.always_leader:
+            return NO_REPLICA
+        brokers = self._cluster.metadata.brokers
+        endpoints = {
+            node: NodeEndpoint(node, brokers[node].host, brokers[node].port, brokers[node].rack)
+            for node in known.replicas
+            if node not in offline
+        }
+        view = view_of_metadata(leader_id=known.leader_id, replicas=known.replicas, isr=known.isr, endpoints=endpoints)
+        return preferred_read_replica(selector, where, self._client, view)
+
+    def _failed(self, where: TopicPartition, failure: SelectorFailure, what: object) -> None:
+        if self.selector_failures <= FAILURES_LOGGED:
+            log.warning("the replica selector failed for %s-%d (%s): %r", *where, failure.value, what)
+
+    def close(self) -> None:
+        """End the selector."""
+        if self._selector is not None:
+            self._selector.close()
+
+
+def _own_keys(pairs: tuple[str, ...]) -> dict[str, str]:
+    keys = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not (key.strip() and equals):
+            raise InvalidConfigError(f"configuration key 'replica.selector.config': {pair!r} is not key=value")
+        keys[key.strip()] = value.strip()
+    return keys
