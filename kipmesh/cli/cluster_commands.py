@@ -31,6 +31,8 @@ from kipmesh.cli.common import (
 if TYPE_CHECKING:
     from kipmesh.client.types import ClusterDescription, QuorumDescription, QuorumReplica
 
+PORT_MAX = 65535
+
 cluster_app = make_app("Show the cluster.", "kipmesh cluster describe")
 quorum_app = make_app("Show the metadata quorum.", "kipmesh quorum describe")
 
@@ -69,12 +71,21 @@ def describe_cluster(
     print_table(("BROKER", "ADDRESS", "RACK"), rows)
 
 
+def _host_ports(value: str | None) -> str | None:
+    """The value of an option with addresses, each host:port; raises typer.BadParameter."""
+    for address in (addresses(value) or "").split(","):
+        host, _, port = address.strip().rpartition(":")
+        if address.strip() and not (host and port.isdecimal() and 1 <= int(port) <= PORT_MAX):
+            raise typer.BadParameter(f"{address.strip()!r} is not host:port")
+    return value
+
+
 BootstrapController = Annotated[
     str | None,
     typer.Option(
         "--bootstrap-controller",
         metavar="HOST:PORT,...",
-        callback=addresses,
+        callback=_host_ports,
         help="Controllers to ask, which needs no broker. With neither option: the controllers in --dir.",
         show_default=False,
     ),
@@ -123,7 +134,7 @@ def describe_quorum(
         "leader_id": found.leader_id,
         "leader_epoch": found.leader_epoch,
         "high_watermark": found.high_watermark,
-        "max_follower_lag": max(lags, default=0),
+        "max_follower_lag": max(lags, default=0) if found.leader_id >= 0 else None,
     }
     if as_json:
         print_json(
@@ -131,7 +142,7 @@ def describe_quorum(
                 **summary,
                 "current_voters": [one for one in replicas if one["status"] != "observer"],
                 "observers": [one for one in replicas if one["status"] == "observer"],
-                "nodes": [node._asdict() for node in found.nodes],
+                "nodes": [{"node_id": node.node_id, "host": node.host, "port": node.port} for node in found.nodes],
             }
         )
     else:
@@ -179,7 +190,8 @@ def _controllers(given: str | None, folder: Path) -> tuple[str, ...]:
     state = read_state(folder)
     if state is None:
         raise CommandError(
-            f"which cluster? Give --bootstrap, --bootstrap-controller or --dir (there is no local cluster in {folder})"
+            "which cluster? Give --bootstrap, --bootstrap-controller or --dir (there is no local cluster in "
+            f"{folder.absolute()})"
         )
     return tuple(node.grpc for node in state.nodes if node.role is Role.CONTROLLER and node.grpc)
 

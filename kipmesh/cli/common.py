@@ -100,7 +100,8 @@ def bootstrap_of(bootstrap: str | None, folder: Path) -> str:
 
     state = read_state(folder)
     if state is None or not state.bootstrap:
-        raise CommandError(f"which cluster? Give --bootstrap or --dir (there is no local cluster in {folder})")
+        where = folder.absolute()
+        raise CommandError(f"which cluster? Give --bootstrap or --dir (there is no local cluster in {where})")
     return state.bootstrap
 
 

@@ -26,8 +26,8 @@ FILE_NAME = "cluster.json"
 RACKS = ("rack-a", "rack-b", "rack-c")
 FIRST_CONTROLLER_ID = 1001
 NODES_MAX = 64
-CONTROLLERS_MAX = 5
-"""Voters of the metadata quorum; 1, 3 or 5 make sense: an even number survives no more failures than one less."""
+CONTROLLERS = (1, 3, 5)
+"""Voters of a metadata quorum: an even number survives no more failures than one less."""
 LISTENER = "MESH"
 
 
@@ -217,8 +217,9 @@ def plan(
         raise ClusterError(f"{len(nodes)} nodes are more than the {NODES_MAX} that a local cluster can have")
     if not any(node.role is Role.CONTROLLER for node in nodes) or not any(node.role.is_broker for node in nodes):
         raise ClusterError("a cluster needs a controller and a broker")
-    if sum(node.role is Role.CONTROLLER for node in nodes) > CONTROLLERS_MAX:
-        raise ClusterError(f"a cluster has at most {CONTROLLERS_MAX} controllers")
+    controllers = sum(node.role is Role.CONTROLLER for node in nodes)
+    if not known and controllers not in CONTROLLERS:
+        raise ClusterError(f"a cluster has 1, 3 or 5 controllers, not {controllers}")
     order = list(Role)
     return tuple(sorted(nodes, key=lambda node: order.index(node.role)))
 

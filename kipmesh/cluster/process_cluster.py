@@ -118,6 +118,8 @@ class ProcessCluster:
 
     def up(self, counts: Counts, config: Mapping[str, str]) -> bool:
         """Start what is not running; False when everything ran already."""
+        if not self.folder.exists():
+            self._check_new(counts, config)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -208,6 +210,18 @@ class ProcessCluster:
             self._pipe = None
 
     # --- starting
+
+    def _check_new(self, counts: Counts, config: Mapping[str, str]) -> None:
+        """Raises what a new cluster would be refused for, before there is a folder."""
+        state = self._planned(None, counts, config)
+        addresses = (f"{ports.HOST}:{number}" for number in range(1, 2 * len(state.nodes) + 1))
+        placed = [
+            replace(node, grpc=None if node.role is Role.CONSUMER else next(addresses), http=next(addresses))
+            for node in state.nodes
+        ]
+        state = replace(state, nodes=tuple(placed))
+        for node in state.nodes:
+            _properties_text(state, node, {})
 
     def _planned(self, known: ClusterState | None, counts: Counts, config: Mapping[str, str]) -> ClusterState:
         merged = {**(known.config if known is not None else {}), **config}

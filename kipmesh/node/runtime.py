@@ -147,6 +147,8 @@ def _complain(service: Service[Any], message: str) -> None:
 
 def one_line(error: BaseException) -> str:
     """What a person needs to know of an error."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
     message = getattr(error, "message", None) or str(error)
     return message if message else type(error).__name__
 

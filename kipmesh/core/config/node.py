@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from kipmesh.core.config.base import Config, MinusOneOrMore, NotNegative, Positive, StrList
 from kipmesh.core.config.topic import BROKER_DEFAULTS, TopicConfig
 from kipmesh.core.messages.limits import MAX_INT32, MAX_INT64
+
+PORT_MAX = 65535
 
 
 class Endpoint(Config):
@@ -42,15 +44,25 @@ class Voter(Config):
 
 
 def parse_voters(text: str) -> tuple[Voter, ...]:
-    """From `1@host:port,2@host:port`; raises ValueError."""
-    voters = []
+    """From `1@host:port,2@host:port`; raises ValueError. As in all lists, a comma too many is nothing."""
+    voters: dict[int, Voter] = {}
+    addresses: dict[str, int] = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         node, at, address = part.partition("@")
         host, colon, port = address.rpartition(":")
-        if not (at and colon and node.isdigit() and host and port.isdigit()):
+        if not (at and colon and node.isdecimal() and host and port.isdecimal()):
             raise ValueError(f"{part!r} is not id@host:port")
-        voters.append(Voter.parse({"id": int(node), "host": host, "port": int(port)}))
-    return tuple(voters)
+        if int(node) > MAX_INT32:
+            raise ValueError(f"{part!r}: an id is at most {MAX_INT32}")
+        if not 1 <= int(port) <= PORT_MAX:
+            raise ValueError(f"{part!r}: a port is between 1 and {PORT_MAX}")
+        voter = Voter.parse({"id": int(node), "host": host, "port": int(port)})
+        if voter.id in voters:
+            raise ValueError(f"voter {voter.id} is named twice")
+        if addresses.setdefault(voter.address, voter.id) != voter.id:
+            raise ValueError(f"voters {addresses[voter.address]} and {voter.id} have the same address {voter.address}")
+        voters[voter.id] = voter
+    return tuple(voters.values())
 
 
 class NodeConfig(Config):
@@ -160,6 +172,20 @@ class ControllerConfig(NodeConfig):
     """Default of the topics' `unclean.leader.election.enable`."""
     max_partitions_per_request: Positive = 10_000
     """Most partitions that one CreateTopics or CreatePartitions request may make; no other is decided meanwhile."""
+
+    @model_validator(mode="after")
+    def _check_own_address(self) -> Self:
+        """The others look for this voter where its own entry says, which must be where it listens."""
+        mine = next((voter for voter in self.voters if voter.id == self.node_id), None)
+        listener = next(iter(self.endpoints), None)
+        advertised = {f"{one.host}:{one.port}" for one in map(Endpoint.from_text, self.advertised_listeners)}
+        if mine is None or listener is None or listener.port in (0, mine.port) or mine.address in advertised:
+            return self
+        raise ValueError(
+            f"configuration key 'listeners': {self.listeners[0]!r}, but controller.quorum.voters says "
+            f"{mine.id}@{mine.address}; if something leads from there to here, "
+            f"say advertised.listeners={listener.name}://{mine.address}"
+        )
 
 
 class BrokerConfig(NodeConfig):

@@ -106,11 +106,13 @@ class ControllerNode:
     async def start(self) -> None:
         """Load, serve, take part in the quorum; raises KafkaError or PortInUseError with one clear line."""
         voters = tuple(voter.id for voter in self.config.voters)
-        if self.config.node_id not in voters or len(set(voters)) != len(voters):
+        if self.config.node_id not in voters:
             raise InvalidConfigError(
                 f"controller.quorum.voters: {self.config.controller_quorum_voters!r} must name this node "
-                f"({self.config.node_id}), and each voter once"
+                f"({self.config.node_id})"
             )
+        if len(voters) % 2 == 0:
+            log.warning("an even number of voters survives no more failures than one less", voters=list(voters))
         began_ms = monotonic_ms()
         try:
             replica = await asyncio.to_thread(self._load)

@@ -97,6 +97,15 @@ def test_arguments_that_are_not_utf8(arguments: list[str]) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "arguments", [["--config", "no.such.key=1"], ["--config", "log.level=loud"], ["--leaders", "0", "--followers", "0"]]
+)
+def test_a_refused_up_leaves_no_folder(tmp_path: Path, arguments: list[str]) -> None:
+    done = run("local", "up", "--dir", str(tmp_path / "mesh"), *arguments)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_without_a_cluster_it_says_what_to_give(tmp_path: Path) -> None:
     done = run("topic", "list", "--dir", str(tmp_path / "none"))
     assert done.returncode == 1

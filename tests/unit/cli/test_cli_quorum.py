@@ -91,7 +91,9 @@ async def test_a_follower_says_whom_to_ask() -> None:
         (1003, "follower", 100),
     ]
     assert [(one["replica_id"], one["status"]) for one in found["observers"]] == [(1, "observer")]
-    assert [node["node_id"] for node in found["nodes"]] == [1001, 1002]
+    assert found["nodes"] == [
+        {"node_id": 1001 + number, "host": "127.0.0.1", "port": port} for number, port in enumerate(ports)
+    ]
 
 
 async def test_the_table() -> None:
@@ -128,7 +130,13 @@ async def test_an_election_is_waited_for() -> None:
 async def test_no_leader_and_nobody(tmp_path: Path) -> None:
     async with serving(FakeController(REFUSED._replace(leader_id=-1))) as ports:
         done = await describe("--bootstrap-controller", f"127.0.0.1:{ports[0]}", "--timeout", "0.5")
+        as_json = await describe("--bootstrap-controller", f"127.0.0.1:{ports[0]}", "--timeout", "0.5", "--json")
     assert (done.returncode, done.stdout) == (1, "quorum without a leader  leader -1  epoch 7  high watermark -1\n")
+    assert json.loads(as_json.stdout)["max_follower_lag"] is None
+    for wrong in ("nonsense", "127.0.0.1:1,host:", "host:99999"):
+        done = await describe("--bootstrap-controller", wrong)
+        assert done.returncode == 2
+        assert f"{wrong.rpartition(',')[2]!r} is not host:port" in done.stderr
     done = await describe("--bootstrap-controller", "127.0.0.1:1", "--timeout", "0.5")
     assert done.returncode == 1
     assert done.stderr == "kipmesh: NETWORK_EXCEPTION: no controller answers at 127.0.0.1:1 within 0.5 s\n"

@@ -179,11 +179,10 @@ async def test_the_folder_of_another_is_refused(tmp_path: Path, change: dict[str
 
 
 async def test_voters_without_this_node_are_refused(tmp_path: Path) -> None:
-    for voters in ("1002@h:2", "1001@h:1,1001@h:2"):
-        node = ControllerNode(controller_config(tmp_path, controller_quorum_voters=voters))
-        with pytest.raises(InvalidConfigError, match=r"controller\.quorum\.voters"):
-            await node.start()
-        await node.stop()
+    node = ControllerNode(controller_config(tmp_path, controller_quorum_voters="1002@h:2"))
+    with pytest.raises(InvalidConfigError, match=r"controller\.quorum\.voters"):
+        await node.start()
+    await node.stop()
 
 
 def write_as_before(folder: Path, records: list[r.Record]) -> None:

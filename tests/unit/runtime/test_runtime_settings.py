@@ -4,11 +4,59 @@ from pathlib import Path
 
 import pytest
 
-from kipmesh.core.config import BrokerConfig
+from kipmesh.core.config import BrokerConfig, ControllerConfig
 from kipmesh.core.errors import InvalidConfigError
 from kipmesh.node import settings
 
 NEEDED = ["node.id=1", "cluster.id=c", "controller.quorum.voters=1001@127.0.0.1:1", "log.dirs=data"]
+
+
+@pytest.mark.parametrize(
+    ("voters", "message"),
+    [
+        ("", "names no voter"),
+        (",", "names no voter"),
+        ("1001@h", "'1001@h' is not id@host:port"),
+        ("a@h:1", "'a@h:1' is not id@host:port"),
+        ("1001@h:1,1001@h:2", "voter 1001 is named twice"),
+        ("1001@h:1,1002@h:1", "voters 1001 and 1002 have the same address h:1"),
+        ("1001@h:99999", "'1001@h:99999': a port is between 1 and 65535"),
+        ("1001@h:0", "a port is between 1 and 65535"),
+        ("4000000000@h:1", "'4000000000@h:1': an id is at most 2147483647"),
+    ],
+)
+def test_voters_that_cannot_be(voters: str, message: str) -> None:
+    with pytest.raises(InvalidConfigError) as caught:
+        BrokerConfig.parse({"node.id": 1, "cluster.id": "c", "log.dirs": "d", "controller.quorum.voters": voters})
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("INVALID_CONFIG: configuration key 'controller.quorum.voters': ")
+
+
+def controller(**values: str) -> ControllerConfig:
+    needed = {"node.id": "1", "cluster.id": "c", "metadata.log.dir": "d"}
+    return ControllerConfig.parse({**needed, **{key.replace("_", "."): value for key, value in values.items()}})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"listeners": "MESH://0.0.0.0:9093"},  # a container's: another host, the same port
+        {"listeners": "MESH://127.0.0.1:0"},
+        {"listeners": "MESH://127.0.0.1:19093", "advertised_listeners": "MESH://one:9093"},
+        {"listeners": "MESH://127.0.0.1:9093", "controller_quorum_voters": " 1@one:9093 , 2@two:9093, "},
+        {"listeners": "MESH://127.0.0.1:1", "controller_quorum_voters": "2@two:9093"},  # refused by the node itself
+    ],
+)
+def test_where_a_controller_may_listen(values: dict[str, str]) -> None:
+    assert controller(**{"controller_quorum_voters": "1@one:9093", **values}).voters
+
+
+def test_a_controller_that_listens_elsewhere_than_the_voters_say() -> None:
+    with pytest.raises(InvalidConfigError) as caught:
+        controller(listeners="MESH://127.0.0.1:19093", controller_quorum_voters="1@one:9093,2@two:9093")
+    (line,) = str(caught.value).splitlines()
+    assert "'MESH://127.0.0.1:19093', but controller.quorum.voters says 1@one:9093" in line
+    assert line.endswith("say advertised.listeners=MESH://one:9093")
 
 
 def write(tmp_path: Path, text: str) -> Path:
