@@ -49,6 +49,7 @@ class Durability:
         self._unflushed_since_ms = unflushed_since_ms
         self._generation = 0
         self._lowered = self._lowered_checkpointed = 0  # how often the recovery point was lowered
+        self._cap: int | None = None
         self._lock = threading.Lock()
         self._flushing = threading.Lock()  # one flush at a time; the owner never waits for it but to close
 
@@ -105,7 +106,19 @@ class Durability:
     def to_checkpoint(self) -> tuple[int, int]:
         """The recovery point, and a mark for `note_checkpoint`."""
         with self._lock:
-            return self.recovery_point, self._lowered
+            point = self.recovery_point
+            return (point if self._cap is None else min(point, self._cap)), self._lowered
+
+    @contextmanager
+    def capped(self, offset: int) -> Iterator[None]:
+        """Meanwhile no checkpoint has a recovery point above `offset`: the log may be cut there."""
+        with self._lock:
+            self._cap = offset
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._cap = None
 
     def note_checkpoint(self, mark: int) -> None:
         """What `to_checkpoint` gave with that mark is on disk."""

@@ -18,7 +18,7 @@ import logging
 import re
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,7 @@ from types import MappingProxyType
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import CorruptRecordError, ErrorCode, InvalidConfigError, KafkaError
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, CLUSTER_METADATA_TOPIC_ID
-from kipmesh.storage import checkpoint
+from kipmesh.storage import checkpoint, metadata_check
 from kipmesh.storage.checkpoint import MetaProperties, TopicPartition, uuid_text
 from kipmesh.storage.errors import StorageError
 from kipmesh.storage.fs import FileLock, FileSystem
@@ -86,11 +86,16 @@ class LogManager:
         self._folders: list[_DataFolder] = []
         self._logs: dict[TopicPartition, Log] = {}
         self._metadata_log: Log | None = None
+        self.metadata_damage: str | None = None
+        """What the metadata log lacks that was durable; it is not loaded then, and nothing of it was changed."""
+        self.metadata_recovery_point = 0
+        """What of the metadata log was durable by the checkpoint that was found."""
         self._folder_of: dict[TopicPartition, _DataFolder] = {}
         self._high_watermarks: dict[TopicPartition, int] = {}
         self._stale: set[TopicPartition] = set()  # may be in a checkpoint, and are no more
         self._deleted: list[tuple[int, str]] = []
         self._checkpoint_lock = threading.Lock()
+        self._damaged = ""
 
     # -- what is there
 
@@ -186,10 +191,38 @@ class LogManager:
         for number, (folder, key, recovery_point, log_start) in enumerate(found):
             if key in self._folder_of:
                 raise StorageError(f"{key[0]}-{key[1]} is in {self._folder_of[key].path} and in {folder.path}")
+            if key[0] == CLUSTER_METADATA_TOPIC and self._is_metadata_damaged(folder, key, recovery_point, log_start):
+                continue
             self._open(folder, key, self._defaults, now_ms, recovery_point=recovery_point, log_start_offset=log_start)
             self._stale.discard(key)
             if self._on_progress:
                 self._on_progress(number + 1, len(found))
+
+    def _is_metadata_damaged(
+        self, folder: _DataFolder, key: TopicPartition, recovery_point: int, log_start: int
+    ) -> bool:
+        self.metadata_recovery_point = recovery_point
+        path = f"{folder.path}/{key[0]}-{key[1]}"
+        is_clean = folder.clean_epoch is not None
+        self.metadata_damage = metadata_check.damage(
+            self.fs, path, clean=is_clean, recovery_point=recovery_point, log_start_offset=log_start
+        )
+        if self.metadata_damage is None:
+            return False
+        self._damaged = path
+        return True
+
+    def drop_damaged_metadata(self) -> None:
+        """Take the damaged metadata log, snapshots and all, out of use: `create` makes another. StorageError."""
+        folder = self._damaged.rpartition("/")[0]
+        try:
+            renamed = f"{self._damaged}.{uuid.uuid4().hex}-delete"
+            self.fs.rename(self._damaged, renamed)
+            self.fs.sync_dir(folder)
+            self.fs.remove_tree(renamed)
+        except OSError as error:
+            raise StorageError(f"cannot remove {self._damaged}: {error}") from error
+        self.metadata_damage, self.metadata_recovery_point = None, 0
 
     def _read_offsets(self, folder: _DataFolder, name: str) -> dict[TopicPartition, int]:
         try:
@@ -359,6 +392,18 @@ class LogManager:
             self._write_checkpoints(folder, (checkpoint.RECOVERY_POINT_CHECKPOINT,))
         except OSError as error:
             raise StorageError(f"cannot write the recovery points: {error}") from error
+
+    @contextlib.contextmanager
+    def cutting(self, log: Log, offset: int) -> Iterator[None]:
+        """Around a cut that leaves at least what is below `offset`: that is checkpointed before. StorageError.
+
+        For logs that are refused when they end below their checkpointed recovery point (`metadata_check`).
+        """
+        durability = log.durability
+        with durability.capped(offset):
+            if durability.is_checkpoint_stale or durability.recovery_point > offset:
+                self._checkpoint_before_append(self._folder_of[log.topic, log.partition])
+            yield
 
     def _write_checkpoints(self, folder: _DataFolder, names: Sequence[str] = checkpoint.OFFSET_CHECKPOINTS) -> None:
         """OSError."""

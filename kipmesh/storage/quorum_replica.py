@@ -5,7 +5,8 @@ a crash at any point leaves what `open` can begin with (630-06, 630-12, 630-14):
 
 - a snapshot is durable before it is told to anybody, and before the log is emptied for it;
 - the log start is durable before what is below it goes, and is raised to at most the latest snapshot's end;
-- the folder's own name is durable before the first vote is kept in it.
+- the folder's own name is durable before the first vote is kept in it;
+- the checkpointed recovery point is lowered before the log is cut below it: what it says is there, or it is damage.
 
 Threads: "the machine's task" is the owner of the log (`kipmesh.storage.log`): it calls everything that is not said to
 be for a thread. Of the blocking calls one runs at a time, but `flush`, which may run beside all others, and `install`,
@@ -20,6 +21,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import CorruptRecordError, ErrorCode, KafkaError
@@ -70,6 +73,10 @@ def log_config(segment_bytes: int) -> TopicConfig:
     )
 
 
+def _refusal(what: str) -> KafkaError:
+    return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{what}; {quorum_state.WAY_OUT}")
+
+
 class QuorumReplica:
     """See the module."""
 
@@ -81,8 +88,12 @@ class QuorumReplica:
         cluster_id: str,
         voters: tuple[int, ...],
         checkpoint_log_start: Callable[[], None],
+        cutting: Callable[[int], AbstractContextManager[None]],
     ) -> None:
-        """Of a loaded log, then `recover`; `open` does both. `checkpoint_log_start` keeps the log's start durably."""
+        """Of a loaded log, then `recover`; `open` does both. `checkpoint_log_start` keeps the log's start durably.
+
+        `cutting(offset)` is around a cut: nobody expects more than what is below `offset` to be there after it.
+        """
         self.log = log
         self.store = SnapshotStore(fs, log.dir)
         self.election = ElectionState()
@@ -95,6 +106,7 @@ class QuorumReplica:
         self._cluster_id = cluster_id
         self._voters = voters
         self._checkpoint_log_start = checkpoint_log_start
+        self._cutting = cutting
         self._durable_start = log.log_start_offset
         self._may_retire = True
         self._look_lock = threading.Lock()
@@ -118,25 +130,43 @@ class QuorumReplica:
 
         KafkaError with one line for people when the replica must not start (630-14), StorageError.
         """
+        if manager.metadata_damage is not None:
+            if is_voter:
+                raise _refusal(manager.metadata_damage)
+            _LOG.warning("%s: the metadata is fetched anew", manager.metadata_damage)
+            manager.drop_damaged_metadata()
         config = log_config(segment_bytes)
         log = manager.create(CLUSTER_METADATA_TOPIC, 0, CLUSTER_METADATA_TOPIC_ID, config, now_ms)
-        replica = cls(fs, log, cluster_id=cluster_id, voters=voters, checkpoint_log_start=manager.checkpoint_log_starts)
-        replica.recover(is_voter=is_voter)
+        replica = cls(
+            fs,
+            log,
+            cluster_id=cluster_id,
+            voters=voters,
+            checkpoint_log_start=manager.checkpoint_log_starts,
+            cutting=partial(manager.cutting, log),
+        )
+        replica.recover(is_voter=is_voter, durable_end=manager.metadata_recovery_point)
         return replica
 
     # -- starting
 
-    def recover(self, *, is_voter: bool) -> None:
-        """Read `quorum-state` and decide with what snapshot and log to begin (630-14). Blocks; errors as of `open`."""
+    def recover(self, *, is_voter: bool, durable_end: int = 0) -> None:
+        """Read `quorum-state` and decide with what snapshot and log to begin (630-14). Blocks; errors as of `open`.
+
+        What was below `durable_end` has to be there, in the log or a snapshot, or else a voter refuses.
+        """
         log = self.log
         try:
             # A process that was killed may have renamed what a power cut would still take back, and the folder's own
             # name must not be lost with the first vote in it.
             self._fs.sync_dir(log.dir)
             self._fs.sync_dir(log.dir.rpartition("/")[0] or "/")
-            self.election = quorum_state.read(self._fs, log.dir, self._cluster_id)
+            election = quorum_state.read(self._fs, log.dir, self._cluster_id, self._voters)
         except OSError as error:
             raise StorageError(f"cannot read {log.dir}: {error}") from error
+        if election is None and is_voter and len(self._voters) > 1:
+            self._refuse_forgotten_vote()
+        self.election = election or ElectionState()
         extent = LogExtent(log.log_start_offset, log.log_end_offset, log.latest_epoch)
         start, _ = self.store.recover(extent, is_voter=is_voter)
         match start:
@@ -152,12 +182,23 @@ class QuorumReplica:
                 self._begin_at(snapshot_id.end_offset)
             case _:
                 pass
+        if is_voter and log.log_end_offset < durable_end:
+            end = log.log_end_offset
+            raise _refusal(f"{log.dir} ends at offset {end}, though everything below {durable_end} was durable")
         self._drop_obsolete(self.log.log_start_offset)
         self._look()
 
+    def _refuse_forgotten_vote(self) -> None:
+        """A voter keeps its vote before it has anything else."""
+        log = self.log
+        if log.log_end_offset > 0 or self.store.snapshot_ids():
+            path = f"{log.dir}/{quorum_state.QUORUM_STATE}"
+            raise _refusal(f"{path} is missing, and with it the vote of a log that ends at {log.log_end_offset}")
+
     def _begin_at(self, offset: int) -> None:
         """Empty the log, durably in that it starts there. StorageError."""
-        self.log.truncate_fully_and_start_at(offset)
+        with self._cutting(0):
+            self.log.truncate_fully_and_start_at(offset)
         self._checkpoint_log_start()
         self._durable_start = offset
 
@@ -196,7 +237,7 @@ class QuorumReplica:
         try:
             match effect:
                 case TruncateLog(offset):
-                    log.truncate_to(offset)
+                    self._truncate_to(offset)
                 case AppendLeaderChange(epoch, change):
                     log.append_as_leader(leader_change_batch(change, epoch, now_ms), epoch, now_ms)
                 case AppendAsLeader(_, batch, epoch):
@@ -209,6 +250,15 @@ class QuorumReplica:
             self.last_rejection = error
             return LogChanged() if log.log_end_offset != end_before else AppendRejected()
         return LogChanged()
+
+    def _truncate_to(self, offset: int) -> None:
+        """Cut; where the batch that is cut begins is not known yet, but that is within its segment."""
+        log = self.log
+        if offset >= log.log_end_offset:
+            log.truncate_to(offset)
+            return
+        with self._cutting(max((base for base in log.segment_base_offsets if base <= offset), default=0)):
+            log.truncate_to(offset)
 
     def read(self, read: Read) -> bytes:
         """The records for a Fetch answer. StorageError."""

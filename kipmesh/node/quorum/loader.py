@@ -250,6 +250,8 @@ class MetadataLoader:
             data = metadata_log.read(start, APPLY_BYTES, end, True)
             if not data:
                 break
+            for position, header in record_batch.iterate(data):  # the disk may have changed since it was written
+                record_batch.check_crc(data, position, header)
             changes = MetadataDelta() if delta is None else delta
             changes.outdated = set()
             partitions = image.partition_count

@@ -96,6 +96,8 @@ class Member:
             segment_bytes=segment_bytes,
             now_ms=0,
         )
+        if not self.fs.exists(f"{self.replica.log.dir}/quorum-state"):  # as every voter has one before it appends
+            self.replica.persist(self.replica.election)
         self.config = RaftConfig(1 if is_voter else 9, (1, 2, 3), "c")
         self.machine = self.replica.machine(self.config)
         self.high_watermark = max(0, self.machine.high_watermark)

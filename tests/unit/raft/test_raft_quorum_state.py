@@ -26,14 +26,14 @@ def test_version_0_has_kafkas_fields() -> None:
         "currentVoters": [{"voterId": 1}, {"voterId": 2}, {"voterId": 3}],
         "data_version": 0,
     }
-    assert quorum_state.decode(data, "c1") == ElectionState(5, voted_id=2)
+    assert quorum_state.decode(data, "c1", (1, 2, 3)) == ElectionState(5, voted_id=2)
 
 
 def test_version_1_and_a_file_of_kafka_without_a_cluster_id_are_read() -> None:
     one = b'{"leaderId":-1,"leaderEpoch":2,"votedId":1,"votedDirectoryId":"J8aAPcfLQt2bqs1JT_rMgQ","data_version":1}'
-    assert quorum_state.decode(one, "c1") == ElectionState(2, voted_id=1)
+    assert quorum_state.decode(one, "c1", (1, 2, 3)) == ElectionState(2, voted_id=1)
     zero = b'{"clusterId":"","leaderId":1,"leaderEpoch":2,"votedId":-1,"currentVoters":[],"data_version":0}'
-    assert quorum_state.decode(zero, "c1") == ElectionState(2, 1)
+    assert quorum_state.decode(zero, "c1", (1, 2, 3)) == ElectionState(2, 1)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_version_1_and_a_file_of_kafka_without_a_cluster_id_are_read() -> None:
 )
 def test_what_cannot_be_used_is_one_clear_line(data: bytes, code: ErrorCode) -> None:
     with pytest.raises(KafkaError) as caught:
-        quorum_state.decode(data, "c1")
+        quorum_state.decode(data, "c1", (1, 2, 3))
     assert caught.value.code is code
     assert "\n" not in str(caught.value)
 
@@ -61,11 +61,11 @@ def test_what_was_written_outlives_a_power_cut(seed: int) -> None:
     fs.make_dirs(FOLDER)
     fs.sync_dir("/data")
     fs.sync_dir("/")
-    assert quorum_state.read(fs, FOLDER, "c1") == ElectionState()
+    assert quorum_state.read(fs, FOLDER, "c1", (1, 2, 3)) is None
     for epoch in range(1, 4):
         quorum_state.write(fs, FOLDER, ElectionState(epoch, voted_id=1), "c1", (1, 2, 3))
     fs.crash(Random(seed))
-    assert quorum_state.read(fs, FOLDER, "c1") == ElectionState(3, voted_id=1)
+    assert quorum_state.read(fs, FOLDER, "c1", (1, 2, 3)) == ElectionState(3, voted_id=1)
 
 
 def test_what_is_read_is_durable() -> None:
@@ -78,6 +78,6 @@ def test_what_is_read_is_durable() -> None:
     fs.fail("sync_dir")
     with pytest.raises(OSError, match="Input/output error"):
         quorum_state.write(fs, FOLDER, ElectionState(2, voted_id=1), "c1", (1,))
-    found = quorum_state.read(fs, FOLDER, "c1")
+    found = quorum_state.read(fs, FOLDER, "c1", (1,))
     fs.crash()
-    assert quorum_state.read(fs, FOLDER, "c1") == found == ElectionState(2, voted_id=1)
+    assert quorum_state.read(fs, FOLDER, "c1", (1,)) == found == ElectionState(2, voted_id=1)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from random import Random
+from weakref import WeakKeyDictionary
 
 from kipmesh.core import record_batch
 from kipmesh.core.messages import SnapshotId
+from kipmesh.core.raft import ElectionState
 from kipmesh.core.raft.types import (
     AppendAsLeader,
     LogChanged,
@@ -23,6 +25,8 @@ NOW = 1_700_000_000_000
 LIMITS = RetentionLimits()
 SEGMENT_BYTES = 1024
 
+_MANAGERS: WeakKeyDictionary[QuorumReplica, LogManager] = WeakKeyDictionary()
+
 
 def open_replica(
     fs: FaultyFileSystem, *, is_voter: bool = True, cluster_id: str = "c", folder: str = "/data"
@@ -30,7 +34,7 @@ def open_replica(
     manager = LogManager(fs, (folder,), cluster_id="c", node_id=1, defaults=log_config(SEGMENT_BYTES))
     manager.load(NOW)
     try:
-        return QuorumReplica.open(
+        replica = QuorumReplica.open(
             fs,
             manager,
             cluster_id=cluster_id,
@@ -39,9 +43,18 @@ def open_replica(
             segment_bytes=SEGMENT_BYTES,
             now_ms=NOW,
         )
+        if not fs.exists(f"{replica.log.dir}/quorum-state"):  # as every voter has one before it appends
+            replica.persist(ElectionState())
     except BaseException:
         manager.abandon()
         raise
+    _MANAGERS[replica] = manager
+    return replica
+
+
+def manager_of(replica: QuorumReplica) -> LogManager:
+    """The one that `open_replica` made."""
+    return _MANAGERS[replica]
 
 
 def reopen(fs: FaultyFileSystem, rng: Random | None = None, *, is_voter: bool = True) -> QuorumReplica:

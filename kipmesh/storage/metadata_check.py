@@ -1,0 +1,94 @@
+"""Whether the metadata log on disk still has, whole, what was made durable: looked at before anything is changed.
+
+A replica votes, leads and cuts others' logs on the word of its own, so what it promised to have must be there: each
+batch from the log start on has the right CRC and follows the one before. After a clean stop that goes for all of the
+log, otherwise for what is below the checkpointed recovery point; what a crash tore beyond it is cut as any log's is.
+
+A log that ends too early is no damage if a snapshot reaches the recovery point: that takes the log's place (630-14).
+
+The log lowers its checkpointed recovery point before it is cut below it (`LogManager.cutting`), so a crash never
+leaves what is taken for damage here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kipmesh.core.errors import CorruptRecordError
+from kipmesh.core.record_batch import HEADER_BYTES, BatchHeader, check_crc, parse_header
+from kipmesh.core.snapshot.ids import FileKind, parse_file_name
+from kipmesh.storage.fs import File, FileSystem
+
+_LOG_SUFFIX = ".log"
+_OFFSET_DIGITS = 20
+_PIECE_BYTES = 4 << 20
+
+
+def damage(fs: FileSystem, folder: str, *, clean: bool, recovery_point: int, log_start_offset: int) -> str | None:
+    """What is wrong with the log in a folder, file and offset named, in words that go on after a colon; None if whole.
+
+    Reads the log once and writes nothing. OSError.
+    """
+    if log_start_offset >= recovery_point and not clean:
+        return None
+    names = fs.list_dir(folder)
+    bases = sorted(int(name[:_OFFSET_DIGITS]) for name in names if _is_segment(name))
+    found = [parse_file_name(name) for name in names]
+    snapshot_end = max([each.snapshot_id.end_offset for each in found if each and each.kind is FileKind.COMPLETE] + [0])
+    end, epoch = log_start_offset, -1
+    for number, base in enumerate(bases):
+        following = bases[number + 1] if number + 1 < len(bases) else None
+        if following is not None and following <= log_start_offset:
+            continue
+        if not clean and base >= recovery_point:
+            break
+        if number and base != end and base > log_start_offset:
+            break  # the segment before it ended early
+        name = f"{base:020d}{_LOG_SUFFIX}"
+        end = base
+        try:
+            for header in _batches(fs, f"{folder}/{name}", whole_to=None if clean else recovery_point):
+                if header.base_offset != end or header.last_offset_delta < 0 or header.partition_leader_epoch < epoch:
+                    raise CorruptRecordError(
+                        f"a batch at {header.base_offset} of epoch {header.partition_leader_epoch}"
+                    )
+                end, epoch = header.next_offset, header.partition_leader_epoch
+        except CorruptRecordError as error:
+            if clean or end < recovery_point:
+                return f"{folder}/{name} is damaged at offset {end} ({error.message})"
+        if following is not None and following != end and (clean or min(end, following) < recovery_point):
+            return f"{folder}/{name} ends at offset {end}, and the next segment begins at {following}"
+    end = max(end, log_start_offset)
+    if end < recovery_point and snapshot_end < recovery_point:
+        return f"{folder} ends at offset {end}, though everything below {recovery_point} was durable"
+    return None
+
+
+def _is_segment(name: str) -> bool:
+    return name.endswith(_LOG_SUFFIX) and len(name) == _OFFSET_DIGITS + len(_LOG_SUFFIX) and name[:-4].isdigit()
+
+
+def _batches(fs: FileSystem, path: str, *, whole_to: int | None) -> Iterator[BatchHeader]:
+    """The header of each batch, its CRC checked, up to the first that begins at `whole_to` or later."""
+    file = fs.open(path)
+    try:
+        yield from _batches_of(file, whole_to)
+    finally:
+        file.close()
+
+
+def _batches_of(file: File, whole_to: int | None) -> Iterator[BatchHeader]:
+    size, position, chunk, start = file.size(), 0, b"", 0
+    while position < size:
+        if position + HEADER_BYTES > start + len(chunk):
+            chunk, start = file.read_at(_PIECE_BYTES, position), position
+        header = parse_header(chunk, position - start)
+        if whole_to is not None and header.base_offset >= whole_to:
+            return
+        if header.size_bytes > size - position:
+            raise CorruptRecordError(f"the batch at position {position} is cut")
+        if position + header.size_bytes > start + len(chunk):
+            chunk, start = file.read_at(max(_PIECE_BYTES, header.size_bytes), position), position
+        check_crc(chunk, position - start, header)
+        yield header
+        position += header.size_bytes
