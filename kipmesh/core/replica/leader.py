@@ -203,11 +203,13 @@ class PartitionLeader:
     ) -> bool:
         """A follower's fetch; returns whether the high watermark moved. The replica must be in `followers`.
 
-        `fetches` speaks for later fetches of the same session that do not read this partition.
+        `fetches` speaks for later fetches of the same session that do not read this partition. A fetch that waited
+        here while its broker registered anew is of another process: what that one had says nothing any more.
         """
-        self.followers[replica].fetched(
-            fetch_offset, log_start_offset, broker_epoch, self.log_end_offset, now_ms, fetches
-        )
+        progress = self.followers[replica]
+        if broker_epoch < progress.broker_epoch and broker_epoch != self._eligible_epoch(replica):
+            return False
+        progress.fetched(fetch_offset, log_start_offset, broker_epoch, self.log_end_offset, now_ms, fetches)
         return self._advance(now_ms)
 
     def follower_left(self, replica: int) -> None:

@@ -6,6 +6,7 @@ another one, a `PartitionLeader` that is told all positions of the follower in e
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
@@ -236,3 +237,25 @@ class Leaders(RuleBasedStateMachine):
 
 Leaders.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestLeaders = Leaders.TestCase
+
+
+async def test_a_fetch_that_waits_through_its_broker_s_new_registration_says_nothing_of_the_new_log() -> None:
+    it = Leaders()
+    it.begin()
+    it.append(0, 3)
+    before = it.followers[2]
+    before.ends[0] = 3
+    asked = [m.FetchTopic("t", TOPIC_ID, [before.asked(0)])]
+    request = m.FetchRequest(replica_id=2, replica_epoch=before.epoch, max_bytes=MORE, min_bytes=1, topics=asked)
+    waits = request._replace(max_wait_ms=60_000, session_epoch=-1)
+    waiting = asyncio.create_task(it.handler.fetch(waits, RequestContext("f", "p")))
+    await asyncio.sleep(0)
+    it.restarts(2, 2)
+    after = it.followers[2]
+    topics = [m.FetchTopic("t", TOPIC_ID, [after.asked(0)])]
+    run(it.handler.fetch(request._replace(replica_epoch=after.epoch, topics=topics), RequestContext("f", "p")))
+    it.append(0, 1)
+    await waiting
+    leader = it.replicas[0].leader
+    assert leader is not None
+    assert (leader.followers[2].log_end_offset, leader.followers[2].broker_epoch) == (1, after.epoch)

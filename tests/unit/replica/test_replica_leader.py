@@ -140,6 +140,22 @@ def test_a_registration_that_has_not_fetched_does_not_join_for_an_older_one(monk
     assert isr_of(it.isr_to_join(3)) == {1, 2, 3}
 
 
+def test_an_older_registration_s_fetch_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = leader(end=10, high_watermark=4)
+    fetch(it, 3, 4, 10_000)
+    fetch(it, 2, 10, 10_000)
+    monkeypatch.setitem(EPOCHS, 2, 110)
+    fetch(it, 2, 4, 10_001)
+    fetch(it, 2, 10, 10_002, epoch=102)  # waited here while the broker came back without its tail
+    assert (it.followers[2].log_end_offset, it.followers[2].broker_epoch) == (4, 110)
+    assert not fetch(it, 3, 10, 10_003)
+    assert it.high_watermark == 4
+    # A number that nobody registered shuts no registration out.
+    fetch(it, 2, 5, 10_004, epoch=1 << 62)
+    fetch(it, 2, 6, 10_005)
+    assert (it.followers[2].log_end_offset, it.followers[2].broker_epoch) == (6, 110)
+
+
 def test_laggards_leave_and_the_idle_do_not() -> None:
     it = leader()
     fetch(it, 2, 0, 10_000)
