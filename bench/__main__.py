@@ -25,6 +25,7 @@ T = TypeVar("T")
 Samples = defaultdict[str, list[float]]
 
 _TOPIC_PARTITIONS = 100  # of one topic, where many partitions are wanted
+_SETTLE_S = 75  # what creating leaves to do: new folders are synced within log.flush.offset.checkpoint.interval.ms
 
 
 def arguments(given: Sequence[str]) -> argparse.Namespace:
@@ -44,7 +45,7 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
     form.add_argument("--markdown", action="store_true", help="a table for docs/benchmarks.md")
     options = parser.parse_args(given)
     options.runs = options.runs or (1 if options.quick or options.partitions else 5)
-    options.idle_seconds = options.idle_seconds or (30.0 if options.partitions else 3.0 if options.quick else 10.0)
+    options.idle_seconds = options.idle_seconds or (60.0 if options.partitions else 3.0 if options.quick else 10.0)
     if options.runs < 1 or not 0 <= options.partitions <= 100_000 or not 0 < options.idle_seconds <= 600:
         parser.error("runs from 1, partitions up to 100,000, idle seconds up to 600")
     if not 1 <= options.leaders <= workload.REPLICAS or not 0 <= options.bursts <= 10_000:
@@ -165,7 +166,8 @@ def run_once(options: argparse.Namespace, progress: Progress, samples: Samples) 
             begin = time.perf_counter()
             created = create_partitions(cluster, options.partitions, progress)
             samples["create_s"].append(time.perf_counter() - begin)
-            time.sleep(10)  # what creating left to do
+            progress.say(f"letting it settle for {_SETTLE_S} s ...")
+            time.sleep(_SETTLE_S)
         else:
             measure_load(cluster, options, progress, samples)
             time.sleep(2)
