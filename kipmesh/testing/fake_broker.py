@@ -1,10 +1,11 @@
 """A small cluster in memory that serves real gRPC: what clients are tested against, with faults on demand.
 
 `FakeCluster` has topics, partitions and brokers; each broker is a gRPC server of its own. There is no replication: the
-leader of a partition is whoever the test says (`move_leader`), and all brokers share the partition's log. Fetch
-sessions are those of the real broker's core (`kipmesh.testing.fake_sessions`); a broker that was stopped and started
-has none. Faults are queued by method with `inject`, or made by `hook`. If you are about to test a server, use the real
-broker instead.
+leader of a partition is whoever the test says (`move_leader`), and all brokers share the partition's log; a follower
+(`FakeFollower`) serves as much of it as the test lets it have. Leaders redirect readers to followers in their rack.
+Fetch sessions are those of the real broker's core (`kipmesh.testing.fake_sessions`); a broker that was stopped and
+started has none. Faults are queued by method with `inject`, or made by `hook`. If you are about to test a server, use
+the real broker instead.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from kipmesh.core.errors import ErrorCode
@@ -21,7 +22,6 @@ from kipmesh.core.messages import (
     DeleteRecordsRequest,
     DeleteRecordsResponse,
     DeleteRecordsTopicResult,
-    EpochEndOffset,
     FetchRequest,
     FetchResponse,
     LeaderIdAndEpoch,
@@ -47,47 +47,13 @@ from kipmesh.core.messages import (
     ProduceResponse,
     TopicProduceResponse,
 )
-from kipmesh.core.record_batch import BatchHeader, assign, check_crc, parse_header
+from kipmesh.core.record_batch import check_crc, parse_header
 from kipmesh.rpc.server import RequestContext, Server
 from kipmesh.testing.fake_admin import FakeAdmin
-from kipmesh.testing.fake_sessions import FakeReader, FakeSessions
+from kipmesh.testing.fake_partitions import FakeFollower, FakePartition, FakeTopic, epoch_end
+from kipmesh.testing.fake_sessions import FakeReader, FakeSessions, Preference
 
 Hook = Callable[[str, int, Any], Awaitable[Any]]
-
-
-@dataclass(slots=True)
-class FakePartition:
-    """A partition: its batches, and who leads it since where."""
-
-    leader_id: int
-    leader_epoch: int = 0
-    log_start_offset: int = 0
-    batches: list[tuple[BatchHeader, bytes]] = field(default_factory=list)
-    end_offset: int = 0
-
-    def append(self, batch: bytes) -> int:
-        """Append as the leader; the base offset."""
-        base = self.end_offset
-        stored = assign(batch, base, self.leader_epoch)
-        header = parse_header(stored)
-        self.batches.append((header, stored))
-        self.end_offset = header.next_offset
-        return base
-
-    def truncate(self, offset: int) -> None:
-        """Drop all batches from `offset` on."""
-        self.batches = [each for each in self.batches if each[0].next_offset <= offset]
-        self.end_offset = self.batches[-1][0].next_offset if self.batches else self.log_start_offset
-
-
-@dataclass(slots=True)
-class FakeTopic:
-    """A topic."""
-
-    name: str
-    topic_id: bytes
-    partitions: list[FakePartition]
-    configs: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -112,6 +78,7 @@ class FakeCluster:
         self.topics: dict[str, FakeTopic] = {}
         self.brokers: dict[int, FakeBroker] = {}
         self.calls: list[tuple[str, int, Any]] = []
+        self.racks: dict[int, str] = {}
         self.message_bytes_max = 1 << 20
         self.hook: Hook | None = None
         self.appended = asyncio.Event()
@@ -138,19 +105,25 @@ class FakeCluster:
         await broker.start()
         return broker
 
-    def create_topic(self, name: str, partitions: int = 1) -> FakeTopic:
+    def create_topic(self, name: str, partitions: int = 1, replicas: int = 1) -> FakeTopic:
         """A new topic with leaders in turn; an old one of that name is forgotten with its records."""
-        self.topics[name] = FakeTopic(name, secrets.token_bytes(16), self.partitions(partitions))
+        self.topics[name] = FakeTopic(name, secrets.token_bytes(16), self.partitions(partitions, replicas))
         return self.topics[name]
 
-    def partitions(self, count: int) -> list[FakePartition]:
-        """Empty partitions, led by the brokers in turn."""
+    def partitions(self, count: int, replicas: int = 1) -> list[FakePartition]:
+        """Empty partitions, led by the brokers in turn and followed by the next ones."""
         ids = sorted(self.brokers)
-        return [FakePartition(ids[index % len(ids)]) for index in range(count)]
+        found = [FakePartition(ids[index % len(ids)]) for index in range(count)]
+        for index, partition in enumerate(found):
+            others = [ids[(index + step) % len(ids)] for step in range(1, replicas)]
+            partition.followers = {node: FakeFollower() for node in others}
+        return found
 
     def move_leader(self, topic: str, partition: int, leader_id: int) -> None:
-        """Another leader, in the next epoch."""
+        """Another leader, in the next epoch; if it was a follower, the old one follows."""
         found = self.topics[topic].partitions[partition]
+        if found.followers.pop(leader_id, None) is not None:
+            found.followers[found.leader_id] = FakeFollower()
         found.leader_id = leader_id
         found.leader_epoch += 1
 
@@ -239,10 +212,16 @@ class FakeBroker:
         return found.partitions[index]
 
     def _led(self, topic: str, topic_id: bytes, index: int, epoch: int = -1) -> FakePartition | ErrorCode:
+        found = self._served(topic, topic_id, index, epoch)
+        if not isinstance(found, ErrorCode) and found.leader_id != self.node_id:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        return found
+
+    def _served(self, topic: str, topic_id: bytes, index: int, epoch: int = -1) -> FakePartition | ErrorCode:
         found = self._find(topic, topic_id, index)
         if isinstance(found, ErrorCode):
             return found
-        if found.leader_id != self.node_id:
+        if self.node_id not in (found.leader_id, *found.followers):
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         if epoch >= 0 and epoch != found.leader_epoch:
             fenced = epoch < found.leader_epoch
@@ -289,7 +268,10 @@ class FakeBroker:
         return None if isinstance(found, ErrorCode) else LeaderIdAndEpoch(found.leader_id, found.leader_epoch)
 
     def _endpoints(self) -> list[NodeEndpoint]:
-        return [NodeEndpoint(each.node_id, "127.0.0.1", each.port) for each in self._cluster.brokers.values()]
+        return [
+            NodeEndpoint(each.node_id, "127.0.0.1", each.port, self._cluster.racks.get(each.node_id))
+            for each in self._cluster.brokers.values()
+        ]
 
     async def fetch(self, request: FetchRequest, context: RequestContext) -> FetchResponse:
         """Fetch, waiting for min_bytes at most max_wait_ms."""
@@ -321,7 +303,10 @@ class FakeBroker:
         if fault is not None and fault.code is not None:
             self.sessions.disturb()
             request = request._replace(max_wait_ms=0)
-        reader = FakeReader(self._cluster.topics, self._led, broken)
+        prefers: Preference = lambda found: -1  # noqa: E731
+        if request.replica_id == -1 and request.rack_id:
+            prefers = lambda found: found.preferred(request.rack_id, self._cluster.racks)  # noqa: E731
+        reader = FakeReader(self._cluster.topics, self.node_id, self._served, broken, prefers)
         response = await self.sessions.fetch(request, context.client_id, reader, self._wait)
         if fault is not None and fault.code is not None:
             self.sessions.disturb()
@@ -453,21 +438,20 @@ class FakeBroker:
                 continue
             parts = [
                 MetadataResponsePartition(
-                    0, index, each.leader_id, each.leader_epoch, (each.leader_id,), (each.leader_id,)
+                    0,
+                    index,
+                    each.leader_id,
+                    each.leader_epoch,
+                    each.replicas,
+                    each.isr,
+                    each.offline,
+                    preferred_read_replica=each.preferred(request.rack_id, cluster.racks) if request.rack_id else -1,
                 )
                 for index, each in enumerate(topic.partitions)
             ]
             topics.append(MetadataResponseTopic(0, name, topic.topic_id, partitions=parts))
-        brokers = [MetadataResponseBroker(each.node_id, "127.0.0.1", each.port) for each in cluster.brokers.values()]
+        brokers = [
+            MetadataResponseBroker(each.node_id, "127.0.0.1", each.port, cluster.racks.get(each.node_id))
+            for each in cluster.brokers.values()
+        ]
         return MetadataResponse(brokers=brokers, cluster_id="fake", controller_id=100, topics=topics)
-
-
-def epoch_end(partition: FakePartition, epoch: int) -> EpochEndOffset:
-    """Where the largest epoch <= `epoch` ends."""
-    if epoch == partition.leader_epoch:
-        return EpochEndOffset(epoch, partition.end_offset)
-    earlier = [header for header, _ in partition.batches if header.partition_leader_epoch <= epoch]
-    later = [header for header, _ in partition.batches if header.partition_leader_epoch > epoch]
-    if not earlier:
-        return EpochEndOffset(-1, -1) if not later else EpochEndOffset(epoch, later[0].base_offset)
-    return EpochEndOffset(earlier[-1].partition_leader_epoch, earlier[-1].next_offset)

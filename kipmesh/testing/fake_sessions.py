@@ -11,7 +11,6 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING
 
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.fetch_session import (
@@ -34,26 +33,32 @@ from kipmesh.core.messages import (
     LeaderIdAndEpoch,
     PartitionData,
 )
+from kipmesh.core.replica.serving import offset_case
+from kipmesh.testing.fake_partitions import FakePartition, FakeTopic, epoch_end
 
-if TYPE_CHECKING:
-    from kipmesh.testing.fake_broker import FakePartition, FakeTopic
-
-Topics = dict[str, "FakeTopic"]
-_Seen = tuple[str, int, int, int, int]
+Topics = dict[str, FakeTopic]
+Preference = Callable[[FakePartition], int]
+"""To whom a leader sends the reader, -1 for nobody."""
+_Seen = tuple[str, int, int, int, int, str]
 
 
 class FakeReader:
-    """Reads for one fetch. `led` finds a partition that this broker leads, `broken` says which topics have an error."""
+    """Reads for one fetch at a leader or follower. `served` finds a partition that this broker has, `broken` says which
+    topics have an error, `prefers` whom the reader is sent to."""
 
     def __init__(
         self,
         topics: Topics,
-        led: Callable[[str, bytes, int, int], FakePartition | ErrorCode],
+        node_id: int,
+        served: Callable[[str, bytes, int, int], FakePartition | ErrorCode],
         broken: Callable[[str], ErrorCode],
+        prefers: Preference,
     ) -> None:
         self._topics = topics
-        self._led = led
+        self._node_id = node_id
+        self._served = served
         self._broken = broken
+        self._prefers = prefers
 
     def topic_name(self, topic_id: bytes) -> str:
         """The name of the topic, empty if there is none."""
@@ -70,18 +75,41 @@ class FakeReader:
         broken = self._broken(name)
         if broken:
             return _error(index, broken)
-        found = self._led(name, topic_id, index, asked.current_leader_epoch)
+        found = self._served(name, topic_id, index, asked.current_leader_epoch)
         if isinstance(found, ErrorCode):
             return _error(index, found, self._leader(name, index))
-        end, start = found.end_offset, found.log_start_offset
-        data = PartitionData(index, 0, end, end, start)
-        if not start <= asked.fetch_offset <= end:
-            return PartitionRead(data._replace(error_code=ErrorCode.OFFSET_OUT_OF_RANGE), has_news=True)
+        end, start, told = found.end_offset, found.log_start_offset, found.end_offset
+        follower = found.followers.get(self._node_id)
+        if follower is not None:
+            if follower.code is not None:
+                return _error(index, follower.code)
+            start = start if follower.log_start_offset is None else follower.log_start_offset
+            end = end if follower.end_offset is None else follower.end_offset
+            told = told if follower.told is None else follower.told
+        data = PartitionData(index, 0, told, told, start)
+        if follower is None:
+            preferred = self._prefers(found)
+            if preferred >= 0:
+                return PartitionRead(data._replace(preferred_read_replica=preferred), has_news=True)
+        diverging = epoch_end(found, asked.last_fetched_epoch) if asked.last_fetched_epoch >= 0 else None
+        if diverging is not None and follower is None and start <= diverging.end_offset < asked.fetch_offset:
+            return PartitionRead(data._replace(diverging_epoch=diverging), has_news=True)
+        code = offset_case(
+            asked.fetch_offset,
+            log_start_offset=start,
+            log_end_offset=end,
+            high_watermark=min(end, told),
+            leader_high_watermark=told,
+        ).error_code
+        if code:
+            return PartitionRead(data._replace(error_code=code), has_news=True)
         records: list[bytes] = []
         is_cut = False
         for header, batch in found.batches:
             if header.next_offset <= asked.fetch_offset:
                 continue
+            if header.next_offset > min(end, told):
+                break
             if len(batch) > max_bytes and not (min_one_batch and not records):
                 is_cut = True
                 break
@@ -179,7 +207,9 @@ class FakeSessions:
         for topic in self._topics.values():
             for index, each in enumerate(topic.partitions):
                 key = partition_key(topic.topic_id, index)
-                yield key, (topic.name, each.end_offset, each.log_start_offset, each.leader_id, each.leader_epoch)
+                followers = repr(each.followers) if each.followers else ""
+                seen = topic.name, each.end_offset, each.log_start_offset, each.leader_id, each.leader_epoch
+                yield key, (*seen, followers)
 
 
 def _change(before: _Seen | None, now: _Seen) -> int:

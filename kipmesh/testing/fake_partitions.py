@@ -1,0 +1,93 @@
+"""Topics and partitions of the cluster in memory, and how far their followers are; see `fake_broker`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kipmesh.core.errors import ErrorCode
+from kipmesh.core.messages import EpochEndOffset
+from kipmesh.core.record_batch import BatchHeader, assign, parse_header
+
+
+@dataclass(slots=True)
+class FakeFollower:
+    """A replica that serves readers: all of the leader's log, or what the test says. None: as the leader."""
+
+    log_start_offset: int | None = None
+    end_offset: int | None = None
+    told: int | None = None
+    """The leader's high watermark as it was last told."""
+    code: ErrorCode | None = None
+    """Every fetch has this error."""
+    is_in_sync: bool = True
+    is_online: bool = True
+
+
+@dataclass(slots=True)
+class FakePartition:
+    """A partition: its batches, who leads it since where, and who follows."""
+
+    leader_id: int
+    leader_epoch: int = 0
+    log_start_offset: int = 0
+    batches: list[tuple[BatchHeader, bytes]] = field(default_factory=list)
+    end_offset: int = 0
+    followers: dict[int, FakeFollower] = field(default_factory=dict)
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """The leader first."""
+        return (self.leader_id, *self.followers)
+
+    @property
+    def isr(self) -> tuple[int, ...]:
+        """The leader, and who is in sync."""
+        return (self.leader_id, *[node for node, each in self.followers.items() if each.is_in_sync])
+
+    @property
+    def offline(self) -> tuple[int, ...]:
+        """Who is fenced."""
+        return tuple([node for node, each in self.followers.items() if not each.is_online])
+
+    def preferred(self, rack_id: str, racks: Mapping[int, str]) -> int:
+        """The first online follower in sync in that rack; -1 if there is none, or the leader is there."""
+        if racks.get(self.leader_id) == rack_id:
+            return -1
+        good = [node for node, each in self.followers.items() if each.is_in_sync and each.is_online]
+        return next((node for node in good if racks.get(node) == rack_id), -1)
+
+    def append(self, batch: bytes) -> int:
+        """Append as the leader; the base offset."""
+        base = self.end_offset
+        stored = assign(batch, base, self.leader_epoch)
+        header = parse_header(stored)
+        self.batches.append((header, stored))
+        self.end_offset = header.next_offset
+        return base
+
+    def truncate(self, offset: int) -> None:
+        """Drop all batches from `offset` on."""
+        self.batches = [each for each in self.batches if each[0].next_offset <= offset]
+        self.end_offset = self.batches[-1][0].next_offset if self.batches else self.log_start_offset
+
+
+@dataclass(slots=True)
+class FakeTopic:
+    """A topic."""
+
+    name: str
+    topic_id: bytes
+    partitions: list[FakePartition]
+    configs: dict[str, str] = field(default_factory=dict)
+
+
+def epoch_end(partition: FakePartition, epoch: int) -> EpochEndOffset:
+    """Where the largest epoch <= `epoch` ends."""
+    if epoch == partition.leader_epoch:
+        return EpochEndOffset(epoch, partition.end_offset)
+    earlier = [header for header, _ in partition.batches if header.partition_leader_epoch <= epoch]
+    later = [header for header, _ in partition.batches if header.partition_leader_epoch > epoch]
+    if not earlier:
+        return EpochEndOffset(-1, -1) if not later else EpochEndOffset(epoch, later[0].base_offset)
+    return EpochEndOffset(earlier[-1].partition_leader_epoch, earlier[-1].next_offset)

@@ -1,0 +1,366 @@
+"""Consumers and the closest replica, against brokers in memory (392-08, 392-10, 392-13 to 392-17)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from kipmesh.client import Consumer
+from kipmesh.client.records import encode_batch
+from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
+from kipmesh.core.messages import FetchRequest
+from kipmesh.testing.fake_broker import FakeCluster
+from kipmesh.testing.fake_partitions import FakeFollower
+
+FAST = {
+    "retry.backoff.ms": 5,
+    "retry.backoff.max.ms": 50,
+    "fetch.max.wait.ms": 100,
+    "auto.offset.reset": "earliest",
+    "client.rack": "rack-b",
+}
+RACKS = {1: "rack-a", 2: "rack-b", 3: "rack-c"}
+
+
+@asynccontextmanager
+async def mesh(partitions: int = 1) -> AsyncIterator[FakeCluster]:
+    """Three racks; broker 1 leads all of `t`, 2 and 3 follow."""
+    async with FakeCluster(3) as cluster:
+        cluster.racks = dict(RACKS)
+        topic = cluster.create_topic("t", partitions)
+        for each in topic.partitions:
+            each.leader_id = 1
+            each.followers = {2: FakeFollower(), 3: FakeFollower()}
+        yield cluster
+
+
+def follower(cluster: FakeCluster, partition: int = 0) -> FakeFollower:
+    return cluster.topics["t"].partitions[partition].followers[2]
+
+
+def stir(cluster: FakeCluster) -> None:
+    cluster.appended.set()
+    cluster.appended = asyncio.Event()
+
+
+def fill(cluster: FakeCluster, count: int = 10, partition: int = 0) -> None:
+    log = cluster.topics["t"].partitions[partition]
+    for _ in range(count):
+        log.append(encode_batch([(None, b"%d" % log.end_offset)], timestamp_ms=1))
+    stir(cluster)
+
+
+async def read(consumer: Consumer, first: int, count: int, timeout_s: float = 10) -> None:
+    """The next records are these, and no others."""
+    offsets: list[int] = []
+    async with asyncio.timeout(timeout_s):
+        while len(offsets) < count:
+            offsets += [record.offset for record in await consumer.poll(1000)]
+    assert offsets == list(range(first, first + count))
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 10) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - many things are awaited here, and only a few of them have events
+            await asyncio.sleep(0.005)
+
+
+def calls(cluster: FakeCluster, method: str, node_id: int | None = None) -> list[Any]:
+    return [request for name, node, request in cluster.calls if name == method and node_id in (None, node)]
+
+
+def fetches(cluster: FakeCluster, node_id: int) -> list[FetchRequest]:
+    return calls(cluster, "Fetch", node_id)
+
+
+async def test_the_leader_sends_the_consumer_to_its_rack() -> None:
+    async with mesh(3) as cluster, Consumer(cluster.bootstrap, **FAST) as consumer:
+        consumer.subscribe(["t"])
+        for partition in range(3):
+            fill(cluster, 20, partition)
+        seen: set[tuple[int, int]] = set()
+        while len(seen) < 60:
+            seen |= {(record.partition, record.offset) for record in await consumer.poll(1000)}
+        fill(cluster)
+        await read(consumer, 20, 10)
+        stats = consumer.fetch_stats
+        assert set(stats.bytes_by_node) == {2}
+        assert stats.redirects == {2: 3}
+        assert not stats.returns
+        await until(lambda: not cluster.brokers[1].sessions.list())  # nothing is read there any more
+        assert consumer.fetch_stats.sessions == 1
+        assert {each.rack_id for each in fetches(cluster, 1)} == {"rack-b"}
+        assert {each.replica_id for each in fetches(cluster, 2)} == {-1}
+        assert {each.rack_id for each in calls(cluster, "Metadata")} == {""}
+
+
+async def test_without_a_rack_the_leader_serves() -> None:
+    async with mesh() as cluster, Consumer(cluster.bootstrap, **{**FAST, "client.rack": ""}) as consumer:
+        fill(cluster)
+        consumer.assign([("t", 0)])
+        await read(consumer, 0, 10)
+        assert set(consumer.fetch_stats.bytes_by_node) == {1}
+
+
+ERRORS = [
+    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.KAFKA_STORAGE_ERROR,
+    ErrorCode.UNKNOWN_LEADER_EPOCH,
+    ErrorCode.FENCED_LEADER_EPOCH,
+    ErrorCode.OFFSET_NOT_AVAILABLE,
+    ErrorCode.OFFSET_OUT_OF_RANGE,
+    ErrorCode.UNKNOWN_TOPIC_ID,
+    ErrorCode.UNKNOWN_SERVER_ERROR,
+    ErrorCode.CORRUPT_MESSAGE,
+]
+
+
+@pytest.mark.parametrize("code", ERRORS, ids=lambda code: code.name)
+async def test_what_the_follower_cannot_do_the_leader_does(code: ErrorCode) -> None:
+    """392-08, 392-14; `none` shows that nothing is reset."""
+    async with mesh() as cluster, Consumer(cluster.bootstrap, **{**FAST, "auto.offset.reset": "none"}) as consumer:
+        consumer.assign([("t", 0)])
+        consumer.seek(("t", 0), 0)
+        fill(cluster)
+        await read(consumer, 0, 10)
+        follower(cluster).code = code
+        fill(cluster)
+        if code is ErrorCode.FENCED_LEADER_EPOCH:  # the replica is fine, one of us is late
+            await until(lambda: len(calls(cluster, "Metadata")) > 2)
+            follower(cluster).code = None
+            stir(cluster)
+        await read(consumer, 10, 10, timeout_s=2)
+        if code is not ErrorCode.FENCED_LEADER_EPOCH:
+            assert consumer.fetch_stats.bytes_by_node[1] > 0
+        follower(cluster).code = None
+        stir(cluster)
+        served = consumer.fetch_stats.bytes_by_node[2]
+        offset = 20
+        while consumer.fetch_stats.bytes_by_node[2] == served:
+            fill(cluster, 1)
+            await read(consumer, offset, 1)
+            offset += 1
+            await asyncio.sleep(0.02)
+        assert offset < 100
+        asked = {node for name, node, _ in cluster.calls if name in ("ListOffsets", "OffsetsForLeaderEpoch")}
+        assert asked == ({1} if code is ErrorCode.OFFSET_OUT_OF_RANGE else set())
+
+
+@pytest.mark.parametrize("how", ["killed", "silent"])
+async def test_a_follower_that_is_gone_is_left_within_two_seconds(how: str) -> None:
+    async with mesh() as cluster, Consumer(cluster.bootstrap, **{**FAST, "fetch.max.wait.ms": 500}) as consumer:
+        consumer.assign([("t", 0)])
+        fill(cluster)
+        await read(consumer, 0, 10)
+        await until(lambda: consumer.fetch_stats.partitions == 1)
+        frozen = asyncio.Event()
+        if how == "killed":
+            await cluster.brokers[2].stop()
+        else:
+
+            async def freeze(method: str, node_id: int, _request: object) -> None:
+                if method == "Fetch" and node_id == 2:
+                    await frozen.wait()
+
+            cluster.hook = freeze
+            count = len(fetches(cluster, 2))
+            await until(lambda: len(fetches(cluster, 2)) > count)
+        started = time.monotonic()
+        fill(cluster)
+        await read(consumer, 10, 10, timeout_s=5)
+        assert time.monotonic() - started < 2
+        assert sum(consumer.fetch_stats.returns.values()) >= 1
+        cluster.hook = None
+        frozen.set()
+        if how == "killed":
+            await cluster.brokers[2].start()
+        served, offset = consumer.fetch_stats.bytes_by_node[2], 20
+        while consumer.fetch_stats.bytes_by_node[2] == served:
+            fill(cluster, 1)
+            await read(consumer, offset, 1)
+            offset += 1
+            await asyncio.sleep(0.02)
+
+
+async def test_an_idle_consumer_leaves_a_silent_follower_too() -> None:
+    async with mesh() as cluster, Consumer(cluster.bootstrap, **FAST) as consumer:
+        consumer.assign([("t", 0)])
+        await until(lambda: consumer.fetch_stats.redirects[2] == 1)
+        frozen = asyncio.Event()
+
+        async def freeze(method: str, node_id: int, _request: object) -> None:
+            if method == "Fetch" and node_id == 2:
+                await frozen.wait()
+
+        cluster.hook = freeze
+        await until(lambda: consumer.fetch_stats.returns["silent"] >= 1, 3)
+        fill(cluster)
+        await read(consumer, 0, 10, timeout_s=2)
+        frozen.set()
+
+
+async def test_after_metadata_max_age_the_leader_is_asked_again() -> None:
+    async with mesh() as cluster, Consumer(cluster.bootstrap, **FAST, **{"metadata.max.age.ms": 300}) as consumer:
+        consumer.assign([("t", 0)])
+        fill(cluster)
+        await read(consumer, 0, 10)
+        assert consumer.fetch_stats.redirects == {2: 1}
+        await until(lambda: consumer.fetch_stats.redirects[2] == 2, 2)  # though it is idle
+        follower(cluster).is_in_sync = False
+        count = len(fetches(cluster, 1))
+        await until(lambda: len(fetches(cluster, 1)) > count + 2, 2)
+        fill(cluster)
+        before = consumer.fetch_stats.bytes_by_node[2]
+        await read(consumer, 10, 10)
+        assert consumer.fetch_stats.bytes_by_node[2] == before
+        assert not consumer.fetch_stats.returns
+
+
+async def test_a_fenced_follower_is_left() -> None:
+    async with mesh() as cluster, Consumer(cluster.bootstrap, **FAST, **{"metadata.max.age.ms": 200}) as consumer:
+        consumer.assign([("t", 0)])
+        fill(cluster)
+        await read(consumer, 0, 10)
+        follower(cluster).is_online = False
+        await until(lambda: 1 in consumer.fetch_stats.bytes_by_node or len(fetches(cluster, 1)) > 3)
+        fill(cluster)
+        await read(consumer, 10, 10)
+
+
+async def test_a_follower_that_is_behind_neither_resets_nor_lowers_the_high_watermark() -> None:
+    """Cases 1 to 4, and 392-10."""
+    async with mesh() as cluster, Consumer(cluster.bootstrap, **{**FAST, "auto.offset.reset": "none"}) as consumer:
+        consumer.assign([("t", 0)])
+        consumer.seek(("t", 0), 0)
+        fill(cluster)
+        await read(consumer, 0, 10)
+        assert consumer.high_watermark(("t", 0)) == 10
+        behind = follower(cluster)
+        behind.end_offset, behind.told = 5, 5  # as after an unclean election: too large
+        fill(cluster)
+        await read(consumer, 10, 10, timeout_s=2)
+        assert consumer.high_watermark(("t", 0)) == 20
+        behind.log_start_offset, behind.end_offset, behind.told = 40, None, None  # too small
+        fill(cluster)
+        await read(consumer, 20, 10, timeout_s=2)
+        behind.log_start_offset, behind.end_offset = None, 25  # not there yet
+        fill(cluster)
+        await read(consumer, 30, 10, timeout_s=2)
+        assert consumer.high_watermark(("t", 0)) == 40
+        assert consumer.fetch_stats.truncations == 0
+
+
+async def test_the_leader_confirms_before_a_reset() -> None:
+    async with mesh() as cluster, Consumer(cluster.bootstrap, **FAST) as consumer:
+        fill(cluster, 30)
+        cluster.topics["t"].partitions[0].log_start_offset = 20
+        consumer.assign([("t", 0)])
+        consumer.seek(("t", 0), 5)
+        await read(consumer, 20, 10)
+        assert calls(cluster, "ListOffsets", 1)
+        assert not calls(cluster, "ListOffsets", 2)
+
+
+@pytest.mark.parametrize("policy", ["earliest", "none"])
+async def test_truncation_is_reported(policy: str) -> None:
+    async with mesh() as cluster, Consumer(cluster.bootstrap, **{**FAST, "auto.offset.reset": policy}) as consumer:
+        consumer.assign([("t", 0)])
+        consumer.seek(("t", 0), 0)
+        fill(cluster, 30)
+        await read(consumer, 0, 30)
+        cluster.topics["t"].partitions[0].truncate(20)
+        cluster.move_leader("t", 0, 3)
+        fill(cluster, 20)
+        if policy == "none":
+            for _ in range(2):
+                with pytest.raises(KafkaError, match="truncated to offset 20, below 30"):
+                    await consumer.poll(5000)
+            consumer.seek(("t", 0), 20)
+        await read(consumer, 20, 20)
+        assert consumer.fetch_stats.truncations == 1
+
+
+@pytest.mark.parametrize("mode", ["metadata", "consumer"])
+@pytest.mark.parametrize("policy", ["leader", "preferred"])
+async def test_modes_of_the_draft(mode: str, policy: str) -> None:
+    """392-15 to 392-17."""
+    config = {
+        **FAST,
+        "replica.selection.mode": mode,
+        "replica.selection.policy": policy,
+        "replica.selector.class": "RackAwareReplicaSelector",
+        "metadata.max.age.ms": 200,
+    }
+    async with mesh() as cluster, Consumer(cluster.bootstrap, **config) as consumer:
+        consumer.assign([("t", 0)])
+        fill(cluster)
+        await read(consumer, 0, 10)
+        served_by = 2 if policy == "preferred" else 1
+        assert set(consumer.fetch_stats.bytes_by_node) == {served_by}
+        requests = fetches(cluster, served_by)
+        assert {(each.replica_id, each.rack_id) for each in requests} == {(-2 if policy == "preferred" else -1, "")}
+        assert {each.rack_id for each in calls(cluster, "Metadata")} == {"rack-b" if mode == "metadata" else ""}
+        if policy == "leader":
+            return
+        cluster.racks = {1: "rack-b", 2: "rack-a", 3: "rack-c"}  # the next update says so, though nothing is read
+        await until(lambda: len(fetches(cluster, 1)) > 2)
+        fill(cluster)
+        await read(consumer, 10, 10)
+        assert set(consumer.fetch_stats.bytes_by_node) == {1, 2}
+        cluster.racks = dict(RACKS)
+        count = len(fetches(cluster, 2))
+        await until(lambda: len(fetches(cluster, 2)) > count + 2)
+        await cluster.brokers[2].stop()
+        fill(cluster)
+        await read(consumer, 20, 10, timeout_s=2)
+
+
+class BrokenSelector:
+    """Whatever it is asked."""
+
+    seen: dict[str, Any]
+
+    def configure(self, configs: dict[str, Any]) -> None:
+        BrokenSelector.seen = dict(configs)
+
+    def select(self, *_: object) -> object:
+        raise RuntimeError("broken")
+
+    def close(self) -> None:
+        BrokenSelector.seen["closed"] = True
+
+
+async def test_a_broken_selector_means_the_leader() -> None:
+    """392-11."""
+    config = {
+        **FAST,
+        "replica.selection.mode": "consumer",
+        "replica.selection.policy": "preferred",
+        "replica.selector.class": f"{__name__}.BrokenSelector",
+        "replica.selector.config": "a=1, b=x=y",
+    }
+    async with mesh() as cluster, Consumer(cluster.bootstrap, **config) as consumer:
+        consumer.assign([("t", 0)])
+        fill(cluster)
+        await read(consumer, 0, 10)
+        assert set(consumer.fetch_stats.bytes_by_node) == {1}
+        assert consumer.fetch_stats.selector_failures >= 1
+    seen = BrokenSelector.seen
+    assert (seen["a"], seen["b"], seen["client.rack"], seen["closed"]) == ("1", "x=y", "rack-b", True)
+
+
+def test_configuration() -> None:
+    assert Consumer("h:1", rack_id="r").config.client_rack == "r"
+    for config, words in (
+        ({"rack.id": "a", "client.rack": "b"}, "give one of them"),
+        ({"replica.selection.mode": "broker"}, "replica.selection.mode"),
+        ({"replica.selection.mode": "consumer", "replica.selector.class": "no.such.Thing"}, "replica.selector.class"),
+        ({"replica.selection.mode": "consumer", "replica.selector.config": "x"}, "replica.selector.config"),
+    ):
+        with pytest.raises(InvalidConfigError, match=words):
+            Consumer("h:1", **config)
