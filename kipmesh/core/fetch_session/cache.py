@@ -23,6 +23,7 @@ from kipmesh.core.fetch_session.types import (
     INT_MAX,
     INVALID_SESSION_ID,
     SESSION_PARTITIONS_MAX,
+    TOPIC_BYTES_MAX,
     UNUSED_MS_MAX,
     SessionInfo,
 )
@@ -83,6 +84,8 @@ class FetchSessionCache:
     def begin(self, request: FetchRequest, client_id: str, now_ms: int) -> Fetch:
         """What to do for a request (227-04). An incremental one is taken into its session here."""
         session_id, epoch = request.session_id, request.session_epoch
+        if any(len(topic_bytes(topic)) > TOPIC_BYTES_MAX for topic in request.topics):
+            return ErrorFetch(self, request, ErrorCode.INVALID_REQUEST)
         if epoch in (INITIAL_EPOCH, FINAL_EPOCH):
             session = self._find(session_id, request.replica_id)
             if session is not None:

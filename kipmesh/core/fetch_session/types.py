@@ -26,6 +26,10 @@ UNUSED_MS_MAX: Final = 120_000
 SESSION_PARTITIONS_MAX: Final = 1_000_000
 """No session has more partitions: a client cannot grow one without end."""
 
+TOPIC_BYTES_MAX: Final = 249
+"""No topic has a longer name or id. A session keeps them once a partition, so a request of one long name and many
+partitions would take a multiple of its own size."""
+
 # What may happen to a partition: flags, so that one event can be several. Plain integers, for events are frequent.
 LOG_END: Final = 1
 """Records were appended: news for followers."""

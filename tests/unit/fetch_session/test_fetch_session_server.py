@@ -91,6 +91,20 @@ def test_session_errors_leave_the_session_as_it_was() -> None:
     assert error_of(server.ask(fetch_request([], session_id, 1))) is ErrorCode.NONE
 
 
+@pytest.mark.parametrize("topic", [FetchTopic("t" * 250), FetchTopic("\u00e9" * 125), FetchTopic("t", b"i" * 250)])
+def test_names_and_ids_that_no_topic_can_have_are_refused_before_anything_is_kept(topic: FetchTopic) -> None:
+    server = new_server()
+    session_id = open_session(server)
+    before = list(server.cache.list(0))
+    topics = [topic._replace(partitions=[FetchPartition(number) for number in range(10)])]
+    for request in (fetch_request(topics), fetch_request(topics, session_id, 0), fetch_request(topics, session_id, 1)):
+        fetch = server.cache.begin(request, "", 0)
+        assert fetch.is_complete
+        assert error_of(fetch.respond(0)) is ErrorCode.INVALID_REQUEST
+        assert list(server.cache.list(0)) == before
+    assert error_of(server.ask(fetch_request([], session_id, 1))) is ErrorCode.NONE
+
+
 def test_ids_come_from_the_source_until_one_is_good() -> None:
     offered = iter([0, -3, INT_MAX + 1, 77, 77, 78])
     world = World()
