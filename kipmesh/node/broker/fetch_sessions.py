@@ -44,7 +44,7 @@ def make_session_cache(config: BrokerConfig, subscriptions: Subscriptions, parti
 
 
 class FetchSessionCollector(Collector):
-    """What the cache counts, read at each scrape."""
+    """What the cache counts, read at each scrape: in another thread, so tables are copied before they are walked."""
 
     def __init__(self, sessions: FetchSessionCache) -> None:
         self._sessions = sessions
@@ -74,7 +74,7 @@ class FetchSessionCollector(Collector):
         yield _family(
             prefix + "quota_refusals", "Sessions refused for the quota.", "client_id", counted.quota_refusals_by_client
         )
-        errors = {code.name: count for code, count in counted.errors.items()}
+        errors = {code.name: count for code, count in dict(counted.errors).items()}
         yield _family(prefix + "errors", "Fetches refused with a session error.", "error", errors)
         yield _family("kipmesh_broker_fetches", "Fetches answered, by kind.", "kind", _named(counted.fetches))
         yield CounterMetricFamily(
@@ -83,11 +83,11 @@ class FetchSessionCollector(Collector):
 
 
 def _named(counts: Mapping[_Key, int]) -> dict[str, int]:
-    return {str(key.value): count for key, count in counts.items()}
+    return {str(key.value): count for key, count in dict(counts).items()}
 
 
 def _family(name: str, text: str, label: str, counts: Mapping[str, int]) -> CounterMetricFamily:
     family = CounterMetricFamily(name, text, labels=[label])
-    for value, count in counts.items():
+    for value, count in dict(counts).items():
         family.add_metric([value], count)
     return family
