@@ -1,4 +1,4 @@
-"""Consumers under random faults of sessions: each record once and in order, as a dumb oracle says (227-12, 227-19).
+"""Consumers under random faults of sessions and followers: each record once and in order (227-12, 227-19, 392-14).
 
 The oracle knows the next offset of each partition and nothing else. A run that fails prints its seed;
 `KIPMESH_SESSION_SEEDS=17 pytest tests/unit/client/test_client_session_faults.py` replays seed 17, `1-500` runs many.
@@ -18,6 +18,7 @@ from kipmesh.client.records import encode_batch
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.messages import FetchableTopicResponse, FetchResponse, PartitionData
 from kipmesh.testing.fake_broker import FakeCluster
+from kipmesh.testing.fake_partitions import FakeFollower
 
 PARTITIONS = 8
 STEPS = 150
@@ -28,6 +29,7 @@ CODES = (
     ErrorCode.UNKNOWN_LEADER_EPOCH,
     ErrorCode.OFFSET_NOT_AVAILABLE,
 )
+FOLLOWER_CODES = (ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.FENCED_LEADER_EPOCH)
 TOP_LEVEL = (
     ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
     ErrorCode.INVALID_FETCH_SESSION_EPOCH,
@@ -63,6 +65,11 @@ class Run:
             "fetch.max.bytes": chance.choice([300, 3000, 1 << 20]),
             "max.partition.fetch.bytes": chance.choice([200, 1000, 1 << 20]),
             "enable.incremental.fetch": chance.random() < 0.95,
+            "metadata.max.age.ms": chance.choice([100, 1000, 300_000]),
+            "client.rack": chance.choice(["", "1", "2", "3"]),
+            "replica.selection.mode": chance.choice(["fetch", "fetch", "metadata", "consumer"]),
+            "replica.selection.policy": "preferred",
+            "replica.selector.class": "RackAwareReplicaSelector",
         }
 
     @property
@@ -100,19 +107,37 @@ class Run:
         self.cluster.inject("Fetch", malformed=self.random.choice(MALFORMED))
 
     def evict(self) -> None:
-        self.cluster.brokers[self.random.randint(1, 2)].sessions.evict()
+        self.cluster.brokers[self.random.randint(1, 3)].sessions.evict()
 
     def overtake(self) -> None:
-        self.cluster.brokers[self.random.randint(1, 2)].sessions.overtake()
+        self.cluster.brokers[self.random.randint(1, 3)].sessions.overtake()
 
     def move_leader(self) -> None:
         partition = self.random.randrange(PARTITIONS)
-        self.cluster.move_leader("t", partition, 3 - self.cluster.topics["t"].partitions[partition].leader_id)
+        followers = sorted(self.cluster.topics["t"].partitions[partition].followers)
+        self.cluster.move_leader("t", partition, self.random.choice(followers))
 
     async def restart(self) -> None:
-        broker = self.cluster.brokers[self.random.randint(1, 2)]
+        broker = self.cluster.brokers[self.random.randint(1, 3)]
         await broker.stop()
         await broker.start()
+
+    def hamper_follower(self) -> None:
+        partition = self.cluster.topics["t"].partitions[self.random.randrange(PARTITIONS)]
+        node_id, chance = self.random.choice(sorted(partition.followers)), self.random
+        behind = chance.randint(0, partition.end_offset)
+        partition.followers[node_id] = chance.choice(
+            [
+                FakeFollower(),
+                FakeFollower(),
+                FakeFollower(code=chance.choice((*CODES, *FOLLOWER_CODES))),
+                FakeFollower(end_offset=behind),
+                FakeFollower(end_offset=behind, told=behind),
+                FakeFollower(log_start_offset=behind),
+                FakeFollower(is_in_sync=False),
+                FakeFollower(is_online=False),
+            ]
+        )
 
     # -- what the application does
 
@@ -167,6 +192,8 @@ class Run:
             self.evict,
             self.overtake,
             self.move_leader,
+            self.hamper_follower,
+            self.hamper_follower,
         ]
         async with Consumer(self.cluster.bootstrap, **self.config) as consumer:
             self.give(consumer, set())
@@ -190,6 +217,8 @@ class Run:
 
     async def drain(self, consumer: Consumer) -> None:
         """All comes, the high watermarks are right, and nothing goes round in circles."""
+        for each in self.cluster.topics["t"].partitions:  # one that never catches up would not stay in the ISR
+            each.followers = {node_id: FakeFollower() for node_id in each.followers}
         async with asyncio.timeout(30):
             while any(self.expected[partition] < end for partition, end in enumerate(self.logs)):
                 await self.poll(consumer, 500)
@@ -207,8 +236,9 @@ class Run:
 
 @pytest.mark.parametrize("seed", range(int(FIRST), int(LAST or FIRST) + 1))
 async def test_random_faults(seed: int) -> None:
-    async with FakeCluster(2) as cluster:
-        cluster.create_topic("t", PARTITIONS)
+    async with FakeCluster(3) as cluster:
+        cluster.racks = {1: "1", 2: "2", 3: "3"}
+        cluster.create_topic("t", PARTITIONS, replicas=3)
         await Run(seed, cluster).run()
         for broker in cluster.brokers.values():
             broker.sessions.evict()
