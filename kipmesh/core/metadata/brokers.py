@@ -59,12 +59,19 @@ class BrokerLifecycle:
     """Decides about brokers. It reads the image, which the owner changes by the records that are returned."""
 
     def __init__(
-        self, image: MetadataImage, sessions: BrokerSessions, cluster_id: str, unclean_allowed: UncleanAllowed
+        self,
+        image: MetadataImage,
+        sessions: BrokerSessions,
+        cluster_id: str,
+        unclean_allowed: UncleanAllowed,
+        voters: Collection[int] = (),
     ) -> None:
+        """`voters` are the ids of the metadata quorum's, which no broker may have."""
         self._image = image
         self._sessions = sessions
         self._cluster_id = cluster_id
         self._unclean_allowed = unclean_allowed
+        self._voters = voters
         # Reported log ends of partitions without a leader: key -> broker -> (its epoch then, log end).
         self._log_ends: dict[PartitionKey, dict[int, tuple[int, LogEnd]]] = {}
 
@@ -117,6 +124,10 @@ class BrokerLifecycle:
         fault = registration_fault(request)
         if fault is not None:
             return ErrorCode.INVALID_REQUEST, fault
+        if request.broker_id in self._voters:
+            return ErrorCode.INVALID_REQUEST, (
+                f"node.id {request.broker_id} is a controller's (controller.quorum.voters), a broker needs another"
+            )
         if existing is None:
             if len(self._image.brokers) >= BROKERS_MAX:
                 return ErrorCode.POLICY_VIOLATION, f"there are {BROKERS_MAX} brokers already"

@@ -52,6 +52,7 @@ class MetadataController:
             self._sessions,
             config.cluster_id,
             lambda name: configs.unclean_election_allowed(image, name, default=config.unclean_leader_election_enable),
+            frozenset(voter.id for voter in config.voters),
         )
         self._defaults = topics.TopicDefaults(
             config.num_partitions, config.default_replication_factor, config.max_partitions_per_request

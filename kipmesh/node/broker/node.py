@@ -20,7 +20,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from kipmesh.core.config import BrokerConfig, Endpoint
-from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
 from kipmesh.core.messages import DescribeQuorumRequest, DescribeQuorumResponse, Listener
 from kipmesh.core.metadata.image import MetadataImage
 from kipmesh.node.broker.admin import AdminHandler
@@ -172,7 +172,12 @@ class BrokerNode:
         return me is not None and me.broker_epoch == self._lifecycle.broker_epoch and not me.fenced
 
     async def start(self) -> None:
-        """Load the logs, listen, and begin to register; returns once it listens."""
+        """Load the logs, listen, and begin to register; returns once it listens. InvalidConfigError in one line."""
+        if self.config.node_id in [voter.id for voter in self.config.voters]:  # its fetches would count as that voter's
+            raise InvalidConfigError(
+                f"node.id {self.config.node_id} is a controller's (controller.quorum.voters: "
+                f"{self.config.controller_quorum_voters!r}), a broker needs another"
+            )
         try:
             await self._disk.run(lambda: self._log_manager.load(wall_ms()))
             self._is_loaded = True

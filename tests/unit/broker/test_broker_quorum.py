@@ -12,7 +12,7 @@ import pytest
 from conftest_broker import Mesh, eventually, leader_of
 
 from kipmesh.core import messages as m
-from kipmesh.core.errors import ErrorCode
+from kipmesh.core.errors import ErrorCode, InvalidConfigError
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, TOPIC_RESOURCE
 from kipmesh.core.record_batch import build
 from kipmesh.node.broker import BrokerNode
@@ -262,3 +262,11 @@ async def test_the_metadata_log_is_not_for_clients_to_cut_or_configure(mesh: Mes
     request = m.IncrementalAlterConfigsRequest([altered])
     refused = await mesh.call(1, "IncrementalAlterConfigs", request, "Admin")
     assert refused.responses[0].error_code == ErrorCode.POLICY_VIOLATION
+
+
+async def test_a_broker_with_a_voters_id_does_not_start(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path)  # no controller has to run for that
+    with pytest.raises(InvalidConfigError, match=r"node\.id 100 is a controller's \(controller\.quorum\.voters: '100@"):
+        await mesh.start_broker(100)
+    assert not (tmp_path / "broker-100").exists()
+    await mesh.stop()

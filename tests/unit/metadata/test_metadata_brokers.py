@@ -56,6 +56,13 @@ def test_another_cluster_is_refused(controller: Controller) -> None:
     assert not controller.image.brokers
 
 
+def test_a_voters_id_is_refused(controller: Controller) -> None:
+    response = controller.register(1001)
+    assert response.error_code == ErrorCode.INVALID_REQUEST
+    assert "node.id 1001 is a controller's" in (response.error_message or "")
+    assert not controller.image.brokers
+
+
 @pytest.mark.parametrize(
     "change",
     [{"incarnation_id": b"short"}, {"listeners": []}, {"broker_id": -1}, {"listeners": [m.Listener("A", "h", 70000)]}],

@@ -76,6 +76,29 @@ async def test_a_start_loads_the_newest_snapshot_and_replays_the_log_after_it() 
         assert again.loader.image.partition(topic_id(1), 0).leader == 3  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_a_batch_that_the_disk_changed_is_not_applied(is_first: bool) -> None:
+    member = Member()
+    member.append(topic(1))
+    path = f"{FOLDER}/{0:020d}.log"
+    async with running(member):
+        if not is_first:
+            member.commit()
+            await member.applied()
+        at = member.fs.open(path).size()
+        member.append(topic(2))
+        file = member.fs.open(path)
+        position = file.size() - 1 if not is_first else at - 1
+        file.write_at(bytes([file.read_at(1, position)[0] ^ 1]), position)
+        file.close()
+        member.commit()
+        await until(lambda: member.failures)
+        assert isinstance(member.failures[0], CorruptRecordError)
+        assert "wrong CRC of the batch" in str(member.failures[0])
+        assert member.loader.applied_end == 0
+        assert list(member.loader.image.topic_names) == ([] if is_first else ["t1"])
+
+
 async def test_an_active_controllers_image_is_ahead_of_the_high_watermark() -> None:
     member = Member()
     member.append(topic(1))
