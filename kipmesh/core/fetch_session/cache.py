@@ -10,6 +10,7 @@ its epoch is the one that the next request must have.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.fetch_session.fetch import ErrorFetch, Fetch, FullFetch, IncrementalFetch, terms_of, topic_bytes
@@ -63,6 +64,7 @@ class FetchSessionCache:
         self._sessions: dict[int, Session] = {}
         self._sizes: dict[int, int] = {}
         self._by_client: dict[str, dict[Session, None]] = {}
+        self._by_follower: dict[int, dict[Session, None]] = {}
         self._partitions = 0
 
     def __len__(self) -> int:
@@ -159,6 +161,13 @@ class FetchSessionCache:
     def _grown(session: Session, named: dict[Key, FetchPartition]) -> int:
         return session.size + sum(key not in session for key in named)
 
+    def end_older(self, replica_id: int, broker_epoch: int) -> None:
+        """A broker has this registration now: the sessions of its older ones are nobody's, and would stay for ever."""
+        for session in list(self._by_follower.get(replica_id, ())):
+            if session.terms[2] < broker_epoch:
+                self._remove(session)
+                self.metrics.closed += 1
+
     # -- for the fetches
 
     def is_open(self, session: Session) -> bool:
@@ -220,6 +229,8 @@ class FetchSessionCache:
         self._partitions += session.size
         if self._quota and not session.owner.privileged:
             self._by_client.setdefault(session.owner.client_id, {})[session] = None
+        if session.owner.privileged:
+            self._by_follower.setdefault(session.owner.replica_id, {})[session] = None
         self._policy.added(session)
         self.metrics.created += 1
         return True
@@ -239,10 +250,19 @@ class FetchSessionCache:
         session_id = session.session_id
         del self._sessions[session_id]
         self._partitions -= self._sizes.pop(session_id)
-        own = self._by_client.get(session.owner.client_id)
-        if own is not None:
-            own.pop(session, None)
-            if not own:
-                del self._by_client[session.owner.client_id]
+        owner = session.owner
+        _drop(self._by_client, owner.client_id, session)
+        _drop(self._by_follower, owner.replica_id, session)
         self._policy.removed(session)
         session.close()
+
+
+_Name = TypeVar("_Name", str, int)
+
+
+def _drop(table: dict[_Name, dict[Session, None]], name: _Name, session: Session) -> None:
+    own = table.get(name)
+    if own is not None:
+        own.pop(session, None)
+        if not own:
+            del table[name]

@@ -29,7 +29,7 @@ class FetchSessionMetrics:
         """Session errors by code."""
         self.created = 0
         self.closed = 0
-        """Closed by their clients."""
+        """Closed by their clients, or because their broker has registered anew."""
         self.evictions = 0
         """`IncrementalFetchSessionEvictionsPerSec` is the rate of this."""
         self.evictions_by_reason: Counter[Eviction] = Counter()

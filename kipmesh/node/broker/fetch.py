@@ -167,9 +167,13 @@ class FetchHandler:
         if request.cluster_id is not None and request.cluster_id != self._cluster_id:
             return FetchResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID)
         is_follower = request.replica_id >= 0
-        if is_follower and request.replica_epoch < self._partitions.broker_epoch(request.replica_id):
-            # A registration that is no more: what it says of its log is not true of the one that followed.
-            return FetchResponse(error_code=ErrorCode.STALE_BROKER_EPOCH)
+        if is_follower:
+            broker_epoch = self._partitions.broker_epoch(request.replica_id)
+            if request.replica_epoch < broker_epoch:
+                # A registration that is no more: what it says of its log is not true of the one that followed.
+                return FetchResponse(error_code=ErrorCode.STALE_BROKER_EPOCH)
+            if request.session_epoch <= 0:
+                self._sessions.end_older(request.replica_id, broker_epoch)
         known = self._followers.get(request.session_id) if is_follower and request.session_epoch > 0 else None
         if known is not None and known.broker_epoch != request.replica_epoch:
             # Sessions are not handed on: the partitions that this request does not name are another process's.

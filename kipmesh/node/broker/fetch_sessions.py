@@ -65,7 +65,7 @@ class FetchSessionCollector(Collector):
         )
         prefix = "kipmesh_broker_fetch_session_"
         yield CounterMetricFamily(prefix + "created", "Fetch sessions made.", counted.created)
-        yield CounterMetricFamily(prefix + "closed", "Fetch sessions closed by their clients.", counted.closed)
+        yield CounterMetricFamily(prefix + "closed", "Fetch sessions closed by or for their clients.", counted.closed)
         yield _family(prefix + "evictions_by_reason", "Evictions.", "reason", _named(counted.evictions_by_reason))
         yield _family(
             prefix + "evictions_by_evictor", "Evictions, by who got the slot.", "client_id", counted.evictions_by_client

@@ -80,10 +80,11 @@ class Leaders(RuleBasedStateMachine):
         image.topics[TOPIC_ID] = TopicState(TOPIC_ID, "t", dict(enumerate(self.states)))
         self.partitions, self.changes = Partitions(image), Changes()
         self.joins: set[int] = set()
+        self.sessions = make_session_cache(config, self.changes.subscriptions, self.partitions)
         self.handler = FetchHandler(
             1,
             self.partitions,
-            make_session_cache(config, self.changes.subscriptions, self.partitions),
+            self.sessions,
             BrokerMetrics(CollectorRegistry()),
             lambda replica, _isr: self.joins.add(replica.partition),
             lambda: self.now_ms,
@@ -259,3 +260,13 @@ async def test_a_fetch_that_waits_through_its_broker_s_new_registration_says_not
     leader = it.replicas[0].leader
     assert leader is not None
     assert (leader.followers[2].log_end_offset, leader.followers[2].broker_epoch) == (1, after.epoch)
+
+
+def test_a_broker_that_comes_back_again_and_again_leaves_no_sessions_behind() -> None:
+    it = Leaders()
+    it.begin()
+    for _ in range(5):
+        it.restarts(2, 0)
+        it.fetch(2, MORE, False)
+        it.fetch(3, MORE, False)
+    assert [(one.replica_id, one.epoch) for one in it.sessions.list(0)] in ([(2, 1), (3, 5)], [(3, 5), (2, 1)])

@@ -384,6 +384,22 @@ def test_another_isolation_level_rack_or_broker_epoch_looks_at_everything_again(
         assert server.world.reads - before == (4 if epoch in (2, 4) else 0)
 
 
+def test_a_broker_that_registered_anew_leaves_no_session_behind() -> None:
+    server = new_server()
+    topics = [asking(server.world, "t", 0, 1)]
+    for broker, epoch in ((FOLLOWER, 1), (FOLLOWER, 2), (FOLLOWER, 2), (FOLLOWER + 1, 1), (-1, -1)):
+        server.ask(fetch_request(topics, replica_id=broker)._replace(replica_epoch=epoch))
+    old, *others = [info.session_id for info in server.cache.list(0)]
+    waiting = server.cache.begin(fetch_request([], old, 1, replica_id=FOLLOWER)._replace(replica_epoch=1), "", 0)
+    server.cache.end_older(FOLLOWER, 1)
+    assert len(server.cache) == 5
+    server.cache.end_older(FOLLOWER, 2)
+    assert [info.session_id for info in server.cache.list(0)] == others
+    assert error_of(waiting.respond(0)) is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    server.cache.end_older(-1, 5)
+    assert (len(server.cache), server.cache.partitions, server.cache.metrics.closed) == (4, 8, 1)
+
+
 def test_a_flood_of_one_shot_clients_at_a_node() -> None:
     server = new_server(3)
     server.cache._policy = AdoptedPolicy(500, 1000)
