@@ -424,7 +424,7 @@ class Fetcher:
             self._bytes[node_id] += len(answer.records)
             state.put(Chunk(answer.records, parsed.batches, node_id))
             self._complete(state)
-        self._do(state, effects, state.located(error))
+        self._do(state, effects, state.located(error) if error.code else None)
 
     def _do(self, state: PartitionState, effects: reading.Effects, error: KafkaError | None = None) -> None:
         """What the reader decided; `error` is what it raises where it does."""
