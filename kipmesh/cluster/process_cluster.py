@@ -381,7 +381,8 @@ class ProcessCluster:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         if not self.folder.is_dir():
-            raise ClusterError(f"there is no folder {self.folder}")
+            what = "is not a folder" if self.folder.exists() else "does not exist"
+            raise ClusterError(f"the folder of the cluster, {self.folder}, {what}")
         deadline = time.monotonic() + LOCK_TIMEOUT_S
         try:
             handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)

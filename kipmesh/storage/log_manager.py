@@ -131,7 +131,8 @@ class LogManager:
             self._load_logs(now_ms)
         except OSError as error:
             self.abandon()
-            raise StorageError(f"cannot load the data folders {', '.join(self._paths)}: {error}") from error
+            why = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
+            raise StorageError(f"cannot load the data folders {', '.join(self._paths)}: {why}") from error
         except BaseException:
             self.abandon()
             raise
