@@ -216,16 +216,40 @@ async def test_slots_quota_and_listing(small: Mesh) -> None:
 async def test_a_follower_that_comes_back_evicts_a_consumer(small: Mesh) -> None:
     topic_id = await small.create("t")
     await eventually(lambda: len(small.brokers[1].fetch_sessions) == 2, "both followers have sessions")
-    consumer = Session(small, topic_id)
-    await consumer.fetch({0: 0})
-    await small.brokers.pop(2).abort()  # its session stays here
+    sessions = small.brokers[1].fetch_sessions
+    await small.brokers.pop(2).stop()
+    await eventually(lambda: len(sessions) == 1, "its session is closed")
+    consumers = [Session(small, topic_id), Session(small, topic_id)]
+    for consumer in consumers:
+        await consumer.fetch({0: 0})
+    assert len(sessions) == 3
     await small.start_broker(2)
     await small.ready(2)
-    sessions = small.brokers[1].fetch_sessions
-    await eventually(lambda: sessions.metrics.evictions == 1, "the consumer's session was taken")
-    assert (await consumer.fetch()).error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    await eventually(lambda: sessions.metrics.evictions == 1, "a consumer's session was taken")
+    codes = [(await consumer.fetch()).error_code for consumer in consumers]
+    assert sorted(codes) == [ErrorCode.NONE, ErrorCode.FETCH_SESSION_ID_NOT_FOUND]
     text = generate_latest(small.brokers[1].registry).decode()
     assert 'kipmesh_broker_fetch_session_evictions_by_evictor_total{client_id="broker-2"} 1.0' in text
+
+
+async def test_a_follower_that_was_killed_takes_no_second_slot(small: Mesh) -> None:
+    topic_id = await small.create("t")
+    sessions = small.brokers[1].fetch_sessions
+    await eventually(lambda: len(sessions) == 2, "both followers have sessions")
+    (before,) = [each.session_id for each in await listed(small) if each.replica_id == 2]
+
+    def has(session_id: int) -> bool:
+        return session_id in {each.session_id for each in sessions.list(0)}
+
+    consumer = Session(small, topic_id)
+    await consumer.fetch({0: 0})
+    await small.brokers.pop(2).abort()  # nobody closes its session, until it is back
+    await small.start_broker(2)
+    await small.ready(2)
+    await eventually(lambda: {2, 3} <= {each.replica_id for each in sessions.list(0)} and not has(before), "it is back")
+    assert [each.replica_id for each in await listed(small)].count(2) == 1
+    assert sessions.metrics.evictions == 0
+    assert (await consumer.fetch()).error_code == ErrorCode.NONE
 
 
 async def test_the_quota_is_one_client_s_own(tmp_path: Path) -> None:
