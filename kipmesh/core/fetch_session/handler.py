@@ -172,6 +172,7 @@ class FetchSessionHandler:
         """The next one to send: O(changed), or all partitions. One that is under way counts as failed."""
         if self._in_flight is not None:
             self.failed(self._in_flight)
+        self._is_closed = False
         by_id = not self._without_id
         if self._epoch > INITIAL_EPOCH and by_id is not self._by_id:
             self._epoch = INITIAL_EPOCH  # a session has ids or names, never both (227-05)
@@ -299,8 +300,8 @@ class FetchSessionHandler:
     def close(self) -> SessionRequest | None:
         """The request that ends the session (227-17), to be sent without waiting for what comes; None without one.
 
-        The handler may be used again. A response that arrives later may say that there is another session: then
-        `close` has another request.
+        A response that arrives later may say that there is another session: then `close` has another request. The
+        handler may be used again; from its next request on, such a response is none of its business.
         """
         self._is_closed = True
         session_id, self._session_id = self._session_id, INVALID_SESSION_ID

@@ -284,6 +284,17 @@ def test_a_session_that_is_opened_while_the_client_closes_can_be_closed_as_well(
     assert handler.close() == (8, -1, [], [])
 
 
+def test_an_answer_from_before_a_close_is_nothing_to_the_session_after_it() -> None:
+    handler = FetchSessionHandler()
+    handler.want("t", ID, asked(0))
+    before = handler.next_request()
+    handler.close()
+    handler.want("t", ID, asked(0, 7))
+    assert handler.answered(handler.next_request(), response(0, session_id=5)).is_accepted
+    assert not handler.answered(before, response(0, session_id=8)).is_accepted
+    assert stands(handler.next_request()) == (5, 1), "the other one was told another offset"
+
+
 def test_switched_off() -> None:
     handler = FetchSessionHandler(enabled=False)
     handler.want("t", ID, asked(0))
