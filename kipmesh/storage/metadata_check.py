@@ -1,8 +1,9 @@
 """Whether the metadata log on disk still has, whole, what was made durable: looked at before anything is changed.
 
 A replica votes, leads and cuts others' logs on the word of its own, so what it promised to have must be there: each
-batch from the log start on has the right CRC and follows the one before. After a clean stop that goes for all of the
-log, otherwise for what is below the checkpointed recovery point; what a crash tore beyond it is cut as any log's is.
+batch from the log start on has the right CRC and epoch and follows the one before. After a clean stop that goes for
+all of the log, otherwise for what is below the checkpointed recovery point; what a crash tore beyond it is cut as any
+log's is.
 
 A log that ends too early is no damage if a snapshot reaches the recovery point: that takes the log's place (630-14).
 
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from kipmesh.core.errors import CorruptRecordError
 from kipmesh.core.record_batch import HEADER_BYTES, BatchHeader, check_crc, parse_header
 from kipmesh.core.snapshot.ids import FileKind, parse_file_name
+from kipmesh.storage.checkpoint import read_epochs
 from kipmesh.storage.fs import File, FileSystem
 
 _LOG_SUFFIX = ".log"
@@ -35,7 +37,7 @@ def damage(fs: FileSystem, folder: str, *, clean: bool, recovery_point: int, log
     bases = sorted(int(name[:_OFFSET_DIGITS]) for name in names if _is_segment(name))
     found = [parse_file_name(name) for name in names]
     snapshot_end = max([each.snapshot_id.end_offset for each in found if each and each.kind is FileKind.COMPLETE] + [0])
-    end, epoch = log_start_offset, -1
+    end, epochs = log_start_offset, _Epochs(fs, folder)
     for number, base in enumerate(bases):
         following = bases[number + 1] if number + 1 < len(bases) else None
         if following is not None and following <= log_start_offset:
@@ -47,12 +49,13 @@ def damage(fs: FileSystem, folder: str, *, clean: bool, recovery_point: int, log
         name = f"{base:020d}{_LOG_SUFFIX}"
         end = base
         try:
-            for header in _batches(fs, f"{folder}/{name}", whole_to=None if clean else recovery_point):
-                if header.base_offset != end or header.last_offset_delta < 0 or header.partition_leader_epoch < epoch:
-                    raise CorruptRecordError(
-                        f"a batch at {header.base_offset} of epoch {header.partition_leader_epoch}"
-                    )
-                end, epoch = header.next_offset, header.partition_leader_epoch
+            for header in _batches(fs, f"{folder}/{name}"):
+                if header.base_offset != end or header.last_offset_delta < 0:
+                    raise CorruptRecordError(f"a batch of {header.base_offset}..{header.last_offset} is there")
+                epochs.check(header)
+                end = header.next_offset
+                if not clean and end >= recovery_point:
+                    break
         except CorruptRecordError as error:
             if clean or end < recovery_point:
                 return f"{folder}/{name} is damaged at offset {end} ({error.message})"
@@ -64,27 +67,44 @@ def damage(fs: FileSystem, folder: str, *, clean: bool, recovery_point: int, log
     return None
 
 
+class _Epochs:
+    """The leader epochs of a log, by its checkpoint: no CRC says whether that of a batch is right."""
+
+    def __init__(self, fs: FileSystem, folder: str) -> None:
+        try:
+            self._entries = read_epochs(fs, folder)
+        except CorruptRecordError:  # it is made anew of the batches
+            self._entries = ()
+        self._last = -1
+
+    def check(self, header: BatchHeader) -> None:
+        """CorruptRecordError when a batch has not the epoch of its offset, or a lower one than that before it."""
+        epoch = header.partition_leader_epoch
+        known = [entry[0] for entry in self._entries if entry[1] <= header.base_offset]
+        if epoch < self._last or (known and epoch != known[-1]):
+            raise CorruptRecordError(f"leader epoch {epoch}, expected {known[-1] if known else self._last}")
+        self._last = epoch
+
+
 def _is_segment(name: str) -> bool:
     return name.endswith(_LOG_SUFFIX) and len(name) == _OFFSET_DIGITS + len(_LOG_SUFFIX) and name[:-4].isdigit()
 
 
-def _batches(fs: FileSystem, path: str, *, whole_to: int | None) -> Iterator[BatchHeader]:
-    """The header of each batch, its CRC checked, up to the first that begins at `whole_to` or later."""
+def _batches(fs: FileSystem, path: str) -> Iterator[BatchHeader]:
+    """The header of each batch, its CRC checked; CorruptRecordError."""
     file = fs.open(path)
     try:
-        yield from _batches_of(file, whole_to)
+        yield from _batches_of(file)
     finally:
         file.close()
 
 
-def _batches_of(file: File, whole_to: int | None) -> Iterator[BatchHeader]:
+def _batches_of(file: File) -> Iterator[BatchHeader]:
     size, position, chunk, start = file.size(), 0, b"", 0
     while position < size:
         if position + HEADER_BYTES > start + len(chunk):
             chunk, start = file.read_at(_PIECE_BYTES, position), position
         header = parse_header(chunk, position - start)
-        if whole_to is not None and header.base_offset >= whole_to:
-            return
         if header.size_bytes > size - position:
             raise CorruptRecordError(f"the batch at position {position} is cut")
         if position + header.size_bytes > start + len(chunk):

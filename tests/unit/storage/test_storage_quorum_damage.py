@@ -245,3 +245,26 @@ def test_on_a_real_disk(tmp_path: Path) -> None:
         data = bytearray(path.read_bytes())
         data[100] ^= 4
         path.write_bytes(data)
+
+
+def test_an_epoch_that_no_crc_covers_is_checked() -> None:
+    fs = stopped()
+    path = segments(fs)[-1]
+    data = bytearray(read_file(fs, path))
+    data[15] ^= 2  # the lowest byte of the first batch's leader epoch
+    write_file(fs, path, bytes(data), sync=True)
+    refused(fs, r"is damaged at offset \d+ \(leader epoch 3, expected 1\)")
+    fs.remove(f"{FOLDER}/leader-epoch-checkpoint")
+    refused(fs, r"is damaged at offset \d+ \(leader epoch 1, expected 3\)")
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("position", [0, 7, 8, 11, 16, 17, 22])
+def test_a_damaged_header_is_refused(clean: bool, position: int) -> None:
+    fs = stopped(clean=clean)
+    path = segments(fs)[0]
+    data = bytearray(read_file(fs, path))
+    second = 12 + int.from_bytes(data[8:12], "big")
+    data[second + position] ^= 0x41
+    write_file(fs, path, bytes(data), sync=True)
+    refused(fs, r"is damaged at offset 1 \(")
