@@ -196,6 +196,38 @@ def test_a_torn_log_is_cut_and_caught_up(mesh: QuorumMesh) -> None:
     assert any("truncat" in text or "cut" in text for text in complaints(node, offset)), complaints(node, offset)
 
 
+@pytest.mark.parametrize("how", ["flipped", "short"])
+def test_a_voter_whose_log_was_damaged_while_it_was_stopped_refuses_to_start(mesh: QuorumMesh, how: str) -> None:
+    node = mesh.followers()[0]
+    create(mesh, [f"before-{how}"])
+    mesh.wait_caught_up()
+    assert mesh.stop(node.name) == 0
+    file = [file for file in segments(node) if file.stat().st_size][-1]
+    if how == "flipped":
+        flip(file)
+    else:
+        file.write_bytes(file.read_bytes()[:-30])
+    before = content(node.metadata)
+    for _ in range(2):
+        line = refusal(mesh, node)
+        assert f"{file} is damaged at offset " in line
+        assert "move its metadata folder away and start it again" in line
+        assert content(node.metadata) == before
+    wipe_and_start(mesh, node)
+
+
+def test_a_broker_whose_log_was_damaged_fetches_anew(mesh: QuorumMesh) -> None:
+    broker = mesh.brokers[0]
+    create(mesh, ["before-the-broker"])
+    mesh.wait_caught_up()
+    assert mesh.stop(broker.name) == 0
+    flip([file for file in segments(broker) if file.stat().st_size][-1])
+    offset = log_end(broker)
+    mesh.start(broker.name)
+    mesh.wait_caught_up()
+    assert sum("the metadata is fetched anew" in text for text in complaints(broker, offset)) == 1
+
+
 def test_a_log_that_ends_before_the_snapshot_gives_way_to_it(mesh: QuorumMesh) -> None:
     node = mesh.followers()[0]
     count = 0
