@@ -146,8 +146,13 @@ class Checker:
 
     def refused(self, node: SimNode, error: KafkaError) -> None:
         """A process refuses to start."""
-        if not node.flipped or not node.config.is_voter:
-            self.fail(f"node {node.node_id} does not start, though no fault changed its snapshots: {error.message}")
+        if not node.config.is_voter or not (node.is_log_damaged or (node.flipped and "snapshot" in error.message)):
+            self.fail(f"node {node.node_id} does not start, though no fault changed its disk: {error.message}")
+
+    def started(self, node: SimNode) -> None:
+        """A process begins with what is on its disk."""
+        if node.is_log_damaged:
+            self.fail(f"node {node.node_id} starts with a log that is not as it left it")
 
     # -- snapshots
 

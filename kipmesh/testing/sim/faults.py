@@ -3,19 +3,24 @@
 Faults come every other second, rather at leaders than at others, until the run's last part: then everything is healed,
 and the quorum must find together again. A voter's disk is replaced only where Raft can stand it: when everything that
 the one leader of the latest epoch has is durable at a majority of the other voters, which follow it, and something of
-that epoch is committed. Snapshots are changed on the disks of observers, and of one voter at a time.
+that epoch is committed. Snapshots are changed on the disks of observers, and of one voter at a time, logs of one voter
+at a time.
 """
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from itertools import pairwise
 from random import Random
 from typing import TYPE_CHECKING
 
 from kipmesh.core.raft import State
 from kipmesh.core.raft.types import ResignRequested
+from kipmesh.core.record_batch import HEADER_BYTES
 from kipmesh.core.snapshot.ids import file_name
+from kipmesh.storage.checkpoint import CLEAN_SHUTDOWN
+from kipmesh.storage.fs import read_file
 from kipmesh.testing.sim.points import CRASH_POINTS, SNAPSHOT_POINTS
 
 if TYPE_CHECKING:
@@ -57,6 +62,7 @@ class Faults:
             self.strike_new_leader: 4,
             self.corrupt_transfers: 2,
             self.flip_snapshot: 3,
+            self.damage_log: 2,
             self.fail_to_apply: 2,
         }
         self._is_chosen = bool(only)
@@ -252,8 +258,9 @@ class Faults:
         voters = [self.world.nodes[voter] for voter in node.config.voters]
         if node not in voters:
             return True
-        # In an epoch that nobody else knows it stood itself, and nobody else will count that vote.
-        epoch = max((one.epoch_seen for one in voters if one is not node), default=0)
+        # In an epoch that nobody else knows it stood itself, and nobody else will count that vote. Observers that know
+        # it would follow nobody of an earlier one.
+        epoch = max((one.epoch_seen for one in self.world.nodes.values() if one is not node), default=0)
         leaders = [one for one in voters if one.is_leader and one.epoch_seen == epoch]
         if len(leaders) != 1 or leaders[0] is node:
             return False
@@ -283,8 +290,17 @@ class Faults:
             if self._may_wipe(node):
                 self.world.counts["disks replaced"] += 1
                 node.wipe()
+            else:
+                self._pass_observers()
         if any(node.is_refused for node in refused):
             self.world.scheduler.after(300, self.replace_disks)
+
+    def _pass_observers(self) -> None:
+        """An observer may know an epoch in which none but a voter that is gone stood: let there be a later one."""
+        epoch = max((one.epoch_seen for one in self.world.nodes.values() if not one.config.is_voter), default=0)
+        for node in self.world.nodes.values():
+            if node.is_leader and not node.is_paused and node.epoch_seen < epoch:
+                node.step(ResignRequested())
 
     def resign(self) -> bool:
         """A leader is told to stop leading."""
@@ -353,9 +369,43 @@ class Faults:
         node.flipped.add(flipped)
         return True
 
+    def damage_log(self) -> bool:
+        """A voter is stopped well, and when it starts again a bit of its log is another, or the log's end is missing.
+
+        It has to refuse, for it does not have any more what it said that it has.
+        """
+        node = self._victim()
+        if node is None or not node.config.is_voter or len(node.config.voters) < 3 or self._is_voter_damaged():
+            return False
+        folder, bases = node.the_log.dir, node.the_log.segment_base_offsets
+        start = node.the_log.log_start_offset
+        node.step(ResignRequested())
+        if node.machine is None:
+            return True
+        node.stop(clean=True, restart_ms=self.rng.uniform(20, 1000))
+        fs = node.fs
+        fs.faults.clear()  # this change is no operation of the node's
+        paths = [f"{folder}/{base:020d}.log" for base, end in pairwise([*bases, 1 << 62]) if end > start]
+        sizes = {path: size for path in paths if fs.exists(path) and (size := len(read_file(fs, path)))}
+        if not sizes or not fs.exists(f"{folder.rpartition('/')[0]}/{CLEAN_SHUTDOWN}"):
+            return True
+        path = self.rng.choice(list(sizes))
+        position, bit = self.rng.randrange(sizes[path]), 1 << self.rng.randrange(8)
+        file = fs.open(path)
+        if self.rng.random() < 0.5:
+            # Within a batch: where one ends, a snapshot may stand for what is missing.
+            file.truncate(sizes[path] - self.rng.randint(1, HEADER_BYTES))
+        else:
+            file.write_at(bytes([file.read_at(1, position)[0] ^ bit]), position)
+        file.sync()
+        file.close()
+        node.is_log_damaged = True
+        return True
+
     def _is_voter_damaged(self) -> bool:
-        """Whether some voter's disk has a changed snapshot, or may be replaced."""
-        return any(node.flipped or node.is_refused for node in self.world.nodes.values() if node.config.is_voter)
+        """Whether some voter's disk was changed, or may be replaced."""
+        voters = [node for node in self.world.nodes.values() if node.config.is_voter]
+        return any(node.flipped or node.is_log_damaged or node.is_refused for node in voters)
 
     def fail_to_apply(self) -> bool:
         """A defect of a state machine: the next records do not fit its image."""

@@ -89,6 +89,8 @@ class SimNode:
         """Snapshots that a fault changed on this disk."""
         self.set_aside: set[SnapshotId] = set()
         """Those of them that an earlier start set aside."""
+        self.is_log_damaged = False
+        """Whether a fault changed the log on this disk."""
         self.is_refused = False
         """Whether the last start was refused, and somebody has to replace the disk."""
         self._open: dict[int, tuple[SimNode, int, int]] = {}
@@ -239,6 +241,7 @@ class SimNode:
         except KafkaError as error:
             self._refused(error)
             return
+        self.world.checker.started(self)
         before, base_before = self.entries, self.base
         self.base, self.entries = self.the_log.log_start_offset, []
         with self.ending_on_failure():
@@ -320,6 +323,7 @@ class SimNode:
         self.entries, self.base, self.durable_floor, self.epoch_seen = [], 0, 0, 0
         self.flipped.clear()
         self.set_aside.clear()
+        self.is_log_damaged = False
 
     @contextmanager
     def ending_on_failure(self) -> Iterator[None]:
