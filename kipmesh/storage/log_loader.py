@@ -143,6 +143,9 @@ class _Loading:
         bases = sorted(
             base for name in self.entries if name.endswith(LOG_SUFFIX) and (base := _base_offset(name)) is not None
         )
+        if stored and bases and stored[0][1] > max(log_start_offset, bases[0]):
+            _LOG.info("%s: leader epochs begin after a log start that was not kept: read anew", self.folder)
+            stored, clean, recovery_point = None, False, 0
         epochs = list(stored or ())
         self.log_end_offset = self._load_segments(bases, clean, recovery_point, epochs)
         if not self.segments:

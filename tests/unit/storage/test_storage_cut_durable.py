@@ -30,3 +30,21 @@ def test_what_was_cut_from_a_full_segment_does_not_come_back_and_take_the_next_w
     fs.crash()
     found = open_log(fs, "/data/t-0", "t", 0, CONFIG, 0)
     assert (found.log_end_offset, found.latest_epoch) == (3, 2)
+
+
+def test_epochs_of_a_log_start_that_was_not_kept_are_read_from_the_batches() -> None:
+    fs = FaultyFileSystem()
+    fs.make_dirs("/data")
+    fs.sync_dir("/")
+    log = open_log(fs, "/data/t-0", "t", 0, CONFIG, 0)
+    three = record_batch.build([(None, bytes(80))] * 3, base_offset=0, leader_epoch=0, timestamp_ms=0)
+    for _ in range(2):  # a segment each
+        log.append_as_leader(three, 4, 0)
+    log.increment_log_start_offset(2)
+    log.flush()  # the epochs begin at 2 now; the log start is its manager's to keep
+    fs.sync_dir("/data")
+    fs.crash()
+    found = open_log(fs, "/data/t-0", "t", 0, CONFIG, 0, recovery_point=6)
+    assert (found.log_start_offset, found.log_end_offset) == (0, 6)
+    assert found.segment_base_offsets == (0, 3)
+    assert found.epochs.entries == ((4, 0),)
