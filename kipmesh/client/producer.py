@@ -124,9 +124,11 @@ class Producer:
         raise_failure(sender.failure)
 
     async def partitions_for(self, topic: str) -> TopicMetadata:
-        """A topic's metadata; raises KafkaError when there is none within `max.block.ms`."""
+        """A topic's metadata, and `send_nowait` takes it from then on; KafkaError when not within `max.block.ms`."""
         self._running()
-        return await self._metadata.wait_for_topic(topic, self.config.max_block_ms / 1000)
+        metadata = await self._metadata.wait_for_topic(topic, self.config.max_block_ms / 1000)
+        self._use(topic, metadata)
+        return metadata
 
     async def send(
         self,

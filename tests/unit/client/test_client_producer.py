@@ -222,6 +222,17 @@ async def test_what_is_not_bytes_is_refused_and_harms_nothing() -> None:
         assert values(cluster, "t", 0) == [b"1"]
 
 
+async def test_what_partitions_for_has_asked_for_can_be_sent_without_waiting() -> None:
+    async with FakeCluster() as cluster:
+        cluster.create_topic("t", 3)
+        async with Producer(cluster.bootstrap, **FAST) as producer:
+            with pytest.raises(WouldBlockError, match="partitions_for"):
+                producer.send_nowait("t", b"0")
+            await producer.partitions_for("t")
+            assert (await producer.send_nowait("t", b"1", partition=2)).partition == 2
+        assert values(cluster, "t", 2) == [b"1"]
+
+
 async def test_backpressure() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
