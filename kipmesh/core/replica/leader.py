@@ -112,6 +112,11 @@ class FollowerProgress:
         self.settle(leader_end)
         self.fetches = None
 
+    @property
+    def heard_ms(self) -> int:
+        """When it fetched last, this or anything else of its session; 0 for never."""
+        return max(self.last_fetch_ms, self.fetches.last_fetch_ms if self.fetches is not None else 0)
+
     def is_caught_up(self, leader_end: int, now_ms: int, lag_max_ms: int) -> bool:
         """Whether it has the whole log, or had within `lag_max_ms`."""
         return self.log_end_offset == leader_end or now_ms - self.last_caught_up_ms <= lag_max_ms
@@ -184,6 +189,10 @@ class PartitionLeader:
     def high_watermark_is_known(self) -> bool:
         """Whether the high watermark has reached this leader's epoch (392-09, ListOffsets on a new leader)."""
         return self.high_watermark >= self.epoch_start_offset
+
+    def members_heard_ms(self) -> list[int]:
+        """When each other member of the ISR fetched last."""
+        return [self.followers[member].heard_ms for member in self.isr if member in self.followers]
 
     def appended(self, log_end_offset: int, now_ms: int) -> bool:
         """The leader's own log grew; returns whether the high watermark moved (it is the whole ISR)."""

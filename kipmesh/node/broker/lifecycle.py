@@ -4,6 +4,8 @@ An unclean stop is told by `previous_broker_epoch` -1: the broker then leaves ev
 unfenced. Heartbeats go over a stream that lasts, so that the controller sees it break when this process dies; one that
 breaks although the process lives is opened again at once. A heartbeat may be answered with partitions whose log ends
 the controller needs to elect a leader ("Log truth"); the next one, sent at once, brings them.
+
+A broker that is isolated asks to be fenced (ADR 7): its heartbeats may arrive although no answer does.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from kipmesh.core.messages import (
 )
 from kipmesh.core.metadata.image import LEADER_ROLE_FEATURE
 from kipmesh.node.broker.controller_channel import ControllerChannel
+from kipmesh.node.broker.isolation import Isolation
 from kipmesh.rpc.client import TransportError
 
 log = structlog.get_logger(__name__)
@@ -46,6 +49,7 @@ class BrokerLifecycle:
         self,
         config: BrokerConfig,
         channel: ControllerChannel,
+        isolation: Isolation,
         *,
         incarnation_id: bytes,
         is_leader_role: bool,
@@ -55,6 +59,9 @@ class BrokerLifecycle:
     ) -> None:
         self._config = config
         self._channel = channel
+        self._isolation = isolation
+        isolation.on_change = self._isolation_changed
+        self._call: asyncio.Timeout | None = None  # of the heartbeat that is under way
         self._incarnation_id = incarnation_id
         self._is_leader_role = is_leader_role
         self._previous_broker_epoch = previous_broker_epoch
@@ -80,6 +87,7 @@ class BrokerLifecycle:
         )
         told = None
         while True:
+            sent_ms = self._isolation.now_ms
             try:
                 response = await self._channel.call("Controller", "BrokerRegistration", request, self._timeout_s)
             except TransportError as error:
@@ -87,6 +95,7 @@ class BrokerLifecycle:
             else:
                 if not response.error_code:
                     self.broker_epoch = response.broker_epoch
+                    self._isolation.answered(sent_ms)
                     log.info("registered", broker_epoch=self.broker_epoch, clean=self._previous_broker_epoch >= 0)
                     return
                 code = ErrorCode.of(response.error_code)
@@ -109,25 +118,49 @@ class BrokerLifecycle:
             hurried = self._want_shut_down and not self._may_stop.is_set()
             interval_s = SHUTDOWN_INTERVAL_S if hurried else self._config.broker_heartbeat_interval_ms / 1000
             wanted, self._wanted = self._wanted, ()
+            is_isolated, sent_ms = self._isolation.is_isolated, self._isolation.now_ms
             request = BrokerHeartbeatRequest(
                 broker_id=self._config.node_id,
                 broker_epoch=self.broker_epoch,
                 current_metadata_offset=self._metadata_offset(),
+                want_fence=is_isolated,
                 want_shut_down=self._want_shut_down,
                 log_ends=self._log_ends(wanted) if wanted else (),
             )
             try:
-                response = await self._channel.call("Controller", "BrokerHeartbeatStream", request, self._timeout_s)
+                response = await self._exchange(request)
+            except TimeoutError:
+                continue  # it says what is not so any more
             except TransportError as error:
                 log.warning("heartbeat failed", error=str(error))
-                interval_s = HEARTBEAT_BACKOFF_S
+                interval_s = interval_s if is_isolated else HEARTBEAT_BACKOFF_S
             else:
                 self._take(response)
+                if not response.error_code:
+                    self._isolation.answered(sent_ms)
+                    # One that was repeated for long leaves little time for the next.
+                    interval_s = 0 if is_isolated else min(interval_s, self._isolation.left_ms / 2000)
                 if self._wanted and self._log_ends(self._wanted):
                     continue  # somebody waits for these
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(interval_s):
                     await self._wake.wait()
+
+    async def _exchange(self, request: BrokerHeartbeatRequest) -> BrokerHeartbeatResponse:
+        """One heartbeat; raises TransportError, and TimeoutError once `want_fence` should be another."""
+        try:
+            async with asyncio.timeout(None) as self._call:
+                response: BrokerHeartbeatResponse = await self._channel.call(
+                    "Controller", "BrokerHeartbeatStream", request, self._timeout_s
+                )
+                return response
+        finally:
+            self._call = None
+
+    def _isolation_changed(self) -> None:
+        if self._call is not None and not self._call.expired():
+            self._call.reschedule(asyncio.get_running_loop().time())
+        self._wake.set()
 
     def _take(self, response: BrokerHeartbeatResponse) -> None:
         if response.error_code:

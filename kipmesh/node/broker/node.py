@@ -29,6 +29,7 @@ from kipmesh.node.broker.controller_channel import ControllerChannel, is_inactiv
 from kipmesh.node.broker.disk import Disk
 from kipmesh.node.broker.fetch import FetchHandler
 from kipmesh.node.broker.fetch_sessions import FetchSessionCollector, make_session_cache
+from kipmesh.node.broker.isolation import Isolation
 from kipmesh.node.broker.isr_changes import IsrChanges
 from kipmesh.node.broker.lifecycle import BrokerLifecycle
 from kipmesh.node.broker.maintenance import Maintenance
@@ -116,6 +117,7 @@ class BrokerNode:
         self._pool = ConnectionPool(f"broker-{config.node_id}")
         self._channel = ControllerChannel(config.voters, self._pool)
         self._changes = Changes()
+        self._isolation = Isolation(self.partitions, config.broker_session_timeout_ms, monotonic_ms)
         self.fetch_sessions = make_session_cache(config, self._changes.subscriptions, self.partitions)
         self._tasks: list[asyncio.Task[None]] = []
         self._is_stopped = False
@@ -183,11 +185,19 @@ class BrokerNode:
             self._is_loaded = True
             replica = await self._disk.run(lambda: open_replica(self.config, self._fs, self._log_manager))
             self._quorum = BrokerQuorum(
-                self.config, replica, self._pool, self._channel, self._publisher, self.registry, self._fail
+                self.config,
+                replica,
+                self._pool,
+                self._channel,
+                self._publisher,
+                self.registry,
+                self._fail,
+                self._isolation.controller_changed,
             )
             self._lifecycle = BrokerLifecycle(
                 self.config,
                 self._channel,
+                self._isolation,
                 incarnation_id=uuid.uuid4().bytes,
                 is_leader_role=self._is_leader_role,
                 previous_broker_epoch=self._log_manager.clean_shutdown_epoch,
@@ -203,6 +213,7 @@ class BrokerNode:
         self._add_gauges()
         self._quorum.start()
         self._spawn(self._live(self._lifecycle), "lifecycle")
+        self._spawn(self._isolation.run(), "isolation")
         self._spawn(self._isr_changes.run(), "isr-changes")
         maintenance = Maintenance(
             self.config,
@@ -269,6 +280,11 @@ class BrokerNode:
         self.registry.register(FetchSessionCollector(self.fetch_sessions))
         gauge("kipmesh_broker_metadata_offset", "Last metadata offset applied.", lambda: self.partitions.image.offset)
         gauge("kipmesh_broker_fenced", "1 while the controller fences this broker.", lambda: float(not self.ready))
+        gauge(
+            "kipmesh_broker_isolated",
+            "1 while no heartbeat was answered within the session timeout.",
+            lambda: float(self._isolation.is_isolated),
+        )
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)

@@ -67,6 +67,8 @@ class OffsetsHandler:
         if not replica.has_role or check_lister(is_leader=replica.leader is not None, replica_id=replica_id):
             replica.require_leader(asked.current_leader_epoch)
         replica.require_epoch(asked.current_leader_epoch)
+        if replica_id < 0:
+            replica.require_connected()
         leader, log, index = replica.leader, replica.log, asked.partition_index
         is_consumer = replica_id < 0
         end = replica.high_watermark if is_consumer else log.log_end_offset

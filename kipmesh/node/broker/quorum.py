@@ -51,8 +51,11 @@ class BrokerQuorum:
         publisher: MetadataPublisher,
         registry: CollectorRegistry,
         on_failure: Callable[[BaseException], None],
+        controller_changed: Callable[[int, int], None],
     ) -> None:
+        """`controller_changed` is given the leader, -1 for none that is known, and its epoch."""
         self.replica = replica
+        self._controller_changed = controller_changed
         self._channel = channel
         self._voters = {voter.id: voter for voter in config.voters}
         self.driver = QuorumDriver(raft_config(config), config.voters, replica, pool, self, on_failure)
@@ -87,6 +90,7 @@ class BrokerQuorum:
     def state_changed(self, state: State, epoch: int, leader_id: int) -> None:
         """Another leader, or none that is known."""
         self._channel.leader_changed(self._voters.get(leader_id))
+        self._controller_changed(leader_id, epoch)
 
     def committed(self, high_watermark: int) -> None:
         """More may be applied."""

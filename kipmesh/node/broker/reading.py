@@ -129,6 +129,7 @@ class ConsumerReads:
     def _read(
         self, replica: Replica, request: FetchPartition, consumer: Consumer, max_bytes: int, min_one_batch: bool
     ) -> PartitionRead:
+        replica.require_connected()
         leader, log, offset = replica.leader, replica.log, request.fetch_offset
         code = replica.check_epoch(request.current_leader_epoch) or check_reader(
             is_leader=leader is not None,

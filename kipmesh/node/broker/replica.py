@@ -51,6 +51,7 @@ class Replica:
         "broker_id",
         "has_role",
         "high_watermark",
+        "is_cut_off",
         "leader",
         "leader_epoch",
         "leader_id",
@@ -79,6 +80,7 @@ class Replica:
         self._marks = FollowerWatermarks.start(-1, self.high_watermark)  # while it does not lead
         self.leader: PartitionLeader | None = None
         self.has_role = False  # leads or follows; before, and after `stop`, nobody is served
+        self.is_cut_off = False
         self.leader_id = -1
         self.leader_epoch = -1
         self._ack_waiters: deque[AckWaiter] = deque()
@@ -175,8 +177,23 @@ class Replica:
 
     @property
     def current_leader(self) -> LeaderIdAndEpoch:
-        """Whom to ask instead."""
-        return LeaderIdAndEpoch(self.leader_id, self.leader_epoch)
+        """Whom to ask instead; -1 where that is not known."""
+        is_unknown = self.is_cut_off and self.leader is not None
+        return LeaderIdAndEpoch(-1 if is_unknown else self.leader_id, self.leader_epoch)
+
+    def set_cut_off(self, is_cut_off: bool) -> None:
+        """Send producers and consumers away, or no longer (`kipmesh.core.replica.isolation`)."""
+        if is_cut_off != self.is_cut_off:
+            self.is_cut_off = is_cut_off
+            self._changed(LEADERSHIP)
+
+    def require_connected(self) -> None:
+        """Raises NOT_LEADER_OR_FOLLOWER where clients are sent away."""
+        if self.is_cut_off:
+            raise KafkaError(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER,
+                f"{self.topic}-{self.partition}: broker {self.broker_id} does not hear from the controllers",
+            )
 
     @property
     def told_high_watermark(self) -> int:
@@ -193,6 +210,7 @@ class Replica:
     def append(self, batch: bytes, acks: int, now_ms: int) -> AppendInfo:
         """Append a producer's batch; raises KafkaError. With acks=all the ISR must be large enough."""
         leader = self.require_leader()
+        self.require_connected()
         if acks == -1 and leader.is_under_min_isr:
             raise KafkaError(
                 ErrorCode.NOT_ENOUGH_REPLICAS,

@@ -1,0 +1,121 @@
+"""Brokers that do not hear the controllers: cut links, and controllers that are gone (ADR 7)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from conftest_broker import Mesh, eventually, leader_of
+
+from kipmesh.core import messages as m
+from kipmesh.core.errors import ErrorCode
+from kipmesh.core.record_batch import build
+from kipmesh.testing.links import Links
+
+TO_LEADER = ("controller", "leader")
+FROM_LEADER = ("leader", "controller")
+AWAY = ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+@pytest.fixture
+async def links() -> AsyncIterator[Links]:
+    async with Links() as it:
+        yield it
+
+
+@pytest.fixture
+async def linked(tmp_path: Path, links: Links) -> AsyncIterator[Mesh]:
+    """A mesh whose broker 1 reaches the controller by a link."""
+    mesh = Mesh(tmp_path)
+    await mesh.start_controllers()
+    address = await links.address("leader", "controller", f"127.0.0.1:{mesh.controller_ports[100]}")
+    await mesh.start_broker(1, **{"controller.quorum.voters": f"100@{address}"})
+    for broker_id in (2, 3):
+        await mesh.start_broker(broker_id)
+    await mesh.ready(1, 2, 3)
+    yield mesh
+    links.heal()
+    await mesh.stop()
+
+
+def batch(value: bytes) -> bytes:
+    return build([(None, value)], base_offset=0, leader_epoch=-1, timestamp_ms=1)
+
+
+def isolated(mesh: Mesh, broker_id: int) -> float | None:
+    return mesh.brokers[broker_id].registry.get_sample_value("kipmesh_broker_isolated")
+
+
+async def list_latest(mesh: Mesh, via: int) -> int:
+    asked = m.ListOffsetsTopic("t", b"", [m.ListOffsetsPartition(0, -1, -1)])
+    response = await mesh.call(via, "ListOffsets", m.ListOffsetsRequest(-1, 0, [asked]))
+    return response.topics[0].partitions[0].error_code
+
+
+@pytest.mark.parametrize("cut", [(TO_LEADER,), (FROM_LEADER,), (TO_LEADER, FROM_LEADER)], ids=["deaf", "mute", "off"])
+async def test_a_leader_without_answers_is_replaced_and_sends_its_clients_away(
+    linked: Mesh, links: Links, cut: tuple[tuple[str, str], ...]
+) -> None:
+    topic_id = await linked.create("t")
+    assert (await linked.produce("t", batch(b"before"))).error_code == 0
+    assert not isolated(linked, 1)
+    links.cut(cut)
+    await eventually(lambda: linked.controller.image.brokers[1].fenced, "broker 1 fenced")
+    leader = await leader_of(linked, topic_id, (1,))
+    assert (await linked.produce("t", batch(b"after"), via=leader)).error_code == 0
+    old = linked.brokers[1].partitions.get(topic_id, 0)
+    assert old is not None
+    await eventually(lambda: old.is_cut_off, "clients sent away")
+    assert isolated(linked, 1) == 1
+    fetched = await linked.fetch("t", 1, max_wait_ms=60_000)  # an error is answered at once
+    assert (fetched.error_code, fetched.current_leader) == (AWAY, m.LeaderIdAndEpoch(-1, old.leader_epoch))
+    assert (await linked.produce("t", batch(b"lost"), acks=1)).error_code == AWAY
+    assert await list_latest(linked, 1) == AWAY
+    links.heal()
+    await linked.ready(1)
+    await eventually(lambda: not isolated(linked, 1) and not old.is_cut_off, "no more isolated")
+    await eventually(lambda: old.high_watermark == 2, "what it has missed")
+    assert len((await linked.fetch("t", 1, via=1)).records) > 0
+
+
+async def test_a_consumer_that_waits_in_a_session_is_told(linked: Mesh, links: Links) -> None:
+    topic_id = await linked.create("t")
+    request = m.FetchRequest(
+        max_wait_ms=0,
+        min_bytes=1,
+        session_epoch=0,
+        topics=[m.FetchTopic("", topic_id, [m.FetchPartition(0, -1, 0, -1, partition_max_bytes=1000)])],
+    )
+    first = await linked.call(1, "Fetch", request)
+    assert first.session_id
+    again = request._replace(session_id=first.session_id, session_epoch=1, max_wait_ms=15_000, topics=[])
+    waiting = asyncio.create_task(linked.call(1, "Fetch", again))
+    links.cut([TO_LEADER, FROM_LEADER])
+    codes = []
+    while AWAY not in codes:  # the change of leaders, if it is heard of, is no error
+        answer = await waiting
+        codes += [data.error_code for topic in answer.responses for data in topic.partitions]
+        again = again._replace(session_epoch=again.session_epoch + 1)
+        waiting = asyncio.create_task(linked.call(1, "Fetch", again))
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_without_controllers_partitions_are_written_and_read_as_before(mesh: Mesh) -> None:
+    topic_id = await mesh.create("t")
+    await mesh.controllers.pop(100).stop()
+    await eventually(lambda: all(isolated(mesh, broker_id) for broker_id in (1, 2, 3)), "all isolated")
+    old = mesh.brokers[1].partitions.get(topic_id, 0)
+    assert old is not None
+    for number in range(5):
+        assert (await mesh.produce("t", batch(b"x"))).error_code == 0
+        assert (await mesh.fetch("t", number)).records
+        assert await list_latest(mesh, 1) == 0
+    assert (await mesh.fetch("t", 0, via=2)).error_code == AWAY  # its leader serves
+    epoch = old.leader_epoch
+    await mesh.start_controller()
+    await eventually(lambda: not any(isolated(mesh, broker_id) for broker_id in (1, 2, 3)), "heard again")
+    assert (await mesh.fetch("t", 0, via=2)).records
+    assert (old.leader is not None, old.leader_epoch) == (True, epoch)  # nobody was fenced for it
