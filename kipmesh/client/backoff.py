@@ -6,6 +6,7 @@ import random
 from typing import NamedTuple
 
 _JITTER = 0.2
+_RANDOM = random.SystemRandom()  # has no state that programs or tests could share with it
 _DOUBLINGS_MAX = 30
 
 
@@ -20,4 +21,4 @@ class Backoff(NamedTuple):
         delay_ms: float = min(
             self.base_ms * 2.0 ** min(max(attempts - 1, 0), _DOUBLINGS_MAX), max(self.max_ms, self.base_ms)
         )
-        return delay_ms * random.uniform(1 - _JITTER, 1 + _JITTER) / 1000
+        return delay_ms * _RANDOM.uniform(1 - _JITTER, 1 + _JITTER) / 1000

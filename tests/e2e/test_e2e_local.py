@@ -150,13 +150,19 @@ def nodes_of(folder: Path) -> list[int]:
     return found
 
 
+def _listen() -> None:
+    """In the command's process: signals as in a terminal, though whoever runs the tests may ignore some."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 @pytest.mark.parametrize("when", ["node.properties", "node.log"])
 def test_an_interrupted_up_says_so_in_one_line_and_leaves_nothing(
     mesh: Mesh, number: signal.Signals, code: int, when: str
 ) -> None:
     command = [sys.executable, "-m", "kipmesh.cli.main", "local", "up", *SMALL, "--dir", str(mesh.folder)]
-    starting = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    starting = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=_listen)
     # From the first node's file on, which is before cluster.json.
     wait_for((mesh.folder / "controller-1" / when).exists, "the nodes that start", interval_s=0.0005)
     starting.send_signal(number)
@@ -187,7 +193,7 @@ def test_an_interrupted_start_stops_its_node_only(mesh: Mesh) -> None:
     log = mesh.folder / "leader-1" / "node.log"
     size = log.stat().st_size
     command = [sys.executable, "-m", "kipmesh.cli.main", "local", "start", "leader-1", "--dir", str(mesh.folder)]
-    starting = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    starting = subprocess.Popen(command, stderr=subprocess.DEVNULL, preexec_fn=_listen)
     wait_for(lambda: mesh.node("leader-1")["pid"] is not None, "the node that starts", interval_s=0.0005)
     starting.terminate()
     assert starting.wait(60) == 143, log.read_bytes()[size:]

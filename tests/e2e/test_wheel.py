@@ -85,7 +85,7 @@ def test_wheel_has_what_it_needs_and_no_more(wheel: Path, installed: Path) -> No
 
 def test_installed_wheel_runs_a_cluster(installed: Path, folder: Path, tmp_path: Path) -> None:
     kipmesh = installed / "bin" / "kipmesh"
-    _run([kipmesh, "local", "up", "--dir", folder], tmp_path)
+    _run([kipmesh, "local", "up", "--controllers", "1", "--dir", folder], tmp_path)
     cluster = json.loads((folder / "cluster.json").read_text())
     assert [node["role"] for node in cluster["nodes"]] == ["controller", "leader", "follower", "follower"]
     bootstrap = ["--bootstrap", cluster["bootstrap"]]

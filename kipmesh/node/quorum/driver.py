@@ -117,7 +117,7 @@ class QuorumDriver:
         listener: QuorumListener,
         on_failure: Callable[[BaseException], None],
         *,
-        jitter: Callable[[], float] = random.random,
+        jitter: Callable[[], float] | None = None,
         snapshot_response_bytes_max: int = snapshot_serving.RESPONSE_BYTES_MAX,
     ) -> None:
         self.config = config
@@ -132,7 +132,7 @@ class QuorumDriver:
         self._pool = pool
         self._listener = listener
         self._on_failure = on_failure
-        self._jitter = jitter
+        self._jitter = jitter or random.SystemRandom().random  # the shared state is for programs to seed
         self._snapshot_response_bytes_max = snapshot_response_bytes_max
         self._transport = Transport(voters, pool, self._responded, self._unanswered, self._fail)
         self._executor = ThreadPoolExecutor(2, thread_name_prefix="quorum")  # an election does not wait for a flush

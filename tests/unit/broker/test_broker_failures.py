@@ -95,8 +95,7 @@ async def test_a_power_cut_of_everything_loses_nothing(mesh: Mesh) -> None:
     topic_id = await mesh.create("power")
     for number in range(20):
         await acknowledged(mesh, "power", topic_id, b"%d" % number)
-    for broker in (1, 2, 3):
-        await kill(mesh, broker)
+    await asyncio.gather(*[kill(mesh, broker) for broker in (1, 2, 3)])  # before any of them is fenced
     await mesh.controller.stop()
     await mesh.start_controller()
     for broker in (3, 2, 1):
@@ -112,8 +111,7 @@ async def test_after_a_power_cut_the_longest_log_leads(mesh: Mesh) -> None:
     topic_id = await mesh.create("longest")
     for number in range(10):
         await acknowledged(mesh, "longest", topic_id, b"%d" % number)
-    for broker in (1, 2, 3):
-        await kill(mesh, broker)
+    await asyncio.gather(*[kill(mesh, broker) for broker in (1, 2, 3)])  # before any of them is fenced
     for broker in (1, 3):  # both lose their unsynced tails
         (path,) = (mesh.folder / f"broker-{broker}").glob("longest-0/*.log")
         path.write_bytes(path.read_bytes()[: 3 * len(batch(b"0"))])

@@ -227,6 +227,7 @@ async def test_topics_that_are_created_while_controllers_change_are_acknowledged
 async def test_without_an_active_controller_requests_wait_for_their_time(three: Mesh) -> None:
     for node_id in list(three.controllers)[:2]:
         await three.controllers.pop(node_id).abort()
+    await eventually(lambda: not three.active, "the last one gives up, if it was the active one")
     request = m.CreateTopicsRequest([m.CreatableTopic("later", 1, 2)], 300)
     began = time.monotonic()
     answer = await three.call(1, "CreateTopics", request, "Admin")

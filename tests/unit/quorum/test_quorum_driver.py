@@ -118,8 +118,9 @@ async def test_a_leader_that_stops_names_its_successor(tmp_path: Path) -> None:
     async with Quorum(tmp_path, 3, fetch_timeout_ms=20_000, request_timeout_ms=20_000) as quorum:
         leader = await quorum.leader()
         await quorum.append(leader, b"a")
+        end = leader.driver.machine.log.log_end_offset
         consumer = FetchRequest(CLUSTER_ID, max_wait_ms=60_000, min_bytes=1)._replace(
-            topics=fetch_request(leader.driver.config, leader.driver.epoch, 2, leader.driver.epoch, 0).topics
+            topics=fetch_request(leader.driver.config, leader.driver.epoch, end, leader.driver.epoch, 0).topics
         )
         waiting = asyncio.create_task(leader.driver.request(consumer))
         await until(lambda: len(leader.driver.machine.leadership.waiting) == 3)
