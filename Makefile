@@ -87,7 +87,7 @@ bench: install ## throughput, latency, memory of a local cluster (ARGS="--quick"
 bench-spark: install ## records/s of a Spark batch read on local[2]
 	$(PY) -m bench.spark $(ARGS)
 
-bench-failover: install ## how long no topic can be created when the active controller fails (ARGS="--runs 10", "--markdown")
+bench-failover: install ## gaps when controllers and leaders fail (ARGS="--runs 10", "--kinds leader-kill kill", "--markdown")
 	$(PY) -m bench.failover $(ARGS)
 
 bench-fencing: install ## one broker's failure by event and by partition; snapshots and compaction (ARGS="--quick", "--markdown")

@@ -1,9 +1,10 @@
-"""`python -m bench.failover`: how long no topic can be created when the active controller fails.
+"""`python -m bench.failover`: how long nothing goes on when the active controller or a partition's leader fails.
 
-Three controllers and two brokers as processes; clients create topics all the time through the brokers. The gap of a
-fault is the longest time between two acknowledged creations that ended after it. Each run is a new mesh in which every
-kind of fault happens once, to whichever controller is active then; the next comes when all replicas have caught up.
-Progress goes to standard error, the figures to standard output.
+Of the active controller: three controllers and two brokers as processes; clients create topics all the time through the
+brokers. The gap of a fault is the longest time between two acknowledged creations that ended after it. Each run is a
+new mesh in which every kind of fault happens once, to whichever controller is active then; the next comes when all
+replicas have caught up. Of a partition's leader (`leader-...`): see `bench.leader_failover`; a mesh of its own in each
+run. Progress goes to standard error, the figures to standard output.
 """
 
 from __future__ import annotations
@@ -15,50 +16,31 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-from bench import report, system
+from bench import leader_failover, report, system
 from bench.creations import Creations
+from bench.faults import FAULTS
 from bench.quorum_mesh import MeshError, QuorumMesh
 from kipmesh.core.errors import KafkaError
 
 TARGET_S = 1.5
+"""Of each fault of the active controller."""
 TOPICS = (50, 100, 50)
 """That are created before a fault, while it lasts, and after its end, at least."""
-
-
-class Fault(NamedTuple):
-    """What is done to the active controller, and undone later; both are given its name."""
-
-    label: str
-    do: Callable[[QuorumMesh, str], None]
-    undo: Callable[[QuorumMesh, str], None]
-
-
-def _heal(mesh: QuorumMesh, _name: str) -> None:
-    mesh.heal()
-
-
-def _cut(*, sends: bool = False, hears: bool = False, from_brokers: bool = True) -> Callable[[QuorumMesh, str], None]:
-    return partial(QuorumMesh.isolate, sends=sends, hears=hears, from_brokers=from_brokers)
-
-
-FAULTS: Mapping[str, Fault] = {
-    "kill": Fault("SIGKILL", QuorumMesh.kill, QuorumMesh.start),
-    "stop": Fault("SIGTERM", lambda mesh, name: _ignore(mesh.stop(name)), QuorumMesh.start),
-    "pause": Fault("SIGSTOP", QuorumMesh.pause, QuorumMesh.resume),
-    "cut": Fault("cut off in both directions", _cut(), _heal),
-    "mute": Fault("cut off: what it sends", _cut(hears=True), _heal),
-    "deaf": Fault("cut off: what it hears", _cut(sends=True), _heal),
-    "voters": Fault("cut off from the other controllers only", _cut(from_brokers=False), _heal),
-}
-
-
-def _ignore(_code: int) -> None:
-    pass
+LEADER = "leader-"
+"""Begins the names of the faults of a partition's leader; the others are the active controller's."""
+FIGURES = [
+    *[report.Figure(kind, fault.label, "s", TARGET_S, True) for kind, fault in FAULTS.items()],
+    *[
+        report.Figure(f"{LEADER}{kind}", f"partition leader: {FAULTS[kind].label}", "s", target_s, True)
+        for kind, target_s in leader_failover.TARGETS_S.items()
+    ],
+]
+Gaps: TypeAlias = defaultdict[str, list[float]]
+"""Seconds of each run by kind of fault."""
 
 
 class Outcome(NamedTuple):
@@ -90,7 +72,8 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.failover", description=__doc__)
     parser.add_argument("--runs", type=int, default=5, help="how often each fault happens (5)")
-    parser.add_argument("--kinds", nargs="+", choices=sorted(FAULTS), default=list(FAULTS), help="only these faults")
+    kinds = [figure.key for figure in FIGURES]
+    parser.add_argument("--kinds", nargs="+", choices=kinds, default=kinds, help="only these faults")
     parser.add_argument("--config", action="append", default=[], metavar="KEY=VALUE", help="configuration of the nodes")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON object")
@@ -107,19 +90,42 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-def run_once(run: str, options: argparse.Namespace, gaps: defaultdict[str, list[float]]) -> None:
-    """One mesh, each kind of fault once."""
-    config = dict(item.split("=", 1) for item in options.config)
+def run_controllers(run: str, kinds: Sequence[str], config: dict[str, str], gaps: Gaps) -> None:
+    """One mesh, each kind of fault of the active controller once."""
     with (
         tempfile.TemporaryDirectory(prefix="kipmesh-failover-") as folder,
         QuorumMesh(Path(folder), controllers=3, brokers=2, config=config) as mesh,
     ):
-        for kind in options.kinds:
+        for kind in kinds:
             mesh.wait_caught_up()
             found = suffer(mesh, kind)
             gaps[kind].append(found.gap_s)
             told = f"{run}: {kind}: {found.gap_s:.2f} s, {found.before} -> {found.after}"
             say(f"{told}, {len(found.creations.times)} topics, {len(found.creations.unknown)} failed")
+
+
+def run_leaders(run: str, kinds: Sequence[str], config: dict[str, str], gaps: Gaps) -> None:
+    """One mesh, each kind of fault of the partition's leader once."""
+    with (
+        tempfile.TemporaryDirectory(prefix="kipmesh-failover-") as folder,
+        QuorumMesh(Path(folder), controllers=3, brokers=3, config=config) as mesh,
+    ):
+        leader_failover.prepare(mesh)
+        for kind in kinds:
+            found = leader_failover.suffer(mesh, kind.removeprefix(LEADER))
+            gaps[kind].append(found.gap_s)
+            say(f"{run}: {kind}: {found.gap_s:.2f} s, {found.before} -> {found.after}, {found.failed} failed")
+
+
+def run_all(options: argparse.Namespace, gaps: Gaps) -> None:
+    """All runs; `gaps` gets what is measured as it comes."""
+    config = dict(item.split("=", 1) for item in options.config)
+    of_leaders = [kind for kind in options.kinds if kind.startswith(LEADER)]
+    of_controllers = [kind for kind in options.kinds if kind not in of_leaders]
+    for number in range(1, options.runs + 1):
+        for measure, kinds in ((run_controllers, of_controllers), (run_leaders, of_leaders)):
+            if kinds:
+                measure(f"run {number}/{options.runs}", kinds, config, gaps)
 
 
 def _interrupted(signum: int, frame: object) -> None:
@@ -130,20 +136,18 @@ def main(given: Sequence[str]) -> int:
     """Run, and print the figures of what was measured."""
     options = arguments(given)
     signal.signal(signal.SIGTERM, _interrupted)
-    about = {"machine": system.describe_machine(), "target_s": TARGET_S}
-    gaps: defaultdict[str, list[float]] = defaultdict(list)
+    about = {"machine": system.describe_machine(), "targets_s": {figure.key: figure.target for figure in FIGURES}}
+    gaps: Gaps = defaultdict(list)
     status = 0
     try:
-        for run in range(1, options.runs + 1):
-            run_once(f"run {run}/{options.runs}", options, gaps)
+        run_all(options, gaps)
     except KeyboardInterrupt:
         say("interrupted")
         status = 130
     except (MeshError, KafkaError, TimeoutError) as error:
         say(f"failed: {error or 'out of time'}")
         status = 1
-    figures = [report.Figure(kind, fault.label, "s", TARGET_S, True) for kind, fault in FAULTS.items()]
-    summaries = report.summarize(gaps, figures)
+    summaries = report.summarize(gaps, FIGURES)
     if options.json:
         sys.stdout.write(json.dumps({**json.loads(report.as_json(summaries, about)), "gaps_s": gaps}) + "\n")
     elif summaries:

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from bench import system
-from bench.fencing_cost import BROKERS, PARTITIONS, measure_failure
+from bench.fencing_cost import measure_failure
+from bench.images import BROKERS, PARTITIONS
 from bench.state_change import LIMIT_BYTES, STATE_BYTES, compaction, measure_changes
 
 KIB, MIB, MB = 1 << 10, 1 << 20, 1_000_000

@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Sequence
-from random import Random
 from typing import Any
 
+from bench.images import BROKERS, EPOCH, balanced_image
 from kipmesh.core import record_batch
 from kipmesh.core.config import ControllerConfig
 from kipmesh.core.messages import BrokerHeartbeatRequest, FetchableTopicResponse, FetchResponse, PartitionData
@@ -16,10 +16,6 @@ from kipmesh.core.metadata.controller import MetadataController
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, CLUSTER_METADATA_TOPIC_ID, MetadataDelta, MetadataImage
 from kipmesh.rpc.codec import METHODS
 
-BROKERS = 100
-PARTITIONS = 10
-"""Of a topic."""
-EPOCH = 1
 FAILING = BROKERS // 2
 
 _CONFIG = {
@@ -28,30 +24,6 @@ _CONFIG = {
     "controller.quorum.voters": "1001@127.0.0.1:19093",
     "metadata.log.dir": "unused",
 }
-
-
-def balanced_image(topics: int) -> MetadataImage:
-    """Every broker has as many partitions, at most one of a topic, and leads a third of them."""
-    rng = Random(1)
-    image, delta = MetadataImage(), MetadataDelta()
-    directories = [rng.randbytes(16) for _ in range(BROKERS)]
-    image.apply(r.FeatureLevelRecord(r.METADATA_VERSION, r.METADATA_VERSION_LEVEL), delta)
-    for broker in range(BROKERS):
-        end_points = (r.BrokerEndpoint("MESH", f"broker-{broker}", 9092),)
-        image.apply(r.RegisterBrokerRecord(broker, False, rng.randbytes(16), broker, end_points, fenced=False), delta)
-    for topic in range(topics):
-        topic_id = rng.randbytes(16)
-        image.apply(r.TopicRecord(f"topic-{topic}", topic_id), delta)
-        shift = PARTITIONS + topic // PARTITIONS % 20  # as many shifts as Kafka's placement would use, or fewer
-        for partition in range(PARTITIONS):
-            first = (topic * PARTITIONS + partition) % BROKERS
-            replicas = (first, (first + shift) % BROKERS, (first + 2 * shift) % BROKERS)
-            placed = tuple([directories[replica] for replica in replicas])
-            image.apply(
-                r.PartitionRecord(partition, topic_id, replicas, replicas, (), (), first, 0, 0, 0, placed), delta
-            )
-    image.offset, image.epoch = image.partition_count + topics + BROKERS, EPOCH
-    return image
 
 
 class _Ledger:

@@ -19,10 +19,10 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from bench import kafka, system
+from bench.images import PARTITIONS, neighbours_image
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
 from kipmesh.core.metadata.image_writer import image_values
@@ -30,34 +30,8 @@ from kipmesh.storage.fs import RealFileSystem
 from kipmesh.storage.image_loader import ImageLoader
 from kipmesh.storage.snapshots import SnapshotStore
 
-PARTITIONS = 10
-BROKERS = 100
-SEED = 1
 TICK_S = 0.001
 MIB = 1 << 20
-
-
-def make_image(topics: int) -> MetadataImage:
-    """100 brokers; each partition on three of them that are neighbours, with a directory each."""
-    rng = Random(SEED)
-    image, delta = MetadataImage(), MetadataDelta()
-    directories = [rng.randbytes(16) for _ in range(BROKERS)]
-    image.apply(r.FeatureLevelRecord(r.METADATA_VERSION, r.METADATA_VERSION_LEVEL), delta)
-    for broker in range(BROKERS):
-        end_points = (r.BrokerEndpoint("MESH", f"broker-{broker}", 9092),)
-        image.apply(r.RegisterBrokerRecord(broker, False, rng.randbytes(16), broker, end_points, fenced=False), delta)
-    for topic in range(topics):
-        topic_id = rng.randbytes(16)
-        image.apply(r.TopicRecord(f"topic-{topic}", topic_id), delta)
-        for partition in range(PARTITIONS):
-            first = rng.randrange(BROKERS - 2)
-            replicas = (first, first + 1, first + 2)
-            placed = tuple([directories[replica] for replica in replicas])
-            image.apply(
-                r.PartitionRecord(partition, topic_id, replicas, replicas, (), (), first, 0, 0, 0, placed), delta
-            )
-    image.offset, image.epoch = image.partition_count, 1
-    return image
 
 
 async def _tick(pauses: list[float]) -> None:
@@ -107,7 +81,7 @@ async def _generate(image: MetadataImage, store: SnapshotStore, compression: str
 def generate(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     """Make an image and a snapshot of it."""
     gc.disable()
-    image = make_image(options.topics)
+    image = neighbours_image(options.topics)
     gc.enable()
     if not options.keep_gc:
         gc.collect()

@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from bench.fencing_cost import BROKERS, EPOCH, PARTITIONS, balanced_image
+from bench.images import BROKERS, EPOCH, PARTITIONS, balanced_image
 from kipmesh.core import record_batch
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.metadata import records as r

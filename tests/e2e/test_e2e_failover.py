@@ -17,7 +17,7 @@ from bench.quorum_mesh import QuorumMesh, wait_for
 
 SESSION_S = 120
 GAP_S = 15.0
-"""Not a measurement (that is bench.leader_failover): a machine that does much else must pass, one that waits for a
+"""Not a measurement (that is bench.failover): a machine that does much else must pass, one that waits for a
 time-out must not."""
 GONE = "a broker is gone"
 BROKE = "connection of a broker broke"

@@ -24,7 +24,8 @@ from quorum_of_tests import (
 )
 
 from bench.creations import Creations
-from bench.failover import FAULTS, suffer
+from bench.failover import suffer
+from bench.faults import FAULTS
 from bench.quorum_mesh import MeshNode, QuorumMesh, wait_for
 from kipmesh.core.errors import KafkaError
 

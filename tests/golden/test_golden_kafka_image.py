@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench import kafka
-from bench.fencing_cost import balanced_image
+from bench.images import balanced_image
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.fencing import FENCING_FEATURE, FENCING_LEVEL
 from kipmesh.core.metadata.image import MetadataDelta
