@@ -12,6 +12,7 @@ from kipmesh.core.config.resources import AlterOperation as AlterOperation
 from kipmesh.core.config.resources import ConfigSource as ConfigSource
 from kipmesh.core.config.resources import ResourceType as ResourceType
 from kipmesh.core.errors import KafkaError
+from kipmesh.core.fetch_session.types import FetchSessionDescription as FetchSessionDescription
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -217,25 +218,6 @@ class ConfigAlteration(NamedTuple):
     name: str
     value: str | None
     operation: int = AlterOperation.SET
-
-
-class FetchSessionDescription(NamedTuple):
-    """A fetch session as its broker lists it; `epoch` is that of its next request."""
-
-    session_id: int
-    client_id: str
-    replica_id: int
-    """The broker id of a follower, below 0 for clients."""
-    privileged: bool
-    partitions: int
-    dirty_partitions: int
-    """Partitions that the next fetch looks at."""
-    epoch: int
-    age_ms: int
-    idle_ms: int
-    """Since its last use."""
-    is_waiting: bool
-    """Whether a fetch of it waits at the broker."""
 
 
 class BrokerSessions(NamedTuple):

@@ -23,9 +23,9 @@ from kipmesh.core.fetch_session.types import (
     LOG_END,
     LOG_START,
     FetchKind,
+    FetchSessionDescription,
     PartitionRead,
     Reader,
-    SessionInfo,
 )
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "Fetch",
     "FetchKind",
     "FetchSessionCache",
+    "FetchSessionDescription",
     "FetchSessionHandler",
     "FetchSessionMetrics",
     "PartitionRead",
@@ -49,7 +50,6 @@ __all__ = [
     "Refusal",
     "ReservedPolicy",
     "Room",
-    "SessionInfo",
     "SessionRequest",
     "Subscriptions",
     "partition_key",

@@ -26,7 +26,7 @@ from kipmesh.core.fetch_session.types import (
     SESSION_PARTITIONS_MAX,
     TOPIC_BYTES_MAX,
     UNUSED_MS_MAX,
-    SessionInfo,
+    FetchSessionDescription,
 )
 from kipmesh.core.messages import FetchPartition, FetchRequest, FetchResponse
 
@@ -76,7 +76,7 @@ class FetchSessionCache:
         """`NumIncrementalFetchPartitionsCached`."""
         return self._partitions
 
-    def list(self, now_ms: int) -> Iterator[SessionInfo]:
+    def list(self, now_ms: int) -> Iterator[FetchSessionDescription]:
         """The sessions by id. O(partitions): for people, not for scrapes."""
         for session_id in sorted(self._sessions):
             yield self._sessions[session_id].info(now_ms)

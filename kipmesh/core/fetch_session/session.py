@@ -24,7 +24,7 @@ from kipmesh.core.fetch_session.types import (
     LEADERSHIP,
     LOG_END,
     LOG_START,
-    SessionInfo,
+    FetchSessionDescription,
     next_epoch,
 )
 from kipmesh.core.messages import FetchPartition, PartitionData
@@ -127,10 +127,10 @@ class Session:
     def __contains__(self, key: Key) -> bool:
         return key in self._rows
 
-    def info(self, now_ms: int) -> SessionInfo:
+    def info(self, now_ms: int) -> FetchSessionDescription:
         """For the listing."""
         owner = self.owner
-        return SessionInfo(
+        return FetchSessionDescription(
             self.session_id,
             owner.client_id,
             owner.replica_id,

@@ -91,16 +91,21 @@ class Reader(Protocol):
         ...
 
 
-class SessionInfo(NamedTuple):
-    """A session as `kipmesh sessions list` shows it; `age_ms` since it was made, `idle_ms` since its last use."""
+class FetchSessionDescription(NamedTuple):
+    """A fetch session as its broker lists it; `epoch` is that of its next request."""
 
     session_id: int
     client_id: str
     replica_id: int
+    """The broker id of a follower, below 0 for clients."""
     privileged: bool
     partitions: int
     dirty_partitions: int
+    """Partitions that the next fetch looks at."""
     epoch: int
     age_ms: int
+    """Since it was made."""
     idle_ms: int
+    """Since its last use."""
     is_waiting: bool
+    """Whether a fetch of it waits at the broker."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +12,10 @@ from kipmesh.node.broker import BrokerNode
 from kipmesh.node.controller import ControllerNode
 from kipmesh.rpc.client import Connection, ConnectionPool
 from kipmesh.storage.fs import FileSystem
+from kipmesh.testing.waiting import until as eventually
 
 CLUSTER_ID = "broker-tests"
 TIMEOUT_S = 20.0
-
-
-async def eventually(condition: Callable[[], Any], what: str) -> Any:
-    """Wait until `condition` is true; the state is the nodes' own, in this loop."""
-    try:
-        async with asyncio.timeout(TIMEOUT_S):
-            while not (result := condition()):  # noqa: ASYNC110 - a condition over the state of several nodes
-                await asyncio.sleep(0.01)
-    except TimeoutError:
-        raise AssertionError(f"not in {TIMEOUT_S:.0f} s: {what}") from None
-    return result
 
 
 class Mesh:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
 from kipmesh.core.messages import FetchRequest
 from kipmesh.testing.fake_broker import FakeCluster
 from kipmesh.testing.fake_partitions import FakeFollower
+from kipmesh.testing.waiting import until
 
 FAST = {
     "retry.backoff.ms": 5,
@@ -62,12 +63,6 @@ async def read(consumer: Consumer, first: int, count: int, timeout_s: float = 10
         while len(offsets) < count:
             offsets += [record.offset for record in await consumer.poll(1000)]
     assert offsets == list(range(first, first + count))
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 10) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - many things are awaited here, and only a few of them have events
-            await asyncio.sleep(0.005)
 
 
 def calls(cluster: FakeCluster, method: str, node_id: int | None = None) -> list[Any]:
@@ -198,7 +193,7 @@ async def test_an_idle_consumer_leaves_a_silent_follower_too() -> None:
                 await frozen.wait()
 
         cluster.hook = freeze
-        await until(lambda: consumer.fetch_stats.returns["silent"] >= 1, 3)
+        await until(lambda: consumer.fetch_stats.returns["silent"] >= 1, timeout_s=3)
         fill(cluster)
         await read(consumer, 0, 10, timeout_s=2)
         frozen.set()
@@ -210,10 +205,10 @@ async def test_after_metadata_max_age_the_leader_is_asked_again() -> None:
         fill(cluster)
         await read(consumer, 0, 10)
         assert consumer.fetch_stats.redirects == {2: 1}
-        await until(lambda: consumer.fetch_stats.redirects[2] == 2, 2)  # though it is idle
+        await until(lambda: consumer.fetch_stats.redirects[2] == 2, timeout_s=2)  # though it is idle
         follower(cluster).is_in_sync = False
         count = len(fetches(cluster, 1))
-        await until(lambda: len(fetches(cluster, 1)) > count + 2, 2)
+        await until(lambda: len(fetches(cluster, 1)) > count + 2, timeout_s=2)
         fill(cluster)
         before = consumer.fetch_stats.bytes_by_node[2]
         await read(consumer, 10, 10)

@@ -14,9 +14,10 @@ import pytest
 from kipmesh.client import Consumer, ConsumerRecord, TopicPartition
 from kipmesh.client.records import encode_batch
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.fetch_session import SessionInfo
+from kipmesh.core.fetch_session import FetchSessionDescription
 from kipmesh.core.messages import FetchableTopicResponse, FetchPartition, FetchRequest, FetchResponse, PartitionData
 from kipmesh.testing.fake_broker import FakeCluster
+from kipmesh.testing.waiting import until
 
 CONFIG = {
     "retry.backoff.ms": 5,
@@ -44,12 +45,6 @@ async def take(consumer: Consumer, count: int, timeout_s: float = 10) -> list[Co
     return records
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 10) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - many things are awaited here, and only a few of them have events
-            await asyncio.sleep(0.005)
-
-
 def fetches(cluster: FakeCluster, node_id: int = 1) -> list[FetchRequest]:
     return [request for method, node, request in cluster.calls if method == "Fetch" and node == node_id]
 
@@ -66,7 +61,7 @@ def forgotten(request: FetchRequest) -> list[int]:
     return [each for topic in request.forgotten_topics_data for each in topic.partitions]
 
 
-def sessions(cluster: FakeCluster, node_id: int = 1) -> list[SessionInfo]:
+def sessions(cluster: FakeCluster, node_id: int = 1) -> list[FetchSessionDescription]:
     return list(cluster.brokers[node_id].sessions.cache.list(0))
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +13,9 @@ from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, CLUSTER_METADATA
 from kipmesh.node.controller import ControllerNode
 from kipmesh.rpc.client import Connection
 from kipmesh.storage.fs import FileSystem
+from kipmesh.testing.waiting import until
 
 CLUSTER = "test-cluster"
-
-
-TIMEOUT_S = 20.0
-
-
-async def until(condition: Callable[[], Any], what: str) -> Any:
-    """Wait until the condition over nodes of this loop holds; gives its value."""
-    try:
-        async with asyncio.timeout(TIMEOUT_S):
-            while not (result := condition()):  # noqa: ASYNC110 - a condition over the state of several nodes
-                await asyncio.sleep(0.005)
-    except TimeoutError:
-        raise AssertionError(f"not in {TIMEOUT_S:g} s: {what}") from None
-    return result
 
 
 def controller_config(folder: Path, **values: Any) -> ControllerConfig:
