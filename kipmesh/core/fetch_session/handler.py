@@ -156,7 +156,11 @@ class FetchSessionHandler:
         self._dropped.pop(key, None)
 
     def unwant(self, topic: str, topic_id: bytes, partition: int) -> None:
-        """Fetch a partition no more."""
+        """Fetch a partition no more.
+
+        Wanted again, and the same, before the next request, the server never hears of it: the user keeps what it was
+        told of the partition until then.
+        """
         key: _Key = (topic_id or topic, partition)
         wanted = self._wanted.pop(key, None)
         if wanted is None:

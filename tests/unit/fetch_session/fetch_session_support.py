@@ -332,6 +332,8 @@ class Client:
         self.name = name
         self.handler = FetchSessionHandler()
         self.views: dict[tuple[str, int], View] = {}
+        self.left: dict[tuple[str, int], View] = {}
+        """Left since the last request: the server has not heard of it, so what it told is kept, as by every user."""
         self.max_bytes = MORE
         self.partition_max_bytes = MORE
         self.min_bytes = 1
@@ -346,13 +348,16 @@ class Client:
             view = None
         if view is None:
             view = self.views[topic, number] = View(topic_id)
+            left = self.left.pop((topic, number), None)
+            if left is not None and left.topic_id == topic_id:
+                view.high_watermark, view.log_start, view.error = left.high_watermark, left.log_start, left.error
         partition = self.world.find(topic, topic_id, number)
         if partition is not None:
             view.leader_epoch = partition.leader_epoch
         self._want(topic, number, view)
 
     def leave(self, topic: str, number: int) -> None:
-        view = self.views.pop((topic, number))
+        view = self.left[topic, number] = self.views.pop((topic, number))
         self.handler.unwant(topic, self._id(view), number)
 
     def _id(self, view: View) -> bytes:
@@ -374,6 +379,7 @@ class Client:
 
     def next(self, max_wait_ms: int = 100) -> tuple[SessionRequest, FetchRequest]:
         session = self.handler.next_request()
+        self.left.clear()
         request = FetchRequest(
             replica_id=self.replica_id,
             max_wait_ms=max_wait_ms,
