@@ -184,6 +184,8 @@ class _Loading:
                 end, whole = self._recover(segment, epochs)
             else:
                 end, whole = self._load(segment, sizes, following if clean else None)
+            if not clean and (following is None or following >= recovery_point):
+                segment.is_cut = True  # nobody knows whether the process that ended had cut it
             self.segments.append(segment)
             if not whole or (following is not None and end != following):
                 if following is not None:

@@ -82,9 +82,9 @@ class Segment:
         self.offset_index = SparseIndex(segment_path(folder, base_offset, INDEX_SUFFIX), OFFSET_ENTRY)
         self.time_index = SparseIndex(segment_path(folder, base_offset, TIME_INDEX_SUFFIX), TIME_ENTRY)
         self.is_sealed = False
+        """Whether the index files have everything that they should."""
         self.is_cut = False
         """Whether it was cut since it was last synced: a crash may bring back what was cut."""
-        """Whether the index files have everything that they should."""
         self.bytes_since_index = 0
         self.largest = (NO_TIMESTAMP, base_offset)
         """The largest timestamp and the last offset of the batch that has it; one value, replaced at once."""
@@ -117,6 +117,7 @@ class Segment:
                 file.truncate(position)
             except OSError as second:
                 raise OSError(errno.EIO, f"could not cut {self.path} after a failed write: {second}") from error
+            self.is_cut = True  # part of the batch may have been written
             raise
         self.size_bytes = position + len(data)
         return position

@@ -1,9 +1,14 @@
-"""A cut is durable before what follows it is: found by seeds 513 and 20097 of the simulation of the metadata quorum."""
+"""A cut is durable before what follows it is: seeds 513, 1078 and 20097 of the metadata quorum's simulation."""
 
 from __future__ import annotations
 
+import errno
+
+import pytest
+
 from kipmesh.core import record_batch
 from kipmesh.core.config import TopicConfig
+from kipmesh.core.errors import KafkaError
 from kipmesh.storage.log_loader import open_log
 from kipmesh.testing.faulty_fs import FaultyFileSystem
 
@@ -30,6 +35,40 @@ def test_what_was_cut_from_a_full_segment_does_not_come_back_and_take_the_next_w
     fs.crash()
     found = open_log(fs, "/data/t-0", "t", 0, CONFIG, 0)
     assert (found.log_end_offset, found.latest_epoch) == (3, 2)
+
+
+class FirstWritten:
+    """Of what is done to a file after its last sync, a power cut leaves the first."""
+
+    def randint(self, low: int, high: int) -> int:
+        return min(low + 1, high)
+
+    def random(self) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["one process", "killed and started again"])
+def test_part_of_a_batch_that_did_not_fit_the_disk_does_not_come_back_and_end_the_log(is_killed: bool) -> None:
+    fs = FaultyFileSystem()
+    fs.make_dirs("/data")
+    fs.sync_dir("/")
+    log = open_log(fs, "/data/t-0", "t", 0, CONFIG, 0)
+    for _ in range(2):
+        log.append_as_leader(batch(40), 1, 0)
+    log.flush()
+    fs.fail("write", errno.ENOSPC, path=".log", torn_bytes=24)
+    with pytest.raises(KafkaError):
+        log.append_as_leader(batch(40), 1, 0)
+    if is_killed:
+        log.abandon()
+        log = open_log(fs, "/data/t-0", "t", 0, CONFIG, 0, recovery_point=2)
+    log.append_as_leader(batch(300), 1, 0)  # does not fit the segment
+    log.flush()
+    assert log.segment_base_offsets == (0, 2)
+    assert log.recovery_point == 3
+    fs.crash(FirstWritten())  # type: ignore[arg-type]
+    found = open_log(fs, "/data/t-0", "t", 0, CONFIG, 0, recovery_point=2)
+    assert found.log_end_offset == 3
 
 
 def test_epochs_of_a_log_start_that_was_not_kept_are_read_from_the_batches() -> None:
