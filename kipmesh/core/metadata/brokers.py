@@ -164,7 +164,8 @@ class BrokerLifecycle:
         elif broker.fenced:
             if caught_up and not request.want_fence:
                 records, fenced = self._unfence(broker), False
-        elif request.want_fence:
+        elif request.want_fence and now_ms - session.since_ms >= self._sessions.timeout_ms:
+            # Sooner, it may be that it has only missed the controllers' change: nobody is fenced for that (ADR 7).
             records, fenced = self._fence(broker, ()), True
         else:
             records = self._prove(broker, request.current_metadata_offset)

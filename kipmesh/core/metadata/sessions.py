@@ -42,6 +42,8 @@ class Session:
     """The connections that are open and have brought heartbeats of this session."""
     missing_since_ms: int | None = None
     """When the last of them broke, if nothing was heard of the broker since."""
+    since_ms: int = 0
+    """When this controller first knew of it."""
 
 
 class BrokerSessions:
@@ -63,7 +65,7 @@ class BrokerSessions:
     def grant(self, broker_id: int, broker_epoch: int, now_ms: int) -> None:
         """A whole timeout for a broker that was not heard of yet."""
         self._missing.discard(broker_id)
-        self._sessions[broker_id] = Session(broker_epoch, now_ms, heard=False)
+        self._sessions[broker_id] = Session(broker_epoch, now_ms, heard=False, since_ms=now_ms)
 
     def touch(
         self, broker_id: int, broker_epoch: int, now_ms: int, metadata_offset: int = -1, connection: int = 0
@@ -71,7 +73,7 @@ class BrokerSessions:
         """The broker of that epoch was heard of, over this connection; 0 for none that could tell of its end."""
         session = self._sessions.get(broker_id)
         if session is None or session.broker_epoch != broker_epoch:
-            session = self._sessions[broker_id] = Session(broker_epoch, now_ms, heard=True)
+            session = self._sessions[broker_id] = Session(broker_epoch, now_ms, heard=True, since_ms=now_ms)
         session.last_contact_ms = now_ms
         session.heard = True
         session.metadata_offset = max(session.metadata_offset, metadata_offset)

@@ -108,6 +108,6 @@ async def test_time_limit() -> None:
         cluster.inject("CreateTopics", ErrorCode.NOT_CONTROLLER, times=1000)
         with pytest.raises(KafkaError) as caught:
             await admin.create_topics([NewTopic("t")])
-        assert caught.value.code is ErrorCode.NOT_CONTROLLER
+        assert caught.value.code in (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT)
     with pytest.raises(KafkaError, match=r"127\.0\.0\.1:1"):
         await AdminClient("127.0.0.1:1", request_timeout_ms=100).start()

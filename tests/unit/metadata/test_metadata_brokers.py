@@ -105,6 +105,8 @@ def test_a_broker_is_unfenced_when_it_has_seen_its_registration(controller: Cont
     assert controller.heartbeat(1, offset=epoch, fence=True).is_fenced
     response = controller.heartbeat(1, offset=epoch)
     assert (response.is_caught_up, response.is_fenced) == (True, False)
+    assert not controller.heartbeat(1, fence=True).is_fenced, "it may have missed the controllers' change only"
+    controller.now_ms += 10_000
     assert controller.heartbeat(1, fence=True).is_fenced
     assert controller.heartbeat(9, epoch=1).error_code == ErrorCode.BROKER_ID_NOT_REGISTERED
 
