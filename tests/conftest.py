@@ -11,6 +11,9 @@ import pytest
 
 from kipmesh.testing.kafka_tools import download_kafka_tools
 
+# Spark starts its process by fork: what gRPC would do in that child, about threads that are not there, may end it.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read when grpc is imported: no notes of its own between the tests
 
 ROOT = Path(__file__).resolve().parent.parent
