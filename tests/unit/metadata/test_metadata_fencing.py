@@ -328,6 +328,7 @@ def test_log_ends_of_a_heartbeat_that_asks_to_be_fenced_count_afterwards(three: 
     three.alter_isr(topic, 0, [1])
     three.run(three.core_fence(1))
     assert three.heartbeat(2).wanted_log_ends == [m.TopicIdPartition(topic, 0)]
+    three.now_ms += SESSION_MS  # which it has been known for
     three.heartbeat(2, fence=True, log_ends=[m.PartitionLogEnd(topic, 0, 0, 5)])
     assert three.state(topic).leader == -1
     three.heartbeat(2)

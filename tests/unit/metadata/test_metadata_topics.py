@@ -97,7 +97,7 @@ def test_assignments_by_hand(controller: Controller, assignment: list[tuple[int,
 
 
 def test_fenced_brokers_are_no_members_of_a_new_isr(controller: Controller) -> None:
-    controller.heartbeat(3, fence=True)
+    controller.run(controller.core_fence(3))
     result = controller.create("t", 4, 2)
     states = controller.image.topics[result.topic_id].partitions.values()
     assert not any(3 in state.replicas for state in states)
@@ -333,7 +333,7 @@ def test_a_leader_changes_its_isr(controller: Controller) -> None:
 
 def test_an_accepted_change_proves_the_leader(controller: Controller) -> None:
     topic_id = controller.assigned("t", (1, 2, 3))
-    controller.heartbeat(3, fence=True)
+    controller.run(controller.core_fence(3))
     assert controller.state(topic_id).last_known_elr == (3,)
     assert controller.alter_isr(topic_id, 0, [1, 2]).error_code == 0
     assert controller.state(topic_id).last_known_elr == ()
@@ -363,8 +363,8 @@ def test_an_accepted_change_proves_the_leader(controller: Controller) -> None:
 def test_refused_changes(controller: Controller, isr: list[int], values: dict[str, object], code: int) -> None:
     controller.join(4)
     topic_id = controller.assigned("t", (2, 1, 3))
-    controller.heartbeat(3, fence=True)
-    controller.heartbeat(2, fence=True)
+    controller.run(controller.core_fence(3))
+    controller.run(controller.core_fence(2))
     controller.heartbeat(2)
     assert controller.state(topic_id).leader == 1
     before = controller.state(topic_id)
