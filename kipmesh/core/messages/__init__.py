@@ -168,6 +168,12 @@ from kipmesh.core.messages.produce import (
     TopicProduceData,
     TopicProduceResponse,
 )
+from kipmesh.core.messages.producer_ids import (
+    AllocateProducerIdsRequest,
+    AllocateProducerIdsResponse,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+)
 from kipmesh.core.messages.quorum import (
     BeginQuorumEpochRequest,
     BeginQuorumEpochResponse,
@@ -193,6 +199,8 @@ from kipmesh.core.messages.quorum import (
 
 __all__ = [
     "AbortedTransaction",
+    "AllocateProducerIdsRequest",
+    "AllocateProducerIdsResponse",
     "AlterConfigsResource",
     "AlterConfigsResourceResponse",
     "AlterPartitionPartition",
@@ -270,6 +278,8 @@ __all__ = [
     "HeartbeatResponse",
     "IncrementalAlterConfigsRequest",
     "IncrementalAlterConfigsResponse",
+    "InitProducerIdRequest",
+    "InitProducerIdResponse",
     "IsrMember",
     "JoinGroupRequest",
     "JoinGroupRequestProtocol",

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from kipmesh.core.config import ControllerConfig
 from kipmesh.core.config.base import dotted
 from kipmesh.core.messages import (
+    AllocateProducerIdsRequest,
+    AllocateProducerIdsResponse,
     AlterPartitionRequest,
     AlterPartitionResponse,
     BrokerHeartbeatRequest,
@@ -37,6 +39,7 @@ from kipmesh.core.metadata.decision import Decision
 from kipmesh.core.metadata.fencing import FENCING_FEATURE, FENCING_LEVEL
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
 from kipmesh.core.metadata.partitions import alter_partition
+from kipmesh.core.metadata.producer_ids import allocate_producer_ids
 from kipmesh.core.metadata.records import METADATA_VERSION, METADATA_VERSION_LEVEL, FeatureLevelRecord, Record
 from kipmesh.core.metadata.sessions import BrokerSessions
 
@@ -115,6 +118,10 @@ class MetadataController:
     def alter_partition(self, request: AlterPartitionRequest) -> Decision[AlterPartitionResponse]:
         """AlterPartition."""
         return alter_partition(self.image, request)
+
+    def allocate_producer_ids(self, request: AllocateProducerIdsRequest) -> Decision[AllocateProducerIdsResponse]:
+        """AllocateProducerIds."""
+        return allocate_producer_ids(self.image, request)
 
     def next_deadline_ms(self) -> int | None:
         """When `expired` should be asked next; None for never, as things are."""

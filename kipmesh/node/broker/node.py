@@ -38,6 +38,7 @@ from kipmesh.node.broker.metrics import BrokerMetrics, PartitionCollector
 from kipmesh.node.broker.offsets import OffsetsHandler
 from kipmesh.node.broker.partitions import Partitions
 from kipmesh.node.broker.produce import ProduceHandler
+from kipmesh.node.broker.producer_ids import ProducerIdsHandler
 from kipmesh.node.broker.publisher import MetadataPublisher
 from kipmesh.node.broker.quorum import BrokerQuorum, open_replica
 from kipmesh.node.broker.replica_manager import ReplicaManager
@@ -59,9 +60,15 @@ class _BrokerService:
     """The gRPC service Broker: each method is its handler's."""
 
     def __init__(
-        self, produce: ProduceHandler, fetch: FetchHandler, offsets: OffsetsHandler, metadata: MetadataHandler
+        self,
+        produce: ProduceHandler,
+        producer_ids: ProducerIdsHandler,
+        fetch: FetchHandler,
+        offsets: OffsetsHandler,
+        metadata: MetadataHandler,
     ) -> None:
         self.produce = produce.produce
+        self.init_producer_id = producer_ids.init_producer_id
         self.fetch = fetch.fetch
         self.list_fetch_sessions = fetch.list_fetch_sessions
         self.list_offsets = offsets.list_offsets
@@ -247,6 +254,7 @@ class BrokerNode:
         produce = ProduceHandler(
             self.partitions, self._metrics, self._disk, wall_ms, queued_bytes_max=config.queued_max_request_bytes
         )
+        producer_ids = ProducerIdsHandler(config.node_id, self._channel, self._broker_epoch)
         fetch = FetchHandler(
             config.node_id,
             self.partitions,
@@ -268,7 +276,7 @@ class BrokerNode:
             selection=self._selection,
         )
         services = {
-            "Broker": _BrokerService(produce, fetch, OffsetsHandler(self.partitions), metadata),
+            "Broker": _BrokerService(produce, producer_ids, fetch, OffsetsHandler(self.partitions), metadata),
             "Admin": AdminHandler(self._channel, lambda: self.partitions.image, self._publisher.until),
             "Quorum": _QuorumService(self._channel),
         }

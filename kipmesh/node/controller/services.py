@@ -11,6 +11,8 @@ from typing import Any
 
 from kipmesh.core.errors import KafkaError
 from kipmesh.core.messages import (
+    AllocateProducerIdsRequest,
+    AllocateProducerIdsResponse,
     AlterConfigsResourceResponse,
     AlterPartitionRequest,
     AlterPartitionResponse,
@@ -42,7 +44,8 @@ Do = Callable[[str, Callable[[MetadataController], Decision[Any]]], Awaitable[An
 
 
 class ControllerService:
-    """BrokerRegistration, BrokerHeartbeat (one by one, and over streams whose end is noticed), AlterPartition."""
+    """BrokerRegistration, BrokerHeartbeat (one by one, and over streams whose end is noticed), AlterPartition, and
+    AllocateProducerIds."""
 
     def __init__(
         self,
@@ -102,6 +105,18 @@ class ControllerService:
             )
         except KafkaError as error:
             return AlterPartitionResponse(error_code=error.code)
+        return response
+
+    async def allocate_producer_ids(
+        self, request: AllocateProducerIdsRequest, context: RequestContext
+    ) -> AllocateProducerIdsResponse:
+        """AllocateProducerIds (API key 67)."""
+        try:
+            response: AllocateProducerIdsResponse = await self._do(
+                "AllocateProducerIds", lambda controller: controller.allocate_producer_ids(request)
+            )
+        except KafkaError as error:
+            return AllocateProducerIdsResponse(error_code=error.code)
         return response
 
 

@@ -1,0 +1,54 @@
+"""AllocateProducerIds: blocks of ids, none of which is given twice, also after a snapshot."""
+
+from __future__ import annotations
+
+from kipmesh.core import messages as m
+from kipmesh.core.errors import ErrorCode
+from kipmesh.core.messages.limits import MAX_INT64
+from kipmesh.core.metadata import records as r
+from kipmesh.core.metadata.image import BrokerState, MetadataDelta, MetadataImage
+from kipmesh.core.metadata.image_writer import image_records
+from kipmesh.core.metadata.producer_ids import BLOCK_SIZE, allocate_producer_ids
+
+
+def image_with_broker(epoch: int = 7) -> MetadataImage:
+    image = MetadataImage()
+    image.brokers[1] = BrokerState(1, epoch, b"\1" * 16, {}, None, False, False, False)
+    return image
+
+
+def test_each_block_begins_where_the_last_one_ended() -> None:
+    image = image_with_broker()
+    starts = []
+    for _ in range(3):
+        decision = allocate_producer_ids(image, m.AllocateProducerIdsRequest(1, 7))
+        starts.append(decision.response.producer_id_start)
+        assert decision.response.producer_id_len == BLOCK_SIZE == 1000
+        for record in decision.records:
+            image.apply(record, MetadataDelta())
+    assert starts == [0, 1000, 2000]
+    assert image.next_producer_id == 3000
+
+
+def test_a_broker_that_is_not_registered_with_its_epoch_gets_none() -> None:
+    image = image_with_broker()
+    for request in (m.AllocateProducerIdsRequest(1, 6), m.AllocateProducerIdsRequest(2, 7)):
+        decision = allocate_producer_ids(image, request)
+        assert (decision.records, decision.response.error_code) == ((), ErrorCode.STALE_BROKER_EPOCH)
+
+
+def test_the_ids_end_somewhere() -> None:
+    image = image_with_broker()
+    image.next_producer_id = MAX_INT64 - BLOCK_SIZE + 1
+    decision = allocate_producer_ids(image, m.AllocateProducerIdsRequest(1, 7))
+    assert (decision.records, decision.response.error_code) == ((), ErrorCode.UNKNOWN_SERVER_ERROR)
+
+
+def test_a_snapshot_says_where_the_next_block_begins() -> None:
+    image = MetadataImage()
+    image.offset = 0
+    image.apply(r.ProducerIdsRecord(1, 7, 5000), MetadataDelta())
+    again = MetadataImage()
+    for record in image_records(image.capture()):
+        again.apply(record, MetadataDelta())
+    assert again.next_producer_id == 5000
