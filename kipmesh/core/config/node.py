@@ -170,6 +170,10 @@ class ControllerConfig(NodeConfig):
     """Default of the topics' `min.insync.replicas`, lowered to the replicas that a topic has."""
     unclean_leader_election_enable: bool = False
     """Default of the topics' `unclean.leader.election.enable`."""
+    auto_leader_rebalance_enable: bool = True
+    """Whether partitions go back by themselves to their preferred leader, the leader service, when that is in sync."""
+    leader_imbalance_check_interval_seconds: Positive = 30
+    """Time in s between two looks for partitions that another broker leads than their preferred leader."""
     max_partitions_per_request: Positive = 10_000
     """Most partitions that one CreateTopics or CreatePartitions request may make; no other is decided meanwhile."""
 

@@ -18,7 +18,7 @@ follows from the image.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.messages import (
@@ -74,15 +74,16 @@ class BrokerLifecycle:
         self._voters = voters
         # Reported log ends of partitions without a leader: key -> broker -> (its epoch then, log end).
         self._log_ends: dict[PartitionKey, dict[int, tuple[int, LogEnd]]] = {}
+        # Partitions without a leader that somebody asked to elect uncleanly, whatever their topic's configuration.
+        self._wished: dict[PartitionKey, None] = {}
 
     def forget_decided(self, delta: MetadataDelta) -> None:
-        """Drop the log ends of partitions that have a leader by now or are gone."""
-        if not self._log_ends:
-            return
-        for key in list(self._log_ends):
-            state = self._image.partition(*key)
-            if state is None or (key in delta.changed_partitions and state.leader != NO_LEADER):
-                del self._log_ends[key]
+        """Drop the log ends of partitions that have a leader by now or are gone, and wishes for them."""
+        for kept in (self._log_ends, self._wished):
+            for key in list(kept):
+                state = self._image.partition(*key)
+                if state is None or (key in delta.changed_partitions and state.leader != NO_LEADER):
+                    kept.pop(key, None)
 
     # --- registration
 
@@ -302,6 +303,22 @@ class BrokerLifecycle:
         """Elect where the log ends told so far suffice now, since a configuration changed or a broker is gone."""
         return self._elect_by_log_end(list(self._log_ends), self._can_lead_without(()))
 
+    def elect_unclean(self, keys: Sequence[PartitionKey]) -> list[Record]:
+        """Elect for partitions without a leader where every replica that is here has told its log end.
+
+        The others are asked, and elected as soon as they have, unless `withdraw` comes before.
+        """
+        self._wished.update(dict.fromkeys(keys))
+        return self._elect_by_log_end(keys, self._can_lead_without(()))
+
+    def withdraw(self, keys: Iterable[PartitionKey]) -> None:
+        """Whoever asked for unclean elections waits for them no longer."""
+        for key in keys:
+            self._wished.pop(key, None)
+
+    def _allows_unclean(self, key: PartitionKey, topic_name: str) -> bool:
+        return key in self._wished or self._unclean_allowed(topic_name)
+
     def _elect_by_log_end(self, keys: Iterable[PartitionKey], can_lead: CanLead) -> list[Record]:
         records: list[Record] = []
         for key in keys:
@@ -311,7 +328,7 @@ class BrokerLifecycle:
                 topic.partitions[key[1]],
                 self._current_log_ends(key),
                 can_lead,
-                unclean_allowed=self._unclean_allowed(topic.name),
+                unclean_allowed=self._allows_unclean(key, topic.name),
             )
             if change is not None:
                 records.append(change)
@@ -344,7 +361,7 @@ class BrokerLifecycle:
             answer = self._log_ends.get(key, {}).get(broker.broker_id)
             if answer is not None and answer[0] == broker.broker_epoch:
                 continue
-            allowed = self._unclean_allowed(topic.name)
+            allowed = self._allows_unclean(key, topic.name)
             if elections.wants_log_end(topic.partitions[key[1]], broker.broker_id, unclean_allowed=allowed):
                 wanted.append(TopicIdPartition(*key))
                 if len(wanted) == WANTED_LOG_ENDS_MAX:

@@ -9,7 +9,7 @@ Invariant: no decision changes the image; `applied` alone does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from kipmesh.core.config import ControllerConfig
 from kipmesh.core.config.base import dotted
@@ -30,14 +30,15 @@ from kipmesh.core.messages import (
     DeleteTopicsResponse,
     DescribeConfigsRequest,
     DescribeConfigsResponse,
+    ElectionType,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
-from kipmesh.core.metadata import configs, topics
+from kipmesh.core.metadata import configs, preferred, topics
 from kipmesh.core.metadata.brokers import BrokerLifecycle
 from kipmesh.core.metadata.decision import Decision
 from kipmesh.core.metadata.fencing import FENCING_FEATURE, FENCING_LEVEL
-from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
+from kipmesh.core.metadata.image import MetadataDelta, MetadataImage, PartitionKey
 from kipmesh.core.metadata.partitions import alter_partition
 from kipmesh.core.metadata.producer_ids import allocate_producer_ids
 from kipmesh.core.metadata.records import METADATA_VERSION, METADATA_VERSION_LEVEL, FeatureLevelRecord, Record
@@ -146,6 +147,33 @@ class MetadataController:
     def elect_pending(self) -> list[Record]:
         """Elections that fencing or a configuration has made possible."""
         return self._brokers.elect_pending()
+
+    # --- elections that are asked for
+
+    def electable(self, election_type: ElectionType) -> Decision[list[preferred.TopicPartition]]:
+        """The partitions that ElectLeaders is for when it names none."""
+        return Decision((), preferred.electable(self.image, election_type))
+
+    def elect_leaders(
+        self, election_type: ElectionType, partitions: Sequence[preferred.TopicPartition]
+    ) -> Decision[list[preferred.ElectionResult]]:
+        """ElectLeaders for some partitions."""
+        return preferred.elect_leaders(self.image, election_type, partitions, self._brokers.elect_unclean)
+
+    def withdraw_elections(self, partitions: Iterable[preferred.TopicPartition]) -> Decision[None]:
+        """Nobody waits any more for unclean elections that were asked for and not made."""
+        names = self.image.topic_names
+        self._brokers.withdraw([(names[topic], partition) for topic, partition in partitions if topic in names])
+        return Decision((), None)
+
+    def returnable(self) -> Decision[list[PartitionKey]]:
+        """The partitions that may go back to their preferred leader."""
+        return Decision((), preferred.returnable(self.image))
+
+    def elect_preferred(self, keys: Iterable[PartitionKey], count_max: int) -> Decision[int]:
+        """Let the preferred leaders of these partitions lead, at most so many; says how many do."""
+        records = preferred.elect_preferred(self.image, keys, count_max)
+        return Decision(records, len(records))
 
     # --- administration
 

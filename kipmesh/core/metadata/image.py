@@ -27,7 +27,11 @@ from kipmesh.core.metadata import fencing
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.indexes import PartitionIndexes
 from kipmesh.core.metadata.states import (
+    BROKER_RESOURCE,
+    CLUSTER_METADATA_TOPIC,
+    CLUSTER_METADATA_TOPIC_ID,
     LEADER_ROLE_FEATURE,
+    TOPIC_RESOURCE,
     BrokerState,
     CapturedImage,
     Departure,
@@ -39,6 +43,7 @@ from kipmesh.core.metadata.states import (
     TopicState,
     changed,
     registered,
+    unified,
 )
 
 __all__ = [
@@ -58,13 +63,6 @@ __all__ = [
     "changed",
     "unified",
 ]
-
-CLUSTER_METADATA_TOPIC = "__cluster_metadata"
-CLUSTER_METADATA_TOPIC_ID = bytes(15) + b"\1"
-"""Kafka's fixed id of the metadata topic."""
-
-TOPIC_RESOURCE = 2
-BROKER_RESOURCE = 4
 
 EXAMPLES_MAX = 3
 STEP_PARTITIONS = 2000
@@ -195,6 +193,11 @@ class MetadataImage:
     def leaderless(self) -> Collection[PartitionKey]:
         """The partitions without a leader; a view, not a copy."""
         return self._indexes.leaderless.keys()
+
+    @property
+    def imbalanced(self) -> Mapping[int, Collection[PartitionKey]]:
+        """Preferred leader -> the partitions that it does not lead; a view, not a copy."""
+        return self._indexes.imbalanced
 
     @property
     def fencing_level(self) -> int:
@@ -362,6 +365,7 @@ class MetadataImage:
         """One step of it: thousands, so without any call that can be saved."""
         broker_id, generation, offset = so_far.broker_id, self._generation, self._at
         leaderless, unproven = self._indexes.leaderless, self._indexes.unproven
+        balance = self._indexes.balance
         own = unproven.pop(broker_id, {})
         topics = [self.topics[topic_id] for topic_id, _ in keys]
         states = [topic.partitions[key[1]] for topic, key in zip(topics, keys, strict=True)]
@@ -377,6 +381,7 @@ class MetadataImage:
             leader, leader_before = after.leader, before.leader
             if leader != leader_before:
                 moved += 1
+                balance(key, after.replicas[0], leader)
                 if len(examples) < EXAMPLES_MAX:
                     examples.append(LeaderExample(key, leader_before, leader))
                 own.pop(key, None)
@@ -493,8 +498,3 @@ class MetadataImage:
         partitions[record.partition_id] = state
         delta.changed_partitions.add(key)
         delta.outdated.add(key)
-
-
-def unified(topic_name: str) -> str:
-    """The name as metrics show it."""
-    return topic_name.replace(".", "_")

@@ -13,13 +13,15 @@ from kipmesh.core.metadata.states import PartitionKey, PartitionState
 
 @dataclass(slots=True)
 class PartitionIndexes:
-    """The partitions of each broker, those without a leader, and those whose leader has to prove itself."""
+    """The partitions of each broker, those without a leader or the preferred one, and those of unproven leaders."""
 
     of_broker: dict[int, dict[PartitionKey, None]] = field(default_factory=dict)
     """Broker -> what it has a replica of."""
     leaderless: dict[PartitionKey, None] = field(default_factory=dict)
     unproven: dict[int, dict[PartitionKey, int]] = field(default_factory=dict)
     """Leader -> what it leads that has a last known ELR -> offset of the record that made it so."""
+    imbalanced: dict[int, dict[PartitionKey, None]] = field(default_factory=dict)
+    """Preferred leader -> what somebody else leads, or nobody."""
     count: int = 0
     """Of all partitions."""
 
@@ -39,17 +41,31 @@ class PartitionIndexes:
             if not of_broker:
                 del self.of_broker[replica]
         self.leaderless.pop(key, None)
+        self.balance(key, state.replicas[0], state.replicas[0])
         self._forget_unproven(key, state.leader)
 
     def leader_changed(self, key: PartitionKey, before: int, state: PartitionState, offset: int) -> None:
         """The partition was led by `before` and is `state` since the record at `offset`."""
         self._forget_unproven(key, before)
+        self.balance(key, state.replicas[0], state.leader)
         if state.leader == NO_LEADER:
             self.leaderless[key] = None
             return
         self.leaderless.pop(key, None)
         if state.last_known_elr:
             self.unproven.setdefault(state.leader, {})[key] = offset
+
+    def balance(self, key: PartitionKey, preferred: int, leader: int) -> None:
+        """The partition, which `preferred` should lead, is led by `leader`."""
+        waiting = self.imbalanced.get(preferred)
+        if leader != preferred:
+            if waiting is None:
+                waiting = self.imbalanced[preferred] = {}
+            waiting[key] = None
+        elif waiting is not None:
+            waiting.pop(key, None)
+            if not waiting:
+                del self.imbalanced[preferred]
 
     def _forget_unproven(self, key: PartitionKey, leader: int) -> None:
         unproven = self.unproven.get(leader)

@@ -12,6 +12,13 @@ from typing import NamedTuple
 from kipmesh.core.messages import SnapshotId
 from kipmesh.core.metadata import records as r
 
+CLUSTER_METADATA_TOPIC = "__cluster_metadata"
+CLUSTER_METADATA_TOPIC_ID = bytes(15) + b"\1"
+"""Kafka's fixed id of the metadata topic."""
+
+TOPIC_RESOURCE = 2
+BROKER_RESOURCE = 4
+
 LEADER_ROLE_FEATURE = "kipmesh.leader"
 """A broker that registers this feature is a leader service: preferred as leader."""
 
@@ -186,3 +193,8 @@ def registered(record: r.RegisterBrokerRecord) -> BrokerState:
         tuple(record.features),
         tuple(record.log_dirs),
     )
+
+
+def unified(topic_name: str) -> str:
+    """The name as metrics show it."""
+    return topic_name.replace(".", "_")

@@ -25,6 +25,8 @@ from kipmesh.core.messages import (
     DescribeConfigsRequest,
     DescribeConfigsResponse,
     DescribeConfigsResult,
+    ElectLeadersRequest,
+    ElectLeadersResponse,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
@@ -130,4 +132,12 @@ class AdminHandler:
                 ]
             )
         response: IncrementalAlterConfigsResponse = answer.response
+        return response
+
+    async def elect_leaders(self, request: ElectLeadersRequest, context: RequestContext) -> ElectLeadersResponse:
+        """ElectLeaders (API key 43): what is done already needs no election, so that twice is as good as once."""
+        answer = await self._forward("ElectLeaders", request, request.timeout_ms, context)
+        if isinstance(answer, str):
+            return ElectLeadersResponse(error_code=ErrorCode.REQUEST_TIMED_OUT)
+        response: ElectLeadersResponse = answer.response
         return response

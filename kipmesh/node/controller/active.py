@@ -22,8 +22,9 @@ from kipmesh.core.metadata.controller import MetadataController
 from kipmesh.core.metadata.decision import Decision
 from kipmesh.node.clock import monotonic_ms, wall_ms
 from kipmesh.node.controller.events import log_decided
+from kipmesh.node.controller.leader_balance import LeaderBalance
 from kipmesh.node.controller.metrics import ControllerMetrics
-from kipmesh.node.controller.owner import Decide, Owner
+from kipmesh.node.controller.owner import Decide, DecideWith, Owner
 from kipmesh.node.quorum.driver import QuorumDriver
 from kipmesh.node.quorum.loader import MetadataLoader
 
@@ -32,8 +33,6 @@ log = structlog.get_logger(__name__)
 SESSION_RETRY_MS = 100
 _RESERVED_ID_START = 0b111110
 """Kafka's random ids never begin with `-` in their base64 form."""
-
-DecideWith = Callable[[MetadataController], Decision[Any]]
 
 
 def new_topic_id() -> bytes:
@@ -55,13 +54,20 @@ class ActiveController:
         loader: MetadataLoader,
         metrics: ControllerMetrics,
         on_failure: Callable[[BaseException], None],
+        *,
+        now_ms: Callable[[], int] = monotonic_ms,
+        stamp_ms: Callable[[], int] = wall_ms,
+        make_topic_id: Callable[[], bytes] = new_topic_id,
     ) -> None:
+        """The last three are what it takes from the machine: both clocks, and chance."""
         self.epoch = epoch
+        self._now_ms = now_ms
+        self._stamp_ms = stamp_ms
         self._config = config
         self._driver = driver
         self._loader = loader
         self._metrics = metrics
-        self._controller = MetadataController(config, loader.image, new_topic_id)
+        self._controller = MetadataController(config, loader.image, make_topic_id)
         self._owner = Owner(
             append=self._append,
             apply=self._apply,
@@ -72,6 +78,7 @@ class ActiveController:
         self._timer: asyncio.TimerHandle | None = None
         self._deadline_ms = 0
         self._is_over = False
+        self._balance = LeaderBalance(self.do, config.leader_imbalance_check_interval_seconds)
 
     @property
     def waiting(self) -> int:
@@ -80,9 +87,11 @@ class ActiveController:
 
     def start(self) -> None:
         """Begin: fresh sessions, and what a new log begins with; raises KafkaError when that cannot be appended."""
-        first = self._controller.activate(monotonic_ms())
+        first = self._controller.activate(self._now_ms())
         self._owner.decide_all([lambda: Decision(first, None)])
         self._arm_timer()
+        if self._config.auto_leader_rebalance_enable:
+            self._balance.start()
 
     def committed(self, high_watermark: int) -> None:
         """The high watermark rose, in this epoch."""
@@ -92,12 +101,14 @@ class ActiveController:
         """The epoch is over: what waits is refused."""
         self._is_over = True
         self._cancel_timer()
+        self._balance.stop()
         self._owner.end(refusal)
 
     async def drain(self, grace_s: float, refusal: KafkaError) -> None:
         """Take no more, and give what waits some time to be committed."""
         self._is_over = True
         self._cancel_timer()
+        self._balance.stop()
         await self._owner.drain(grace_s, refusal)
 
     # --- operations
@@ -118,7 +129,7 @@ class ActiveController:
             [(None, r.encode_record(record)) for record in records],
             base_offset=self._end_offset(),
             leader_epoch=self.epoch,
-            timestamp_ms=wall_ms(),
+            timestamp_ms=self._stamp_ms(),
         )
         self._driver.append(batch, self.epoch)
         return batch
@@ -142,7 +153,7 @@ class ActiveController:
 
     def disconnected(self, broker_id: int, connection: int) -> None:
         """A connection that brought a broker's heartbeats is over: look soon whether the broker comes back."""
-        now_ms = monotonic_ms()
+        now_ms = self._now_ms()
         if self._is_over or not self._controller.disconnected(broker_id, connection, now_ms):
             return
         log.info("connection of a broker broke", broker_id=broker_id)
@@ -162,13 +173,13 @@ class ActiveController:
         deadline_ms = self._controller.next_deadline_ms()
         if deadline_ms is not None:
             self._deadline_ms = deadline_ms
-            delay_s = max(deadline_ms - monotonic_ms(), 1) / 1000
+            delay_s = max(deadline_ms - self._now_ms(), 1) / 1000
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._timer_fired)
 
     def _timer_fired(self) -> None:
         """Fence the brokers that are silent or gone."""
         self._timer = None
-        now_ms = monotonic_ms()
+        now_ms = self._now_ms()
         if now_ms - self._deadline_ms > self._config.broker_session_timeout_ms // 2:
             log.warning("the controller was away, sessions begin anew", late_ms=now_ms - self._deadline_ms)
             self._controller.extend_sessions(now_ms)
@@ -189,13 +200,13 @@ class ActiveController:
         if not isinstance(error, KafkaError) or error.code is not ErrorCode.NOT_CONTROLLER:
             log.error("sessions cannot be ended", error=str(error))
         if not self._is_over:
-            self._deadline_ms = monotonic_ms() + SESSION_RETRY_MS
+            self._deadline_ms = self._now_ms() + SESSION_RETRY_MS
             self._timer = asyncio.get_running_loop().call_later(SESSION_RETRY_MS / 1000, self._timer_fired)
 
     def _fencings(self) -> Iterator[Decide]:
         """One decision for each broker: who leads next follows from those before."""
         gone = self._controller.missing()
-        silent = self._controller.expired(monotonic_ms())
+        silent = self._controller.expired(self._now_ms())
         for index, broker_id in enumerate(silent):
             if broker_id in gone:
                 log.warning("a broker is gone: its connection broke, and it did not come back", broker_id=broker_id)

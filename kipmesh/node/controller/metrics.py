@@ -7,6 +7,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from kipmesh.core.metadata.image import MetadataImage
+from kipmesh.core.metadata.preferred import imbalance_count
 
 _CONTROLLER = "kafka_controller_kafkacontroller_"
 
@@ -54,6 +55,11 @@ class ControllerMetrics:
             ("activecontrollercount", "1 on the active controller", lambda: int(is_active())),
             ("globaltopiccount", "Topics", lambda: len(image().topics)),
             ("globalpartitioncount", "Partitions", lambda: image().partition_count),
+            (
+                "preferredreplicaimbalancecount",
+                "Partitions not led by the first replica",
+                lambda: imbalance_count(image()),
+            ),
             ("offlinepartitionscount", "Partitions without a leader", lambda: len(image().leaderless)),
             ("fencedbrokercount", "Registered brokers that are fenced", lambda: _brokers(image(), fenced=True)),
             ("activebrokercount", "Registered brokers that are not fenced", lambda: _brokers(image(), fenced=False)),

@@ -23,9 +23,9 @@ from kipmesh.core.raft import State
 from kipmesh.core.snapshot.retention import RetentionLimits
 from kipmesh.core.snapshot.schedule import SnapshotLimits
 from kipmesh.node.clock import monotonic_ms, wall_ms
-from kipmesh.node.controller.active import ActiveController, DecideWith
+from kipmesh.node.controller.active import ActiveController
 from kipmesh.node.controller.metrics import ControllerMetrics
-from kipmesh.node.controller.owner import as_kafka_error
+from kipmesh.node.controller.owner import DecideWith, as_kafka_error
 from kipmesh.node.controller.services import AdminService, ControllerService
 from kipmesh.node.quorum.driver import QuorumDriver, raft_config
 from kipmesh.node.quorum.loader import MetadataLoader

@@ -17,12 +17,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import structlog
 
 from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.core.metadata.controller import MetadataController
 from kipmesh.core.metadata.decision import Decision
 from kipmesh.core.metadata.records import Record
 from kipmesh.node.quorum.pacing import SLICE_S
@@ -34,6 +35,9 @@ OPERATIONS_MAX = 10_000
 _TEXT_LENGTH_MAX = 500
 
 Decide = Callable[[], Decision[Any]]
+DecideWith = Callable[[MetadataController], Decision[Any]]
+Do = Callable[[str, DecideWith], Awaitable[Any]]
+"""Name and decision of an operation -> its response, once committed; raises KafkaError."""
 
 
 class _Turn(NamedTuple):

@@ -6,8 +6,7 @@ the top, or for each topic and resource. NOT_CONTROLLER says who is active, wher
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Callable
 
 from kipmesh.core.errors import KafkaError
 from kipmesh.core.messages import (
@@ -32,15 +31,15 @@ from kipmesh.core.messages import (
     DescribeConfigsRequest,
     DescribeConfigsResponse,
     DescribeConfigsResult,
+    ElectLeadersRequest,
+    ElectLeadersResponse,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
-from kipmesh.core.metadata.controller import MetadataController
 from kipmesh.core.metadata.decision import Decision
+from kipmesh.node.controller.leader_elections import LeaderElections
+from kipmesh.node.controller.owner import Do
 from kipmesh.rpc.server import RequestContext
-
-Do = Callable[[str, Callable[[MetadataController], Decision[Any]]], Awaitable[Any]]
-"""Name and decision of an operation -> its response, once committed; raises KafkaError."""
 
 
 class ControllerService:
@@ -121,10 +120,11 @@ class ControllerService:
 
 
 class AdminService:
-    """Topics and configurations."""
+    """Topics, configurations and elections."""
 
     def __init__(self, do: Do) -> None:
         self._do = do
+        self._elections = LeaderElections(do)
 
     async def create_topics(self, request: CreateTopicsRequest, context: RequestContext) -> CreateTopicsResponse:
         """CreateTopics (API key 19)."""
@@ -195,3 +195,7 @@ class AdminService:
             ]
             return IncrementalAlterConfigsResponse(responses=tuple(failed))
         return response
+
+    async def elect_leaders(self, request: ElectLeadersRequest, context: RequestContext) -> ElectLeadersResponse:
+        """ElectLeaders (API key 43)."""
+        return await self._elections.elect_leaders(request, context)

@@ -32,6 +32,7 @@ def config(**values: Any) -> ControllerConfig:
 def check_image(image: MetadataImage) -> None:
     """What holds of every image."""
     led: set[Any] = set()
+    imbalanced: dict[int, set[Any]] = {}
     count = 0
     for topic_id, topic in image.topics.items():
         assert image.topic_names[topic.name] == topic_id
@@ -50,9 +51,12 @@ def check_image(image: MetadataImage) -> None:
                 leader = image.brokers.get(state.leader)
                 assert leader is not None
                 assert leader.can_lead, (state, leader)
+            if state.leader != state.replicas[0]:
+                imbalanced.setdefault(state.replicas[0], set()).add(key)
             for replica in state.replicas:
                 assert key in image.partitions_of_broker(replica)
     assert set(image.leaderless) == led
+    assert {preferred: set(keys) for preferred, keys in image.imbalanced.items()} == imbalanced
     assert image.partition_count == count
 
 

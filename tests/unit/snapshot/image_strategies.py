@@ -123,6 +123,7 @@ def assert_same(one: MetadataImage, other: MetadataImage) -> None:
         if name == "_indexes":
             ours, theirs = one._indexes, other._indexes
             assert (ours.of_broker, ours.leaderless, ours.count) == (theirs.of_broker, theirs.leaderless, theirs.count)
+            assert ours.imbalanced == theirs.imbalanced
             for leader in {*ours.unproven, *theirs.unproven}:
                 assert one.unproven(leader).keys() == other.unproven(leader).keys()
                 assert all(other.unproven(leader)[key] >= at for key, at in one.unproven(leader).items())
