@@ -22,8 +22,9 @@ from kipmesh.core.metadata.controller import MetadataController
 from kipmesh.core.metadata.decision import Decision
 from kipmesh.node.clock import monotonic_ms, wall_ms
 from kipmesh.node.controller.events import log_decided
+from kipmesh.node.controller.leader_balance import LeaderBalance
 from kipmesh.node.controller.metrics import ControllerMetrics
-from kipmesh.node.controller.owner import Decide, Owner
+from kipmesh.node.controller.owner import Decide, DecideWith, Owner
 from kipmesh.node.quorum.driver import QuorumDriver
 from kipmesh.node.quorum.loader import MetadataLoader
 
@@ -32,8 +33,6 @@ log = structlog.get_logger(__name__)
 SESSION_RETRY_MS = 100
 _RESERVED_ID_START = 0b111110
 """Kafka's random ids never begin with `-` in their base64 form."""
-
-DecideWith = Callable[[MetadataController], Decision[Any]]
 
 
 def new_topic_id() -> bytes:
@@ -79,6 +78,7 @@ class ActiveController:
         self._timer: asyncio.TimerHandle | None = None
         self._deadline_ms = 0
         self._is_over = False
+        self._balance = LeaderBalance(self.do, config.leader_imbalance_check_interval_seconds)
 
     @property
     def waiting(self) -> int:
@@ -90,6 +90,8 @@ class ActiveController:
         first = self._controller.activate(self._now_ms())
         self._owner.decide_all([lambda: Decision(first, None)])
         self._arm_timer()
+        if self._config.auto_leader_rebalance_enable:
+            self._balance.start()
 
     def committed(self, high_watermark: int) -> None:
         """The high watermark rose, in this epoch."""
@@ -99,12 +101,14 @@ class ActiveController:
         """The epoch is over: what waits is refused."""
         self._is_over = True
         self._cancel_timer()
+        self._balance.stop()
         self._owner.end(refusal)
 
     async def drain(self, grace_s: float, refusal: KafkaError) -> None:
         """Take no more, and give what waits some time to be committed."""
         self._is_over = True
         self._cancel_timer()
+        self._balance.stop()
         await self._owner.drain(grace_s, refusal)
 
     # --- operations
