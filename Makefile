@@ -24,7 +24,7 @@ endif
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install demo test check lint format types imports tidy unit e2e spark golden sim chaos bench bench-spark \
-  bench-failover bench-fencing bench-sessions bench-snapshot protos lock wheel docs clean distclean stale
+  bench-closest bench-failover bench-fencing bench-sessions bench-snapshot protos lock wheel docs clean distclean stale
 
 help: ## list the targets
 	@echo "make TARGET [PYTHON=python3.12] [SCALE=n] [SEEDS=n] [WORKERS=n] [ARGS='...']"
@@ -89,6 +89,9 @@ bench-spark: install ## records/s of a Spark batch read on local[2]
 
 bench-failover: install ## gaps when controllers and leaders fail (ARGS="--runs 10", "--kinds leader-kill kill", "--markdown")
 	$(PY) -m bench.failover $(ARGS)
+
+bench-closest: install ## bytes read across racks with and without a selector (ARGS="--quick", "--modes off fetch", "--markdown")
+	$(PY) -m bench.closest $(ARGS)
 
 bench-fencing: install ## one broker's failure by event and by partition; snapshots and compaction (ARGS="--quick", "--markdown")
 	$(PY) -m bench.fencing $(ARGS)

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
-from bench import bursts, report, system, workload
+from bench import bursts, closest, report, system, workload
 from kipmesh.client.types import TopicPartition
 from kipmesh.cluster import ClusterError, LocalCluster
 from kipmesh.core.errors import KafkaError
@@ -145,6 +145,17 @@ def measure_bursts(
     samples["burst_ratio"].append(times.ratio)
 
 
+def measure_racks(progress: Progress, samples: Samples) -> None:
+    """What consumers in two racks read across racks, without a selector and with one; clusters of their own."""
+    options = closest.arguments(["--quick"])
+    for mode, key in (("off", "racks_off_kb_s"), ("fetch", "racks_on_kb_s")):
+        progress.say(f"consumers in two racks, selector: {mode} ...")
+        told = closest.run_mode(mode, options, kills=False).brokers
+        samples[key].append(told.other / options.seconds / 1e3)
+        progress.say(f"  {told.own / 1e6:.2f} MB in the own rack, {told.other / 1e6:.2f} MB across")
+    samples["racks_share_percent"].append(told.share)
+
+
 def brokers_of(options: argparse.Namespace) -> dict[str, Any]:
     """A cluster of three brokers."""
     followers = workload.REPLICAS - options.leaders
@@ -176,6 +187,8 @@ def run_once(options: argparse.Namespace, progress: Progress, samples: Samples) 
         measure_idle(cluster, options.idle_seconds, samples)
         if created and options.bursts:
             measure_bursts(bursts.Load(cluster.bootstrap, created), config, options, progress, samples)
+    if not options.partitions:
+        measure_racks(progress, samples)
 
 
 def _interrupted(signum: int, frame: object) -> None:
