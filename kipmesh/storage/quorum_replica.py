@@ -182,8 +182,9 @@ class QuorumReplica:
                 self._begin_at(snapshot_id.end_offset)
             case _:
                 pass
-        if is_voter and log.log_end_offset < durable_end:
-            end = log.log_end_offset
+        # A log that was whole may have given way to a shorter snapshot, which contradicts its end: it was the leader's.
+        end = max(log.log_end_offset, extent.end_offset)
+        if is_voter and end < durable_end:
             raise _refusal(f"{log.dir} ends at offset {end}, though everything below {durable_end} was durable")
         self._drop_obsolete(self.log.log_start_offset)
         self._look()

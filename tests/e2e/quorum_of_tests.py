@@ -67,8 +67,12 @@ def check_brokers(mesh: QuorumMesh, wanted: Mapping[str, bytes]) -> None:
             lambda broker=broker: not missing(wanted, topics_at(mesh, broker)),
             lambda broker=broker: f"{missing(wanted, topics_at(mesh, broker))[:5]} at {broker.name}",
         )
-    first, *others = [topics_at(mesh, broker) for broker in mesh.brokers]
-    assert all(other == first for other in others)
+
+    def differing() -> list[str]:
+        first, *others = [topics_at(mesh, broker) for broker in mesh.brokers]
+        return sorted({name for other in others for name, _ in first.items() ^ other.items()})
+
+    wait_for(lambda: not differing(), lambda: f"agreement of the brokers on {differing()[:5]}")
 
 
 def create(mesh: QuorumMesh, names: Iterable[str], *, partitions: int = 1, replicas: int = 1, **config: Any) -> None:

@@ -107,6 +107,10 @@ class Machine:
         self.rejected: set[int] = set()
         self.is_backing_off = False
         self.elections_lost = 0
+        self.epochs_failed = 0
+        """Epochs in a row that brought no leader though other voters were heard of: slow ones, not absent ones."""
+        self.heard_voter = False
+        """Whether a vote was asked for or answered since such an epoch was counted last."""
         self.fetching_snapshot: SnapshotId | None = None
         self.successors: tuple[int, ...] = tuple(voter for voter in config.voters if voter != config.node_id)
         self.unacknowledged: set[int] = set()
@@ -249,6 +253,7 @@ class Machine:
             case FetchRequest():
                 replication.on_fetch(self, request_id, request)
             case VoteRequest():
+                self.heard_voter = True
                 elections.on_vote(self, request_id, request)
             case BeginQuorumEpochRequest():
                 elections.on_begin(self, request_id, request)
@@ -263,6 +268,7 @@ class Machine:
             case FetchResponse():
                 replication.on_fetch_response(self, node_id, response)
             case VoteResponse():
+                self.heard_voter = True
                 elections.on_vote_response(self, node_id, response)
             case DescribeQuorumResponse():
                 raise DriverError("DescribeQuorum is not asked by a replica")
@@ -308,6 +314,8 @@ class Machine:
         """Change the state as the table says."""
         before = self.state
         self.state = next_state(before, cause, self.epoch, epoch)
+        if epoch > self.epoch and self.heard_voter:
+            self.epochs_failed, self.heard_voter = self.epochs_failed + 1, False
         self.election = ElectionState(epoch, leader_id, voted_id)
         keeps_ms = self.deadline_ms if before in (State.UNATTACHED, State.VOTED, State.FOLLOWER) else None
         self._enter()
@@ -331,16 +339,16 @@ class Machine:
         only_voter = self.config.voters == (self.config.node_id,)
         match self.state:
             case State.FOLLOWER | State.OBSERVER_FOLLOWER:
-                self.elections_lost = 0
+                self.elections_lost = self.epochs_failed = 0
                 self.deadline_ms = self.now_ms + timing.fetch_timeout_ms(self.config, self.jitter)
             case State.OBSERVER_UNATTACHED:
                 self.deadline_ms = None
             case State.LEADER:
-                self.elections_lost = 0
+                self.elections_lost = self.epochs_failed = 0
                 self.deadline_ms = None
                 self.leadership = Leadership(self.config, self.log.log_end_offset, self.granted, self.now_ms)
             case _:
-                wait_ms = 0 if only_voter else timing.election_timeout_ms(self.config, self.jitter)
+                wait_ms = 0 if only_voter else timing.election_timeout_ms(self.config, self.epochs_failed, self.jitter)
                 self.deadline_ms = self.now_ms + wait_ms
                 self.is_backing_off = False
                 self.granted, self.rejected = {self.config.node_id}, set()

@@ -6,11 +6,19 @@ from kipmesh.core.raft.types import RaftConfig
 
 _BACKOFF_BASE_MS = 50
 _BACKOFF_DOUBLINGS_MAX = 20
+_IMPATIENT_EPOCHS = 2
+_PATIENCE_DOUBLINGS_MAX = 3
 
 
-def election_timeout_ms(config: RaftConfig, jitter: float) -> int:
-    """Until one who knows no leader stands for election; once to twice the configured time."""
-    return config.election_timeout_ms + int(jitter * config.election_timeout_ms)
+def election_timeout_ms(config: RaftConfig, epochs_failed: int, jitter: float) -> int:
+    """Until one who knows no leader stands for election; once to twice the configured time.
+
+    After some epochs in a row that led to no leader it doubles with each: votes have to become durable on disks that
+    may be slower than the configured time allows for.
+    """
+    doublings = min(max(epochs_failed - _IMPATIENT_EPOCHS, 0), _PATIENCE_DOUBLINGS_MAX)
+    timeout_ms = config.election_timeout_ms << doublings
+    return timeout_ms + int(jitter * timeout_ms)
 
 
 def fetch_timeout_ms(config: RaftConfig, jitter: float) -> int:

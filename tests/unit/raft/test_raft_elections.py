@@ -189,9 +189,35 @@ def test_a_vote_request_that_fails_is_sent_again() -> None:
 def test_timeouts_lie_where_they_should() -> None:
     config = peer(1)
     for jitter in (0.0, 0.3, 0.999):
-        assert 1000 <= timing.election_timeout_ms(config, jitter) < 2000
+        assert 1000 <= timing.election_timeout_ms(config, 0, jitter) < 2000
         assert 2000 <= timing.fetch_timeout_ms(config, jitter) < 2500
     assert config.check_quorum_timeout_ms > timing.fetch_timeout_ms(config, 0.999)
+
+
+def test_epochs_that_fail_among_slow_voters_get_longer_until_a_leader_is_known() -> None:
+    """Disks that need as long for a vote as an election may last must not keep the quorum from ever having a leader."""
+    node = Node(jitter=0.0)
+    waits = []
+    for epoch in range(1, 8):
+        assert vote(node, 2 + epoch % 2, epoch)[1]
+        assert node.machine.deadline_ms is not None
+        waits.append(node.machine.deadline_ms - node.now_ms)
+    assert waits == [1000, 1000, 2000, 4000, 8000, 8000, 8000]
+    node.ask(wire.epoch_request(BeginQuorumEpochRequest, peer(2), 7))
+    assert node.machine.state is State.FOLLOWER
+    vote(node, 3, 8)
+    assert (node.machine.epochs_failed, node.machine.state) == (1, State.VOTED)
+
+
+def test_who_is_alone_does_not_wait_ever_longer() -> None:
+    node = Node(jitter=0.0)
+    while node.machine.epoch < 20:
+        assert node.machine.deadline_ms is not None
+        node.advance(node.machine.deadline_ms - node.now_ms)
+        for sent in node.sent:
+            node.step(RequestFailed(sent.request_id))
+        node.sent.clear()
+    assert node.machine.epochs_failed == 0
 
 
 def test_a_lost_quorum_state_does_not_take_the_epoch_of_the_log_back() -> None:

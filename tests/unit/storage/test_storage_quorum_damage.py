@@ -13,6 +13,7 @@ from quorum_replica_support import (
     make,
     manager_of,
     open_replica,
+    received,
     reopen,
 )
 
@@ -122,6 +123,19 @@ def test_a_snapshot_takes_the_place_of_what_is_missing_below_it() -> None:
         fs.remove(path)
     replica = open_replica(fs)
     assert (replica.log.log_start_offset, replica.log.log_end_offset) == (BATCHES, BATCHES)
+
+
+def test_a_whole_log_that_gave_way_to_a_shorter_snapshot_is_no_damage() -> None:
+    """The leader's snapshot contradicts the log's end, and the process was killed before it had taken its place."""
+    fs = FaultyFileSystem()
+    replica = open_replica(fs)
+    append(replica, BATCHES)
+    replica.flush()
+    manager_of(replica).checkpoint_recovery_points()
+    received(replica, BATCHES - 1, 2).complete()
+    manager_of(replica).abandon()
+    again = open_replica(fs)
+    assert (again.log.log_start_offset, again.log.log_end_offset) == (BATCHES - 1, BATCHES - 1)
 
 
 def test_but_not_a_corrupt_one() -> None:
