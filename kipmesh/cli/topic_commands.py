@@ -1,4 +1,4 @@
-"""`kipmesh topic`: create, describe, list, delete and alter topics."""
+"""`kipmesh topic`: create, describe, list, delete and alter topics, and elect leaders of their partitions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kipmesh.cli import elect_command
 from kipmesh.cli.common import (
     ADMIN_TIMEOUT_S,
     DEFAULT_DIR,
@@ -267,3 +268,6 @@ def alter(
 
     run(work)
     print(f"{name}: altered")
+
+
+elect_command.register(app)

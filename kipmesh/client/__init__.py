@@ -32,6 +32,7 @@ from kipmesh.client.types import (
     TopicMetadata,
     TopicPartition,
 )
+from kipmesh.core.messages import ElectionType
 
 __all__ = [
     "TIMESTAMP_EARLIEST",
@@ -49,6 +50,7 @@ __all__ = [
     "ConsumerRecord",
     "CreatedTopic",
     "Delivery",
+    "ElectionType",
     "FetchSessionDescription",
     "FetchStats",
     "FetchedBatches",

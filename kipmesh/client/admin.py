@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from kipmesh.client.cluster import Cluster
+from kipmesh.client.elections import elect_leaders
 from kipmesh.client.metadata import topic_metadata
 from kipmesh.client.offsets import delete_records, list_offsets
 from kipmesh.client.quorum import DESCRIBE_QUORUM, quorum_description
@@ -52,6 +53,7 @@ from kipmesh.core.messages import (
     DescribeConfigsResource,
     DescribeConfigsResponse,
     DescribeQuorumResponse,
+    ElectionType,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
     MetadataRequest,
@@ -162,6 +164,19 @@ class AdminClient:
             if name not in found:
                 raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r} does not exist")
         return [found[name] for name in listed]
+
+    async def elect_leaders(
+        self,
+        election_type: ElectionType = ElectionType.PREFERRED,
+        partitions: Iterable[tuple[str, int]] | None = None,
+    ) -> dict[TopicPartition, KafkaError | None]:
+        """Elect leaders of these partitions, or of all that need it: for each why there was no election, or None.
+
+        PREFERRED: back to the first replica, the leader service. UNCLEAN: a partition without a leader gets the one
+        that has the most of its log; what that lacks is lost.
+        """
+        wanted = None if partitions is None else [TopicPartition(*each) for each in partitions]
+        return await elect_leaders(self._cluster, election_type, wanted, self._timeout_s)
 
     # -- configurations
 

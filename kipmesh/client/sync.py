@@ -40,6 +40,8 @@ from kipmesh.client.types import (
     TopicMetadata,
     TopicPartition,
 )
+from kipmesh.core.errors import KafkaError
+from kipmesh.core.messages import ElectionType
 
 log = logging.getLogger(__name__)
 
@@ -427,6 +429,14 @@ class AdminClient(_Client[_admin.AdminClient]):
     def describe_topics(self, names: Iterable[str]) -> list[TopicMetadata]:
         """These topics, in this order."""
         return self._call(self._client.describe_topics(names))
+
+    def elect_leaders(
+        self,
+        election_type: ElectionType = ElectionType.PREFERRED,
+        partitions: Iterable[tuple[str, int]] | None = None,
+    ) -> dict[TopicPartition, KafkaError | None]:
+        """Elect leaders of these partitions, or of all that need it."""
+        return self._call(self._client.elect_leaders(election_type, partitions))
 
     def describe_configs(
         self, resources: Iterable[ConfigResource], *, keys: Iterable[str] = (), with_documentation: bool = False

@@ -20,8 +20,13 @@ from kipmesh.core.messages import (
     DescribeConfigsResourceResult,
     DescribeConfigsResponse,
     DescribeConfigsResult,
+    ElectionType,
+    ElectLeadersRequest,
+    ElectLeadersResponse,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
+    PartitionResult,
+    ReplicaElectionResult,
 )
 from kipmesh.rpc.server import RequestContext
 
@@ -121,3 +126,32 @@ class FakeAdmin:
                         found.configs[each.name] = each.value or ""
             responses.append(AlterConfigsResourceResponse(error, None, asked.resource_type, asked.resource_name))
         return IncrementalAlterConfigsResponse(responses=responses)
+
+    async def elect_leaders(self, request: ElectLeadersRequest, _context: RequestContext) -> ElectLeadersResponse:
+        """ElectLeaders; there is always a leader, so that an unclean election is never needed."""
+        code = await self._fault("ElectLeaders", request)
+        if code is not None:
+            return ElectLeadersResponse(error_code=code)
+        wanted = {each.topic: each.partitions for each in request.topic_partitions}
+        if request.all_partitions:
+            wanted = {name: range(len(topic.partitions)) for name, topic in self._cluster.topics.items()}
+        results = []
+        for name, numbers in wanted.items():
+            found = [PartitionResult(number, *self._elect(request.election_type, name, number)) for number in numbers]
+            if request.all_partitions:
+                found = [each for each in found if each.error_code != ErrorCode.ELECTION_NOT_NEEDED]
+            results.append(ReplicaElectionResult(name, found))
+        return ElectLeadersResponse(replica_election_results=results)
+
+    def _elect(self, election_type: int, name: str, number: int) -> tuple[ErrorCode, str | None]:
+        topic = self._cluster.topics.get(name)
+        if topic is None or not 0 <= number < len(topic.partitions):
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no {name}-{number}"
+        found = topic.partitions[number]
+        preferred = found.preferred_leader
+        if election_type == ElectionType.UNCLEAN or found.leader_id == preferred:
+            return ErrorCode.ELECTION_NOT_NEEDED, f"broker {found.leader_id} leads"
+        if preferred not in found.isr:
+            return ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, f"broker {preferred} is behind"
+        self._cluster.move_leader(name, number, preferred)
+        return ErrorCode.NONE, None

@@ -34,6 +34,11 @@ class FakePartition:
     batches: list[tuple[BatchHeader, bytes]] = field(default_factory=list)
     end_offset: int = 0
     followers: dict[int, FakeFollower] = field(default_factory=dict)
+    preferred_leader: int = -1
+    """Who led first; set by itself."""
+
+    def __post_init__(self) -> None:
+        self.preferred_leader = self.leader_id
 
     @property
     def replicas(self) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from metadata_support import SESSION_MS, Controller
 from kipmesh.core import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
+from kipmesh.core.metadata.records import PartitionChangeRecord
 
 BROKER = st.integers(1, 4)
 NAME = st.sampled_from(["a", "b", "c.d", "c_d", "__cluster_metadata"])
@@ -99,6 +100,42 @@ class ControllerMachine(RuleBasedStateMachine):
         members = [m.IsrMember(i) for i in isr]
         epoch = state.partition_epoch + data.draw(st.sampled_from([0, 0, 0, -1, 1]))
         self.controller.alter_isr(topic, partition, isr, members=members, partition_epoch=epoch)
+
+    @rule(
+        kind=st.sampled_from(list(m.ElectionType)),
+        wanted=st.lists(st.tuples(NAME, st.integers(-1, 4)), max_size=5),
+        gives_up=st.booleans(),
+    )
+    def elect(self, kind: m.ElectionType, wanted: list[tuple[str, int]], *, gives_up: bool) -> None:
+        core = self.controller.core
+        results = self.controller.run(core.elect_leaders(kind, wanted))
+        assert [(each.topic, each.partition) for each in results] == list(dict.fromkeys(wanted))
+        for each in results:
+            topic = self.controller.image.topic_by_name(each.topic)
+            state = topic.partitions.get(each.partition) if topic is not None else None
+            if each.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                assert state is None
+                continue
+            assert state is not None
+            if each.code in (ErrorCode.NONE, ErrorCode.ELECTION_NOT_NEEDED):
+                assert state.leader == (state.replicas[0] if kind is m.ElectionType.PREFERRED else state.leader) != -1
+            elif kind is m.ElectionType.UNCLEAN:
+                assert state.leader == -1
+        if gives_up:
+            self.controller.run(core.withdraw_elections(wanted))
+
+    @rule(count_max=st.integers(1, 3))
+    def balance(self, count_max: int) -> None:
+        core = self.controller.core
+        keys = core.returnable().response
+        moved = self.controller.run(core.elect_preferred(keys, count_max))
+        assert moved <= count_max
+        for record in self.controller.last_records:
+            assert isinstance(record, PartitionChangeRecord)
+            assert record.isr is None
+            state = self.controller.state(record.topic_id, record.partition_id)
+            assert state.leader == state.replicas[0]
+            assert state.leader_recovery_state == 0
 
     @invariant()
     def what_waits_is_named(self) -> None:

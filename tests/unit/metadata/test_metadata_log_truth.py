@@ -14,7 +14,9 @@ import pytest
 from metadata_support import SESSION_MS, Controller
 
 from kipmesh.core import messages as m
+from kipmesh.core.metadata.decision import Decision
 from kipmesh.core.metadata.image import PartitionState
+from kipmesh.core.metadata.records import PartitionChangeRecord
 
 BROKERS = (1, 2, 3)
 STEPS = 1500
@@ -65,6 +67,7 @@ class World:
         self.lost: set[Written] = set()
         self.late: list[tuple[int, int, int]] = []
         self.elections = 0
+        self.moves = 0
         self.acted: tuple[int, int, tuple[int, ...]] = (-1, -1, ())
         for broker in self.brokers.values():
             self.apply(broker)
@@ -95,7 +98,7 @@ class World:
 
     def replicate(self, follower: Broker) -> None:
         view = follower.view
-        if not follower.is_alive or view is None or view.leader not in BROKERS or follower.leads:
+        if not follower.is_alive or view is None or view.leader not in self.brokers or follower.leads:
             return
         leader = self.brokers[view.leader]
         if not leader.leads or leader.view is None or leader.view.leader_epoch != view.leader_epoch:
@@ -125,7 +128,7 @@ class World:
             return
         view = leader.view
         isr = [leader.broker_id]
-        for member in BROKERS:
+        for member in self.brokers:
             position = leader.positions.get(member, (-1, -1))[1]
             caught_up = position >= leader.high_watermark and position == len(leader.log)
             if member != leader.broker_id and (caught_up or (member in view.isr and self.random.random() < 0.7)):
@@ -219,7 +222,7 @@ class World:
         broker.high_watermark = 0
 
     def step(self) -> None:
-        broker = self.brokers[self.random.choice(BROKERS)]
+        broker = self.brokers[self.random.choice(sorted(self.brokers))]
         match self.random.choices(
             (
                 "append",
@@ -234,8 +237,9 @@ class World:
                 "restart",
                 "all",
                 "controller",
+                "move",
             ),
-            (40, 80, 50, 60, 20, 8, 20, 20, 3, 20, 1, 1),
+            (40, 80, 50, 60, 20, 8, 20, 20, 3, 20, 1, 1, 20),
         )[0]:
             case "append":
                 self.append(broker)
@@ -265,6 +269,17 @@ class World:
                     self.stop(one, "power cut")
             case "controller":
                 self.controller.restart()
+            case "move":
+                self.move()
+
+    def move(self) -> None:
+        """What an election of a preferred leader does, whoever is preferred: another live member of the ISR leads."""
+        state, brokers = self.controller.state(self.topic_id), self.controller.image.brokers
+        able = [member for member in state.isr if brokers[member].can_lead and member != state.leader]
+        if able and state.leader != -1:
+            self.moves += 1
+            record = PartitionChangeRecord(0, self.topic_id, leader=self.random.choice(able))
+            self.controller.run(Decision([record], None))
 
     def settle(self) -> None:
         """Everything comes back: there must be a leader again, with everything."""
@@ -301,5 +316,6 @@ def test_no_acknowledged_record_is_lost(block: int, *, power_cuts: bool) -> None
     worlds = [run(block * 1000 + number, power_cuts=power_cuts) for number in range(25)]
     assert sum(len(world.committed) for world in worlds) > 100, "the model does not do anything"
     assert sum(world.elections for world in worlds) > 5, "no election by log ends was seen"
+    assert sum(world.moves for world in worlds) > 25, "no leadership was moved"
     if not power_cuts:
         assert not any(world.lost for world in worlds)

@@ -1,0 +1,175 @@
+"""ElectLeaders and the way back to the leader services, over the wire of a live controller."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from controller_support import FakeBroker, LiveController, until
+
+from kipmesh.core import messages as m
+from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.core.metadata.image import PartitionState
+from kipmesh.node.controller import leader_balance, leader_elections
+from kipmesh.node.controller.leader_balance import LeaderBalance
+
+IMBALANCE = "kafka_controller_kafkacontroller_preferredreplicaimbalancecount"
+PATIENT = {"broker.session.timeout.ms": "60000"}
+MANUAL = {"auto.leader.rebalance.enable": "false", **PATIENT}
+
+
+class Mesh:
+    """A leader service, 1, and two followers, none of which does more than it is told to."""
+
+    def __init__(self, controller: LiveController) -> None:
+        self.controller = controller
+        self.brokers = [FakeBroker(controller, each, leads=each == 1) for each in (1, 2, 3)]
+
+    async def start(self, partitions: int) -> bytes:
+        for broker in self.brokers:
+            await broker.join()
+        result = await self.controller.create("t", partitions, 3)
+        return result.topic_id
+
+    def state(self, topic_id: bytes, partition: int = 0) -> PartitionState:
+        return self.controller.node.image.topics[topic_id].partitions[partition]
+
+    async def alter_isr(self, topic_id: bytes, partition: int, isr: list[int]) -> None:
+        state = self.state(topic_id, partition)
+        leader = self.brokers[state.leader - 1]
+        members = [m.IsrMember(each, self.brokers[each - 1].epoch) for each in isr]
+        asked = m.AlterPartitionPartition(partition, state.leader_epoch, state.partition_epoch, members)
+        request = m.AlterPartitionRequest(leader.broker_id, leader.epoch, [m.AlterPartitionTopic(topic_id, [asked])])
+        response = await self.controller.call("Controller", "AlterPartition", request)
+        assert not response.topics[0].partitions[0].error_code, response
+
+    async def elect(self, kind: int = 0, *partitions: int, timeout_ms: int = 5000) -> m.ElectLeadersResponse:
+        topics = [m.TopicPartitions("t", partitions)] if partitions else []
+        request = m.ElectLeadersRequest(kind, not partitions, topics, timeout_ms)
+        response: m.ElectLeadersResponse = await self.controller.call("Admin", "ElectLeaders", request)
+        return response
+
+    async def leave(self) -> None:
+        """The leader service stops, as it is told to: no test waits for a session to end."""
+        first = self.brokers[0]
+        while not (await first.heartbeat(shut_down=True)).should_shut_down:
+            for broker in self.brokers[1:]:
+                await broker.catch_up()
+                await broker.heartbeat()
+
+    async def leave_and_return(self, topic_id: bytes) -> None:
+        """The leader service goes and comes back, and is in sync in all partitions but the last."""
+        await self.leave()
+        first = self.brokers[0]
+        first.incarnation = b"again" + bytes(11)
+        await first.join(first.epoch)
+        for partition in range(len(self.controller.node.image.topics[topic_id].partitions) - 1):
+            await self.alter_isr(topic_id, partition, [1, 2, 3])
+
+
+def results(response: m.ElectLeadersResponse) -> dict[int, int]:
+    assert not response.error_code
+    return {each.partition_id: each.error_code for topic in response.replica_election_results for each in topic[1]}
+
+
+async def test_preferred_elections(tmp_path: Path) -> None:
+    async with LiveController(tmp_path, **MANUAL) as controller:
+        mesh = Mesh(controller)
+        topic_id = await mesh.start(4)
+        assert results(await mesh.elect()) == {}
+        assert results(await mesh.elect(0, 0, 7)) == {
+            0: ErrorCode.ELECTION_NOT_NEEDED,
+            7: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        }
+        await mesh.leave_and_return(topic_id)
+        registry = controller.node.registry
+        assert registry.get_sample_value(IMBALANCE) == 4
+        assert results(await mesh.elect(0, 1, 3)) == {1: 0, 3: ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE}
+        assert results(await mesh.elect()) == {0: 0, 2: 0, 3: ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE}
+        assert [mesh.state(topic_id, each).leader for each in range(3)] == [1, 1, 1]
+        assert registry.get_sample_value(IMBALANCE) == 1
+        for bad in (m.ElectLeadersRequest(2, True), m.ElectLeadersRequest(0, True, [m.TopicPartitions("t", [0])])):
+            response = await controller.call("Admin", "ElectLeaders", bad)
+            assert response.error_code == ErrorCode.INVALID_REQUEST
+
+
+async def test_many_partitions_are_some_decisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader_elections, "DECIDED_MAX", 2)
+    async with LiveController(tmp_path, **MANUAL) as controller:
+        mesh = Mesh(controller)
+        await mesh.start(3)
+        assert results(await mesh.elect(0, *range(7))) == {
+            **dict.fromkeys(range(3), ErrorCode.ELECTION_NOT_NEEDED),
+            **dict.fromkeys(range(3, 7), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        }
+
+
+async def test_leadership_returns_by_itself(tmp_path: Path) -> None:
+    values = {"leader.imbalance.check.interval.seconds": "1", **PATIENT}
+    async with LiveController(tmp_path, **values) as controller:
+        mesh = Mesh(controller)
+        topic_id = await mesh.start(3)
+        await mesh.leave_and_return(topic_id)
+
+        def led() -> list[bool]:
+            return [mesh.state(topic_id, each).leader == 1 for each in range(3)]
+
+        await until(lambda: led() == [True, True, False], "leaders are back")
+
+
+async def test_unclean_elections_wait_for_log_ends(tmp_path: Path) -> None:
+    async with LiveController(tmp_path, **MANUAL) as controller:
+        mesh = Mesh(controller)
+        topic_id = await mesh.start(2)
+        for partition in (0, 1):
+            await mesh.alter_isr(topic_id, partition, [1])
+        await mesh.leave()
+        assert mesh.state(topic_id).leader == -1
+        election = asyncio.create_task(mesh.elect(1, timeout_ms=30_000))
+        for broker in mesh.brokers[1:]:
+            wanted: list[m.TopicIdPartition] = []
+            while not wanted:
+                wanted = list((await broker.heartbeat()).wanted_log_ends)
+            ends = [m.PartitionLogEnd(*each, 0, 5 * broker.broker_id) for each in wanted]
+            await broker.heartbeat(log_ends=ends)
+        assert results(await election) == {0: 0, 1: 0}
+        assert [mesh.state(topic_id, each).leader for each in (0, 1)] == [3, 3]
+        assert results(await mesh.elect(1, 0)) == {0: ErrorCode.ELECTION_NOT_NEEDED}
+
+
+async def test_an_unclean_election_that_nobody_answers_is_given_up(tmp_path: Path) -> None:
+    async with LiveController(tmp_path, **MANUAL) as controller:
+        mesh = Mesh(controller)
+        topic_id = await mesh.start(1)
+        await mesh.alter_isr(topic_id, 0, [1])
+        await mesh.leave()
+        election = await mesh.elect(1, timeout_ms=300)
+        assert results(election) == {0: ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE}
+        assert not (await mesh.brokers[1].heartbeat()).wanted_log_ends, "nobody waits for it any more"
+
+
+async def test_a_round_goes_on_after_errors_and_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader_balance, "ELECTIONS_MAX", 3)
+    monkeypatch.setattr(leader_balance, "LOOKED_AT_MAX", 2)
+    answers: list[Any] = [KafkaError(ErrorCode.NOT_CONTROLLER), list(range(9)), 1, 2, ValueError("a bug"), [], [7], 1]
+    done = asyncio.Event()
+
+    async def do(operation: str, decide: Any) -> Any:
+        if not answers:
+            done.set()
+            return []
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    balance = LeaderBalance(do, 0.001)
+    balance.start()
+    await asyncio.wait_for(done.wait(), 10)
+    balance.stop()
+    answers[:] = [list(range(9)), 1, 2]
+    assert await LeaderBalance(do, 1).round(), "there is more"
+    answers[:] = [list(range(3)), 2, 0]
+    assert not await LeaderBalance(do, 1).round()
