@@ -10,12 +10,15 @@ Invariant: no decision changes the image; `applied` alone does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 
 from kipmesh.core.config import ControllerConfig
 from kipmesh.core.config.base import dotted
 from kipmesh.core.messages import (
     AllocateProducerIdsRequest,
     AllocateProducerIdsResponse,
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
     AlterPartitionRequest,
     AlterPartitionResponse,
     BrokerHeartbeatRequest,
@@ -33,9 +36,15 @@ from kipmesh.core.messages import (
     ElectionType,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+    PlanBrokerDrainRequest,
+    PlanBrokerDrainResponse,
+    UnregisterBrokerRequest,
+    UnregisterBrokerResponse,
 )
-from kipmesh.core.metadata import configs, preferred, topics
-from kipmesh.core.metadata.brokers import BrokerLifecycle
+from kipmesh.core.metadata import configs, draining, preferred, reassignments, topics
+from kipmesh.core.metadata.brokers import BrokerLifecycle, UncleanAllowed
 from kipmesh.core.metadata.decision import Decision
 from kipmesh.core.metadata.fencing import FENCING_FEATURE, FENCING_LEVEL
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage, PartitionKey
@@ -51,11 +60,14 @@ class MetadataController:
     def __init__(self, config: ControllerConfig, image: MetadataImage, new_topic_id: Callable[[], bytes]) -> None:
         self.image = image
         self._sessions = BrokerSessions(config.broker_session_timeout_ms, config.broker_connection_loss_timeout_ms)
+        self._unclean_allowed: UncleanAllowed = lambda name: configs.unclean_election_allowed(
+            image, name, default=config.unclean_leader_election_enable
+        )
         self._brokers = BrokerLifecycle(
             image,
             self._sessions,
             config.cluster_id,
-            lambda name: configs.unclean_election_allowed(image, name, default=config.unclean_leader_election_enable),
+            self._unclean_allowed,
             frozenset(voter.id for voter in config.voters),
         )
         self._defaults = topics.TopicDefaults(
@@ -69,12 +81,15 @@ class MetadataController:
             {dotted(name) for name in config.model_fields_set},
         )
         self._new_topic_id = new_topic_id
+        # Reassignments that something else than AlterPartition has made complete.
+        self._completable: dict[PartitionKey, None] = {}
 
     def activate(self, now_ms: int) -> list[Record]:
         """Become the active controller: fresh sessions for all; what a new log begins with, or an older one lacks."""
         for broker in self.image.brokers.values():
             if not broker.fenced:
                 self._sessions.grant(broker.broker_id, broker.broker_epoch, now_ms)
+        self._note_completable(self.image.reassigning)
         features: list[Record] = []
         if METADATA_VERSION not in self.image.features:
             features.append(FeatureLevelRecord(METADATA_VERSION, METADATA_VERSION_LEVEL))
@@ -92,6 +107,15 @@ class MetadataController:
     def changed(self, delta: MetadataDelta) -> None:
         """A batch that was appended was applied to the image by its owner."""
         self._brokers.forget_decided(delta)
+        if self.image.reassigning:
+            self._note_completable(key for key in self.image.reassigning if key in delta.changed_partitions)
+
+    def _note_completable(self, keys: Iterable[PartitionKey]) -> None:
+        can_lead = reassignments.can_lead_in(self.image)
+        for key in keys:
+            state = self.image.partition(*key)
+            if state is not None and reassignments.is_complete(state, can_lead):
+                self._completable[key] = None
 
     # --- brokers
 
@@ -105,7 +129,13 @@ class MetadataController:
         self, request: BrokerHeartbeatRequest, now_ms: int, next_offset: int, connection: int = 0
     ) -> Decision[BrokerHeartbeatResponse]:
         """BrokerHeartbeat, over a connection whose end will be told to `disconnected`, or 0."""
-        return self._brokers.heartbeat(request, now_ms, next_offset, connection)
+        decision = self._brokers.heartbeat(request, now_ms, next_offset, connection)
+        if self._completable and not decision.records:
+            keys = list(islice(self._completable, reassignments.COMPLETIONS_MAX))
+            for key in keys:
+                del self._completable[key]
+            return Decision(reassignments.complete(self.image, keys), decision.response)
+        return decision
 
     def disconnected(self, broker_id: int, connection: int, now_ms: int) -> bool:
         """That connection is over; says whether the broker is missing from now on, and `next_deadline_ms` sooner."""
@@ -174,6 +204,31 @@ class MetadataController:
         """Let the preferred leaders of these partitions lead, at most so many; says how many do."""
         records = preferred.elect_preferred(self.image, keys, count_max)
         return Decision(records, len(records))
+
+    # --- replicas move, and brokers leave
+
+    def alter_reassignments(
+        self, request: AlterPartitionReassignmentsRequest
+    ) -> Decision[AlterPartitionReassignmentsResponse]:
+        """AlterPartitionReassignments."""
+        return reassignments.alter_reassignments(
+            self.image, request, self._unclean_allowed, partitions_max=self._defaults.max_partitions_per_request
+        )
+
+    def list_reassignments(
+        self, request: ListPartitionReassignmentsRequest
+    ) -> Decision[ListPartitionReassignmentsResponse]:
+        """ListPartitionReassignments."""
+        return Decision((), reassignments.list_reassignments(self.image, request))
+
+    def plan_drain(self, request: PlanBrokerDrainRequest) -> Decision[PlanBrokerDrainResponse]:
+        """PlanBrokerDrain."""
+        return Decision((), draining.plan_drain(self.image, request))
+
+    def unregister(self, request: UnregisterBrokerRequest) -> Decision[UnregisterBrokerResponse]:
+        """UnregisterBroker."""
+        session = self._sessions.get(request.broker_id)
+        return draining.unregister(self.image, request, is_running=session is not None and session.heard)
 
     # --- administration
 

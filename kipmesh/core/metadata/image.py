@@ -41,6 +41,7 @@ from kipmesh.core.metadata.states import (
     PartitionState,
     RecordKey,
     TopicState,
+    added,
     changed,
     registered,
     unified,
@@ -176,6 +177,11 @@ class MetadataImage:
         topic = self.topics.get(topic_id)
         return None if topic is None else topic.partitions.get(partition)
 
+    def broker_config(self, broker_id: int, name: str) -> str | None:
+        """A key of the broker's dynamic configuration, else of that of all brokers; None where neither has it."""
+        own = self._configs.get((BROKER_RESOURCE, str(broker_id)), _NOTHING).get(name)
+        return self._configs.get((BROKER_RESOURCE, ""), _NOTHING).get(name) if own is None else own
+
     def topic_config(self, name: str) -> Mapping[str, str]:
         """The topic's own configuration (without defaults), dotted keys."""
         return self._configs.get((TOPIC_RESOURCE, name), _NOTHING)
@@ -198,6 +204,11 @@ class MetadataImage:
     def imbalanced(self) -> Mapping[int, Collection[PartitionKey]]:
         """Preferred leader -> the partitions that it does not lead; a view, not a copy."""
         return self._indexes.imbalanced
+
+    @property
+    def reassigning(self) -> Collection[PartitionKey]:
+        """The partitions whose replicas are being moved; a view, not a copy."""
+        return self._indexes.reassigning.keys()
 
     @property
     def fencing_level(self) -> int:
@@ -459,21 +470,7 @@ class MetadataImage:
     def _add_partition(self, record: r.PartitionRecord, delta: MetadataDelta) -> None:
         topic = self._topic_to_change(record.topic_id)
         key = (topic.topic_id, record.partition_id)
-        replicas = tuple(record.replicas)
-        isr = tuple(record.isr)
-        state = PartitionState(
-            replicas,
-            replicas if isr == replicas else isr,
-            record.leader,
-            record.leader_epoch,
-            record.partition_epoch,
-            record.leader_recovery_state,
-            tuple(record.last_known_elr or ()),
-            tuple(record.eligible_leader_replicas or ()),
-            tuple(record.removing_replicas),
-            tuple(record.adding_replicas),
-            tuple(record.directories),
-        )
+        state = added(record)
         before = topic.partitions.get(record.partition_id)
         if before is not None:
             self._indexes.remove(key, before)
@@ -494,6 +491,7 @@ class MetadataImage:
             self._indexes.remove(key, before)
             self._indexes.add(key, state, self._at)
         else:
+            self._indexes.reassignment_changed(key, state)
             self._indexes.leader_changed(key, before.leader, state, self._at)
         partitions[record.partition_id] = state
         delta.changed_partitions.add(key)

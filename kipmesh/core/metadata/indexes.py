@@ -22,6 +22,8 @@ class PartitionIndexes:
     """Leader -> what it leads that has a last known ELR -> offset of the record that made it so."""
     imbalanced: dict[int, dict[PartitionKey, None]] = field(default_factory=dict)
     """Preferred leader -> what somebody else leads, or nobody."""
+    reassigning: dict[PartitionKey, None] = field(default_factory=dict)
+    """Partitions whose replicas are being moved."""
     count: int = 0
     """Of all partitions."""
 
@@ -30,6 +32,7 @@ class PartitionIndexes:
         self.count += 1
         for replica in state.replicas:
             self.of_broker.setdefault(replica, {})[key] = None
+        self.reassignment_changed(key, state)
         self.leader_changed(key, state.leader, state, offset)
 
     def remove(self, key: PartitionKey, state: PartitionState) -> None:
@@ -41,8 +44,16 @@ class PartitionIndexes:
             if not of_broker:
                 del self.of_broker[replica]
         self.leaderless.pop(key, None)
+        self.reassigning.pop(key, None)
         self.balance(key, state.replicas[0], state.replicas[0])
         self._forget_unproven(key, state.leader)
+
+    def reassignment_changed(self, key: PartitionKey, state: PartitionState) -> None:
+        """The partition has other replicas that come or go."""
+        if state.adding_replicas or state.removing_replicas:
+            self.reassigning[key] = None
+        else:
+            self.reassigning.pop(key, None)
 
     def leader_changed(self, key: PartitionKey, before: int, state: PartitionState, offset: int) -> None:
         """The partition was led by `before` and is `state` since the record at `offset`."""

@@ -2,7 +2,8 @@
 
 The checks are Kafka's, in Kafka's order. The request names the partition epoch that the leader knows, so an accepted
 one shows that the leader was alive after the last change: what is remembered of earlier ISRs is forgotten (see
-`elections`).
+`elections`). One that puts the last replica of a reassignment's target into the ISR completes that reassignment; when
+the leader leaves by it, the answer is NEW_LEADER_ELECTED although the change was made.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from kipmesh.core.messages import (
 from kipmesh.core.metadata.decision import Decision
 from kipmesh.core.metadata.elections import RECOVERED, RECOVERING
 from kipmesh.core.metadata.image import MetadataImage, PartitionKey, PartitionState, changed
+from kipmesh.core.metadata.reassignments import completed
 from kipmesh.core.metadata.records import PartitionChangeRecord, Record
 
 
@@ -42,10 +44,16 @@ def alter_partition(image: MetadataImage, request: AlterPartitionRequest) -> Dec
                 )
                 continue
             state = image.topics[topic.topic_id].partitions[asked.partition_index]
-            change = _change(key, state, asked)
+            change = completed(image, key, state, _change(key, state, asked))
             if change is not None:
                 records.append(change)
                 state = changed(state, change)
+            if state.leader != request.broker_id:  # which left by that: it is to look for newer metadata
+                code = ErrorCode.NEW_LEADER_ELECTED
+                partitions.append(
+                    AlterPartitionPartitionResponse(asked.partition_index, code, leader_id=-1, leader_epoch=-1)
+                )
+                continue
             partitions.append(
                 AlterPartitionPartitionResponse(
                     asked.partition_index,

@@ -157,6 +157,24 @@ class CapturedImage(NamedTuple):
         return SnapshotId(self.offset + 1, self.epoch)
 
 
+def added(record: r.PartitionRecord) -> PartitionState:
+    """The partition that the record says all of."""
+    replicas, isr = tuple(record.replicas), tuple(record.isr)
+    return PartitionState(
+        replicas,
+        replicas if isr == replicas else isr,
+        record.leader,
+        record.leader_epoch,
+        record.partition_epoch,
+        record.leader_recovery_state,
+        tuple(record.last_known_elr or ()),
+        tuple(record.eligible_leader_replicas or ()),
+        tuple(record.removing_replicas),
+        tuple(record.adding_replicas),
+        tuple(record.directories),
+    )
+
+
 def changed(state: PartitionState, record: r.PartitionChangeRecord) -> PartitionState:
     """The partition after the change: one more partition epoch, and one more leader epoch if a leader is named."""
 

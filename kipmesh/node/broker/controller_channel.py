@@ -163,4 +163,4 @@ def _codes(response: Any) -> Iterator[int]:
             if hasattr(item, "error_code"):
                 yield item.error_code
             else:
-                yield from (partition.error_code for partition in item.partitions)
+                yield from (getattr(partition, "error_code", 0) for partition in item.partitions)

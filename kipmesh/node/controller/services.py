@@ -39,6 +39,7 @@ from kipmesh.core.messages import (
 from kipmesh.core.metadata.decision import Decision
 from kipmesh.node.controller.leader_elections import LeaderElections
 from kipmesh.node.controller.owner import Do
+from kipmesh.node.controller.reassignment_service import ReassignmentService
 from kipmesh.rpc.server import RequestContext
 
 
@@ -119,11 +120,11 @@ class ControllerService:
         return response
 
 
-class AdminService:
-    """Topics, configurations and elections."""
+class AdminService(ReassignmentService):
+    """Topics, configurations, elections, and what `ReassignmentService` has."""
 
     def __init__(self, do: Do) -> None:
-        self._do = do
+        super().__init__(do)
         self._elections = LeaderElections(do)
 
     async def create_topics(self, request: CreateTopicsRequest, context: RequestContext) -> CreateTopicsResponse:
