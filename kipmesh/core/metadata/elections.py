@@ -101,6 +101,7 @@ def elect_by_log_end(
     if state.leader != NO_LEADER:
         return None
     members = state.last_isr
+    log_ends = {replica: _plausible(end, state.leader_epoch) for replica, end in log_ends.items()}
     if not state.isr and all(member in log_ends for member in members):
         leader = _greatest(members, log_ends, can_lead)
         if leader != NO_LEADER:
@@ -119,6 +120,11 @@ def elect_by_log_end(
                 last_known_elr=() if state.last_known_elr else None,
             )
     return None
+
+
+def _plausible(end: LogEnd, leader_epoch: int) -> LogEnd:
+    """No log has records of an epoch that never was: such a batch is damaged where no CRC is, and its log the least."""
+    return end if end.last_epoch <= leader_epoch else LogEnd(-1, -1)
 
 
 def _greatest(members: Sequence[int], log_ends: Mapping[int, LogEnd], can_lead: CanLead) -> int:

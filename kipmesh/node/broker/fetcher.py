@@ -282,6 +282,17 @@ class ReplicaFetcher:
         ):
             log.info("restarted at the leader's log start", topic=replica.topic, partition=replica.partition)
             self._moved[replica] = None
+        elif data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and replica.drop_unborn_epochs():
+            self._has_truncated = True
+            log.warning(
+                "truncated a leader epoch that there has not been yet",
+                topic=replica.topic,
+                partition=replica.partition,
+                leader_epoch=replica.leader_epoch,
+                before=asked.fetch_offset,
+                log_end_offset=replica.log.log_end_offset,
+            )
+            self._moved[replica] = None
         elif data.error_code:
             self._delay(replica, ErrorCode.of(data.error_code))
         else:

@@ -434,6 +434,17 @@ class Replica:
         self._truncate(truncation_offset(diverging, local, self.log.log_end_offset))
         return self.log.log_end_offset
 
+    def drop_unborn_epochs(self) -> bool:
+        """After OFFSET_OUT_OF_RANGE in our own leader epoch: cut the log where one above it begins, if one does.
+
+        No leader wrote that: CRCs do not cover a batch's leader epoch, and what a crash had not synced may be damaged
+        there.
+        """
+        if self.log.latest_epoch <= self.leader_epoch:
+            return False
+        self._truncate(self.log.end_offset_for_epoch(self.leader_epoch).end_offset)
+        return True
+
     def restart_in_range(self, leader_start: int, leader_high_watermark: int) -> bool:
         """After OFFSET_OUT_OF_RANGE: begin anew at the leader's log start where nothing in our log can be the leader's.
 

@@ -232,11 +232,12 @@ def test_a_power_cut_of_everything(three: Controller, *, fenced_first: bool) -> 
     wanted = [m.TopicIdPartition(topic, 0)]
     for broker_id in (1, 2, 3):
         assert three.heartbeat(broker_id).wanted_log_ends == wanted
-    three.heartbeat(1, log_ends=[log_end(topic, 4, 100)])
+    epoch = state.leader_epoch
+    three.heartbeat(1, log_ends=[log_end(topic, epoch - 1, 100)])
     assert three.heartbeat(1).wanted_log_ends == []
-    three.heartbeat(2, log_ends=[log_end(topic, 5, 90)])
+    three.heartbeat(2, log_ends=[log_end(topic, epoch, 90)])
     assert three.state(topic).leader == -1
-    three.heartbeat(3, log_ends=[log_end(topic, 5, 80)])
+    three.heartbeat(3, log_ends=[log_end(topic, epoch, 80)])
     state = three.state(topic)
     assert (state.leader, state.isr, state.last_known_elr) == (2, (2,), (1, 3))
     three.heartbeat(2)
