@@ -7,6 +7,11 @@ import errno
 from kipmesh.core.errors import ErrorCode, KafkaError
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+_BROKEN = frozenset(
+    getattr(errno, name)
+    for name in ("EIO", "EROFS", "ENXIO", "ENODEV", "ENOMEDIUM", "ESTALE", "ENOTCONN", "EUCLEAN")
+    if hasattr(errno, name)  # not every system has all of them
+)
 
 
 class StorageError(KafkaError):
@@ -19,3 +24,8 @@ class StorageError(KafkaError):
 def is_no_space(error: OSError) -> bool:
     """Whether the disk (or quota) is full, which passes, as opposed to broken, which does not."""
     return error.errno in _NO_SPACE
+
+
+def is_broken(error: OSError) -> bool:
+    """Whether the error is the disk's own, and not of one file or of this process: the data folder goes offline."""
+    return error.errno in _BROKEN

@@ -18,7 +18,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import CorruptRecordError, ErrorCode, KafkaError
@@ -29,11 +29,12 @@ from kipmesh.storage.durability import Durability, EpochsNotWrittenError, Snapsh
 from kipmesh.storage.epochs import LeaderEpochs
 from kipmesh.storage.errors import StorageError, is_no_space
 from kipmesh.storage.open_files import OpenFiles
-from kipmesh.storage.retention import expired
-from kipmesh.storage.segment import MAX_RELATIVE_OFFSET, Segment
+from kipmesh.storage.producer_snapshots import Producers
+from kipmesh.storage.retention import LogOffsets, expired
+from kipmesh.storage.segment import Segment
 from kipmesh.storage.segment_list import SegmentList
 from kipmesh.storage.timestamps import TimestampOffset, first_at_or_after, largest
-from kipmesh.storage.validation import validate_produced, validate_replicated
+from kipmesh.storage.validation import AppendInfo, validate_produced, validate_replicated
 
 _LOG = logging.getLogger(__name__)
 
@@ -42,17 +43,6 @@ OnFailed = Callable[["Log", StorageError], None]
 
 _SEARCHES_MAX = 5  # a search is begun anew when the log is cut meanwhile
 _Found = TypeVar("_Found")
-
-
-class AppendInfo(NamedTuple):
-    """What was appended."""
-
-    first_offset: int
-    last_offset: int
-    max_timestamp: int
-    log_append_time_ms: int
-    """-1 unless the topic's timestamps are the broker's."""
-    size_bytes: int
 
 
 class Log:
@@ -69,6 +59,7 @@ class Log:
         config: TopicConfig,
         segments: list[Segment],
         epochs: LeaderEpochs,
+        producers: Producers,
         log_start_offset: int,
         log_end_offset: int,
         recovery_point: int,
@@ -83,6 +74,7 @@ class Log:
         self.topic_id = topic_id
         self.config = config
         self.epochs = epochs
+        self.producers = producers
         self.log_start_offset = log_start_offset
         self.log_end_offset = log_end_offset
         self.size_bytes = sum(segment.size_bytes for segment in segments)
@@ -127,7 +119,10 @@ class Log:
     # -- appending
 
     def append_as_leader(self, batch: bytes, leader_epoch: int, now_ms: int) -> AppendInfo:
-        """Check one batch, give it offsets and write it; a plain KafkaError says what is wrong with the batch."""
+        """Check one batch, give it offsets and write it; a plain KafkaError says what is wrong with the batch.
+
+        What a producer sends again is not written: the answer has its first place, and a size of 0.
+        """
         self._check_appendable()
         config = self.config
         if leader_epoch < self.epochs.latest_epoch:
@@ -137,9 +132,12 @@ class Log:
         append_time, max_timestamp = -1, header.max_timestamp
         if config.message_timestamp_type == "LogAppendTime":
             append_time = max_timestamp = now_ms
-            data = assign(batch, first_offset, leader_epoch, now_ms)
-        else:
-            data = assign(batch, first_offset, leader_epoch)
+            header = header._replace(max_timestamp=now_ms)
+        repeated = self.producers.check(header)
+        if repeated is not None:
+            append_time = -1 if append_time < 0 else repeated.timestamp
+            return AppendInfo(repeated.first_offset, repeated.last_offset, repeated.timestamp, append_time, 0)
+        data = assign(batch, first_offset, leader_epoch, None if append_time < 0 else append_time)
         last_offset = first_offset + header.last_offset_delta
         try:
             segment = self._segment_for(len(data), last_offset, max_timestamp, now_ms)
@@ -151,6 +149,7 @@ class Log:
             segment.note(position, len(data), last_offset, max_timestamp, config.index_interval_bytes)
         except OSError as error:
             raise self._fail(error, "append to") from error
+        self.producers.appended(header, first_offset, now_ms)
         self._segments.remember(first_offset, segment, position)
         self.durability.note_append(now_ms)
         return AppendInfo(first_offset, last_offset, max_timestamp, append_time, len(data))
@@ -210,21 +209,13 @@ class Log:
         """Write as many batches from `start` on as fit the segment, in one go; gives the first that is left."""
         position, header = batches[start]
         segment = self._segment_for(header.size_bytes, header.last_offset, header.max_timestamp, now_ms)
-        room = self.config.segment_bytes - segment.size_bytes
-        end, stop = position + header.size_bytes, start + 1
-        while stop < len(batches):
-            following = batches[stop][1]
-            if end + following.size_bytes - position > room:
-                break
-            if following.last_offset - segment.base_offset > MAX_RELATIVE_OFFSET:
-                break
-            end += following.size_bytes
-            stop += 1
+        end, stop = segment.fitting(batches, start, self.config.segment_bytes)
         written_at = segment.write(view[position:end])
         for at, header in batches[start:stop]:
             if header.partition_leader_epoch > self.epochs.latest_epoch:
                 self.epochs.assign(header.partition_leader_epoch, header.base_offset)
             self.log_end_offset = header.next_offset
+            self.producers.appended(header, header.base_offset, now_ms)
             place = written_at + at - position
             segment.note(
                 place, header.size_bytes, header.last_offset, header.max_timestamp, self.config.index_interval_bytes
@@ -263,6 +254,7 @@ class Log:
 
     def _roll(self, now_ms: int) -> None:
         self._segments.active.seal()
+        self.producers.rolled(self.log_end_offset)
         self._segments.add(self.log_end_offset, now_ms)
         self.durability.names_dirty = True
 
@@ -353,6 +345,7 @@ class Log:
             with self.durability.cutting():
                 end = self._segments.cut(offset)
                 self._end_at(end)
+                self.producers.truncated(self._segments.items, end)
                 self.epochs.truncate_from_end(end)
                 self.log_start_offset = min(self.log_start_offset, end)
         except (OSError, CorruptRecordError) as error:
@@ -365,6 +358,7 @@ class Log:
             with self.durability.cutting():
                 self._segments.start_over(offset)
                 self._end_at(offset)
+                self.producers.started_over()
                 self.epochs.clear()
                 self.log_start_offset = offset
         except OSError as error:
@@ -389,14 +383,8 @@ class Log:
         """Take segments out of use by time, size and log start, below the high watermark; gives how many."""
         self._check_usable()
         segments = self._segments.items
-        count = expired(
-            segments,
-            self.config,
-            now_ms,
-            log_start_offset=self.log_start_offset,
-            log_end_offset=self.log_end_offset,
-            high_watermark=high_watermark,
-        )
+        offsets = LogOffsets(self.log_start_offset, self.log_end_offset, high_watermark)
+        count = expired(segments, self.config, now_ms, offsets)
         if not count:
             return 0
         if count == len(segments):
@@ -409,6 +397,7 @@ class Log:
                 start = self._segments.retire(count, now_ms + self.config.file_delete_delay_ms)
                 self.size_bytes = self._segments.size_bytes
                 self.durability.skip_to(start)
+                self.producers.retired(start)
                 self.increment_log_start_offset(max(start, self.log_start_offset))
         except OSError as error:
             raise self._fail(error, "delete segments of", for_good=True) from error
@@ -462,9 +451,9 @@ class Log:
             seals = active.exists and not active.is_sealed
             try:
                 active.seal()
+                self.durability.names_dirty |= self.producers.closing(self.log_end_offset) or seals
             except OSError as error:
                 raise self._fail(error, "close") from error
-            self.durability.names_dirty |= seals
             self._flush(sealed=seals)
         finally:
             self.abandon()
@@ -490,11 +479,15 @@ class Log:
 
     def _fail(self, error: Exception, what: str, *, for_good: bool = False) -> StorageError:
         raised = StorageError(f"cannot {what} {self.topic}-{self.partition}: {error}")
-        if for_good or not (isinstance(error, OSError) and is_no_space(error)):
-            with self._failing:
-                is_first, self.failed = self.failed is None, self.failed or raised
-            if is_first:
-                _LOG.error("%s; the log stays unusable", raised.message)
-                if self._on_failed:
-                    self._on_failed(self, raised)
+        passes = not for_good and isinstance(error, OSError) and is_no_space(error)
+        if not passes and self.give_up(raised):
+            _LOG.error("%s; the log stays unusable", raised.message)
+            if self._on_failed:
+                self._on_failed(self, raised)
         return raised
+
+    def give_up(self, error: StorageError) -> bool:
+        """From now on everything raises `error`; False when it raised another already. For any thread."""
+        with self._failing:
+            is_first, self.failed = self.failed is None, self.failed or error
+        return is_first

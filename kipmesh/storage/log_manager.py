@@ -7,6 +7,10 @@ A data folder has `.lock` (one process at a time), `meta.properties` (one node o
 checkpoints, the clean-shutdown marker, and a folder `<topic>-<partition>` a log. The marker is written by `close` when
 everything is durable, and removed by `load` before anything is touched.
 
+A data folder whose disk fails is told to `on_folder_failed`, and goes offline when the owner says so (`take_offline`);
+one that cannot be opened is offline from the start. Its logs are no more until the next start, and none of them is made
+anew elsewhere. The folder of the metadata log is needed: `load` fails without it.
+
 Invariants: a partition is in one data folder; an entry of a checkpoint belongs to the partition that is there now: one
 recreated under its name never meets the old one's offsets.
 """
@@ -15,40 +19,29 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 
 from kipmesh.core.config import TopicConfig
-from kipmesh.core.errors import CorruptRecordError, ErrorCode, InvalidConfigError, KafkaError
+from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, CLUSTER_METADATA_TOPIC_ID
 from kipmesh.storage import checkpoint, metadata_check
-from kipmesh.storage.checkpoint import MetaProperties, TopicPartition, uuid_text
+from kipmesh.storage.checkpoint import TopicPartition, uuid_text
+from kipmesh.storage.data_folder import DataFolder, DataFolders, OnFolderFailed
 from kipmesh.storage.errors import StorageError
-from kipmesh.storage.fs import FileLock, FileSystem
+from kipmesh.storage.fs import FileSystem
 from kipmesh.storage.log import Log, OnFailed
 from kipmesh.storage.log_loader import open_log, write_identity
 from kipmesh.storage.open_files import OpenFiles
 
 _LOG = logging.getLogger(__name__)
 
-_FOLDER = re.compile(r"^(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<partition>\d{1,10})$")
-_DELETED_FOLDER = re.compile(r"^.+-\d+\.[0-9a-f]{32}-delete$")
 _NAME_MAX = 255
 _CLOSING_THREADS = 8
-
-
-@dataclass(slots=True)
-class _DataFolder:
-    path: str
-    lock: FileLock
-    clean_epoch: int | None
-    log_count: int = 0
 
 
 class LogManager:
@@ -65,32 +58,36 @@ class LogManager:
         open_files_max: int = 4000,
         on_progress: Callable[[int, int], None] | None = None,
         on_log_failed: OnFailed | None = None,
+        on_folder_failed: OnFolderFailed | None = None,
+        metadata_dir: str = "",
     ) -> None:
         """`on_progress(loaded, total)` is called from `load`, after each log.
 
         `on_log_failed(log, error)` is called once for a log that failed for good, when the failure is met: by the
-        owner's call, or on the thread of a flush, a checkpoint or `close`. It must be quick and must not raise.
+        owner's call, or on the thread of a flush, a checkpoint or `close`. So is `on_folder_failed` with the log's data
+        folder, and when the folder's own files cannot be written. Both must be quick and must not raise.
+
+        `metadata_dir` is where the metadata log is made, by default the first of `log_dirs`; if it is none of them it
+        gets no other log.
         """
-        if not log_dirs or len(set(log_dirs)) != len(log_dirs):
-            raise InvalidConfigError("log.dirs names no folder, or one twice")
+        self.folders = DataFolders(fs, log_dirs, metadata_dir, on_folder_failed)
         self.fs = fs
         self.files = OpenFiles(fs, open_files_max)
         self.clean_shutdown_epoch = -1
         """The broker epoch of the last stop if it was clean in every data folder, else -1."""
-        self._paths = [path.rstrip("/") or "/" for path in log_dirs]
         self._cluster_id = cluster_id
         self._node_id = node_id
         self._defaults = defaults
         self._on_progress = on_progress
         self._on_log_failed = on_log_failed
-        self._folders: list[_DataFolder] = []
         self._logs: dict[TopicPartition, Log] = {}
         self._metadata_log: Log | None = None
         self.metadata_damage: str | None = None
         """What the metadata log lacks that was durable; it is not loaded then, and nothing of it was changed."""
         self.metadata_recovery_point = 0
         """What of the metadata log was durable by the checkpoint that was found."""
-        self._folder_of: dict[TopicPartition, _DataFolder] = {}
+        self._folder_of: dict[TopicPartition, DataFolder] = {}
+        self._offline: dict[TopicPartition, bytes] = {}  # topic ids of logs in folders that failed since the start
         self._high_watermarks: dict[TopicPartition, int] = {}
         self._stale: set[TopicPartition] = set()  # may be in a checkpoint, and are no more
         self._deleted: list[tuple[int, str]] = []
@@ -116,91 +113,68 @@ class LogManager:
         stored = self._high_watermarks.get((topic, partition), 0)
         return stored if log is None else max(log.log_start_offset, min(stored, log.log_end_offset))
 
+    def folder_of(self, topic: str, partition: int) -> DataFolder | None:
+        """Where the log is; None when it is not in a folder that is online."""
+        return self._folder_of.get((topic, partition))
+
     def _every_log(self) -> list[Log]:
         return [*self._logs.values(), *([self._metadata_log] if self._metadata_log else [])]
+
+    def _logs_in(self, folder: DataFolder) -> list[Log]:
+        return [log for log in self._every_log() if log.dir.rpartition("/")[0] == folder.path]
 
     # -- starting
 
     def load(self, now_ms: int) -> None:
         """Take the data folders and load every log; KafkaError, one clear line, when they are not ours to take."""
         try:
-            for path in self._paths:
-                self._folders.append(self._take(path))
-            clean = [folder.clean_epoch for folder in self._folders]
-            self.clean_shutdown_epoch = clean[0] if clean[0] is not None and len(set(clean)) == 1 else -1
+            self.folders.take_all(self._cluster_id, self._node_id)
             self._load_logs(now_ms)
+            self.clean_shutdown_epoch = self.folders.clean_epoch
         except OSError as error:
             self.abandon()
             why = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
-            raise StorageError(f"cannot load the data folders {', '.join(self._paths)}: {why}") from error
+            raise StorageError(f"cannot load the data folders {', '.join(self.folders.paths)}: {why}") from error
         except BaseException:
             self.abandon()
             raise
 
-    def _take(self, path: str) -> _DataFolder:
-        self.fs.make_dirs(path)
-        try:
-            lock = self.fs.lock(f"{path}/.lock")
-        except BlockingIOError:
-            raise StorageError(f"the data folder {path} is in use by another process") from None
-        try:
-            properties = checkpoint.read_meta_properties(self.fs, path)
-            if properties is None:
-                directory_id = uuid_text(uuid.uuid4().bytes)
-                properties = MetaProperties(self._cluster_id, self._node_id, directory_id)
-                checkpoint.write_meta_properties(self.fs, path, properties)
-                self._sync_parents(path)
-            elif properties.cluster_id != self._cluster_id:
-                raise KafkaError(
-                    ErrorCode.INCONSISTENT_CLUSTER_ID,
-                    f"the data folder {path} is of cluster {properties.cluster_id!r}, not of {self._cluster_id!r}",
-                )
-            elif properties.node_id != self._node_id:
-                raise InvalidConfigError(
-                    f"the data folder {path} is of node {properties.node_id}, but node.id is {self._node_id}"
-                )
-            clean_epoch = checkpoint.read_clean_shutdown(self.fs, path)
-            checkpoint.remove_clean_shutdown(self.fs, path)
-        except BaseException:
-            lock.release()
-            raise
-        return _DataFolder(path, lock, clean_epoch)
-
-    def _sync_parents(self, path: str) -> None:
-        """A new data folder, and the folders made above it, outlive a power cut."""
-        while path not in ("", "/"):
-            path = path.rpartition("/")[0] or ("/" if path.startswith("/") else ".")
-            with contextlib.suppress(PermissionError):
-                self.fs.sync_dir(path)
-            if path == ".":
-                return
-
     def _load_logs(self, now_ms: int) -> None:
         found = []
-        for folder in self._folders:
-            recovery_points = self._read_offsets(folder, checkpoint.RECOVERY_POINT_CHECKPOINT)
-            log_starts = self._read_offsets(folder, checkpoint.LOG_START_CHECKPOINT)
-            self._high_watermarks |= self._read_offsets(folder, checkpoint.HIGH_WATERMARK_CHECKPOINT)
-            self._stale |= recovery_points.keys() | log_starts.keys()
-            for name, stat in sorted(self.fs.list_dir(folder.path).items()):
-                if stat.is_dir and _DELETED_FOLDER.match(name):
-                    self.fs.remove_tree(f"{folder.path}/{name}")
-                elif stat.is_dir and (match := _FOLDER.match(name)):
-                    key = (match["topic"], int(match["partition"]))
-                    found.append((folder, key, recovery_points.get(key, 0), log_starts.get(key, 0)))
-        self._stale |= self._high_watermarks.keys()
+        for folder in self.folders.online:
+            try:
+                there = folder.contents(self.fs)
+            except OSError as error:
+                self.folders.leave_out(folder, error)
+                continue
+            found += [(folder, *entry) for entry in there.logs]
+            self._high_watermarks |= there.high_watermarks
+            self._stale |= there.checkpointed
+        # The metadata log first: where it is is the folder that is needed.
+        found.sort(key=lambda item: item[1][0] != CLUSTER_METADATA_TOPIC)
         for number, (folder, key, recovery_point, log_start) in enumerate(found):
+            if not folder.is_online:
+                continue
             if key in self._folder_of:
                 raise StorageError(f"{key[0]}-{key[1]} is in {self._folder_of[key].path} and in {folder.path}")
             if key[0] == CLUSTER_METADATA_TOPIC and self._is_metadata_damaged(folder, key, recovery_point, log_start):
                 continue
-            self._open(folder, key, self._defaults, now_ms, recovery_point=recovery_point, log_start_offset=log_start)
+            try:
+                self._open(
+                    folder, key, self._defaults, now_ms, recovery_point=recovery_point, log_start_offset=log_start
+                )
+            except StorageError as error:
+                if folder.path == self.folders.metadata_path or not isinstance(error.__cause__, OSError):
+                    raise
+                self.folders.leave_out(folder, error.__cause__)
+                self._drop_offline(folder, error)
+                continue
             self._stale.discard(key)
             if self._on_progress:
                 self._on_progress(number + 1, len(found))
 
     def _is_metadata_damaged(
-        self, folder: _DataFolder, key: TopicPartition, recovery_point: int, log_start: int
+        self, folder: DataFolder, key: TopicPartition, recovery_point: int, log_start: int
     ) -> bool:
         self.metadata_recovery_point = recovery_point
         path = f"{folder.path}/{key[0]}-{key[1]}"
@@ -225,16 +199,9 @@ class LogManager:
             raise StorageError(f"cannot remove {self._damaged}: {error}") from error
         self.metadata_damage, self.metadata_recovery_point = None, 0
 
-    def _read_offsets(self, folder: _DataFolder, name: str) -> dict[TopicPartition, int]:
-        try:
-            return checkpoint.read_offsets(self.fs, f"{folder.path}/{name}")
-        except CorruptRecordError as error:
-            _LOG.warning("%s: it is taken as empty", error.message)
-            return {}
-
     def _open(
         self,
-        folder: _DataFolder,
+        folder: DataFolder,
         key: TopicPartition,
         config: TopicConfig,
         now_ms: int,
@@ -255,15 +222,49 @@ class LogManager:
             recovery_point=recovery_point,
             log_start_offset=log_start_offset,
             checkpoint_recovery_point=partial(self._checkpoint_before_append, folder),
-            on_failed=self._on_log_failed,
+            on_failed=self._log_failed,
         )
         self._folder_of[key] = folder
         folder.log_count += 1
         if key[0] == CLUSTER_METADATA_TOPIC:
-            self._metadata_log = log
+            self._metadata_log, self.folders.metadata_path = log, folder.path
         else:
             self._logs[key] = log
         return log
+
+    # -- folders that fail
+
+    def _log_failed(self, log: Log, error: StorageError) -> None:
+        if self._on_log_failed:
+            self._on_log_failed(log, error)
+        self.folders.failed(log.dir.rpartition("/")[0], error)
+
+    def take_offline(self, path: str, error: StorageError) -> None:
+        """A folder has failed: it and its logs are not used any more; idempotent. On the thread of `create`.
+
+        The logs raise StorageError, and so does `create` for their partitions.
+        """
+        for folder in self.folders.online:
+            if folder.path == path:
+                with self._checkpoint_lock:
+                    folder.go_offline(error)
+                self._drop_offline(folder, error)
+
+    def _drop_offline(self, folder: DataFolder, error: StorageError) -> None:
+        for key in [key for key, held_in in self._folder_of.items() if held_in is folder]:
+            log = self.get(*key)
+            if log is not None:
+                log.give_up(error)
+                log.abandon()
+                self._offline[key] = log.topic_id
+            del self._folder_of[key]
+            self._logs.pop(key, None)
+            self._high_watermarks.pop(key, None)
+
+    def _check_not_offline(self, key: TopicPartition, topic_id: bytes) -> None:
+        """StorageError when the partition's log is in a folder that failed: another one would lack what it had."""
+        if self._offline.get(key, topic_id + b"?") in (topic_id, b""):
+            raise StorageError(f"{key[0]}-{key[1]} is in a data folder that has failed")
 
     # -- partitions
 
@@ -274,6 +275,7 @@ class LogManager:
         `-stray`): it was never synced, so nothing in it was promised, and it might be of a topic that is no more.
         """
         key = (topic, partition)
+        self._check_not_offline(key, topic_id)
         existing = self.get(topic, partition)
         try:
             if existing and not existing.topic_id and existing.log_end_offset > existing.log_start_offset:
@@ -295,10 +297,15 @@ class LogManager:
                 self._drop_stale()
         except OSError as error:
             raise StorageError(f"cannot create {topic}-{partition}: {error}") from error
-        folder = min(self._folders, key=lambda folder: folder.log_count)
         if topic == CLUSTER_METADATA_TOPIC:
             topic_id = CLUSTER_METADATA_TOPIC_ID
-        return self._open(folder, key, config, now_ms, topic_id=topic_id)
+        folder = self.folders.for_new_log(is_metadata=topic == CLUSTER_METADATA_TOPIC)
+        try:
+            return self._open(folder, key, config, now_ms, topic_id=topic_id)
+        except StorageError as error:
+            if isinstance(error.__cause__, OSError):
+                self.folders.met(folder, error.__cause__, error)
+            raise
 
     def delete(self, topic: str, partition: int, now_ms: int) -> None:
         """Take a log out of use: its folder gets another name, and is removed after `file.delete.delay.ms`."""
@@ -340,8 +347,12 @@ class LogManager:
 
     def _drop_stale(self) -> None:
         """Rewrite the checkpoints without what is no more, all at once, before one of the names is used again."""
-        for folder in self._folders:
-            self._write_checkpoints(folder)
+        for folder in self.folders.online:
+            try:
+                self._write_checkpoints(folder)
+            except OSError as error:
+                self.folders.met(folder, error, StorageError(f"cannot write the checkpoints: {error}"))
+                raise
         self._stale.clear()
 
     def remove_deleted(self, now_ms: int) -> int:
@@ -366,33 +377,49 @@ class LogManager:
 
     def checkpoint_recovery_points(self) -> None:
         """Write the recovery points, and make new partitions durable. StorageError."""
-        new = [log for log in self._every_log() if log.durability.identity_dirty and not log.failed]
-        try:
-            for log in new:
-                log.sync_identity()
-            for path in {log.dir.rpartition("/")[0] for log in new}:
-                self.fs.sync_dir(path)
-        except OSError as error:
-            raise StorageError(f"cannot sync the data folders: {error}") from error
+        failed: StorageError | None = None
+        for folder in self.folders.online:
+            try:
+                self._sync_new(folder)
+            except StorageError as error:
+                failed = failed or error
+            except OSError as error:
+                raised = self.folders.met(folder, error, StorageError(f"cannot sync the data folders: {error}"))
+                failed = failed or raised
+        if failed:
+            raise failed
         self._checkpoint(checkpoint.RECOVERY_POINT_CHECKPOINT)
+
+    def _sync_new(self, folder: DataFolder) -> None:
+        """Make new partitions of a folder durable. OSError, StorageError."""
+        new = [log for log in self._logs_in(folder) if log.durability.identity_dirty and not log.failed]
+        for log in new:
+            log.sync_identity()
+        if new:
+            self.fs.sync_dir(folder.path)
 
     def checkpoint_log_starts(self) -> None:
         """Write the log starts. StorageError."""
         self._checkpoint(checkpoint.LOG_START_CHECKPOINT)
 
     def _checkpoint(self, name: str) -> None:
-        try:
-            for folder in self._folders:
+        failed: StorageError | None = None
+        for folder in self.folders.online:
+            try:
                 self._write_checkpoints(folder, (name,))
-        except OSError as error:
-            raise StorageError(f"cannot write {name}: {error}") from error
+            except OSError as error:
+                raised = self.folders.met(folder, error, StorageError(f"cannot write {name}: {error}"))
+                failed = failed or raised
+        if failed:
+            raise failed
 
-    def _checkpoint_before_append(self, folder: _DataFolder) -> None:
+    def _checkpoint_before_append(self, folder: DataFolder) -> None:
         """For logs that were cut: on the owner's thread, and once for all that were cut together."""
         try:
             self._write_checkpoints(folder, (checkpoint.RECOVERY_POINT_CHECKPOINT,))
         except OSError as error:
-            raise StorageError(f"cannot write the recovery points: {error}") from error
+            raised = StorageError(f"cannot write the recovery points: {error}")
+            raise self.folders.met(folder, error, raised) from error
 
     @contextlib.contextmanager
     def cutting(self, log: Log, offset: int) -> Iterator[None]:
@@ -406,10 +433,12 @@ class LogManager:
                 self._checkpoint_before_append(self._folder_of[log.topic, log.partition])
             yield
 
-    def _write_checkpoints(self, folder: _DataFolder, names: Sequence[str] = checkpoint.OFFSET_CHECKPOINTS) -> None:
+    def _write_checkpoints(self, folder: DataFolder, names: Sequence[str] = checkpoint.OFFSET_CHECKPOINTS) -> None:
         """OSError."""
         with self._checkpoint_lock:  # around the values too: what is written last is what was read last
-            logs = {key: log for key, log in self._logs_by_key() if log.dir.rpartition("/")[0] == folder.path}
+            if folder.error is not None:
+                return
+            logs = {(log.topic, log.partition): log for log in self._logs_in(folder)}
             points = {key: log.durability.to_checkpoint() for key, log in logs.items()}
             for name in names:
                 values: Mapping[TopicPartition, int]
@@ -425,20 +454,17 @@ class LogManager:
                     for key, log in logs.items():
                         log.durability.note_checkpoint(points[key][1])
 
-    def _logs_by_key(self) -> list[tuple[TopicPartition, Log]]:
-        return [((log.topic, log.partition), log) for log in self._every_log()]
-
     # -- stopping
 
     def close(self, broker_epoch: int) -> None:
         """Flush and close every log, write checkpoints, and the marker where all of that went well."""
-        healthy = {folder.path for folder in self._folders}
+        healthy = {folder.path for folder in self.folders.online}
         with ThreadPoolExecutor(_CLOSING_THREADS, thread_name_prefix="log-close") as pool:
             for log, problem in pool.map(_close_log, self._every_log()):
                 if problem:
                     _LOG.error("%s", problem)
                     healthy.discard(log.dir.rpartition("/")[0])
-        for folder in self._folders:
+        for folder in self.folders.online:
             try:
                 self._write_checkpoints(folder)
                 if folder.path in healthy:
@@ -452,9 +478,7 @@ class LogManager:
         for log in self._every_log():
             log.abandon()
         self.files.close()
-        for folder in self._folders:
-            folder.lock.release()
-        self._folders.clear()
+        self.folders.release()
 
 
 def _close_log(log: Log) -> tuple[Log, str]:

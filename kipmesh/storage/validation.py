@@ -1,14 +1,26 @@
-"""What is checked of a batch before it is appended: its header and CRC alone, no record is decoded."""
+"""What is checked of a batch before it is appended, and told after it was: no record is decoded."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import CorruptRecordError, ErrorCode, KafkaError
 from kipmesh.core.record_batch import BatchHeader, Buffer, check_crc, parse_header
 
 _COMPRESSION_MAX = 4
+
+
+class AppendInfo(NamedTuple):
+    """What was appended."""
+
+    first_offset: int
+    last_offset: int
+    max_timestamp: int
+    log_append_time_ms: int
+    """-1 unless the topic's timestamps are the broker's."""
+    size_bytes: int
 
 
 def validate_produced(batch: Buffer, config: TopicConfig, now_ms: int, *, is_internal: bool = False) -> BatchHeader:

@@ -21,7 +21,8 @@ from kipmesh.core.replica.follower import truncation_offset
 from kipmesh.core.replica.leader import FollowerFetches, IsrChange, PartitionLeader
 from kipmesh.core.replica.serving import FollowerWatermarks
 from kipmesh.node.broker.changes import Changes
-from kipmesh.storage.log import AppendInfo, Log
+from kipmesh.storage.log import Log
+from kipmesh.storage.validation import AppendInfo
 
 
 class AckWaiter(NamedTuple):
