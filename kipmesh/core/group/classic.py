@@ -1,0 +1,384 @@
+"""A group of Kafka's classic protocol while it lives: its members, its state, and which answers they wait for.
+
+                  members join, leave or fail                all have joined, or the time is over
+    Empty, Stable, ------------------------> PreparingRebalance ------------------------> CompletingRebalance
+    CompletingRebalance                               |                                          |
+      ^    ^-----------------------------------------(all left)-- Empty                          |
+      '-------------------- the leader's assignment is committed: Stable <-----------------------'
+
+Nothing here knows of time, records or the network; `coordinator` does. A request that waits is a number.
+
+Invariants: a static member's name belongs to one member; the leader is a member; `protocol_name` is one that every
+member supports from CompletingRebalance on; transitions are those of `TRANSITIONS`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from enum import Enum
+
+from kipmesh.core.errors import ErrorCode
+from kipmesh.core.group.consumer_protocol import PROTOCOL_TYPE, subscribed_topics
+from kipmesh.core.group.records import GroupMetadataKey, GroupMetadataValue, GroupRecord, MemberMetadata
+from kipmesh.core.messages import JoinGroupRequestProtocol, JoinGroupResponseMember
+
+
+class GroupState(Enum):
+    """The states of a group, by Kafka's names."""
+
+    EMPTY = "Empty"
+    PREPARING_REBALANCE = "PreparingRebalance"
+    COMPLETING_REBALANCE = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+TRANSITIONS: dict[GroupState, frozenset[GroupState]] = {
+    GroupState.EMPTY: frozenset({GroupState.PREPARING_REBALANCE, GroupState.DEAD}),
+    GroupState.PREPARING_REBALANCE: frozenset({GroupState.EMPTY, GroupState.COMPLETING_REBALANCE, GroupState.DEAD}),
+    GroupState.COMPLETING_REBALANCE: frozenset({GroupState.STABLE, GroupState.PREPARING_REBALANCE, GroupState.DEAD}),
+    GroupState.STABLE: frozenset({GroupState.PREPARING_REBALANCE, GroupState.DEAD}),
+    GroupState.DEAD: frozenset(),
+}
+"""State -> the states that may follow."""
+
+CAN_REBALANCE = frozenset(state for state, nexts in TRANSITIONS.items() if GroupState.PREPARING_REBALANCE in nexts)
+
+
+class Member:
+    """One member; `awaiting_join` and `awaiting_sync` are the requests it waits for, if any."""
+
+    __slots__ = (
+        "assignment",
+        "awaiting_join",
+        "awaiting_sync",
+        "client_host",
+        "client_id",
+        "group_instance_id",
+        "is_new",
+        "member_id",
+        "protocols",
+        "rebalance_timeout_ms",
+        "session_timeout_ms",
+    )
+
+    def __init__(
+        self,
+        member_id: str,
+        group_instance_id: str | None,
+        client_id: str,
+        client_host: str,
+        rebalance_timeout_ms: int,
+        session_timeout_ms: int,
+        protocols: Sequence[JoinGroupRequestProtocol],
+        assignment: bytes = b"",
+    ) -> None:
+        self.member_id = member_id
+        self.group_instance_id = group_instance_id
+        self.client_id = client_id
+        self.client_host = client_host
+        self.rebalance_timeout_ms = rebalance_timeout_ms
+        self.session_timeout_ms = session_timeout_ms
+        self.protocols = _unique(protocols)
+        self.assignment = assignment
+        self.is_new = False
+        """It has had no JoinGroup response yet, and so cannot send heartbeats."""
+        self.awaiting_join: int | None = None
+        self.awaiting_sync: int | None = None
+
+    @property
+    def needs_no_heartbeat(self) -> bool:
+        """Whether it waits for the coordinator, which is as good as a heartbeat but for new members."""
+        return not self.is_new and (self.awaiting_join is not None or self.awaiting_sync is not None)
+
+    def matches(self, protocols: Sequence[JoinGroupRequestProtocol]) -> bool:
+        """Whether it supports the same protocols with the same metadata in the same order."""
+        return list(self.protocols.items()) == list(_unique(protocols).items())
+
+    def metadata(self, protocol_name: str) -> bytes:
+        """Its metadata for a protocol that it supports."""
+        return self.protocols[protocol_name]
+
+
+def _unique(protocols: Sequence[JoinGroupRequestProtocol]) -> dict[str, bytes]:
+    unique: dict[str, bytes] = {}
+    for protocol in protocols:
+        unique.setdefault(protocol.name, protocol.metadata)
+    return unique
+
+
+class ClassicGroup:
+    """One group."""
+
+    def __init__(self, group_id: str, wall_ms: int) -> None:
+        self.group_id = group_id
+        self.state = GroupState.EMPTY
+        self.previous_state = GroupState.DEAD
+        self.current_state_timestamp = wall_ms
+        self.generation_id = 0
+        self.protocol_type: str | None = None
+        self.protocol_name: str | None = None
+        self.leader_id: str | None = None
+        self.members: dict[str, Member] = {}
+        self.pending_join: set[str] = set()
+        """Member ids given out by a MEMBER_ID_REQUIRED, whose owners have not come back yet (KIP-394)."""
+        self.pending_sync: set[str] = set()
+        """Members of this generation that have not asked for their assignment."""
+        self.new_member_added = False
+        """A member came during the first rebalance, which may wait a little more for others."""
+        self.is_assigning = False
+        """The assignment of this generation is being written: there is no other one."""
+        self.initial_wait_ms: tuple[int, int] | None = None
+        """During the first rebalance: the present wait for more members, and what may be left after it."""
+        self.subscribed_topics: frozenset[str] | None = None
+        """The topics of all subscriptions; None where they are not known."""
+        self._static: dict[str, str] = {}
+
+    @classmethod
+    def from_record(cls, group_id: str, value: GroupMetadataValue) -> ClassicGroup:
+        """The group as its last record says: Stable with its members, or Empty."""
+        group = cls(group_id, value.current_state_timestamp)
+        group.generation_id = value.generation
+        group.protocol_type = value.protocol_type or None
+        group.protocol_name = value.protocol
+        for member in value.members:
+            timeout_ms = member.session_timeout if member.rebalance_timeout == -1 else member.rebalance_timeout
+            protocols = [JoinGroupRequestProtocol(value.protocol or "", member.subscription)]
+            group._put(
+                Member(
+                    member.member_id,
+                    member.group_instance_id,
+                    member.client_id,
+                    member.client_host,
+                    timeout_ms,
+                    member.session_timeout,
+                    protocols,
+                    member.assignment,
+                )
+            )
+        group.leader_id = value.leader if value.leader in group.members else next(iter(group.members), None)
+        if group.members:
+            group.state = GroupState.STABLE
+        group.subscribed_topics = group._subscribed_topics()
+        return group
+
+    # --- questions -------------------------------------------------------------------------------------------------
+
+    @property
+    def is_empty(self) -> bool:
+        """Without members, and with nobody about to become one."""
+        return self.state is GroupState.EMPTY and not self.pending_join
+
+    @property
+    def is_simple(self) -> bool:
+        """Nobody ever joined: it only keeps offsets."""
+        return self.protocol_type is None and self.is_empty
+
+    @property
+    def is_consumer(self) -> bool:
+        """Whether its members speak the consumers' protocol."""
+        return self.protocol_type == PROTOCOL_TYPE
+
+    @property
+    def has_all_joined(self) -> bool:
+        """Whether every member waits for the next generation, and nobody else is announced."""
+        return not self.pending_join and all(member.awaiting_join is not None for member in self.members.values())
+
+    @property
+    def awaiting_join_count(self) -> int:
+        """Members that wait for the next generation."""
+        return sum(member.awaiting_join is not None for member in self.members.values())
+
+    @property
+    def rebalance_timeout_ms(self) -> int:
+        """The longest of the members'."""
+        return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
+
+    def static_member_id(self, group_instance_id: str) -> str | None:
+        """Who has that name."""
+        return self._static.get(group_instance_id)
+
+    def check_member(self, member_id: str, group_instance_id: str | None) -> ErrorCode:
+        """UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID where another has taken the name since."""
+        if group_instance_id is not None:
+            existing = self._static.get(group_instance_id)
+            if existing is None:
+                return ErrorCode.UNKNOWN_MEMBER_ID
+            if existing != member_id:
+                return ErrorCode.FENCED_INSTANCE_ID
+        return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
+
+    def check_commit(self, member_id: str, group_instance_id: str | None, generation_id: int) -> ErrorCode:
+        """Whether who says so may commit offsets now; whoever has no generation, only while the group is empty."""
+        if generation_id < 0 and self.state is GroupState.EMPTY:
+            return ErrorCode.NONE
+        if generation_id < 0 and not member_id and group_instance_id is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        code = self.check_member(member_id, group_instance_id)
+        if code:
+            return code
+        if generation_id != self.generation_id:
+            return ErrorCode.ILLEGAL_GENERATION
+        in_between = self.state is GroupState.COMPLETING_REBALANCE
+        return ErrorCode.REBALANCE_IN_PROGRESS if in_between else ErrorCode.NONE
+
+    def supports(self, protocol_type: str, protocols: Sequence[JoinGroupRequestProtocol]) -> bool:
+        """Whether a member with these could be in the group: one of them is supported by all that are."""
+        if self.state is GroupState.EMPTY:
+            return bool(protocol_type and protocols)
+        candidates = self._candidates()
+        return self.protocol_type == protocol_type and any(protocol.name in candidates for protocol in protocols)
+
+    def _candidates(self) -> set[str]:
+        supported = Counter(name for member in self.members.values() for name in member.protocols)
+        return {name for name, count in supported.items() if count == len(self.members)}
+
+    def select_protocol(self) -> str:
+        """Of those that all support, the one that most like best; ties go to who joined first."""
+        candidates = self._candidates()
+        votes = Counter(
+            next(name for name in member.protocols if name in candidates) for member in self.members.values()
+        )
+        return votes.most_common(1)[0][0]
+
+    def is_subscribed(self, topic: str) -> bool:
+        """Whether members read that topic; a consumer group that nobody understands reads all."""
+        return self.is_consumer if self.subscribed_topics is None else topic in self.subscribed_topics
+
+    def _subscribed_topics(self) -> frozenset[str] | None:
+        if not self.is_consumer:
+            return None
+        topics: set[str] = set()
+        for member in self.members.values():
+            found = subscribed_topics(member.protocols.get(self.protocol_name or "", b""))
+            if found is None:
+                return None
+            topics |= found
+        return frozenset(topics)
+
+    def join_members(self) -> list[JoinGroupResponseMember]:
+        """What the leader is told of the members."""
+        assert self.protocol_name is not None
+        return [
+            JoinGroupResponseMember(member.member_id, member.group_instance_id, member.metadata(self.protocol_name))
+            for member in self.members.values()
+        ]
+
+    def record(self, assignment: dict[str, bytes]) -> GroupRecord:
+        """The record of the present generation with this assignment (member id -> bytes)."""
+        members = tuple(
+            [
+                MemberMetadata(
+                    member.member_id,
+                    member.group_instance_id,
+                    member.client_id,
+                    member.client_host,
+                    member.rebalance_timeout_ms,
+                    member.session_timeout_ms,
+                    member.metadata(self.protocol_name or ""),
+                    assignment.get(member.member_id, b""),
+                )
+                for member in self.members.values()
+            ]
+        )
+        return GroupRecord(
+            GroupMetadataKey(self.group_id),
+            GroupMetadataValue(
+                self.protocol_type or "",
+                self.generation_id,
+                self.protocol_name,
+                self.leader_id,
+                self.current_state_timestamp,
+                members,
+            ),
+        )
+
+    # --- changes ---------------------------------------------------------------------------------------------------
+
+    def transition_to(self, state: GroupState, wall_ms: int) -> None:
+        """Go on to `state`; raises ValueError where that may not follow."""
+        if state not in TRANSITIONS[self.state]:
+            raise ValueError(f"group {self.group_id}: {state.value} does not follow {self.state.value}")
+        self.previous_state, self.state = self.state, state
+        self.current_state_timestamp = wall_ms
+
+    def add(self, member: Member, protocol_type: str) -> None:
+        """A new member; the first one brings the protocol type and leads."""
+        if not self.members:
+            self.protocol_type = protocol_type
+        self._put(member)
+        if self.leader_id is None:
+            self.leader_id = member.member_id
+        self.pending_join.discard(member.member_id)
+
+    def _put(self, member: Member) -> None:
+        self.members[member.member_id] = member
+        if member.group_instance_id is not None:
+            self._static[member.group_instance_id] = member.member_id
+
+    def remove(self, member_id: str) -> None:
+        """A member, or one that was announced, is gone; another one leads."""
+        member = self.members.pop(member_id, None)
+        if member is not None and member.group_instance_id is not None:
+            self._static.pop(member.group_instance_id, None)
+        if self.leader_id == member_id:
+            self.leader_id = next(iter(self.members), None)
+        self.pending_join.discard(member_id)
+        self.pending_sync.discard(member_id)
+
+    def replace_static(self, group_instance_id: str, new_member_id: str) -> Member:
+        """The member of that name gets a new id, and keeps its place, its assignment and the lead if it had it."""
+        old = self.members[self._static[group_instance_id]]
+        new = Member(
+            new_member_id,
+            group_instance_id,
+            old.client_id,
+            old.client_host,
+            old.rebalance_timeout_ms,
+            old.session_timeout_ms,
+            [JoinGroupRequestProtocol(*item) for item in old.protocols.items()],
+            old.assignment,
+        )
+        self.members = {
+            new_member_id if key == old.member_id else key: new if key == old.member_id else member
+            for key, member in self.members.items()
+        }
+        self._static[group_instance_id] = new_member_id
+        if self.leader_id == old.member_id:
+            self.leader_id = new_member_id
+        self.pending_sync.discard(old.member_id)
+        return new
+
+    def update(
+        self,
+        member: Member,
+        protocols: Sequence[JoinGroupRequestProtocol],
+        rebalance_timeout_ms: int,
+        session_timeout_ms: int,
+    ) -> None:
+        """What a member says of itself when it joins again."""
+        member.protocols = _unique(protocols)
+        member.rebalance_timeout_ms = rebalance_timeout_ms
+        member.session_timeout_ms = session_timeout_ms
+
+    def elect_joined_leader(self) -> bool:
+        """See to it that the leader is one that has joined; whether there is one."""
+        leader = self.members.get(self.leader_id or "")
+        if leader is None:
+            return False
+        if leader.awaiting_join is None:
+            joined = next((member for member in self.members.values() if member.awaiting_join is not None), None)
+            if joined is None:
+                return False
+            self.leader_id = joined.member_id
+        return True
+
+    def begin_generation(self, wall_ms: int) -> None:
+        """The next generation: of those who are members now, or an empty one."""
+        self.generation_id += 1
+        self.is_assigning = False
+        self.protocol_name = self.select_protocol() if self.members else None
+        self.subscribed_topics = self._subscribed_topics()
+        self.transition_to(GroupState.COMPLETING_REBALANCE if self.members else GroupState.EMPTY, wall_ms)
+        self.pending_sync = set(self.members)

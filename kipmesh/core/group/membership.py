@@ -1,0 +1,346 @@
+"""JoinGroup, SyncGroup, Heartbeat and LeaveGroup: Kafka's classic protocol.
+
+A join is answered with the next generation (`rebalances`), a sync with the leader's assignment once that is committed.
+
+Invariants: a generation has one assignment, which is in the log before any member is told of it; a request of a member
+that was replaced (KIP-345) is answered FENCED_INSTANCE_ID, one of an older generation ILLEGAL_GENERATION.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from kipmesh.core.errors import ErrorCode
+from kipmesh.core.group.book import Book
+from kipmesh.core.group.classic import ClassicGroup, GroupState, Member
+from kipmesh.core.group.rebalances import HEARTBEAT, SYNC, Rebalances
+from kipmesh.core.group.types import Client, Instant
+from kipmesh.core.messages import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    MemberIdentity,
+    MemberResponse,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
+
+TEXT_BYTES_MAX = 8192
+"""Of a group's, member's, client's or protocol's name: more than their records could say is refused."""
+
+
+def is_too_long(*names: str | None) -> bool:
+    """Whether one of the names is longer than records can hold."""
+    return any(name is not None and len(name.encode()) > TEXT_BYTES_MAX for name in names)
+
+
+class Membership:
+    """Who is in which group; `book` has the groups."""
+
+    def __init__(self, book: Book, rebalances: Rebalances) -> None:
+        self._book = book
+        self._rebalances = rebalances
+
+    # --- joining ---------------------------------------------------------------------------------------------------
+
+    def join(self, request: JoinGroupRequest, client: Client, unique: str, request_id: int, now: Instant) -> None:
+        """JoinGroup; `unique` is a text that no other member's id has, should this one get an id."""
+        book, group_id, member_id = self._book, request.group_id, request.member_id
+        code = self._refusal(request, client)
+        if code:
+            book.answer(request_id, JoinGroupResponse(error_code=code, member_id=member_id))
+            return
+        if group_id in book.deleting:
+            book.when_quiet(group_id, partial(self.join, request, client, unique, request_id), now)
+            return
+        group = book.group(group_id)
+        if group is None and member_id:
+            book.answer(request_id, JoinGroupResponse(error_code=ErrorCode.UNKNOWN_MEMBER_ID, member_id=member_id))
+            return
+        if group is None:
+            group = book.live[group_id] = ClassicGroup(group_id, now.wall_ms)
+        if not self._has_room(group, member_id):
+            group.remove(member_id)
+            book.timers.cancel((HEARTBEAT, group_id, member_id))
+            book.answer(request_id, JoinGroupResponse(error_code=ErrorCode.GROUP_MAX_SIZE_REACHED))
+        elif not group.supports(request.protocol_type, request.protocols):
+            code = ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+            book.answer(request_id, JoinGroupResponse(error_code=code, member_id=member_id))
+        elif member_id:
+            self._join_again(group, request, client, request_id, now)
+        else:
+            self._join_first(group, request, client, unique, request_id, now)
+        book.forget_if_unused(group_id)
+
+    def _refusal(self, request: JoinGroupRequest, client: Client) -> ErrorCode:
+        settings = self._book.settings
+        if self._book.is_closed:
+            return ErrorCode.NOT_COORDINATOR
+        if not request.group_id or is_too_long(request.group_id):
+            return ErrorCode.INVALID_GROUP_ID
+        names = [protocol.name for protocol in request.protocols]
+        if is_too_long(request.group_instance_id, request.protocol_type, client.client_id, client.host, *names):
+            return ErrorCode.INVALID_REQUEST
+        shortest, longest = settings.group_min_session_timeout_ms, settings.group_max_session_timeout_ms
+        is_allowed = shortest <= request.session_timeout_ms <= longest
+        return ErrorCode.NONE if is_allowed else ErrorCode.INVALID_SESSION_TIMEOUT
+
+    def _has_room(self, group: ClassicGroup, member_id: str) -> bool:
+        """While a group is rebalanced those who wait count, so that the last to come back go when it is too large."""
+        limit, member = self._book.settings.group_max_size, group.members.get(member_id)
+        if group.state is GroupState.EMPTY:
+            return True
+        if group.state is GroupState.PREPARING_REBALANCE:
+            return (member is not None and member.awaiting_join is not None) or group.awaiting_join_count < limit
+        return member is not None or len(group.members) < limit
+
+    def _join_first(
+        self,
+        group: ClassicGroup,
+        request: JoinGroupRequest,
+        client: Client,
+        unique: str,
+        request_id: int,
+        now: Instant,
+    ) -> None:
+        instance_id = request.group_instance_id
+        new_id = f"{client.client_id if instance_id is None else instance_id}-{unique}"
+        if instance_id is not None and group.static_member_id(instance_id) is not None:
+            self._replace(group, request, instance_id, new_id, client, request_id, now)
+        elif instance_id is None and client.requires_member_id:
+            group.pending_join.add(new_id)
+            self._rebalances.expect_heartbeat(group, new_id, request.session_timeout_ms, now)
+            code = ErrorCode.MEMBER_ID_REQUIRED
+            self._book.answer(request_id, JoinGroupResponse(error_code=code, member_id=new_id))
+        else:
+            self._add(group, request, new_id, client, request_id, now)
+
+    def _join_again(
+        self, group: ClassicGroup, request: JoinGroupRequest, client: Client, request_id: int, now: Instant
+    ) -> None:
+        member_id = request.member_id
+        if member_id in group.pending_join and request.group_instance_id is None:
+            self._add(group, request, member_id, client, request_id, now)
+            return
+        code = group.check_member(member_id, request.group_instance_id)
+        if code or group.state is GroupState.EMPTY:
+            code = code or ErrorCode.UNKNOWN_MEMBER_ID
+            self._book.answer(request_id, JoinGroupResponse(error_code=code, member_id=member_id))
+            return
+        member = group.members[member_id]
+        is_same = member.matches(request.protocols)
+        if group.state is GroupState.STABLE:
+            # The leader asks for a rebalance by joining: topics may have changed, which nobody's metadata says.
+            is_same = is_same and group.leader_id != member_id
+        if is_same and group.state is not GroupState.PREPARING_REBALANCE:
+            self._book.answer(request_id, self._rebalances.joined(group, member))
+            return
+        group.update(member, request.protocols, _rebalance_timeout_ms(request), request.session_timeout_ms)
+        self._rebalances.park_join(member, request_id)
+        self._rebalances.rebalance(group, now)
+
+    def _add(
+        self,
+        group: ClassicGroup,
+        request: JoinGroupRequest,
+        member_id: str,
+        client: Client,
+        request_id: int,
+        now: Instant,
+    ) -> None:
+        member = Member(
+            member_id,
+            request.group_instance_id,
+            client.client_id,
+            client.host,
+            _rebalance_timeout_ms(request),
+            request.session_timeout_ms,
+            request.protocols,
+        )
+        member.is_new = True
+        if group.state is GroupState.PREPARING_REBALANCE and group.previous_state is GroupState.EMPTY:
+            group.new_member_added = True
+        group.add(member, request.protocol_type)
+        self._rebalances.park_join(member, request_id)
+        self._rebalances.expect_heartbeat(group, member_id, self._book.settings.new_member_join_timeout_ms, now)
+        self._rebalances.rebalance(group, now)
+
+    def _replace(
+        self,
+        group: ClassicGroup,
+        request: JoinGroupRequest,
+        instance_id: str,
+        new_id: str,
+        client: Client,
+        request_id: int,
+        now: Instant,
+    ) -> None:
+        """A static member came back without its id: it gets a new one, and who has the old one is fenced."""
+        old_id, leader_before = group.static_member_id(instance_id), group.leader_id
+        assert old_id is not None
+        self._rebalances.dismiss(group.members[old_id], ErrorCode.FENCED_INSTANCE_ID)
+        self._book.timers.cancel((HEARTBEAT, group.group_id, old_id))
+        member = group.replace_static(instance_id, new_id)
+        group.update(member, request.protocols, _rebalance_timeout_ms(request), request.session_timeout_ms)
+        self._rebalances.park_join(member, request_id)
+        self._rebalances.expect_heartbeat(group, new_id, member.session_timeout_ms, now)
+        if group.state is GroupState.STABLE and group.select_protocol() == group.protocol_name:
+            assignment = {one.member_id: one.assignment for one in group.members.values()}
+            outcome = partial(self._replaced, group, member, group.generation_id, client, leader_before or "")
+            self._book.write(group.group_id, [group.record(assignment)], outcome)
+        elif group.state is GroupState.COMPLETING_REBALANCE:
+            # The leader may assign to the old id already, which is nobody now.
+            self._rebalances.prepare(group, now)
+        else:
+            self._rebalances.rebalance(group, now)
+
+    def _replaced(
+        self,
+        group: ClassicGroup,
+        member: Member,
+        generation_id: int,
+        client: Client,
+        leader_before: str,
+        code: ErrorCode,
+        now: Instant,
+    ) -> None:
+        is_current = group.members.get(member.member_id) is member and group.generation_id == generation_id
+        if group.state is not GroupState.STABLE or not is_current:
+            return  # the rebalance that came between has answered, or will
+        if code:
+            self._rebalances.answer_join(member, JoinGroupResponse(error_code=code))
+            self._rebalances.prepare(group, now)
+        elif client.skips_assignment:
+            joined = self._rebalances.joined(group, member)
+            self._rebalances.answer_join(member, joined._replace(skip_assignment=group.leader_id == member.member_id))
+        else:
+            # It cannot be told to leave the assignment alone: so it is not told that it leads (its old id does).
+            self._rebalances.answer_join(
+                member, self._rebalances.joined(group, member)._replace(leader=leader_before, members=())
+            )
+
+    # --- syncing ---------------------------------------------------------------------------------------------------
+
+    def sync(self, request: SyncGroupRequest, request_id: int, now: Instant) -> None:
+        """SyncGroup: the leader's assignment is written, then everybody has theirs."""
+        group = self._book.group(request.group_id)
+        code = self._sync_refusal(group, request)
+        if code or group is None:
+            self._book.answer(request_id, SyncGroupResponse(error_code=code))
+            return
+        member = group.members[request.member_id]
+        group.pending_sync.discard(member.member_id)
+        if not group.pending_sync:
+            self._book.timers.cancel((SYNC, group.group_id))
+        if group.state is GroupState.STABLE:
+            self._book.answer(request_id, self._rebalances.synced(group, member))
+            return
+        self._rebalances.answer_sync(
+            member, SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS)
+        )  # asked twice
+        member.awaiting_sync = request_id
+        if group.leader_id == member.member_id and not group.is_assigning:
+            group.is_assigning = True
+            given = {one.member_id: one.assignment for one in request.assignments}
+            assignment = {member_id: given.get(member_id, b"") for member_id in group.members}
+            outcome = partial(self._assigned, group, group.generation_id, assignment)
+            self._book.write(group.group_id, [group.record(assignment)], outcome)
+
+    def _sync_refusal(self, group: ClassicGroup | None, request: SyncGroupRequest) -> ErrorCode:
+        if self._book.is_closed:
+            return ErrorCode.NOT_COORDINATOR
+        if not request.group_id:
+            return ErrorCode.INVALID_GROUP_ID
+        if group is None or group.state is GroupState.EMPTY:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        code = group.check_member(request.member_id, request.group_instance_id)
+        if code:
+            return code
+        if request.generation_id != group.generation_id:
+            return ErrorCode.ILLEGAL_GENERATION
+        for asked, has in (
+            (request.protocol_type, group.protocol_type),
+            (request.protocol_name, group.protocol_name),
+        ):
+            if asked is not None and has is not None and asked != has:
+                return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        is_preparing = group.state is GroupState.PREPARING_REBALANCE
+        return ErrorCode.REBALANCE_IN_PROGRESS if is_preparing else ErrorCode.NONE
+
+    def _assigned(
+        self, group: ClassicGroup, generation_id: int, assignment: dict[str, bytes], code: ErrorCode, now: Instant
+    ) -> None:
+        """The leader's assignment is committed, or is not; if a rebalance came between, it is history."""
+        if group.state is not GroupState.COMPLETING_REBALANCE or group.generation_id != generation_id:
+            return
+        if code:
+            self._rebalances.propagate(group, code, now)
+            self._rebalances.prepare(group, now)
+            return
+        for member in group.members.values():
+            member.assignment = assignment[member.member_id]
+        self._rebalances.propagate(group, ErrorCode.NONE, now)
+        group.transition_to(GroupState.STABLE, now.wall_ms)
+        self._book.rebalances += 1
+
+    # --- heartbeats and leaving ------------------------------------------------------------------------------------
+
+    def heartbeat(self, request: HeartbeatRequest, request_id: int, now: Instant) -> None:
+        """Heartbeat: the member lives, and learns of a rebalance."""
+        self._book.answer(request_id, HeartbeatResponse(error_code=self._heard(request, now)))
+
+    def _heard(self, request: HeartbeatRequest, now: Instant) -> ErrorCode:
+        if self._book.is_closed:
+            return ErrorCode.NOT_COORDINATOR
+        if not request.group_id:
+            return ErrorCode.INVALID_GROUP_ID
+        group = self._book.group(request.group_id)
+        if group is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        code = group.check_member(request.member_id, request.group_instance_id)
+        if code:
+            return code
+        if request.generation_id != group.generation_id:
+            return ErrorCode.ILLEGAL_GENERATION
+        self._rebalances.heard_of(group, request.member_id, now)
+        is_preparing = group.state is GroupState.PREPARING_REBALANCE
+        return ErrorCode.REBALANCE_IN_PROGRESS if is_preparing else ErrorCode.NONE
+
+    def leave(self, request: LeaveGroupRequest, request_id: int, now: Instant) -> None:
+        """LeaveGroup: members that go by themselves, or static ones that an administrator removes by name."""
+        group = self._book.group(request.group_id)
+        if self._book.is_closed or not request.group_id:
+            code = ErrorCode.NOT_COORDINATOR if self._book.is_closed else ErrorCode.INVALID_GROUP_ID
+            self._book.answer(request_id, LeaveGroupResponse(error_code=code))
+            return
+        answers = []
+        for one in request.members:
+            code = ErrorCode.UNKNOWN_MEMBER_ID if group is None else self._leave_one(group, one)
+            answers.append(MemberResponse(one.member_id, one.group_instance_id, code))
+        if group is not None and any(not answer.error_code for answer in answers):
+            if group.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
+                self._rebalances.prepare(group, now)
+            else:
+                self._rebalances.maybe_complete_join(group, now)
+            self._book.forget_if_unused(request.group_id)
+        self._book.answer(request_id, LeaveGroupResponse(members=answers))
+
+    def _leave_one(self, group: ClassicGroup, one: MemberIdentity) -> ErrorCode:
+        member_id = one.member_id
+        if not member_id:
+            member_id = group.static_member_id(one.group_instance_id or "") or ""
+            if not member_id:
+                return ErrorCode.UNKNOWN_MEMBER_ID
+        elif member_id not in group.pending_join:
+            code = group.check_member(member_id, one.group_instance_id)
+            if code:
+                return code
+        self._rebalances.remove(group, member_id)
+        return ErrorCode.NONE
+
+
+def _rebalance_timeout_ms(request: JoinGroupRequest) -> int:
+    return request.session_timeout_ms if request.rebalance_timeout_ms < 0 else request.rebalance_timeout_ms

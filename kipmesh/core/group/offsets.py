@@ -1,0 +1,273 @@
+"""OffsetCommit, OffsetFetch and OffsetDelete, and the offsets that are too old (Kafka's rules).
+
+Members commit in their generation; others only while the group is empty ("simple" consumers, generation -1). An offset
+expires when its group has been empty, or if it never had members when it has not been committed again, or while the
+group is stable when nobody subscribes to the topic any more, for `offsets.retention.minutes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+
+from kipmesh.core.errors import ErrorCode
+from kipmesh.core.group.book import Book
+from kipmesh.core.group.classic import ClassicGroup, GroupState
+from kipmesh.core.group.membership import is_too_long
+from kipmesh.core.group.rebalances import Rebalances
+from kipmesh.core.group.records import (
+    GroupMetadataKey,
+    GroupRecord,
+    OffsetCommitKey,
+    OffsetCommitValue,
+    OffsetRecord,
+    Record,
+)
+from kipmesh.core.group.table import TopicPartition
+from kipmesh.core.group.types import Instant
+from kipmesh.core.messages import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetDeleteResponsePartition,
+    OffsetDeleteResponseTopic,
+    OffsetFetchRequestGroup,
+    OffsetFetchResponseGroup,
+    OffsetFetchResponsePartitions,
+    OffsetFetchResponseTopics,
+)
+
+TOMBSTONES_PER_WRITE = 1000
+"""Of offsets that expire or whose topics are gone; the next look takes the next ones."""
+
+
+class Offsets:
+    """The offsets of the groups in `book`."""
+
+    def __init__(self, book: Book, rebalances: Rebalances) -> None:
+        self._book = book
+        self._rebalances = rebalances
+
+    # --- committing ------------------------------------------------------------------------------------------------
+
+    def commit(self, request: OffsetCommitRequest, request_id: int, now: Instant) -> None:
+        """OffsetCommit: answered when the offsets are durable."""
+        book, group_id = self._book, request.group_id
+        if group_id in book.deleting:
+            book.when_quiet(group_id, partial(self.commit, request, request_id), now)
+            return
+        group = book.group(group_id)
+        code = self._refusal(group, request)
+        if code:
+            book.answer(request_id, commit_response(request, code))
+            return
+        if group is not None and group.state in (GroupState.STABLE, GroupState.PREPARING_REBALANCE):
+            self._rebalances.heard_of(group, request.member_id, now)
+        records: list[Record] = []
+        topics = []
+        for topic in request.topics:
+            results = []
+            for partition in topic.partitions:
+                code = self._partition_refusal(topic.name, partition)
+                results.append(OffsetCommitResponsePartition(partition.partition_index, code))
+                if not code:
+                    records.append(_commit_record(group_id, topic.name, partition, now))
+            topics.append(OffsetCommitResponseTopic(topic.name, results))
+        response = OffsetCommitResponse(topics=topics)
+        if records:
+            book.write(group_id, records, partial(self._committed, request, response, request_id))
+        else:
+            book.answer(request_id, response)
+
+    def _committed(
+        self,
+        request: OffsetCommitRequest,
+        response: OffsetCommitResponse,
+        request_id: int,
+        code: ErrorCode,
+        now: Instant,
+    ) -> None:
+        self._book.answer(request_id, commit_response(request, code) if code else response)
+
+    def _refusal(self, group: ClassicGroup | None, request: OffsetCommitRequest) -> ErrorCode:
+        if self._book.is_closed:
+            return ErrorCode.NOT_COORDINATOR
+        if is_too_long(request.group_id):
+            return ErrorCode.INVALID_GROUP_ID
+        generation_id = request.generation_id_or_member_epoch
+        if group is None:
+            return ErrorCode.NONE if generation_id < 0 else ErrorCode.GROUP_ID_NOT_FOUND
+        return group.check_commit(request.member_id, request.group_instance_id, generation_id)
+
+    def _partition_refusal(self, topic: str, partition: OffsetCommitRequestPartition) -> ErrorCode:
+        if is_too_long(topic):
+            return ErrorCode.INVALID_TOPIC_EXCEPTION
+        size = len((partition.committed_metadata or "").encode())
+        is_large = size > self._book.settings.offset_metadata_max_bytes
+        return ErrorCode.OFFSET_METADATA_TOO_LARGE if is_large else ErrorCode.NONE
+
+    # --- reading ---------------------------------------------------------------------------------------------------
+
+    def fetch(self, request: OffsetFetchRequestGroup, request_id: int) -> None:
+        """OffsetFetch of one group: what is committed; -1 where nothing is."""
+        if self._book.is_closed:
+            self._book.answer(request_id, OffsetFetchResponseGroup(request.group_id, (), ErrorCode.NOT_COORDINATOR))
+            return
+        offsets = self._book.table.offsets(request.group_id)
+        wanted: dict[str, Sequence[int]] = {}
+        if request.all_topics:
+            for topic, partition in offsets:
+                wanted[topic] = [*wanted.get(topic, ()), partition]
+        else:
+            wanted = {topic.name: topic.partition_indexes for topic in request.topics}
+        topics = [
+            OffsetFetchResponseTopics(name, [_fetched(offsets.get((name, index)), index) for index in indexes])
+            for name, indexes in wanted.items()
+        ]
+        self._book.answer(request_id, OffsetFetchResponseGroup(request.group_id, topics))
+
+    # --- deleting --------------------------------------------------------------------------------------------------
+
+    def delete(self, request: OffsetDeleteRequest, request_id: int, now: Instant) -> None:
+        """OffsetDelete: of topics that no member subscribes to."""
+        book, group_id = self._book, request.group_id
+        if book.is_busy(group_id) and not book.is_closed:
+            book.when_quiet(group_id, partial(self.delete, request, request_id), now)
+            return
+        group = book.group(group_id)
+        code = self._delete_refusal(group)
+        if code or group is None:
+            book.answer(request_id, OffsetDeleteResponse(code))
+            return
+        offsets = book.table.offsets(group_id)
+        gone: list[TopicPartition] = []
+        topics = []
+        for topic in request.topics:
+            code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if group.is_subscribed(topic.name) else ErrorCode.NONE
+            results = [OffsetDeleteResponsePartition(one.partition_index, code) for one in topic.partitions]
+            topics.append(OffsetDeleteResponseTopic(topic.name, results))
+            places = [(topic.name, one.partition_index) for one in topic.partitions]
+            gone.extend(place for place in places if not code and place in offsets)
+        response = OffsetDeleteResponse(topics=topics)
+        if gone:
+            book.write(group_id, tombstones(group_id, gone), partial(self._deleted, group_id, response, request_id))
+        else:
+            book.answer(request_id, response)
+
+    def _delete_refusal(self, group: ClassicGroup | None) -> ErrorCode:
+        if self._book.is_closed:
+            return ErrorCode.NOT_COORDINATOR
+        if group is None:
+            return ErrorCode.GROUP_ID_NOT_FOUND
+        is_foreign = group.state is not GroupState.EMPTY and not group.is_consumer
+        return ErrorCode.NON_EMPTY_GROUP if is_foreign else ErrorCode.NONE
+
+    def _deleted(
+        self, group_id: str, response: OffsetDeleteResponse, request_id: int, code: ErrorCode, now: Instant
+    ) -> None:
+        self._book.answer(request_id, OffsetDeleteResponse(code) if code else response)
+        self._book.forget_if_unused(group_id)
+
+    # --- expiry ----------------------------------------------------------------------------------------------------
+
+    def expire(self, now: Instant) -> None:
+        """Delete the offsets that are too old, and empty groups that have none; busy groups wait for the next look."""
+        for group_id in self._book.table.group_ids():
+            if not self._book.is_busy(group_id) and group_id not in self._book.deleting:
+                self._expire_group(group_id, now)
+
+    def _expire_group(self, group_id: str, now: Instant) -> None:
+        group = self._book.group(group_id)
+        assert group is not None  # the table has it
+        offsets = self._book.table.offsets(group_id)
+        gone = [place for place, value in offsets.items() if self._is_expired(group, place, value, now)]
+        records: list[Record] = tombstones(group_id, gone[:TOMBSTONES_PER_WRITE])
+        if len(records) == len(offsets) and group.is_empty:
+            records.append(GroupRecord(GroupMetadataKey(group_id), None))
+            self.delete_group(group_id, records)
+        elif records:
+            self._book.write(group_id, records)
+
+    def _is_expired(self, group: ClassicGroup, place: TopicPartition, value: OffsetCommitValue, now: Instant) -> bool:
+        if group.is_subscribed(place[0]):
+            return False
+        since = value.commit_timestamp
+        if group.protocol_type is not None:
+            if group.state is GroupState.EMPTY:
+                since = since if group.current_state_timestamp < 0 else group.current_state_timestamp
+            elif not (group.is_consumer and group.subscribed_topics is not None and group.state is GroupState.STABLE):
+                return False
+        if value.expire_timestamp >= 0:
+            return now.wall_ms >= value.expire_timestamp
+        return now.wall_ms - since >= self._book.settings.offsets_retention_ms
+
+    def topics_deleted(self, names: Collection[str], now: Instant) -> None:
+        """The topics are gone for good, and so are their offsets: a topic made again begins anew."""
+        for group_id in self._book.table.group_ids():
+            if any(topic in names for topic, _ in self._book.table.offsets(group_id)):
+                self._book.when_quiet(group_id, partial(self._forget_topics, group_id, names), now)
+
+    def _forget_topics(self, group_id: str, names: Collection[str], now: Instant) -> None:
+        if self._book.is_closed:
+            return
+        gone = [place for place in self._book.table.offsets(group_id) if place[0] in names]
+        for start in range(0, len(gone), TOMBSTONES_PER_WRITE):
+            records = tombstones(group_id, gone[start : start + TOMBSTONES_PER_WRITE])
+            self._book.write(group_id, records, lambda _code, _now: self._book.forget_if_unused(group_id))
+
+    # --- whole groups ----------------------------------------------------------------------------------------------
+
+    def delete_group(
+        self, group_id: str, records: Sequence[Record], outcome: Callable[[ErrorCode], None] | None = None
+    ) -> None:
+        """Write tombstones that end the group, which nobody may join meanwhile."""
+        self._book.deleting.add(group_id)
+        self._book.write(group_id, records, partial(self._group_deleted, group_id, outcome))
+
+    def _group_deleted(
+        self, group_id: str, outcome: Callable[[ErrorCode], None] | None, code: ErrorCode, now: Instant
+    ) -> None:
+        self._book.deleting.discard(group_id)
+        if not code:
+            self._book.live.pop(group_id, None)
+        if outcome is not None:
+            outcome(code)
+
+
+def tombstones(group_id: str, places: Collection[TopicPartition]) -> list[Record]:
+    """Records that take those offsets away."""
+    return [OffsetRecord(OffsetCommitKey(group_id, *place), None) for place in places]
+
+
+def commit_response(request: OffsetCommitRequest, code: ErrorCode) -> OffsetCommitResponse:
+    """The same error for every partition."""
+    return OffsetCommitResponse(
+        topics=[
+            OffsetCommitResponseTopic(
+                topic.name, [OffsetCommitResponsePartition(one.partition_index, code) for one in topic.partitions]
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+def _commit_record(group_id: str, topic: str, partition: OffsetCommitRequestPartition, now: Instant) -> OffsetRecord:
+    return OffsetRecord(
+        OffsetCommitKey(group_id, topic, partition.partition_index),
+        OffsetCommitValue(
+            partition.committed_offset,
+            partition.committed_leader_epoch,
+            partition.committed_metadata or "",
+            now.wall_ms,
+        ),
+    )
+
+
+def _fetched(value: OffsetCommitValue | None, index: int) -> OffsetFetchResponsePartitions:
+    if value is None:
+        return OffsetFetchResponsePartitions(index, metadata="")
+    return OffsetFetchResponsePartitions(index, value.offset, value.leader_epoch, value.metadata)

@@ -1,0 +1,70 @@
+"""What a partition of `__consumer_offsets` says: its groups and their offsets, record by record.
+
+Invariants: the table is a function of the records in their order, and of nothing else; a group is in it as long as it
+has a generation or an offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kipmesh.core.group.records import (
+    GroupMetadataValue,
+    OffsetCommitKey,
+    OffsetCommitValue,
+    OffsetRecord,
+    Record,
+)
+
+TopicPartition = tuple[str, int]
+_NO_OFFSETS: Mapping[TopicPartition, OffsetCommitValue] = {}
+
+
+class GroupTable:
+    """Groups and offsets of one partition."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, GroupMetadataValue] = {}
+        """Groups that had a generation, with the last one."""
+        self._offsets: dict[str, dict[TopicPartition, OffsetCommitValue]] = {}
+        self.offset_count = 0
+
+    def replay(self, record: Record) -> None:
+        """Follow the next record."""
+        if isinstance(record, OffsetRecord):
+            self._replay_offset(record.key, record.value)
+        elif record.value is None:
+            self.groups.pop(record.key.group, None)
+        else:
+            self.groups[record.key.group] = record.value
+
+    def _replay_offset(self, key: OffsetCommitKey, value: OffsetCommitValue | None) -> None:
+        place = (key.topic, key.partition)
+        if value is not None:
+            offsets = self._offsets.setdefault(key.group, {})
+            self.offset_count += place not in offsets
+            offsets[place] = value
+            return
+        offsets = self._offsets.get(key.group, {})
+        if offsets.pop(place, None) is not None:
+            self.offset_count -= 1
+            if not offsets:
+                del self._offsets[key.group]
+
+    def __contains__(self, group_id: str) -> bool:
+        return group_id in self.groups or group_id in self._offsets
+
+    def group_ids(self) -> list[str]:
+        """All groups, also those that have nothing but offsets."""
+        return [*self.groups, *(group for group in self._offsets if group not in self.groups)]
+
+    def offsets(self, group_id: str) -> Mapping[TopicPartition, OffsetCommitValue]:
+        """The group's committed offsets by (topic, partition)."""
+        return self._offsets.get(group_id, _NO_OFFSETS)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, GroupTable):
+            return NotImplemented
+        return (self.groups, self._offsets) == (other.groups, other._offsets)
+
+    __hash__ = None  # type: ignore[assignment]
