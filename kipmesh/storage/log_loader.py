@@ -36,6 +36,7 @@ from kipmesh.storage.errors import StorageError
 from kipmesh.storage.fs import FileStat, FileSystem, read_file, write_file
 from kipmesh.storage.log import Log, OnFailed
 from kipmesh.storage.open_files import OpenFiles
+from kipmesh.storage.producer_snapshots import NoProducers, PartitionProducers, Producers
 from kipmesh.storage.segment import DELETED_SUFFIX, INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, Segment
 
 _LOG = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ def open_log(
         if topic_id and not loading.topic_id and loading.log_end_offset == loading.log_start_offset:
             write_identity(files.fs, folder, topic_id)  # new, or what an earlier attempt left
             loading.topic_id, is_new = topic_id, True
+        producers = NoProducers() if topic == CLUSTER_METADATA_TOPIC else loading.producers(clean=clean)
     except OSError as error:
         raise StorageError(f"cannot load {topic}-{partition}: {error}") from error
     log = Log(
@@ -86,6 +88,7 @@ def open_log(
         config=config,
         segments=loading.segments,
         epochs=loading.epochs,
+        producers=producers,
         log_start_offset=loading.log_start_offset,
         log_end_offset=loading.log_end_offset,
         recovery_point=loading.recovery_point,
@@ -159,6 +162,14 @@ class _Loading:
         self.epochs.truncate_from_end(self.log_end_offset)
         self.epochs.truncate_from_start(self.log_start_offset)
         self.recovery_point = self.log_end_offset if clean else min(recovery_point, self.log_end_offset)
+
+    def producers(self, *, clean: bool) -> Producers:
+        """What the batches and the snapshots say of idempotent producers; after `run`. OSError."""
+        producers = PartitionProducers(self.files.fs, self.folder)
+        offset_max = self.log_end_offset if clean else self.recovery_point
+        if producers.load(self.entries, self.segments, self.log_end_offset, offset_max, clean=clean):
+            self.names_changed = True
+        return producers
 
     def _remove_leftovers(self) -> None:
         for name in self.entries:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from kipmesh.core.config import TopicConfig
 from kipmesh.storage.fs import FileSystem
@@ -13,15 +14,15 @@ from kipmesh.storage.segment import Segment
 _LOG = logging.getLogger(__name__)
 
 
-def expired(
-    segments: Sequence[Segment],
-    config: TopicConfig,
-    now_ms: int,
-    *,
-    log_start_offset: int,
-    log_end_offset: int,
-    high_watermark: int,
-) -> int:
+class LogOffsets(NamedTuple):
+    """Where a log starts and ends, and up to where it is committed."""
+
+    log_start_offset: int
+    log_end_offset: int
+    high_watermark: int
+
+
+def expired(segments: Sequence[Segment], config: TopicConfig, now_ms: int, offsets: LogOffsets) -> int:
     """How many segments, from the oldest on, may go; the active one is among them only if all may.
 
     Nothing at or above the high watermark goes. By time a segment goes when its largest timestamp is older than
@@ -31,13 +32,13 @@ def expired(
     excess = total - config.retention_bytes if config.retention_bytes >= 0 else -1
     for number, segment in enumerate(segments):
         is_active = number + 1 == len(segments)
-        end = log_end_offset if is_active else segments[number + 1].base_offset
-        if end > high_watermark or (is_active and not segment.size_bytes):
+        end = offsets.log_end_offset if is_active else segments[number + 1].base_offset
+        if end > offsets.high_watermark or (is_active and not segment.size_bytes):
             return number
         excess -= segment.size_bytes
         age_ms = now_ms - segment.largest_timestamp(segment.created_ms)
         is_old = 0 <= config.retention_ms < age_ms
-        is_below_start = not is_active and end <= log_start_offset
+        is_below_start = not is_active and end <= offsets.log_start_offset
         if not (is_old or is_below_start or excess >= 0):
             return number
     return len(segments)

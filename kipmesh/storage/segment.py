@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from kipmesh.core.config import TopicConfig
@@ -175,6 +175,23 @@ class Segment:
             or last_offset - self.base_offset > MAX_RELATIVE_OFFSET
             or self._is_index_full(config.segment_index_bytes)
         )
+
+    def fitting(self, batches: Sequence[tuple[int, BatchHeader]], start: int, bytes_max: int) -> tuple[int, int]:
+        """Of batches that follow each other, by position: end of those from `start` on that fit here, and the next.
+
+        The one at `start` always fits.
+        """
+        position, header = batches[start]
+        end, stop = position + header.size_bytes, start + 1
+        while stop < len(batches):
+            following = batches[stop][1]
+            if end + following.size_bytes - position > bytes_max - self.size_bytes:
+                break
+            if following.last_offset - self.base_offset > MAX_RELATIVE_OFFSET:
+                break
+            end += following.size_bytes
+            stop += 1
+        return end, stop
 
     # -- reading
 

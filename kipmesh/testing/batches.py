@@ -14,15 +14,16 @@ def produced_batch(
     compression: int = 0,
     key: bytes | None = None,
     headers: Sequence[tuple[str, bytes | None]] = (),
+    producer: tuple[int, int, int] = (-1, -1, -1),
 ) -> bytes:
-    """A batch of one record a value, a millisecond apart, at base offset 0."""
+    """A batch of one record a value, a millisecond apart, at base offset 0; `producer` is id, epoch and sequence."""
     builder = DefaultRecordBatchBuilder(
         magic=2,
         compression_type=compression,
         is_transactional=0,
-        producer_id=-1,
-        producer_epoch=-1,
-        base_sequence=-1,
+        producer_id=producer[0],
+        producer_epoch=producer[1],
+        base_sequence=producer[2],
         batch_size=1 << 30,
     )
     for offset, value in enumerate(values):

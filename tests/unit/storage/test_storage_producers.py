@@ -1,0 +1,215 @@
+"""Producers in a log: snapshots on disk, what a start, a cut, retention and a torn file leave of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from kipmesh.core.config import TopicConfig
+from kipmesh.core.errors import CorruptRecordError, ErrorCode, KafkaError
+from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC
+from kipmesh.core.producer_state import ProducerEntry
+from kipmesh.storage import Log, open_log
+from kipmesh.storage.fs import read_file, write_file
+from kipmesh.storage.producer_snapshots import decode_snapshot, encode_snapshot, snapshot_offset
+from kipmesh.testing.batches import produced_batch
+from kipmesh.testing.faulty_fs import FaultyFileSystem
+
+NOW = 1_700_000_000_000
+FOLDER = "/data/t-0"
+
+
+def make_fs() -> FaultyFileSystem:
+    fs = FaultyFileSystem()
+    fs.make_dirs("/data")
+    fs.sync_dir("/")
+    return fs
+
+
+def make_log(fs: FaultyFileSystem, topic: str = "t", **options: object) -> Log:
+    config = TopicConfig.parse({"segment.bytes": 2000, "index.interval.bytes": 100})
+    return open_log(fs, FOLDER, topic, 0, config, NOW, topic_id=b"i" * 16, **options)
+
+
+def append(log: Log, sequence: int, *, pid: int = 5, epoch: int = 0, size: int = 100) -> tuple[int, int]:
+    """First offset and bytes written."""
+    batch = produced_batch([b"v" * size], timestamp_ms=NOW, producer=(pid, epoch, sequence))
+    info = log.append_as_leader(batch, 0, NOW)
+    return info.first_offset, info.size_bytes
+
+
+def snapshots(fs: FaultyFileSystem) -> list[int]:
+    return sorted(offset for name in fs.list_dir(FOLDER) if (offset := snapshot_offset(name)) is not None)
+
+
+def test_a_repeated_batch_is_not_written_again() -> None:
+    log = make_log(make_fs())
+    first, size = append(log, 0)
+    assert (first, size > 0) == (0, True)
+    append(log, 1)
+    before = log.size_bytes
+    assert append(log, 0) == (0, 0)
+    assert (log.log_end_offset, log.size_bytes) == (2, before)
+    with pytest.raises(KafkaError) as caught:
+        append(log, 3)
+    assert caught.value.code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert log.log_end_offset == 2
+
+
+def test_followers_learn_from_the_batches() -> None:
+    leader_log = make_log(make_fs())
+    for sequence in range(20):
+        append(leader_log, sequence)
+    follower = make_log(make_fs())
+    while follower.log_end_offset < 20:
+        follower.append_as_follower(leader_log.read(follower.log_end_offset, 1500, 1 << 60, True), NOW)
+    assert [append(follower, sequence)[0] for sequence in range(15, 20)] == list(range(15, 20))
+    assert append(follower, 20) == (20, append(leader_log, 20)[1])
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_start_knows_the_last_five_batches(clean: bool) -> None:
+    fs = make_fs()
+    log = make_log(fs)
+    for sequence in range(50):
+        append(log, sequence)
+        append(log, sequence, pid=6, epoch=2)
+    assert len(log.segment_base_offsets) > 3
+    assert snapshots(fs) == list(log.segment_base_offsets[1:])
+    if clean:
+        log.close()
+        assert snapshots(fs)[-1] == 100
+    again = make_log(fs, clean=clean, recovery_point=60)
+    for sequence in range(45, 50):
+        assert append(again, sequence) == (2 * sequence, 0)
+        assert append(again, sequence, pid=6, epoch=2) == (2 * sequence + 1, 0)
+    assert append(again, 50)[0] == 100
+    with pytest.raises(KafkaError) as caught:
+        append(again, 49, pid=6, epoch=1)
+    assert caught.value.code == ErrorCode.INVALID_PRODUCER_EPOCH
+
+
+def test_torn_snapshots_are_replaced_by_older_ones_or_by_the_whole_log() -> None:
+    for keep in (0, 2):
+        fs = make_fs()
+        log = make_log(fs)
+        for sequence in range(50):
+            append(log, sequence)
+        log.close()
+        for offset in snapshots(fs)[keep:]:
+            path = f"{FOLDER}/{offset:020d}.snapshot"
+            write_file(fs, path, read_file(fs, path)[:-3], sync=True)
+        again = make_log(fs, clean=True)
+        assert [append(again, sequence)[1] for sequence in range(45, 50)] == [0] * 5
+        assert append(again, 50)[0] == 50
+        assert len(snapshots(fs)) == keep
+
+
+def test_snapshots_beyond_the_recovery_point_are_not_believed() -> None:
+    fs = make_fs()
+    log = make_log(fs)
+    for sequence in range(50):
+        append(log, sequence)
+    offset = snapshots(fs)[-1]
+    lie = encode_snapshot([ProducerEntry(5, 9, 100, offset - 1, 0, NOW)])
+    write_file(fs, f"{FOLDER}/{offset:020d}.snapshot", lie, sync=True)
+    again = make_log(fs, clean=False, recovery_point=offset - 1)
+    assert append(again, 49) == (49, 0)
+    assert offset not in snapshots(fs)
+
+
+def test_a_cut_takes_producers_back_to_where_they_were() -> None:
+    fs = make_fs()
+    log = make_log(fs)
+    for sequence in range(50):
+        append(log, sequence)
+    for sequence in range(3):
+        append(log, sequence, pid=6)
+    append(log, 0, epoch=1)
+    for end in (52, 48, 20):  # within a new producer's batches, before an epoch, and in another segment
+        log.truncate_to(end)
+        assert not [offset for offset in snapshots(fs) if offset > log.log_end_offset]
+        known = min(end, 50)
+        for sequence in range(known - 5, known):
+            assert append(log, sequence) == (sequence, 0), end
+    assert append(log, 20)[0] == 20
+    assert append(log, 0, pid=6)[0] == 21
+
+
+def test_a_log_that_starts_over_knows_nobody() -> None:
+    fs = make_fs()
+    log = make_log(fs)
+    for sequence in range(50):
+        append(log, sequence)
+    log.truncate_fully_and_start_at(200)
+    assert snapshots(fs) == []
+    assert append(log, 7)[0] == 200
+
+
+def test_retention_takes_snapshots_with_their_segments_and_keeps_producers() -> None:
+    fs = make_fs()
+    log = make_log(fs)
+    for sequence in range(50):
+        append(log, sequence)
+    log.update_config(TopicConfig.parse({"segment.bytes": 2000, "retention.bytes": 0}))
+    assert log.run_retention(NOW, 50)
+    assert snapshots(fs) == [50]
+    assert append(log, 49) == (49, 0)
+    log.close()
+    again = make_log(fs, clean=True)
+    assert (again.log_start_offset, append(again, 49)) == (50, (49, 0))
+    assert append(again, 50)[0] == 50
+
+
+def test_producers_expire() -> None:
+    fs = make_fs()
+    log = make_log(fs)
+    append(log, 0)
+    assert log.producers.expire(NOW) == 0
+    assert log.producers.expire(NOW + 1) == 1
+    assert append(log, 7)[0] == 1
+
+
+def test_a_log_without_producers_needs_no_file() -> None:
+    fs = make_fs()
+    log = make_log(fs)
+    for _ in range(5):
+        log.append_as_leader(produced_batch([b"v"]), 0, NOW)
+    log.close()
+    assert snapshots(fs) == []
+    again = make_log(fs, clean=True)
+    assert again.log_end_offset == 5
+
+
+def test_a_log_from_before_snapshots_begins_to_have_them() -> None:
+    fs = make_fs()
+    log = make_log(fs)
+    for _ in range(50):
+        log.append_as_leader(produced_batch([b"v" * 100]), 0, NOW)
+    log.close()
+    for offset in snapshots(fs):
+        fs.remove(f"{FOLDER}/{offset:020d}.snapshot")
+    again = make_log(fs, clean=True)
+    assert snapshots(fs) == [again.segment_base_offsets[-1]], "so that no later start reads what is before"
+
+
+def test_the_metadata_log_has_no_producers() -> None:
+    fs = make_fs()
+    log = make_log(fs, CLUSTER_METADATA_TOPIC)
+    for _ in range(2):
+        append(log, 0, size=1500)
+    assert log.log_end_offset == 2
+    log.close()
+    assert snapshots(fs) == []
+
+
+def test_files_that_are_no_snapshots() -> None:
+    entries = [ProducerEntry(1, 0, 5, 9, 2, NOW), ProducerEntry(2, 3, -1, -1, 0, NOW)]
+    good = encode_snapshot(entries)
+    assert decode_snapshot(good) == entries
+    flipped = good[:-1] + bytes([good[-1] ^ 1])
+    for bad in (b"", good[:7], good[:-1], good + b"x", flipped, b"\0\2" + good[2:]):
+        with pytest.raises(CorruptRecordError):
+            decode_snapshot(bad)
+    assert snapshot_offset("00000000000000000042.snapshot") == 42
+    assert snapshot_offset("42.snapshot") is None
+    assert snapshot_offset("00000000000000000042.log") is None
