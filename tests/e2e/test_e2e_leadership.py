@@ -1,0 +1,81 @@
+"""A leader service dies and comes back, and its partitions come back to it, while records go on being acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+import writer_of_tests
+from mesh_of_tests import Mesh, wait_for
+from writer_of_tests import Writer, check_nothing_lost, read_all
+
+TOPIC = "events"
+PARTITIONS = 2
+BROKERS = ["leader-1", "follower-1", "follower-2"]
+
+
+@pytest.fixture(autouse=True)
+def slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few hundred records a second, so that a test that takes long does not have many to read."""
+    monkeypatch.setattr(writer_of_tests, "BURST_RECORDS", 10)
+    monkeypatch.setattr(writer_of_tests, "BURST_INTERVAL_S", 0.03)
+
+
+def start(mesh: Mesh, *config: str) -> None:
+    settings = ("broker.session.timeout.ms=1500", "broker.heartbeat.interval.ms=250", *config)
+    mesh.local("up", *(text for setting in settings for text in ("--config", setting)))
+    mesh.run("topic", "create", TOPIC, "--partitions", str(PARTITIONS), "--replication-factor", "3")
+
+
+def leaders(mesh: Mesh) -> set[int]:
+    return {one["leader_id"] for one in mesh.describe(TOPIC)["partitions"]}
+
+
+def wait_leaders(mesh: Mesh, accepted: set[int]) -> None:
+    wait_for(lambda: leaders(mesh) <= accepted, f"leaders of {accepted}", timeout_s=60, interval_s=0.2)
+
+
+async def fail_and_return(mesh: Mesh, writer: Writer) -> int:
+    """The leader service is killed and started again; its broker id."""
+    (preferred,) = await asyncio.to_thread(leaders, mesh)
+    await writer.until(200)
+    await asyncio.to_thread(mesh.local, "kill", "leader-1")
+    await writer.until(200, timeout_s=60)
+    assert preferred not in await asyncio.to_thread(leaders, mesh)
+    await asyncio.to_thread(mesh.local, "start", "leader-1")
+    return preferred
+
+
+async def check_all(mesh: Mesh, writer: Writer) -> None:
+    await asyncio.to_thread(mesh.wait_isr, TOPIC, 3)
+    check_nothing_lost(writer.acknowledged, await read_all(mesh.bootstrap, TOPIC))
+    for partition in range(PARTITIONS):
+        await asyncio.to_thread(mesh.wait_identical, f"{TOPIC}-{partition}", BROKERS)
+
+
+async def test_leadership_comes_back_by_itself(mesh: Mesh) -> None:
+    await asyncio.to_thread(start, mesh, "leader.imbalance.check.interval.seconds=1")
+    async with Writer(mesh.bootstrap, TOPIC) as writer:
+        preferred = await fail_and_return(mesh, writer)
+        await asyncio.to_thread(wait_leaders, mesh, {preferred})
+        await writer.until(200, timeout_s=60)
+    await check_all(mesh, writer)
+
+
+async def test_leadership_comes_back_by_command(mesh: Mesh) -> None:
+    await asyncio.to_thread(start, mesh, "auto.leader.rebalance.enable=false")
+    async with Writer(mesh.bootstrap, TOPIC) as writer:
+        preferred = await fail_and_return(mesh, writer)
+        await asyncio.to_thread(mesh.wait_isr, TOPIC, 3)
+        assert preferred not in await asyncio.to_thread(leaders, mesh)
+        done = await asyncio.to_thread(mesh.run, "topic", "elect", "--all", "--json")
+        found = [json.loads(line) for line in done.stdout.splitlines()]
+        assert [(one["topic"], one["partition"], one["error"]) for one in found] == [
+            (TOPIC, partition, "NONE") for partition in range(PARTITIONS)
+        ]
+        await asyncio.to_thread(wait_leaders, mesh, {preferred})
+        await writer.until(200, timeout_s=60)
+    done = await asyncio.to_thread(mesh.run, "topic", "elect", TOPIC)
+    assert done.stdout.count("ELECTION_NOT_NEEDED") == PARTITIONS
+    await check_all(mesh, writer)
