@@ -278,6 +278,10 @@ class BrokerConfig(NodeConfig):
     """Time in ms after which an unused session may lose its slot. Policy `reserved`."""
     max_incremental_fetch_sessions_per_client_id: NotNegative = 0
     """Sessions that clients with the same id may have at this broker; 0 for no limit. Followers are not counted."""
+    producer_id_expiration_ms: Positive = 86_400_000
+    """Time in ms after which a partition forgets an idempotent producer that writes nothing to it."""
+    producer_id_expiration_check_interval_ms: Positive = 600_000
+    """Time in ms between two looks for such producers."""
     queued_max_request_bytes: Positive = 256 << 20
     """Bytes of produce requests that wait for acknowledgement at a time; more are refused."""
 

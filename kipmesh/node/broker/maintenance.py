@@ -61,6 +61,7 @@ class Maintenance:
                 (self._flush, config.log_flush_scheduler_interval_ms),
                 (self._checkpoint_recovery_points, config.log_flush_offset_checkpoint_interval_ms),
                 (self._checkpoint_high_watermarks, config.replica_high_watermark_checkpoint_interval_ms),
+                (self._expire_producers, config.producer_id_expiration_check_interval_ms),
                 (self._shrink_isrs, max(config.replica_lag_time_max_ms // 2, 1)),
             ):
                 group.create_task(_repeat(job, interval_ms / 1000))
@@ -109,6 +110,12 @@ class Maintenance:
             except KafkaError:
                 self._changes.high_watermarks.update(moved)
                 raise
+
+    async def _expire_producers(self) -> None:
+        pace, seen_before_ms = Pace(), self._now_ms() - self._config.producer_id_expiration_ms
+        for replica in self._partitions:
+            replica.log.producers.expire(seen_before_ms)
+            await pace.give_way()
 
     async def _shrink_isrs(self) -> None:
         """Look at what followers may lag behind in; all other followers are in sync."""

@@ -34,6 +34,9 @@ class BrokerMetrics:
         self._replication_bytes_out = counter(topic + "replicationbytesout", "Bytes that followers read.")
         self._produce_requests = counter(topic + "totalproducerequests", "Partitions written by producers.")
         self._fetch_requests = counter("kipmesh_broker_fetch_requests", "Fetches by who asked.", ("role",))
+        self.duplicates = counter(
+            "kipmesh_broker_duplicate_batches", "Batches that idempotent producers sent again, not appended again."
+        )
         self._produce_failed = counter("kipmesh_broker_produce_failures", "Batches refused, by error.", ("error",))
         self._replication_failed = counter(
             "kipmesh_broker_replication_failures",

@@ -1,7 +1,8 @@
 """Produce (API key 0), on leaders.
 
 Batches are opaque: the log checks CRC, size and header, and gives offsets. acks=0 and 1 are answered after the append
-(and the fsync, where `flush.messages` asks for one), acks=all when the high watermark has passed the batch. What
+(and the fsync, where `flush.messages` asks for one), acks=all when the high watermark has passed the batch. What an
+idempotent producer sends again is not appended, and answered like the first time (`kipmesh.core.producer_state`). What
 waits is bounded by `queued.max.request.bytes`.
 """
 
@@ -125,7 +126,10 @@ class ProduceHandler:
                 self._metrics.refused(error.code)
                 moved = error.code == ErrorCode.NOT_LEADER_OR_FOLLOWER
                 return _error(data, error)._replace(current_leader=replica.current_leader if moved else None)
-            self._metrics.produced(len(data.records), info.last_offset - info.first_offset + 1)
+            if info.size_bytes:
+                self._metrics.produced(len(data.records), info.last_offset - info.first_offset + 1)
+            else:
+                self._metrics.duplicates.inc()
             if replica.must_flush:
                 unsynced.append(replica)
             appended.append((len(appended), replica, info.last_offset, replica.leader_epoch))
