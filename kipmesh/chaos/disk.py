@@ -44,6 +44,18 @@ class Damage(NamedTuple):
     text: str
 
 
+def _run(command: Sequence[str], what: str) -> None:
+    """A command that is done within seconds; raises NotPossibleError with `what` and what it said."""
+    try:
+        done = subprocess.run(  # noqa: S603 - found by name, fixed arguments
+            command, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise NotPossibleError(f"{what}: no end within {_COMMAND_TIMEOUT_S} s") from None
+    if done.returncode:
+        raise NotPossibleError(f"{what}: {' '.join(done.stderr.split())}")
+
+
 def enter_namespace(command: Sequence[str]) -> None:
     """Become `command` in a mount namespace of its own; returns if this process is in one; raises NotPossibleError."""
     if os.environ.get(NAMESPACE_VARIABLE):
@@ -54,15 +66,7 @@ def enter_namespace(command: Sequence[str]) -> None:
     if unshare is None or shutil.which("mount") is None:
         raise NotPossibleError("a full disk needs the commands unshare and mount (util-linux)")
     options = ["--mount"] if os.geteuid() == 0 else ["--mount", "--map-root-user"]
-    tried = subprocess.run(  # noqa: S603 - found by name, fixed arguments
-        [unshare, *options, "mount", "-t", "tmpfs", "tmpfs", "/mnt"],
-        capture_output=True,
-        text=True,
-        timeout=_COMMAND_TIMEOUT_S,
-        check=False,
-    )
-    if tried.returncode:
-        raise NotPossibleError(f"a full disk needs a mount namespace: {' '.join(tried.stderr.split())}")
+    _run([unshare, *options, "mount", "-t", "tmpfs", "tmpfs", "/mnt"], "a full disk needs a mount namespace")
     os.execve(unshare, [unshare, *options, *command], {**os.environ, NAMESPACE_VARIABLE: "1"})  # noqa: S606
 
 
@@ -72,15 +76,7 @@ def mount(folder: Path, *, mebibytes: int = DISK_MIB) -> None:
     mounting = shutil.which("mount")
     if not os.environ.get(NAMESPACE_VARIABLE) or mounting is None:
         raise NotPossibleError("a full disk needs a mount namespace of the run's own")
-    done = subprocess.run(  # noqa: S603 - found by name, fixed arguments
-        [mounting, "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=_COMMAND_TIMEOUT_S,
-        check=False,
-    )
-    if done.returncode:
-        raise NotPossibleError(f"no disk for {folder}: {' '.join(done.stderr.split())}")
+    _run([mounting, "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", str(folder)], f"no disk for {folder}")
 
 
 def unmount(folder: Path) -> None:

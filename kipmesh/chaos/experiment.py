@@ -306,6 +306,25 @@ def _dumped(faults: Sequence[Fault]) -> list[dict[str, Any]]:
     return [fault.model_dump(exclude_unset=True) for fault in faults]
 
 
+_KEYS, _LIST = "keys with values are needed", "a list is needed"
+_SHAPES = {
+    "model_type": _KEYS,
+    "model_attributes_type": _KEYS,
+    "dict_type": _KEYS,
+    "mapping_type": _KEYS,
+    "tuple_type": _LIST,
+    "list_type": _LIST,
+}
+"""What pydantic tells about the wrong kind of value, in YAML's words."""
+_FOUND = (
+    (bool, "true or false"),
+    (dict, "keys with values"),
+    (list, "a list"),
+    (str, "a text"),
+    (type(None), "nothing"),
+)
+
+
 def _explained(error: ValidationError) -> str:
     """Each thing that is wrong, with its place; the tag of a fault's kind is no part of that."""
     told = []
@@ -313,5 +332,12 @@ def _explained(error: ValidationError) -> str:
     for one in error.errors(include_url=False, include_context=False):
         place = ".".join(str(part) for part in one["loc"] if part not in kinds)
         message = one["msg"].removeprefix("Value error, ")
+        if one["type"] in _SHAPES:
+            found = next((name for kind, name in _FOUND if isinstance(one["input"], kind)), "a number")
+            message = f"{_SHAPES[one['type']]}, not {found}"
+        elif one["type"] == "union_tag_not_found":
+            message = f"`kind` is missing, one of {', '.join(sorted(kinds))}"
+        if one["loc"] == ("random",) and isinstance(one["input"], list):
+            message += " (the list is `random.faults`)"
         told.append(f"{place}: {message}" if place else message)
     return "; ".join(told)

@@ -35,10 +35,36 @@ def reset_policy(config: ConsumerConfig) -> int | None:
     return {"earliest": TIMESTAMP_EARLIEST, "latest": TIMESTAMP_LATEST}.get(config.auto_offset_reset)
 
 
+def ineffective(config: ConsumerConfig) -> list[str]:
+    """What is set and does nothing, as the other settings are; a line each."""
+    mode, said = config.replica_selection_mode, []
+    if mode != "consumer":
+        said += [
+            f"{key} has no effect with replica.selection.mode={mode}: brokers choose"
+            for key, value in (
+                ("replica.selector.class", config.replica_selector_class),
+                ("replica.selector.config", config.replica_selector_config),
+            )
+            if value
+        ]
+    elif not config.replica_selector_class:
+        said.append("replica.selection.mode=consumer reads from leaders without replica.selector.class")
+    if mode == "fetch":
+        if config.replica_selection_policy != "leader":
+            said.append("replica.selection.policy has no effect with replica.selection.mode=fetch")
+    elif config.replica_selection_policy == "leader":
+        said.append(f"replica.selection.mode={mode} has no effect with replica.selection.policy=leader")
+    if mode == "metadata" and not config.client_rack:
+        said.append("replica.selection.mode=metadata has no effect without client.rack")
+    return said
+
+
 class ReplicaNews:
     """Makes the readers of a consumer, and their news. Raises InvalidConfigError for a selector that cannot be."""
 
     def __init__(self, config: ConsumerConfig, cluster: Cluster) -> None:
+        for line in ineffective(config):
+            log.warning("%s: %s", config.client_id, line)
         mode = SelectionMode(config.replica_selection_mode)
         self.config = ReaderConfig(
             reset_to=reset_policy(config),

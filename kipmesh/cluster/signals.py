@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
@@ -21,6 +21,16 @@ class Terminated(KeyboardInterrupt):
 
 
 @contextmanager
+def _handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+@contextmanager
 def ending_as_interrupt() -> Iterator[None]:
     """SIGTERM and SIGHUP raise `Terminated` in the main thread, so that what was begun is undone.
 
@@ -30,13 +40,8 @@ def ending_as_interrupt() -> Iterator[None]:
     def end(number: int, _frame: FrameType | None) -> NoReturn:
         raise Terminated(number)
 
-    numbers = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is signal.SIG_DFL]
-    before = {one: signal.signal(one, end) for one in numbers}
-    try:
+    with _handled([one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is signal.SIG_DFL], end):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -54,12 +59,9 @@ def deferred_signals() -> Iterator[None]:
     def note(number: int, _frame: FrameType | None) -> None:
         arrived.append(number)
 
-    caught = [one for one in ENDING if signal.getsignal(one) not in (signal.SIG_IGN, None)]
-    before = {one: signal.signal(one, note) for one in caught}
     try:
-        yield
+        with _handled([one for one in ENDING if signal.getsignal(one) not in (signal.SIG_IGN, None)], note):
+            yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         for one in dict.fromkeys(arrived):
             signal.raise_signal(one)

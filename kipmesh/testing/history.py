@@ -252,18 +252,35 @@ def from_line(line: str) -> Event:
     """The event of a line; raises HistoryError."""
     try:
         fields = json.loads(line)
-        kind = _TYPES[fields.pop("event")]
+    except (ValueError, RecursionError):
+        raise HistoryError("the line is no JSON") from None
+    name = fields.pop("event", None) if isinstance(fields, dict) else None
+    kind = _TYPES.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise HistoryError("the line is no event" if name is None else f"there is no event {name!r}")
+    missing = [one for one in kind._fields if one not in fields and one not in kind._field_defaults]
+    unknown = [one for one in fields if one not in kind._fields]
+    if missing or unknown:
+        what = f"without {', '.join(missing)}" if missing else f"with {', '.join(unknown)}, which it does not have"
+        raise HistoryError(f"event {name!r} {what}")
+    try:
         if kind is Begin:
-            fields["limits"] = Limits(**fields["limits"])
+            fields["limits"] = _limits(fields["limits"])
         elif kind is PhaseBegan:
             fields["phase"] = Phase(fields["phase"])
         elif kind is Read:
             fields["kind"] = ReaderKind(fields["kind"])
         event: Event = kind(**fields)
         _check(event)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise HistoryError(f"{type(error).__name__}: {error}") from None
+    except (ValueError, TypeError) as error:
+        raise HistoryError(f"event {name!r}: {error}") from None
     return event
+
+
+def _limits(value: Any) -> Limits:
+    if not isinstance(value, dict) or not value.keys() <= set(Limits._fields):
+        raise TypeError(f"limits is {value!r}")
+    return Limits(**value)
 
 
 _PLAIN = {"float": (int, float), "int": (int,), "str": (str,), "bool": (bool,)}
@@ -290,12 +307,14 @@ def read_history(file: Path) -> Iterator[Event]:
 
     A last line without its end, which a killed recorder leaves, is left out.
     """
-    with file.open(encoding="utf-8") as lines:
+    with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
-            if not line.endswith("\n"):
+            if not line.endswith(b"\n"):
                 return
             try:
-                yield from_line(line)
+                yield from_line(line.decode())
+            except UnicodeDecodeError:
+                raise HistoryError(f"{file}:{number}: the line is no text (UTF-8)") from None
             except HistoryError as error:
                 raise HistoryError(f"{file}:{number}: {error}") from None
 

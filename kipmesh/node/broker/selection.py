@@ -56,6 +56,13 @@ class ReplicaSelection:
         self._logged_ms: dict[SelectorFailure, int] = {}
         configs = config.as_dict() | dict(config.replica_selector_configs)
         self._selector = GuardedSelector(load_selector(config.replica_selector_class, configs), self._failed)
+        if not config.replica_selector_class:
+            for key, is_set in (
+                ("replica.selection.mode", config.replica_selection_mode != "fetch"),
+                ("replica.selector.config", bool(config.replica_selector_config)),
+            ):
+                if is_set:
+                    log.warning("setting has no effect without replica.selector.class", key=key)
 
     def _failed(self, where: TopicPartition, failure: SelectorFailure, what: object) -> None:
         self._metrics.selector_failed(failure)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from broker_selectors import ConfiguredSelector
 from conftest_broker import Mesh, eventually
 
@@ -17,7 +18,7 @@ from kipmesh.core.config import BrokerConfig
 from kipmesh.core.errors import InvalidConfigError
 from kipmesh.core.record_batch import build
 from kipmesh.node.broker import BrokerNode
-from kipmesh.node.broker.selection import peer_host
+from kipmesh.node.broker.selection import ReplicaSelection, peer_host
 
 WAIT_MS = 10_000
 RACK_AWARE = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
@@ -243,3 +244,26 @@ async def test_what_cannot_be_loaded_stops_the_service_with_one_line(
 )
 def test_the_host_of_a_peer(peer: str, host: str) -> None:
     assert peer_host(peer) == host
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({}, []),
+        ({"replica.selector.class": RACK_AWARE, "replica.selection.mode": "metadata"}, []),
+        ({"replica.selection.mode": "metadata"}, ["replica.selection.mode"]),
+        ({"replica.selector.config": "a=1"}, ["replica.selector.config"]),
+    ],
+)
+def test_settings_without_effect_are_told(more: dict[str, str], told: list[str]) -> None:
+    keys = {
+        "node.id": "1",
+        "cluster.id": "c",
+        "controller.quorum.voters": "9@127.0.0.1:1",
+        "listeners": "MESH://127.0.0.1:0",
+    }
+    config = BrokerConfig.parse({**keys, "log.dirs": "nowhere", **more})
+    nothing: Any = None
+    with structlog.testing.capture_logs() as lines:
+        ReplicaSelection(config, nothing, nothing, nothing)
+    assert [line["key"] for line in lines if line["log_level"] == "warning"] == told

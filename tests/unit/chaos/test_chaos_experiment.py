@@ -94,6 +94,16 @@ def kill(**changes: Any) -> dict[str, Any]:
         ({"random": {"faults": []}}, "random.faults: "),
         ({"random": kill(at_s=1)}, "random: faults.0: random faults have no at_s"),
         ({**kill(), "random": kill()}, "either `faults` or `random`"),
+        (
+            {"random": kill()["faults"]},
+            r"random: keys with values are needed, not a list \(the list is `random.faults`\)",
+        ),
+        ({"faults": kill()["faults"][0]}, "faults: a list is needed, not keys with values"),
+        ({"faults": ["kill"]}, "faults.0: keys with values are needed, not a text"),
+        ({"faults": [{"target": "leader:0"}]}, "faults.0: `kind` is missing, one of bit-flip, clock-jump, "),
+        ({"cluster": 3}, "cluster: keys with values are needed, not a number"),
+        ({"workload": None}, "workload: keys with values are needed, not nothing"),
+        ({"workload": True}, "workload: keys with values are needed, not true or false"),
     ],
 )
 def test_mistakes_are_told_in_one_line_with_their_place(tmp_path: Path, changes: dict[str, Any], told: str) -> None:

@@ -73,3 +73,22 @@ def test_a_broken_line_is_told_with_its_number(tmp_path: Path, line: str) -> Non
     file.write_text(f"{to_line(OTHERS[0])}\n{line}\n")
     with pytest.raises(HistoryError, match=r"history\.jsonl:2: "):
         list(read_history(file))
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (b"\x80\x81", "the line is no text"),
+        (b"duration_s: 5", "the line is no JSON"),
+        (b'{"event":["ok"]}', "there is no event ['ok']"),
+        (b'{"event":"ok","t":1}', "event 'ok' without operation, offset"),
+        (b'{"event":"ok","t":1,"operation":1,"offset":1,"more":1}', "event 'ok' with more, which it does not have"),
+        (b'{"event":"begin","t":1,"name":"a","seed":1,"partitions":1,"limits":3}', "event 'begin': limits is 3"),
+    ],
+)
+def test_what_is_wrong_with_a_line(tmp_path: Path, line: bytes, told: str) -> None:
+    file = tmp_path / "history.jsonl"
+    file.write_bytes(line + b"\n")
+    with pytest.raises(HistoryError) as caught:
+        list(read_history(file))
+    assert str(caught.value).startswith(f"{file}:1: {told}")

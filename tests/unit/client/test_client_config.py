@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kipmesh.client import AdminClient, Consumer, Producer
+from kipmesh.client.replica_choice import ineffective
 from kipmesh.core.config import ConsumerConfig, ProducerConfig
 from kipmesh.core.errors import InvalidConfigError
 
@@ -50,3 +51,37 @@ def test_mistakes_are_one_clear_line(kind: type, bootstrap: str, config: dict[st
         kind(bootstrap, **config)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+SELECTOR = {"replica.selector.class": "RackAwareReplicaSelector"}
+METADATA = {"replica.selection.mode": "metadata"}
+OWN = {"replica.selection.mode": "consumer"}
+PREFERRED = {"replica.selection.policy": "preferred"}
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({}, []),
+        ({"client.rack": "a"}, []),
+        ({**METADATA, **PREFERRED, "client.rack": "a"}, []),
+        ({**OWN, **PREFERRED, **SELECTOR}, []),
+        (SELECTOR, ["replica.selector.class has no effect"]),
+        ({"replica.selector.config": "a=1"}, ["replica.selector.config has no effect"]),
+        (PREFERRED, ["replica.selection.policy has no effect"]),
+        (
+            {**METADATA, "client.rack": "a"},
+            ["replica.selection.mode=metadata has no effect with replica.selection.policy"],
+        ),
+        ({**METADATA, **PREFERRED}, ["replica.selection.mode=metadata has no effect without client.rack"]),
+        ({**OWN, **PREFERRED}, ["replica.selection.mode=consumer reads from leaders without replica.selector.class"]),
+    ],
+)
+def test_settings_without_effect_are_told(
+    config: dict[str, str], said: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    found = ineffective(ConsumerConfig.parse(config))
+    assert len(found) == len(said)
+    assert all(line.startswith(words) for line, words in zip(found, said, strict=True))
+    Consumer("h:1", **config)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * len(said)
