@@ -248,6 +248,9 @@ class BrokerConfig(NodeConfig):
     """Bytes that a follower's fetch waits for."""
     replica_fetch_max_bytes: Positive = 1 << 20
     """Bytes of a partition in a follower's fetch."""
+    follower_replication_throttled_rate: Annotated[int, Field(ge=1, le=2**63 - 1)] = 2**63 - 1
+    """Bytes a second that replicas which a reassignment adds to this broker fetch at most; can be changed while it
+    runs, for one broker or for all."""
     replica_fetch_backoff_ms: NotNegative = 200
     """Time in ms that a follower waits after a failed fetch."""
     replica_socket_timeout_ms: Positive = 30_000

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+FOLLOWER_THROTTLED_RATE = "follower.replication.throttled.rate"
+NO_THROTTLE = 2**63 - 1
+"""Kafka's rate for no limit."""
+
 
 class ResourceType(IntEnum):
     """What a configuration belongs to."""
@@ -17,6 +21,8 @@ class ConfigSource(IntEnum):
 
     UNKNOWN = 0
     TOPIC = 1
+    DYNAMIC_BROKER = 2
+    DYNAMIC_DEFAULT_BROKER = 3
     STATIC_BROKER = 4
     DEFAULT = 5
 

@@ -1,8 +1,7 @@
-"""IncrementalAlterConfigs and DescribeConfigs of topics.
+"""IncrementalAlterConfigs and DescribeConfigs of topics; of brokers there is a little in `broker_configs`.
 
-The controller has no configuration of anything else: requests for brokers' configurations are answered with
-INVALID_REQUEST, here and by the brokers, which forward them. The metadata topic's is fixed: its `cleanup.policy` reads
-`snapshot`, and nothing of it can be set (630-07).
+The controller has no configuration of anything else: such requests are answered with INVALID_REQUEST. The metadata
+topic's is fixed: its `cleanup.policy` reads `snapshot`, and nothing of it can be set (630-07).
 """
 
 from __future__ import annotations
@@ -24,8 +23,15 @@ from kipmesh.core.messages import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
+from kipmesh.core.metadata.broker_configs import broker_alterations, described_broker
 from kipmesh.core.metadata.decision import Decision
-from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, TOPIC_RESOURCE, MetadataImage, TopicState
+from kipmesh.core.metadata.image import (
+    BROKER_RESOURCE,
+    CLUSTER_METADATA_TOPIC,
+    TOPIC_RESOURCE,
+    MetadataImage,
+    TopicState,
+)
 from kipmesh.core.metadata.records import ConfigRecord, Record
 from kipmesh.core.metadata.request_limits import config_value_fault, refusal
 
@@ -60,7 +66,8 @@ def alter_configs(
             if name in seen:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "the request has the resource more than once")
             seen.add(name)
-            changes = _alterations(image, resource)
+            is_broker = resource.resource_type == BROKER_RESOURCE
+            changes = broker_alterations(image, resource) if is_broker else _alterations(image, resource)
             if not request.validate_only:
                 records += changes
         except KafkaError as error:
@@ -143,6 +150,8 @@ def _described(
     if (resource.resource_type, resource.resource_name) == (TOPIC_RESOURCE, CLUSTER_METADATA_TOPIC):
         return _described_metadata_topic(resource, request)
     try:
+        if resource.resource_type == BROKER_RESOURCE:
+            return described_broker(image, resource, request)
         topic = _topic(image, resource.resource_type, resource.resource_name)
     except KafkaError as error:
         return DescribeConfigsResult(error.code, refusal(error.message), resource.resource_type, resource.resource_name)

@@ -43,6 +43,7 @@ from kipmesh.core.metadata.states import (
     TopicState,
     added,
     changed,
+    is_lost,
     registered,
     unified,
 )
@@ -177,10 +178,9 @@ class MetadataImage:
         topic = self.topics.get(topic_id)
         return None if topic is None else topic.partitions.get(partition)
 
-    def broker_config(self, broker_id: int, name: str) -> str | None:
-        """A key of the broker's dynamic configuration, else of that of all brokers; None where neither has it."""
-        own = self._configs.get((BROKER_RESOURCE, str(broker_id)), _NOTHING).get(name)
-        return self._configs.get((BROKER_RESOURCE, ""), _NOTHING).get(name) if own is None else own
+    def broker_config(self, name: str) -> Mapping[str, str]:
+        """The dynamic configuration of the broker whose id is `name`, or of all brokers for an empty one."""
+        return self._configs.get((BROKER_RESOURCE, name), _NOTHING)
 
     def topic_config(self, name: str) -> Mapping[str, str]:
         """The topic's own configuration (without defaults), dotted keys."""
@@ -225,7 +225,8 @@ class MetadataImage:
         state = self.partition(topic_id, partition)
         if state is None or state.leader != r.NO_LEADER:
             return ()
-        return tuple([broker for broker in state.isr or state.last_isr if not self._is_live(broker)])
+        members = state.isr or state.last_isr
+        return tuple([member for member in members if not self._is_live(member) or is_lost(state, member)])
 
     def _is_live(self, broker_id: int) -> bool:
         broker = self.brokers.get(broker_id)

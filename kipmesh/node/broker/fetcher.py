@@ -24,6 +24,7 @@ from kipmesh.core.messages import FetchPartition, FetchRequest, FetchResponse, P
 from kipmesh.node.broker.disk import Disk
 from kipmesh.node.broker.metrics import BrokerMetrics
 from kipmesh.node.broker.replica import Replica
+from kipmesh.node.broker.throttle import ReplicationThrottle
 from kipmesh.rpc.client import Connection, FetchStream, TransportError
 
 log = structlog.get_logger(__name__)
@@ -49,6 +50,7 @@ class ReplicaFetcher:
         broker_epoch: Callable[[], int],
         after_truncation: Callable[[], Awaitable[None]],
         on_done: Callable[[asyncio.Task[None]], None],
+        throttle: ReplicationThrottle,
     ) -> None:
         self.leader_id = leader_id
         self.address = connection.address
@@ -59,6 +61,9 @@ class ReplicaFetcher:
         self._now_ms = now_ms
         self._broker_epoch = broker_epoch
         self._after_truncation = after_truncation
+        self._throttle = throttle
+        self._held: dict[Replica, None] = {}  # no room for them now
+        self._release: asyncio.TimerHandle | None = None
         self._has_truncated = False
         self._session = FetchSessionHandler(enabled=config.enable_incremental_fetch)
         self._by_key: dict[tuple[bytes, int], Replica] = {}
@@ -81,6 +86,7 @@ class ReplicaFetcher:
         for replica in replicas:
             self._by_key[replica.topic_id, replica.partition] = replica
             self._moved[replica] = None
+            self._held.pop(replica, None)
             self._delayed.discard(replica)
             self._failures.pop(replica, None)
         self._interrupt()
@@ -91,6 +97,7 @@ class ReplicaFetcher:
             del self._by_key[replica.topic_id, replica.partition]
             self._session.unwant(replica.topic, replica.topic_id, replica.partition)
             self._moved.pop(replica, None)
+            self._held.pop(replica, None)
             self._delayed.discard(replica)
             self._failures.pop(replica, None)
 
@@ -106,6 +113,8 @@ class ReplicaFetcher:
 
     async def stop(self) -> None:
         """End the task and the stream; the leader keeps the session until `close`."""
+        if self._release is not None:
+            self._release.cancel()
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._drop_stream()
@@ -209,7 +218,13 @@ class ReplicaFetcher:
     def _say_what_moved(self) -> None:
         """Tell the session the positions of the partitions whose logs or epochs changed: O(changed)."""
         moved, self._moved = self._moved, {}
+        throttled_bytes = 0
         for replica in moved:
+            if self._throttle.applies_to(replica):
+                if not self._throttle.has_room(throttled_bytes):
+                    self._hold(replica)
+                    continue
+                throttled_bytes += self._config.replica_fetch_max_bytes
             held = replica.log
             asked = FetchPartition(
                 replica.partition,
@@ -220,6 +235,19 @@ class ReplicaFetcher:
                 self._config.replica_fetch_max_bytes,
             )
             self._session.want(replica.topic, replica.topic_id, asked)
+
+    def _hold(self, replica: Replica) -> None:
+        """Leave it out of the session until there is room. Nothing else waits for that, no running poll is ended."""
+        self._session.unwant(replica.topic, replica.topic_id, replica.partition)
+        self._held[replica] = None
+        if self._release is None:
+            self._release = asyncio.get_running_loop().call_later(self._throttle.wait_s, self._release_held)
+
+    def _release_held(self) -> None:
+        self._release = None
+        self._moved.update(self._held)
+        self._held.clear()
+        self._wake.set()
 
     def _request(self) -> FetchRequest:
         config = self._config
@@ -297,6 +325,8 @@ class ReplicaFetcher:
             self._delay(replica, ErrorCode.of(data.error_code))
         else:
             self._failures.pop(replica, None)
-            self._metrics.replicated(replica.append_from_leader(data, now_ms))
+            size_bytes = replica.append_from_leader(data, now_ms)
+            self._metrics.replicated(size_bytes)
+            self._throttle.received(replica, size_bytes)
             if data.records or replica.log.log_start_offset != asked.log_start_offset:
                 self._moved[replica] = None

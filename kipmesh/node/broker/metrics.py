@@ -32,6 +32,12 @@ class BrokerMetrics:
         self._bytes_out = counter(topic + "bytesout", "Bytes of batches that consumers read.")
         self._replication_bytes_in = counter(topic + "replicationbytesin", "Bytes read from leaders.")
         self._replication_bytes_out = counter(topic + "replicationbytesout", "Bytes that followers read.")
+        self._reassignment_bytes_in = counter(
+            topic + "reassignmentbytesin", "Bytes read from leaders by replicas that a reassignment adds."
+        )
+        self._throttled_bytes = counter(
+            "kipmesh_broker_throttled_replication_bytes", "Those that follower.replication.throttled.rate was for."
+        )
         self._produce_requests = counter(topic + "totalproducerequests", "Partitions written by producers.")
         self._fetch_requests = counter("kipmesh_broker_fetch_requests", "Fetches by who asked.", ("role",))
         self.duplicates = counter(
@@ -128,6 +134,12 @@ class BrokerMetrics:
         """A follower appended what it fetched."""
         if size_bytes:
             self._replication_bytes_in.inc(size_bytes)
+
+    def reassigned(self, size_bytes: int, *, is_throttled: bool) -> None:
+        """A replica that a reassignment adds appended what it fetched."""
+        self._reassignment_bytes_in.inc(size_bytes)
+        if is_throttled:
+            self._throttled_bytes.inc(size_bytes)
 
     def replication_failed(self, code: ErrorCode) -> None:
         """A follower could not append what it fetched."""

@@ -25,6 +25,7 @@ from kipmesh.node.broker.fetcher import ReplicaFetcher
 from kipmesh.node.broker.metrics import BrokerMetrics
 from kipmesh.node.broker.partitions import Partitions
 from kipmesh.node.broker.replica import Replica
+from kipmesh.node.broker.throttle import ReplicationThrottle
 from kipmesh.node.quorum.pacing import Pace
 from kipmesh.rpc.client import ConnectionPool
 from kipmesh.storage.log_manager import LogManager
@@ -70,6 +71,7 @@ class ReplicaManager:
         self._monotonic_ms = monotonic_ms
         self._broker_epoch = broker_epoch
         self._on_task_done = on_task_done
+        self._throttle = ReplicationThrottle(config, partitions, metrics, monotonic_ms)
         self._defaults = config.topic_defaults()
         self._topic_configs: dict[str, TopicConfig] = {}
         self._fetchers: dict[int, ReplicaFetcher] = {}
@@ -166,6 +168,7 @@ class ReplicaManager:
 
     def _forget(self, replica: Replica) -> None:
         replica.stop()
+        self._throttle.forget(replica)
         for fetcher in self._fetchers.values():
             fetcher.forget(replica)
         self._partitions.remove(replica)
@@ -217,11 +220,12 @@ class ReplicaManager:
             self._follow(leader_id, replicas)
 
     def _give_role(self, replica: Replica, state: PartitionState, to_follow: dict[int, list[Replica]]) -> None:
+        self._throttle.role_changed(replica, state)
         if state.leader == self._broker_id:
             self._stop_following(replica)
             replica.become_leader(
                 state,
-                min_insync_replicas=self._topic_config(replica.topic).min_insync_replicas,
+                min_insync_replicas=_min_insync_replicas(self._topic_config(replica.topic), state),
                 lag_max_ms=self._config.replica_lag_time_max_ms,
                 eligible_epoch=self._partitions.eligible_epoch,
             )
@@ -253,6 +257,7 @@ class ReplicaManager:
                 self._broker_epoch,
                 self._checkpoint_recovery_points,
                 self._on_task_done,
+                self._throttle,
             )
         fetcher.follow(replicas)
 
@@ -309,7 +314,7 @@ class ReplicaManager:
                 replica = self._partitions.get(topic.topic_id, partition)
                 if replica is not None:
                     replica.update_config(config)
-                    replica.replicas_changed(state.replicas, config.min_insync_replicas)
+                    replica.replicas_changed(state.replicas, _min_insync_replicas(config, state))
 
     # --- questions -------------------------------------------------------------------------------------------------
 
@@ -338,3 +343,8 @@ class ReplicaManager:
         await asyncio.gather(*self._closing, return_exceptions=True)
         for replica in self._partitions:
             replica.stop()
+
+
+def _min_insync_replicas(config: TopicConfig, state: PartitionState) -> int:
+    """What is needed of the replicas that are not just being added: or else a second one stops a topic's writes."""
+    return min(config.min_insync_replicas, len(state.replicas) - len(state.adding_replicas))

@@ -9,7 +9,7 @@ import structlog
 
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.elections import RECOVERING
-from kipmesh.core.metadata.image import MetadataDelta, MetadataImage, PartitionState
+from kipmesh.core.metadata.image import TOPIC_RESOURCE, MetadataDelta, MetadataImage, PartitionState
 from kipmesh.core.metadata.states import LeaderExample
 
 log = structlog.get_logger(__name__)
@@ -66,7 +66,11 @@ def _log_record(image: MetadataImage, record: r.Record) -> None:
             partitions = len(topic.partitions) if topic else 0
             log.info("topic created", topic=record.name, topic_id=record.topic_id.hex(), partitions=partitions)
         case r.ConfigRecord():
-            log.info("configuration changed", topic=record.resource_name, key=record.name, value=record.value)
+            whose = "topic" if record.resource_type == TOPIC_RESOURCE else "broker"
+            name = {whose: record.resource_name or "all"}
+            log.info("configuration changed", **name, key=record.name, value=record.value)
+        case r.UnregisterBrokerRecord():
+            log.info("broker unregistered", broker_id=record.broker_id, broker_epoch=record.broker_epoch)
 
 
 def _log_elections(

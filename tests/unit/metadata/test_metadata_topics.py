@@ -278,7 +278,7 @@ def test_resources_that_are_not_ours(controller: Controller) -> None:
     change = m.AlterableConfig("retention.ms", SET, "7")
     assert alter(controller, change, name="no") == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert alter(controller, change, name="__cluster_metadata") == ErrorCode.POLICY_VIOLATION
-    assert alter(controller, change, name="1", kind=4) == ErrorCode.INVALID_REQUEST
+    assert alter(controller, change, name="1", kind=8) == ErrorCode.INVALID_REQUEST
     assert alter(controller, change, change) == ErrorCode.INVALID_REQUEST
 
 
@@ -312,7 +312,7 @@ def test_describing_configurations(controller: Controller) -> None:
     request = m.DescribeConfigsRequest([m.DescribeConfigsResource(2, "t", ["unclean.leader.election.enable"])])
     (config,) = unclean.run(unclean.core.describe_configs(request)).results[0].configs
     assert (config.value, config.config_source) == ("true", 4)
-    broker = m.DescribeConfigsRequest([m.DescribeConfigsResource(4, "1")])
+    broker = m.DescribeConfigsRequest([m.DescribeConfigsResource(8, "1")])
     assert unclean.run(unclean.core.describe_configs(broker)).results[0].error_code == ErrorCode.INVALID_REQUEST
 
 

@@ -1,0 +1,86 @@
+"""Which replicas here are being added by a reassignment, and how fast they may catch up.
+
+The rate is `follower.replication.throttled.rate` in the broker's dynamic configuration, else in that of all brokers,
+else in its own file; it is looked up at each use, so that a change holds within a second. It is the broker's, over all
+leaders that it fetches from. A replica that is in the ISR, or that is not being added, is never throttled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kipmesh.core.config import BrokerConfig
+from kipmesh.core.config.resources import FOLLOWER_THROTTLED_RATE, NO_THROTTLE
+from kipmesh.core.metadata.image import PartitionState
+from kipmesh.core.replica.throttle import Throttle
+from kipmesh.node.broker.metrics import BrokerMetrics
+from kipmesh.node.broker.partitions import Partitions
+from kipmesh.node.broker.replica import Replica
+
+WAIT_S_MAX = 1.0
+"""Nobody waits longer before the rate is looked up again."""
+
+
+class ReplicationThrottle:
+    """One broker's; it belongs to the event loop."""
+
+    def __init__(
+        self, config: BrokerConfig, partitions: Partitions, metrics: BrokerMetrics, monotonic_ms: Callable[[], int]
+    ) -> None:
+        self._config = config
+        self._partitions = partitions
+        self._metrics = metrics
+        self._now_ms = monotonic_ms
+        self._throttle = Throttle(monotonic_ms())
+        self._adding: set[Replica] = set()
+        metrics.gauge(
+            "kafka_server_replicamanager_reassigningpartitions",
+            "Led partitions whose replicas are being moved.",
+            self._count_reassigning,
+        )
+        metrics.gauge(
+            "kipmesh_broker_adding_replicas", "Replicas here that a reassignment adds.", lambda: len(self._adding)
+        )
+
+    def _count_reassigning(self) -> int:
+        image, me = self._partitions.image, self._config.node_id
+        return sum(1 for key in list(image.reassigning) if (state := image.partition(*key)) and state.leader == me)
+
+    def role_changed(self, replica: Replica, state: PartitionState) -> None:
+        """The metadata says something new of the partition."""
+        me = self._config.node_id
+        if me in state.adding_replicas and me not in state.isr:
+            self._adding.add(replica)
+        else:
+            self._adding.discard(replica)
+
+    def forget(self, replica: Replica) -> None:
+        """The replica is here no more."""
+        self._adding.discard(replica)
+
+    def applies_to(self, replica: Replica) -> bool:
+        """Whether the replica is being added and has not caught up yet."""
+        return replica in self._adding
+
+    def has_room(self, planned_bytes: int) -> bool:
+        """Whether one more replica that is being added may be asked for beside so many bytes of others."""
+        return self._limited().available(self._now_ms()) > planned_bytes
+
+    @property
+    def wait_s(self) -> float:
+        """How long who has no room should wait."""
+        return min(max(self._limited().wait_ms(self._now_ms()) / 1000, 0.01), WAIT_S_MAX)
+
+    def received(self, replica: Replica, size_bytes: int) -> None:
+        """Bytes of the replica came and were appended."""
+        if size_bytes and replica in self._adding:
+            self._throttle.took(size_bytes, self._now_ms())
+            self._metrics.reassigned(size_bytes, is_throttled=self._throttle.rate is not None)
+
+    def _limited(self) -> Throttle:
+        config_of = self._partitions.image.broker_config
+        own, common = config_of(str(self._config.node_id)), config_of("")
+        text = own.get(FOLLOWER_THROTTLED_RATE, common.get(FOLLOWER_THROTTLED_RATE))
+        rate = self._config.follower_replication_throttled_rate if text is None else int(text)
+        self._throttle.limit(None if rate >= NO_THROTTLE else rate, self._now_ms())
+        return self._throttle

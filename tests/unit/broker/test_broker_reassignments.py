@@ -1,0 +1,176 @@
+"""Replicas move between live brokers: files go with them, writes go on, and the throttle holds only what is added."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+from conftest_broker import Mesh, eventually
+
+from kipmesh.core import messages as m
+from kipmesh.core import record_batch
+from kipmesh.core.errors import ErrorCode
+
+RATE = "follower.replication.throttled.rate"
+
+
+@pytest.fixture
+async def four(tmp_path: Path) -> AsyncIterator[Mesh]:
+    """Brokers 1 to 4."""
+    mesh = Mesh(tmp_path)
+    try:
+        await mesh.start()
+        await mesh.start_broker(4)
+        await mesh.ready(4)
+        yield mesh
+    finally:
+        await mesh.stop()
+
+
+def batch(size: int, count: int = 1) -> bytes:
+    return record_batch.build(
+        [(None, b"v" * size) for _ in range(count)], base_offset=0, leader_epoch=-1, timestamp_ms=1
+    )
+
+
+async def reassign(mesh: Mesh, name: str, replicas: Sequence[int] | None, via: int = 2) -> int:
+    asked = m.ReassignablePartition(0, tuple(replicas or ()), replicas is None)
+    request = m.AlterPartitionReassignmentsRequest(10_000, [m.ReassignableTopic(name, [asked])])
+    response = await mesh.call(via, "AlterPartitionReassignments", request, "Admin")
+    assert response.error_code == 0, response
+    code: int = response.responses[0].partitions[0].error_code
+    return code
+
+
+async def running(mesh: Mesh, via: int = 2) -> dict[str, list[int]]:
+    request = m.ListPartitionReassignmentsRequest(10_000, all_topics=True)
+    response = await mesh.call(via, "ListPartitionReassignments", request, "Admin")
+    assert response.error_code == 0, response
+    return {topic.name: [one.partition_index for one in topic.partitions] for topic in response.topics}
+
+
+async def limit(mesh: Mesh, rate: int | None) -> None:
+    change = m.AlterableConfig(RATE, 1) if rate is None else m.AlterableConfig(RATE, 0, str(rate))
+    request = m.IncrementalAlterConfigsRequest([m.AlterConfigsResource(4, "", [change])])
+    response = await mesh.call(2, "IncrementalAlterConfigs", request, "Admin")
+    assert [one.error_code for one in response.responses] == [0]
+
+
+def folders(mesh: Mesh, broker: int, name: str) -> list[Path]:
+    return [path for path in (mesh.folder / f"broker-{broker}").glob(f"{name}-*") if not path.name.endswith("-delete")]
+
+
+def metric(mesh: Mesh, broker: int, name: str) -> float:
+    value = mesh.brokers[broker].registry.get_sample_value(name)
+    assert value is not None, name
+    return value
+
+
+async def moved_to(mesh: Mesh, topic_id: bytes, replicas: tuple[int, ...], *brokers: int) -> None:
+    def done() -> bool:
+        states = [mesh.brokers[broker].partitions.image.partition(topic_id, 0) for broker in brokers]
+        return all(
+            state is not None and tuple(state.replicas) == replicas and set(state.isr) == set(replicas)
+            for state in states
+        )
+
+    await eventually(done, f"replicas {replicas}")
+
+
+async def test_a_leader_moves_with_all_its_records(four: Mesh) -> None:
+    topic_id = await four.create("t", 1, 2)
+    image = four.brokers[2].partitions.image
+    old = tuple(image.topics[topic_id].partitions[0].replicas)
+    target = tuple(sorted({1, 2, 3, 4} - set(old)))
+    for number in range(5):
+        assert (await four.produce("t", batch(100), via=old[0])).base_offset == number
+    assert await reassign(four, "t", target) == 0
+    await moved_to(four, topic_id, target, 1, 2, 3, 4)
+    assert await running(four) == {}
+    data = await four.fetch("t", 0, via=target[0])
+    assert data.high_watermark == 5
+    assert len(list(record_batch.iterate(data.records))) == 5
+    for broker in old:
+        await eventually(lambda broker=broker: not folders(four, broker, "t"), "files gone")
+        assert four.brokers[broker].partitions.get(topic_id, 0) is None
+        assert (await four.produce("t", batch(1), via=broker)).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert (await four.produce("t", batch(100), via=target[0])).base_offset == 5
+    assert metric(four, target[1], "kafka_server_brokertopicmetrics_reassignmentbytesin_total") > 500
+    assert metric(four, target[1], "kipmesh_broker_throttled_replication_bytes_total") == 0
+
+
+async def test_writes_of_a_single_replica_go_on_while_a_second_one_comes(four: Mesh) -> None:
+    """`min.insync.replicas` 2 is asked of no more than the replicas from before."""
+    topic_id = await four.create("t", 1, 1, min_insync_replicas="2")
+    leader = four.brokers[2].partitions.image.topics[topic_id].partitions[0].leader
+    await limit(four, 1)
+    assert (await four.produce("t", batch(10_000), via=leader)).error_code == 0
+    assert await reassign(four, "t", (leader, leader % 4 + 1)) == 0
+    await eventually(
+        lambda: four.brokers[leader].partitions.image.partition(topic_id, 0).adding_replicas, "the reassignment"
+    )
+    for _ in range(3):
+        assert (await four.produce("t", batch(10_000), via=leader)).error_code == 0
+    assert await running(four) == {"t": [0]}
+    assert metric(four, leader, "kafka_server_replicamanager_reassigningpartitions") == 1
+    await limit(four, None)
+    await moved_to(four, topic_id, (leader, leader % 4 + 1), leader)
+    assert metric(four, leader, "kafka_server_replicamanager_reassigningpartitions") == 0
+
+
+async def test_the_throttle_holds_what_is_added_and_nothing_else(four: Mesh) -> None:
+    """2 MB at 1 MB/s with a burst of one second take about a second; other topics do not wait for it."""
+    topic_id, other = await four.create("t", 1, 1), await four.create("other", 1, 4)
+    image = four.brokers[2].partitions.image
+    leader = image.topics[topic_id].partitions[0].leader
+    adding = leader % 4 + 1
+    other_leader = image.topics[other].partitions[0].leader
+    sizes = [len(batch(500_000)) for _ in range(6)]
+    for _ in sizes:
+        assert (await four.produce("t", batch(500_000), via=leader)).error_code == 0
+    await limit(four, 1_000_000)
+    await eventually(lambda: four.brokers[adding].partitions.image.broker_config(""), "the limit")
+    begun = time.monotonic()
+    assert await reassign(four, "t", (adding,)) == 0
+    assert (await four.produce("other", batch(10), via=other_leader)).error_code == 0
+    assert image.partition(topic_id, 0).adding_replicas, "writes with acks=all to other topics do not wait"
+    await moved_to(four, topic_id, (adding,), 2)
+    # The burst and the last batches are free.
+    assert time.monotonic() - begun >= (sum(sizes) - 2 * (1 << 20) - 1_000_000) / 1_000_000
+    assert metric(four, adding, "kipmesh_broker_throttled_replication_bytes_total") == sum(sizes)
+    assert metric(four, adding, "kipmesh_broker_adding_replicas") == 0
+
+
+async def test_cancelled(four: Mesh) -> None:
+    topic_id = await four.create("t", 1, 1)
+    leader = four.brokers[2].partitions.image.topics[topic_id].partitions[0].leader
+    adding = leader % 4 + 1
+    await limit(four, 1)
+    assert (await four.produce("t", batch(10_000), via=leader)).error_code == 0
+    assert (await four.produce("t", batch(10_000), via=leader)).error_code == 0
+    assert await reassign(four, "t", None) == ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
+    assert await reassign(four, "t", (adding,)) == 0
+    await eventually(lambda: folders(four, adding, "t"), "the new replica")
+    assert await reassign(four, "t", None) == 0
+    await eventually(lambda: not folders(four, adding, "t"), "files gone")
+    await moved_to(four, topic_id, (leader,), leader, adding)
+    assert (await four.produce("t", batch(10), via=leader)).error_code == 0
+
+
+async def test_the_adding_broker_dies_and_comes_back(four: Mesh) -> None:
+    topic_id = await four.create("t", 1, 1)
+    leader = four.brokers[2].partitions.image.topics[topic_id].partitions[0].leader
+    adding = next(broker for broker in (4, 3) if broker != leader)
+    via = next(broker for broker in (2, 3, 4) if broker != adding)
+    await limit(four, 1)
+    for _ in range(2):
+        assert (await four.produce("t", batch(10_000), via=leader)).error_code == 0
+    assert await reassign(four, "t", (adding,), via) == 0
+    await eventually(lambda: folders(four, adding, "t"), "the new replica")
+    await four.brokers.pop(adding).abort()
+    await limit(four, None)
+    await four.start_broker(adding)
+    await moved_to(four, topic_id, (adding,), via, adding)
+    assert (await four.fetch("t", 0, via=adding)).high_watermark == 2
