@@ -51,6 +51,7 @@ class BrokerHeartbeatRequest(NamedTuple):
     want_fence: bool = False
     want_shut_down: bool = False
     log_ends: Sequence[PartitionLogEnd] = ()
+    offline_log_dirs: Sequence[bytes] = ()
 
 
 class TopicIdPartition(NamedTuple):

@@ -5,6 +5,7 @@
 | any                    | registers, another incarnation is alive    | DUPLICATE_BROKER_REGISTRATION                |
 | any                    | registers, was stopped uncleanly           | fenced; leaves every ISR and leadership      |
 | any                    | registers, was stopped cleanly             | fenced; as if its session had ended          |
+| any                    | registers without a data folder it had     | fenced; all its replicas are lost (`log_dirs`) |
 | fenced                 | heartbeat, has applied its registration    | unfenced; leads where only it was missing    |
 | unfenced               | no heartbeat for the session timeout       | fenced; leaves ISRs but as the last member   |
 | unfenced               | its connection is lost (`sessions`)        | the same                                     |
@@ -29,7 +30,7 @@ from kipmesh.core.messages import (
     PartitionLogEnd,
     TopicIdPartition,
 )
-from kipmesh.core.metadata import elections, fencing
+from kipmesh.core.metadata import elections, fencing, log_dirs
 from kipmesh.core.metadata.decision import Decision
 from kipmesh.core.metadata.elections import CanLead, LogEnd
 from kipmesh.core.metadata.image import BrokerState, MetadataDelta, MetadataImage, PartitionKey
@@ -111,7 +112,11 @@ class BrokerLifecycle:
         records: list[Record] = [record]
         if not again:
             clean = existing is not None and request.previous_broker_epoch == existing.broker_epoch
-            records += self._departure((request.broker_id,), unclean=not clean)
+            if log_dirs.has_lost_folders(existing, request.log_dirs):
+                can_lead = self._can_lead_without((request.broker_id,))
+                records += log_dirs.lose_all(self._image, request.broker_id, can_lead)
+            else:
+                records += self._departure((request.broker_id,), unclean=not clean)
         self._sessions.touch(request.broker_id, epoch, now_ms)
         return Decision(records, BrokerRegistrationResponse(broker_epoch=epoch))
 
@@ -170,6 +175,7 @@ class BrokerLifecycle:
             records, fenced = self._fence(broker, ()), True
         else:
             records = self._prove(broker, request.current_metadata_offset)
+        records += log_dirs.folders_failed(broker, request.offline_log_dirs)
         reported = self._unchanged(self._note_log_ends(broker, request.log_ends), records)
         can_lead = self._can_lead_with(broker.broker_id, not fenced and not request.want_shut_down)
         records += self._elect_by_log_end(reported, can_lead)

@@ -21,6 +21,8 @@ from kipmesh.core.messages import (
     AlterPartitionReassignmentsResponse,
     AlterPartitionRequest,
     AlterPartitionResponse,
+    AssignReplicasToDirsRequest,
+    AssignReplicasToDirsResponse,
     BrokerHeartbeatRequest,
     BrokerHeartbeatResponse,
     BrokerRegistrationRequest,
@@ -43,7 +45,7 @@ from kipmesh.core.messages import (
     UnregisterBrokerRequest,
     UnregisterBrokerResponse,
 )
-from kipmesh.core.metadata import configs, draining, preferred, reassignments, topics
+from kipmesh.core.metadata import configs, draining, log_dirs, preferred, reassignments, topics
 from kipmesh.core.metadata.brokers import BrokerLifecycle, UncleanAllowed
 from kipmesh.core.metadata.decision import Decision
 from kipmesh.core.metadata.fencing import FENCING_FEATURE, FENCING_LEVEL
@@ -149,6 +151,10 @@ class MetadataController:
     def alter_partition(self, request: AlterPartitionRequest) -> Decision[AlterPartitionResponse]:
         """AlterPartition."""
         return alter_partition(self.image, request)
+
+    def assign_replicas(self, request: AssignReplicasToDirsRequest) -> Decision[AssignReplicasToDirsResponse]:
+        """AssignReplicasToDirs."""
+        return log_dirs.assign_replicas(self.image, request, reassignments.can_lead_in(self.image))
 
     def allocate_producer_ids(self, request: AllocateProducerIdsRequest) -> Decision[AllocateProducerIdsResponse]:
         """AllocateProducerIds."""

@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from kipmesh.core.metadata.records import NO_LEADER, NO_LEADER_CHANGE, PartitionChangeRecord
-from kipmesh.core.metadata.states import PartitionKey, PartitionState
+from kipmesh.core.metadata.states import PartitionKey, PartitionState, is_lost
 
 RECOVERED = 0
 RECOVERING = 1
@@ -108,7 +108,7 @@ def elect_by_log_end(
             others = tuple([member for member in members if member != leader])
             return PartitionChangeRecord(key[1], key[0], isr=(leader,), leader=leader, last_known_elr=others)
     if unclean_allowed:
-        present = [replica for replica in state.replicas if can_lead(replica)]
+        present = [replica for replica in state.replicas if can_lead(replica) and not is_lost(state, replica)]
         if present and all(replica in log_ends for replica in present):
             leader = _greatest(present, log_ends, can_lead)
             return PartitionChangeRecord(

@@ -22,6 +22,7 @@ from kipmesh.core.metadata.elections import RECOVERED, RECOVERING
 from kipmesh.core.metadata.image import MetadataImage, PartitionKey, PartitionState, changed
 from kipmesh.core.metadata.reassignments import completed
 from kipmesh.core.metadata.records import PartitionChangeRecord, Record
+from kipmesh.core.metadata.states import is_lost
 
 
 def alter_partition(image: MetadataImage, request: AlterPartitionRequest) -> Decision[AlterPartitionResponse]:
@@ -106,12 +107,14 @@ def _refusal(image: MetadataImage, key: PartitionKey, leader: int, asked: AlterP
         return ErrorCode.INVALID_REQUEST
     if recovering and (len(isr) > 1 or state.leader_recovery_state == RECOVERED):
         return ErrorCode.INVALID_REQUEST
-    if not all(_is_eligible(image, member) for member in asked.new_isr_with_epochs):
+    if not all(_is_eligible(image, state, member) for member in asked.new_isr_with_epochs):
         return ErrorCode.INELIGIBLE_REPLICA
     return ErrorCode.NONE
 
 
-def _is_eligible(image: MetadataImage, member: IsrMember) -> bool:
-    """Whether the broker may be in an ISR, and is the one (by its epoch, -1 for any) that the leader means."""
+def _is_eligible(image: MetadataImage, state: PartitionState, member: IsrMember) -> bool:
+    """Whether the broker may be in the ISR, and is the one (by its epoch, -1 for any) that the leader means."""
     broker = image.brokers.get(member.broker_id)
-    return broker is not None and broker.can_lead and member.broker_epoch in (-1, broker.broker_epoch)
+    if broker is None or not broker.can_lead or is_lost(state, member.broker_id):
+        return False
+    return member.broker_epoch in (-1, broker.broker_epoch)

@@ -22,6 +22,10 @@ BROKER_RESOURCE = 4
 LEADER_ROLE_FEATURE = "kipmesh.leader"
 """A broker that registers this feature is a leader service: preferred as leader."""
 
+UNASSIGNED_DIRECTORY = bytes(15) + b"\1"
+LOST_DIRECTORY = bytes(15) + b"\2"
+"""Kafka's ids for a replica that is in no data folder yet, and for one whose folder has failed."""
+
 PartitionKey = tuple[bytes, int]
 """Topic id and partition."""
 
@@ -172,6 +176,13 @@ def added(record: r.PartitionRecord) -> PartitionState:
         tuple(record.removing_replicas),
         tuple(record.adding_replicas),
         tuple(record.directories),
+    )
+
+
+def is_lost(state: PartitionState, broker_id: int) -> bool:
+    """Whether the broker's replica was in a data folder that failed (`log_dirs`)."""
+    return LOST_DIRECTORY in state.directories and (broker_id, LOST_DIRECTORY) in zip(
+        state.replicas, state.directories, strict=False
     )
 
 

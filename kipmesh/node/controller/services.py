@@ -15,6 +15,8 @@ from kipmesh.core.messages import (
     AlterConfigsResourceResponse,
     AlterPartitionRequest,
     AlterPartitionResponse,
+    AssignReplicasToDirsRequest,
+    AssignReplicasToDirsResponse,
     BrokerHeartbeatRequest,
     BrokerHeartbeatResponse,
     BrokerRegistrationRequest,
@@ -105,6 +107,18 @@ class ControllerService:
             )
         except KafkaError as error:
             return AlterPartitionResponse(error_code=error.code)
+        return response
+
+    async def assign_replicas_to_dirs(
+        self, request: AssignReplicasToDirsRequest, context: RequestContext
+    ) -> AssignReplicasToDirsResponse:
+        """AssignReplicasToDirs (API key 73)."""
+        try:
+            response: AssignReplicasToDirsResponse = await self._do(
+                "AssignReplicasToDirs", lambda controller: controller.assign_replicas(request)
+            )
+        except KafkaError as error:
+            return AssignReplicasToDirsResponse(error_code=error.code)
         return response
 
     async def allocate_producer_ids(

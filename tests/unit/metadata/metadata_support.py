@@ -150,6 +150,7 @@ class Controller:
         rack: str | None = None,
         leads: bool = False,
         cluster_id: str = CLUSTER,
+        log_dirs: Sequence[bytes] = (),
     ) -> m.BrokerRegistrationResponse:
         request = m.BrokerRegistrationRequest(
             broker_id,
@@ -158,7 +159,8 @@ class Controller:
             [m.Listener("MESH", "127.0.0.1", 9000 + broker_id)],
             [m.Feature("kipmesh.leader", 0, 1)] if leads else [],
             rack,
-            previous_broker_epoch=previous,
+            log_dirs,
+            previous,
         )
         response: m.BrokerRegistrationResponse = self.run(self.core.register(request, self.now_ms, self.end))
         return response
@@ -172,11 +174,18 @@ class Controller:
         fence: bool = False,
         shut_down: bool = False,
         log_ends: Sequence[m.PartitionLogEnd] = (),
+        offline_log_dirs: Sequence[bytes] = (),
     ) -> m.BrokerHeartbeatResponse:
         if epoch is None:
             epoch = self.image.brokers[broker_id].broker_epoch
         request = m.BrokerHeartbeatRequest(
-            broker_id, epoch, self.image.offset if offset is None else offset, fence, shut_down, log_ends
+            broker_id,
+            epoch,
+            self.image.offset if offset is None else offset,
+            fence,
+            shut_down,
+            log_ends,
+            offline_log_dirs,
         )
         response: m.BrokerHeartbeatResponse = self.run(self.core.heartbeat(request, self.now_ms, self.end))
         return response
