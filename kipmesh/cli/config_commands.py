@@ -1,4 +1,4 @@
-"""`kipmesh config`: settings of topics."""
+"""`kipmesh config`: settings of topics, and those of brokers that hold without a restart."""
 
 from __future__ import annotations
 
@@ -30,27 +30,35 @@ if TYPE_CHECKING:
     from kipmesh.client.types import ConfigAlteration, ConfigResource, ConfigValue
 
 app = make_app(
-    "Show and change the settings of topics.",
+    "Show and change the settings of topics and brokers.",
     """
     kipmesh config describe topic flights
     kipmesh config alter topic flights --set retention.ms=60000
+    kipmesh config alter broker all --set follower.replication.throttled.rate=10000000
     """,
 )
 
 
 class Kind(StrEnum):
-    """Whose settings; those of brokers are not served yet."""
+    """Whose settings; of brokers only those that were changed while they ran."""
 
     TOPIC = "topic"
+    BROKER = "broker"
 
 
-Of = Annotated[Kind, typer.Argument(metavar="topic")]
-Name = Annotated[str, typer.Argument(metavar="NAME", callback=plain_text, help="Name of the topic.")]
+ALL_BROKERS = "all"
+
+Of = Annotated[Kind, typer.Argument(metavar="topic|broker")]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", callback=plain_text, help="Name of the topic; id of the broker, or `all`.")
+]
 
 
-def _resource(name: str) -> ConfigResource:
+def _resource(kind: Kind, name: str) -> ConfigResource:
     from kipmesh.client.types import ConfigResource, ResourceType
 
+    if kind is Kind.BROKER:
+        return ConfigResource(ResourceType.BROKER, "" if name == ALL_BROKERS else name)
     return ConfigResource(ResourceType.TOPIC, name)
 
 
@@ -75,7 +83,7 @@ def describe(
     address = bootstrap_of(bootstrap, folder)
 
     async def work() -> list[ConfigValue]:
-        resource = _resource(name)
+        resource = _resource(kind, name)
         async with admin_client(address, timeout_s) as admin:
             return list((await admin.describe_configs([resource], with_documentation=as_json))[resource].values())
 
@@ -125,7 +133,7 @@ def alter(
 
     async def work() -> None:
         async with admin_client(address, timeout_s) as admin:
-            await admin.alter_configs({_resource(name): alterations(changes, deletes or ())})
+            await admin.alter_configs({_resource(kind, name): alterations(changes, deletes or ())})
 
     run(work)
     print(f"{kind} {name}: altered")

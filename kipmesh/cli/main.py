@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from kipmesh.cli import (
+    broker_commands,
     chaos_commands,
     cluster_commands,
     config_commands,
@@ -44,6 +45,7 @@ app.add_typer(snapshot_commands.app, name="snapshot")
 app.add_typer(session_commands.app, name="sessions")
 app.add_typer(cluster_commands.quorum_app, name="quorum")
 app.add_typer(cluster_commands.cluster_app, name="cluster")
+app.add_typer(broker_commands.app, name="broker")
 app.add_typer(config_commands.app, name="config")
 app.add_typer(chaos_commands.app, name="chaos")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kipmesh.cli import elect_command
+from kipmesh.cli import elect_command, reassign_command
 from kipmesh.cli.common import (
     ADMIN_TIMEOUT_S,
     DEFAULT_DIR,
@@ -271,3 +271,4 @@ def alter(
 
 
 elect_command.register(app)
+reassign_command.register(app)

@@ -17,6 +17,18 @@ from kipmesh.client.elections import elect_leaders
 from kipmesh.client.metadata import topic_metadata
 from kipmesh.client.offsets import delete_records, list_offsets
 from kipmesh.client.quorum import DESCRIBE_QUORUM, quorum_description
+from kipmesh.client.reassignments import (
+    DrainProgress,
+    NewReplicas,
+    OnDrain,
+    OnMoved,
+    PartitionReassignment,
+    alter_reassignments,
+    drain_broker,
+    list_reassignments,
+    unregister_broker,
+    wait_reassigned,
+)
 from kipmesh.client.sessions import list_fetch_sessions
 from kipmesh.client.settings import parse_config
 from kipmesh.client.types import (
@@ -177,6 +189,41 @@ class AdminClient:
         """
         wanted = None if partitions is None else [TopicPartition(*each) for each in partitions]
         return await elect_leaders(self._cluster, election_type, wanted, self._timeout_s)
+
+    # -- replicas move, and brokers leave
+
+    async def alter_partition_reassignments(self, targets: NewReplicas) -> dict[TopicPartition, KafkaError | None]:
+        """Give partitions other replicas, the preferred leader first; None cancels a reassignment that is running.
+
+        For each partition why that was refused, or None. The replicas move after that: see `wait_reassigned`.
+        """
+        wanted = {TopicPartition(*where): replicas for where, replicas in targets.items()}
+        return await alter_reassignments(self._cluster, wanted, self._timeout_s)
+
+    async def list_partition_reassignments(
+        self, partitions: Iterable[tuple[str, int]] | None = None
+    ) -> dict[TopicPartition, PartitionReassignment]:
+        """The reassignments that are running: all, or those of these partitions."""
+        wanted = None if partitions is None else [TopicPartition(*each) for each in partitions]
+        return await list_reassignments(self._cluster, wanted, self._timeout_s)
+
+    async def wait_reassigned(self, partitions: Iterable[tuple[str, int]], on_progress: OnMoved | None = None) -> None:
+        """Until no reassignment of these partitions is running, for as long as it takes."""
+        wanted = [TopicPartition(*each) for each in partitions]
+        await wait_reassigned(self._cluster, wanted, self._timeout_s, on_progress)
+
+    async def drain_broker(
+        self, broker_id: int, *, wait: bool = True, on_progress: OnDrain | None = None
+    ) -> DrainProgress:
+        """Move every replica of a broker to the others; with `wait` returns when it has none.
+
+        Raises INVALID_REPLICATION_FACTOR, before anything is moved, when there are too few other brokers.
+        """
+        return await drain_broker(self._cluster, broker_id, self._timeout_s, wait=wait, on_progress=on_progress)
+
+    async def unregister_broker(self, broker_id: int) -> None:
+        """Let the cluster forget a broker that is stopped and has no replica."""
+        await unregister_broker(self._cluster, broker_id, self._timeout_s)
 
     # -- configurations
 

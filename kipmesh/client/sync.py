@@ -22,6 +22,7 @@ from kipmesh.client import consumer as _consumer
 from kipmesh.client import producer as _producer
 from kipmesh.client.accumulator import Delivery
 from kipmesh.client.consumer import Partitions
+from kipmesh.client.reassignments import DrainProgress, NewReplicas, OnDrain, OnMoved, PartitionReassignment
 from kipmesh.client.types import (
     BrokerSessions,
     ClusterDescription,
@@ -437,6 +438,28 @@ class AdminClient(_Client[_admin.AdminClient]):
     ) -> dict[TopicPartition, KafkaError | None]:
         """Elect leaders of these partitions, or of all that need it."""
         return self._call(self._client.elect_leaders(election_type, partitions))
+
+    def alter_partition_reassignments(self, targets: NewReplicas) -> dict[TopicPartition, KafkaError | None]:
+        """Give partitions other replicas; None cancels a reassignment that is running."""
+        return self._call(self._client.alter_partition_reassignments(targets))
+
+    def list_partition_reassignments(
+        self, partitions: Iterable[tuple[str, int]] | None = None
+    ) -> dict[TopicPartition, PartitionReassignment]:
+        """The reassignments that are running."""
+        return self._call(self._client.list_partition_reassignments(partitions))
+
+    def wait_reassigned(self, partitions: Iterable[tuple[str, int]], on_progress: OnMoved | None = None) -> None:
+        """Until no reassignment of these partitions is running; `on_progress` is called in another thread."""
+        self._call(self._client.wait_reassigned(partitions, on_progress))
+
+    def drain_broker(self, broker_id: int, *, wait: bool = True, on_progress: OnDrain | None = None) -> DrainProgress:
+        """Move every replica of a broker to the others; `on_progress` is called in another thread."""
+        return self._call(self._client.drain_broker(broker_id, wait=wait, on_progress=on_progress))
+
+    def unregister_broker(self, broker_id: int) -> None:
+        """Let the cluster forget a broker that is stopped and has no replica."""
+        self._call(self._client.unregister_broker(broker_id))
 
     def describe_configs(
         self, resources: Iterable[ConfigResource], *, keys: Iterable[str] = (), with_documentation: bool = False

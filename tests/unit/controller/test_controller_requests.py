@@ -86,7 +86,24 @@ def templates(topic_id: bytes, epoch: int) -> dict[tuple[str, str], list[Any]]:
         ],
         ("Admin", "CreatePartitions"): [m.CreatePartitionsRequest([more])],
         ("Admin", "DescribeConfigs"): [m.DescribeConfigsRequest([m.DescribeConfigsResource(2, "t", ["retention.ms"])])],
-        ("Admin", "IncrementalAlterConfigs"): [m.IncrementalAlterConfigsRequest([altered])],
+        ("Admin", "IncrementalAlterConfigs"): [
+            m.IncrementalAlterConfigsRequest([altered]),
+            m.IncrementalAlterConfigsRequest(
+                [m.AlterConfigsResource(4, "1", [m.AlterableConfig("follower.replication.throttled.rate", 0, "7")])]
+            ),
+        ],
+        ("Admin", "AlterPartitionReassignments"): [
+            m.AlterPartitionReassignmentsRequest(1000, [m.ReassignableTopic("t", [m.ReassignablePartition(0, (1,))])]),
+            m.AlterPartitionReassignmentsRequest(
+                1000, [m.ReassignableTopic("t", [m.ReassignablePartition(0, (), is_cancelled=True)])]
+            ),
+        ],
+        ("Admin", "ListPartitionReassignments"): [
+            m.ListPartitionReassignmentsRequest(1000, [m.ListPartitionReassignmentsTopics("t", (0,))], all_topics=True),
+            m.ListPartitionReassignmentsRequest(1000, [m.ListPartitionReassignmentsTopics("t", (0,))]),
+        ],
+        ("Admin", "PlanBrokerDrain"): [m.PlanBrokerDrainRequest(1)],
+        ("Admin", "UnregisterBroker"): [m.UnregisterBrokerRequest(3)],
         ("Quorum", "Fetch"): [m.FetchRequest(CLUSTER, 1, epoch, 1, 1, 1000, topics=[fetch])],
         ("Quorum", "DescribeQuorum"): [m.DescribeQuorumRequest([m.DescribeQuorumTopic("__cluster_metadata", [0])])],
     }

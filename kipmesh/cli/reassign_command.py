@@ -1,0 +1,238 @@
+"""`kipmesh topic reassign`: partitions get other replicas."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kipmesh.cli.common import (
+    ADMIN_TIMEOUT_S,
+    DEFAULT_DIR,
+    EXIT_FAILED,
+    AdminTimeout,
+    AsJson,
+    Bootstrap,
+    CommandError,
+    Dir,
+    admin_client,
+    bootstrap_of,
+    comma_list,
+    examples,
+    plain_text,
+    print_json,
+    print_table,
+    run,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kipmesh.client import AdminClient, TopicPartition
+    from kipmesh.client.reassignments import PartitionReassignment
+    from kipmesh.core.errors import KafkaError
+
+    Results = Mapping[TopicPartition, KafkaError | None]
+
+Throttle = Annotated[
+    int | None,
+    typer.Option(
+        "--throttle",
+        metavar="BYTES",
+        min=1,
+        max=2**63 - 1,
+        help="Bytes a second that each broker fetches at most for the replicas that it is given. Taken back at the "
+        "end of --wait; otherwise it stays.",
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `kipmesh topic`."""
+    app.command(
+        epilog=examples(
+            """
+            kipmesh topic reassign flights --replicas 0:1,2,3 --replicas 1:2,3,4 --wait
+            kipmesh topic reassign --file plan.json --throttle 10000000 --wait
+            kipmesh topic reassign --list
+            kipmesh topic reassign flights --cancel
+            cat plan.json  # as kafka-reassign-partitions.sh takes it
+            {"version": 1, "partitions": [{"topic": "flights", "partition": 0, "replicas": [1, 2, 3]}]}
+            """
+        )
+    )(reassign)
+
+
+def reassign(
+    topic: Annotated[
+        str | None, typer.Argument(metavar="[TOPIC]", callback=plain_text, help="With --list, --cancel: only of it.")
+    ] = None,
+    replicas: Annotated[
+        list[str] | None,
+        typer.Option("--replicas", metavar="PARTITION:ID,ID,...", help="The preferred leader comes first; repeatable."),
+    ] = None,
+    file: Annotated[Path | None, typer.Option("--file", help="A plan in JSON, in Kafka's form.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Show what is being moved.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Back to the replicas from before.")] = False,
+    throttle: Throttle = None,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when all has moved.")] = False,
+    bootstrap: Bootstrap = None,
+    folder: Dir = DEFAULT_DIR,
+    timeout_s: AdminTimeout = ADMIN_TIMEOUT_S,
+    as_json: AsJson = False,
+) -> None:
+    """Give partitions other replicas, while they are read and written.
+
+    New replicas fetch all records from the leader; when all of them are in sync, the old ones leave and their files are
+    deleted. Exit code 1 when a partition was refused.
+    """
+    if [bool(replicas), file is not None, list_, cancel].count(True) != 1:
+        raise typer.BadParameter("give one of --replicas, --file, --list, --cancel")
+    if (throttle or wait) and (list_ or cancel):
+        raise typer.BadParameter("--throttle and --wait are for --replicas and --file")
+    if replicas and topic is None:
+        raise typer.BadParameter("whose partitions? Name the topic")
+    wanted = _read_plan(file, topic) if file is not None else [_parse(topic or "", text) for text in replicas or ()]
+    address = bootstrap_of(bootstrap, folder)
+    if list_:
+        _show_running(run(lambda: _running(address, timeout_s, topic)), as_json=as_json)
+        return
+
+    async def work() -> Results:
+        async with admin_client(address, timeout_s) as admin:
+            if cancel:
+                running = await _running_of(admin, topic)
+                return await admin.alter_partition_reassignments(dict.fromkeys(running)) if running else {}
+            async with throttled(admin, throttle, lift=wait):
+                results = await admin.alter_partition_reassignments(dict(wanted))
+                begun = [where for where, error in results.items() if error is None]
+                if wait:
+                    with progress("moved") as on_progress:
+                        await admin.wait_reassigned(begun, on_progress)
+            return results
+
+    _show_results(run(work), "cancelled" if cancel else "moved" if wait else "moving", as_json=as_json)
+
+
+def _parse(topic: str, text: str) -> tuple[TopicPartition, list[int]]:
+    from kipmesh.client import TopicPartition
+
+    partition, colon, ids = text.partition(":")
+    parts = [part.strip() for part in ids.split(",")]
+    if not colon or not partition.strip().isdecimal() or not all(part.isdecimal() for part in parts):
+        raise typer.BadParameter(f"{text!r} is not PARTITION:ID,ID,...", param_hint="--replicas")
+    return TopicPartition(topic, int(partition)), [int(part) for part in parts]
+
+
+def _read_plan(file: Path, topic: str | None) -> list[tuple[TopicPartition, list[int]]]:
+    from kipmesh.client import TopicPartition
+
+    try:
+        partitions = json.loads(file.read_text())["partitions"]
+        plan = [(TopicPartition(str(one["topic"]), int(one["partition"])), one["replicas"]) for one in partitions]
+        if not all(isinstance(ids, list) and all(type(one) is int for one in ids) for _, ids in plan):
+            raise TypeError
+    except (ValueError, KeyError, TypeError, UnicodeError):
+        raise CommandError(f"{file} is not a plan, see `kipmesh topic reassign --help`") from None
+    names = {where.topic for where, _ in plan}
+    if topic is not None and names - {topic}:
+        raise CommandError(f"{file} is also for topic {min(names - {topic})!r}")
+    if len(dict(plan)) != len(plan) or not plan:
+        raise CommandError(f"{file} names a partition twice, or none")
+    return plan
+
+
+async def _running(address: str, timeout_s: float, topic: str | None) -> Mapping[TopicPartition, PartitionReassignment]:
+    async with admin_client(address, timeout_s) as admin:
+        return await _running_of(admin, topic)
+
+
+async def _running_of(admin: AdminClient, topic: str | None) -> Mapping[TopicPartition, PartitionReassignment]:
+    if topic is not None:
+        await admin.describe_topics([topic])  # an unknown one is said so
+    running = await admin.list_partition_reassignments()
+    return {where: one for where, one in running.items() if topic in (None, where.topic)}
+
+
+def _show_running(running: Mapping[TopicPartition, PartitionReassignment], *, as_json: bool) -> None:
+    if as_json:
+        for where, one in sorted(running.items()):
+            print_json({**where._asdict(), **{key: list(value) for key, value in one._asdict().items()}})
+    elif running:
+        rows = [(*where, *map(comma_list, one)) for where, one in sorted(running.items())]
+        print_table(("TOPIC", "PARTITION", "REPLICAS", "ADDING", "REMOVING"), rows)
+    else:
+        sys.stdout.write("nothing is being moved\n")
+
+
+def _show_results(results: Results, done: str, *, as_json: bool) -> None:
+    if as_json:
+        for where, error in sorted(results.items(), key=lambda item: item[0]):
+            code, message = (0, None) if error is None else (int(error.code), error.message)
+            name = "NONE" if error is None else error.code.name
+            print_json({**where._asdict(), "error_code": code, "error": name, "message": message})
+    elif results:
+        rows = [
+            (*where, done if error is None else f"{error.code.name}: {error.message}")
+            for where, error in sorted(results.items(), key=lambda item: item[0])
+        ]
+        print_table(("TOPIC", "PARTITION", "RESULT"), rows)
+    else:
+        sys.stdout.write("nothing is being moved\n")
+    if any(results.values()):
+        raise typer.Exit(EXIT_FAILED)
+
+
+# --- shared with `kipmesh broker` ---------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def throttled(admin: AdminClient, rate: int | None, *, lift: bool) -> AsyncIterator[None]:
+    """Set the throttle of all brokers, and put it back as it was at the end if `lift`; None leaves it alone.
+
+    Whoever is interrupted leaves it: what was begun goes on.
+    """
+    if rate is None:
+        yield
+        return
+    from kipmesh.client.types import AlterOperation, ConfigAlteration, ConfigResource, ResourceType
+    from kipmesh.core.config.resources import FOLLOWER_THROTTLED_RATE
+
+    everybody = ConfigResource(ResourceType.BROKER, "")
+    found = (await admin.describe_configs([everybody]))[everybody].get(FOLLOWER_THROTTLED_RATE)
+    await admin.alter_configs({everybody: [ConfigAlteration(FOLLOWER_THROTTLED_RATE, str(rate))]})
+    yield
+    if lift:
+        back = ConfigAlteration(FOLLOWER_THROTTLED_RATE, None, AlterOperation.DELETE)
+        if found is not None and found.value is not None:
+            back = ConfigAlteration(FOLLOWER_THROTTLED_RATE, found.value)
+        await admin.alter_configs({everybody: [back]})
+    else:
+        key = f"--delete {FOLLOWER_THROTTLED_RATE}"
+        print(f"the throttle stays until `kipmesh config alter broker all {key}`", file=sys.stderr)
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal; elsewhere nothing. It is told how many are done, and of how many."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns: tuple[Any, ...] = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        bar = bars.add_task(what, total=1)
+        yield lambda done, total: bars.update(bar, completed=done, total=max(total, 1))

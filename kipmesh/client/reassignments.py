@@ -1,0 +1,192 @@
+"""Moving replicas to other brokers, and brokers that leave, by any broker, which forwards to the active controller."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from kipmesh.client.cluster import Cluster
+from kipmesh.client.types import TopicPartition
+from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.core.messages import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+    ListPartitionReassignmentsTopics,
+    PlanBrokerDrainRequest,
+    PlanBrokerDrainResponse,
+    ReassignablePartition,
+    ReassignableTopic,
+    UnregisterBrokerRequest,
+)
+
+POLL_S = 0.2
+
+
+class PartitionReassignment(NamedTuple):
+    """A partition whose replicas are being moved."""
+
+    replicas: Sequence[int]
+    """Those that it is to have, and then those that leave."""
+    adding_replicas: Sequence[int]
+    removing_replicas: Sequence[int]
+
+
+class DrainProgress(NamedTuple):
+    """How far a drain is."""
+
+    total: int
+    """Replicas that the broker had, at most, since the drain began."""
+    left: int
+    """Replicas that it has now."""
+    leaving: int
+    """Those of them that are being moved."""
+
+
+OnDrain = Callable[[DrainProgress], None]
+OnMoved = Callable[[int, int], None]
+"""How many partitions are done, and of how many."""
+NewReplicas = Mapping[tuple[str, int], Sequence[int] | None]
+"""Topic and partition -> its replicas, the preferred leader first; None cancels what is running."""
+Targets = Mapping[TopicPartition, Sequence[int] | None]
+"""For each partition its replicas, the preferred leader first; None cancels what is running."""
+
+
+async def _call(cluster: Cluster, method: str, request: Any, timeout_s: float) -> Any:
+    """One call; raises KafkaError for an error at the top of the answer."""
+    said: str | None = None
+
+    def retry(response: Any) -> ErrorCode | None:
+        nonlocal said
+        said = response.error_message or said
+        code = ErrorCode.of(response.error_code)
+        return code if code.retriable else None
+
+    try:
+        response = await cluster.call_any("Admin", method, request, timeout_s, retry)
+    except KafkaError as error:
+        if said is None:
+            raise
+        raise KafkaError(error.code, said) from None
+    if response.error_code:
+        raise KafkaError(response.error_code, response.error_message or method)
+    return response
+
+
+def _request_timeout_ms(cluster: Cluster, timeout_s: float) -> int:
+    return int(min(timeout_s, cluster.request_timeout_ms / 1000) * 1000)
+
+
+async def alter_reassignments(
+    cluster: Cluster, targets: Targets, timeout_s: float
+) -> dict[TopicPartition, KafkaError | None]:
+    """Begin, change or cancel reassignments: for each partition why that was refused, or None."""
+    topics: dict[str, list[ReassignablePartition]] = {}
+    for (topic, partition), replicas in targets.items():
+        asked = ReassignablePartition(partition, tuple(replicas or ()), replicas is None)
+        topics.setdefault(topic, []).append(asked)
+    request = AlterPartitionReassignmentsRequest(
+        _request_timeout_ms(cluster, timeout_s), [ReassignableTopic(*each) for each in topics.items()]
+    )
+    response: AlterPartitionReassignmentsResponse = await _call(
+        cluster, "AlterPartitionReassignments", request, timeout_s
+    )
+    return {
+        TopicPartition(result.name, each.partition_index): (
+            KafkaError(each.error_code, each.error_message or "") if each.error_code else None
+        )
+        for result in response.responses
+        for each in result.partitions
+    }
+
+
+async def list_reassignments(
+    cluster: Cluster, partitions: Iterable[TopicPartition] | None, timeout_s: float
+) -> dict[TopicPartition, PartitionReassignment]:
+    """The reassignments that are running: all, or those of these partitions."""
+    topics: dict[str, list[int]] = {}
+    for topic, partition in partitions or ():
+        topics.setdefault(topic, []).append(partition)
+    request = ListPartitionReassignmentsRequest(
+        _request_timeout_ms(cluster, timeout_s),
+        [ListPartitionReassignmentsTopics(*each) for each in topics.items()],
+        partitions is None,
+    )
+    response: ListPartitionReassignmentsResponse = await _call(
+        cluster, "ListPartitionReassignments", request, timeout_s
+    )
+    return {
+        TopicPartition(topic.name, each.partition_index): PartitionReassignment(
+            tuple(each.replicas), tuple(each.adding_replicas), tuple(each.removing_replicas)
+        )
+        for topic in response.topics
+        for each in topic.partitions
+    }
+
+
+async def wait_reassigned(
+    cluster: Cluster,
+    partitions: Iterable[TopicPartition],
+    timeout_s: float,
+    on_progress: OnMoved | None = None,
+) -> None:
+    """Until no reassignment of these partitions is running; `on_progress` is told how many are done, and of how many.
+
+    Waits for as long as it takes; `timeout_s` is for each question.
+    """
+    wanted = list(partitions)
+    while True:
+        running = await list_reassignments(cluster, wanted, timeout_s)
+        if on_progress is not None:
+            on_progress(len(wanted) - len(running), len(wanted))
+        if not running:
+            return
+        await asyncio.sleep(POLL_S)
+
+
+async def drain_broker(
+    cluster: Cluster, broker_id: int, timeout_s: float, *, wait: bool, on_progress: OnDrain | None = None
+) -> DrainProgress:
+    """Move every replica of a broker to others; with `wait` returns when it has none, for as long as that takes.
+
+    Raises KafkaError: INVALID_REPLICATION_FACTOR when there are too few other brokers, before anything is moved.
+    """
+    total = 0
+    refused_until = time.monotonic() + timeout_s
+    while True:
+        request = PlanBrokerDrainRequest(broker_id, _request_timeout_ms(cluster, timeout_s))
+        plan: PlanBrokerDrainResponse = await _call(cluster, "PlanBrokerDrain", request, timeout_s)
+        total = max(total, plan.replicas)
+        progress = DrainProgress(total, plan.replicas, plan.leaving)
+        if on_progress is not None:
+            on_progress(progress)
+        targets: dict[TopicPartition, Sequence[int] | None] = {
+            TopicPartition(topic.name, each.partition_index): each.replicas
+            for topic in plan.topics
+            for each in topic.partitions
+        }
+        if targets:
+            refused = await _move(cluster, targets, timeout_s)
+            if refused is None:
+                refused_until = time.monotonic() + timeout_s
+                continue
+            if time.monotonic() >= refused_until:
+                raise refused
+        elif not plan.replicas or not wait:
+            return progress
+        await asyncio.sleep(POLL_S)
+
+
+async def _move(cluster: Cluster, targets: Targets, timeout_s: float) -> KafkaError | None:
+    """Begin these reassignments; an error that the next plan may get around. Topics may be deleted meanwhile."""
+    results = await alter_reassignments(cluster, targets, timeout_s)
+    errors = [error for error in results.values() if error is not None]
+    return next((error for error in errors if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), None)
+
+
+async def unregister_broker(cluster: Cluster, broker_id: int, timeout_s: float) -> None:
+    """Let the cluster forget a broker that is stopped and has no replica; raises KafkaError."""
+    await _call(cluster, "UnregisterBroker", UnregisterBrokerRequest(broker_id), timeout_s)
