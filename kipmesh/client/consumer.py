@@ -8,6 +8,7 @@ read; a cancelled `poll` loses nothing.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -34,6 +35,8 @@ from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.messages.limits import MAX_INT64
 
 Partitions = Iterable[tuple[str, int]]
+
+log = logging.getLogger(__name__)
 
 
 class Consumer:
@@ -200,6 +203,11 @@ class Consumer:
         """Fetch sessions that are open, and what was fetched with and without them since the start."""
         return self._fetcher.stats
 
+    @property
+    def unreachable_s(self) -> float:
+        """For how long no broker has answered, though one was asked; 0 when all is well, or nobody is asked."""
+        return self._metadata.unreachable_s
+
     # -- records
 
     async def poll(self, timeout_ms: int = 0, max_records: int | None = None) -> list[ConsumerRecord]:
@@ -292,6 +300,7 @@ class Consumer:
         self._fetcher.on_metadata()
 
     def _add_partitions(self, topics: Iterable[str]) -> None:
+        self._drop_partitions(topics)
         states = self._fetcher.states
         added: list[TopicPartition] = []
         for topic in topics:
@@ -305,6 +314,21 @@ class Consumer:
             if where.topic in self._seen_topics:
                 self._fetcher.states[where].reset(TIMESTAMP_EARLIEST)
         self._seen_topics.update(where.topic for where in added)
+
+    def _drop_partitions(self, topics: Iterable[str]) -> None:
+        """Partitions that a recreated topic has no more. Of the same topic none is dropped: who says so lags behind."""
+        known = {topic: self._metadata.topic(topic) for topic in topics}
+        gone: set[TopicPartition] = set()
+        for where, state in self._fetcher.states.items():
+            metadata = known.get(where.topic)
+            if metadata is None or where.partition in metadata.partitions:
+                continue
+            if metadata.topic_id and state.topic_id not in (b"", metadata.topic_id):
+                gone.add(where)
+        if gone:
+            names = ", ".join([f"{topic}-{partition}" for topic, partition in sorted(gone)])
+            log.warning("partitions that a recreated topic has no more: %s", names)
+            self._fetcher.assign([where for where in self._fetcher.states if where not in gone])
 
     def _check_topics(self) -> None:
         for topic in self._tracked:

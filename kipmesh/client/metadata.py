@@ -153,6 +153,7 @@ class Metadata:
         self._request_timeout_s = config.request_timeout_ms / 1000
         self._connect_timeout_s = min(config.socket_connection_setup_timeout_ms / 1000, self._request_timeout_s)
         self._failure: Exception | None = None
+        self._failing_since = 0.0
         self._brokers_stale = True
         self._refreshed_at = 0.0
         self._wake = asyncio.Event()
@@ -210,6 +211,11 @@ class Metadata:
         """The address of a broker."""
         node = self.brokers.get(node_id)
         return node.address if node is not None else None
+
+    @property
+    def unreachable_s(self) -> float:
+        """For how long every request for metadata has failed; 0 when the last one did not."""
+        return time.monotonic() - self._failing_since if self._failure is not None else 0.0
 
     def candidates(self) -> list[str]:
         """Addresses to ask what any broker can answer: known brokers in random order, then the bootstrap ones."""
@@ -329,6 +335,8 @@ class Metadata:
                 response = await self._request(topics)
             except (TransportError, KafkaError) as error:
                 failures += 1
+                if self._failure is None:
+                    self._failing_since = time.monotonic()
                 self._failure = error
                 log.debug("metadata failed %d times: %s", failures, error)
                 self._notify()
@@ -340,6 +348,7 @@ class Metadata:
                 self._apply(topics, response)
             except Exception as error:
                 log.exception("a metadata answer makes no sense")
+                self._failing_since = time.monotonic()
                 self._failure = error
                 await asyncio.sleep(self._backoff.max_ms / 1000)
             self._notify()
@@ -413,12 +422,6 @@ class Metadata:
             entry.unknown_answers += 1
             entry.metadata = None
 
-    def apply_leader(
-        self, topic: str, partition: int, leader: LeaderIdAndEpoch | None, endpoints: Iterable[NodeEndpoint]
-    ) -> bool:
-        """A broker said who leads now; true when that is news."""
-        return leader is not None and self.apply_leaders([(topic, partition, leader)], endpoints)
-
     def apply_leaders(
         self, leaders: Iterable[tuple[str, int, LeaderIdAndEpoch]], endpoints: Iterable[NodeEndpoint]
     ) -> bool:
@@ -441,6 +444,8 @@ class Metadata:
             if entry.metadata is not None:
                 entry.metadata = entry.metadata._replace(partitions={**entry.metadata.partitions, **partitions})
         if news:
+            # The rest of it, as who is in sync, is old as well (526-04); nobody waits for that.
+            self.request_refresh(news)
             self._notify()
         return bool(news)
 

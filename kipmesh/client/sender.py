@@ -265,6 +265,7 @@ class Sender:
     async def _send(self, leader_id: int, batches: list[Batch]) -> None:
         results: dict[tuple[str, int], PartitionProduceResponse] = {}
         failure: KafkaError | None = KafkaError(ErrorCode.NETWORK_EXCEPTION, "cancelled")
+        epochs = [self._leader_epoch(batch.queue) for batch in batches]
         try:
             request = await self._request(batches)
             address = self._metadata.address(leader_id)
@@ -292,8 +293,8 @@ class Sender:
             failure = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the request could not be made: {error}")
         finally:
             self._requests[leader_id] -= 1
-            for batch in batches:
-                self._settle(batch, results.get((batch.queue.topic, batch.queue.partition)), failure)
+            for batch, epoch in zip(batches, epochs, strict=True):
+                self._settle(batch, epoch, results.get((batch.queue.topic, batch.queue.partition)), failure)
             self._wake.set()
 
     async def _call(
@@ -336,15 +337,26 @@ class Sender:
         return metadata.topic_id if metadata is not None else b""
 
     def _learn_leaders(self, response: ProduceResponse) -> None:
-        for topic in response.responses:
-            for each in topic.partition_responses:
-                if each.current_leader is not None:
-                    self._metadata.apply_leader(topic.name, each.index, each.current_leader, response.node_endpoints)
+        leaders = [
+            (topic.name, each.index, each.current_leader)
+            for topic in response.responses
+            for each in topic.partition_responses
+            if each.current_leader is not None
+        ]
+        if leaders:
+            self._metadata.apply_leaders(leaders, response.node_endpoints)
+
+    def _leader_epoch(self, queue: PartitionQueue) -> int:
+        """That of a leader that can be asked; -1 if there is none."""
+        known = self._metadata.partition(queue.topic, queue.partition)
+        return known.leader_epoch if known is not None and known.leader_id in self._metadata.brokers else -1
 
     # -- outcomes
 
-    def _settle(self, batch: Batch, result: PartitionProduceResponse | None, failure: KafkaError | None) -> None:
-        """The request of `batch` has ended, however; decide what becomes of the batch and its queue."""
+    def _settle(
+        self, batch: Batch, epoch: int, result: PartitionProduceResponse | None, failure: KafkaError | None
+    ) -> None:
+        """The request of `batch`, sent in a leader epoch, has ended, however; decide about the batch and its queue."""
         queue = batch.queue
         queue.in_flight = None
         error = failure
@@ -363,10 +375,11 @@ class Sender:
             self._complete(batch, None)
             self._memory.give(batch.reserved_bytes)
         elif error is not None:
-            self._failed(queue, batch, error)
+            self._failed(queue, batch, error, leader_is_new=self._leader_epoch(queue) > epoch >= 0)
         self._resume(queue)
 
-    def _failed(self, queue: PartitionQueue, batch: Batch, error: KafkaError) -> None:
+    def _failed(self, queue: PartitionQueue, batch: Batch, error: KafkaError, *, leader_is_new: bool) -> None:
+        """Once more later; at once where somebody else leads since it was sent, whom nobody has asked (KIP-951)."""
         batch.attempts += 1
         if error.code is ErrorCode.MESSAGE_TOO_LARGE and batch.count > 1:
             self._split(queue, batch)
@@ -374,8 +387,9 @@ class Sender:
             batch.retried_for = error
             log.debug("produce to %s-%d failed: %s", queue.topic, queue.partition, error)
             queue.batches.appendleft(batch)
-            queue.retry_at_s = self._loop.time() + self._backoff.delay_s(batch.attempts)
-            self._delayed[queue] = None
+            if not leader_is_new:
+                queue.retry_at_s = self._loop.time() + self._backoff.delay_s(batch.attempts)
+                self._delayed[queue] = None
         else:
             self._complete(batch, error)
             self._memory.give(batch.reserved_bytes)

@@ -18,11 +18,13 @@ from kipmesh.core.messages import (
     FetchRequest,
     FetchResponse,
     FetchSession,
+    LeaderIdAndEpoch,
     ListFetchSessionsRequest,
     ListFetchSessionsResponse,
     PartitionData,
 )
 from kipmesh.core.replica.leader import FollowerFetches, IsrChange
+from kipmesh.node.broker.leader_hints import LeaderHints
 from kipmesh.node.broker.metrics import BrokerMetrics
 from kipmesh.node.broker.partitions import Partitions
 from kipmesh.node.broker.reading import Consumer, ConsumerReads, read_for_follower
@@ -41,10 +43,12 @@ class _Reader:
         "_consumer",
         "_consumer_reads",
         "_fetches",
+        "_hints",
         "_partitions",
         "_propose_isr",
         "_replica_epoch",
         "_replica_id",
+        "leaders",
         "redirects",
     )
 
@@ -56,9 +60,13 @@ class _Reader:
         fetches: FollowerFetches | None,
         consumer_reads: ConsumerReads,
         consumer: Consumer | None,
+        hints: LeaderHints,
     ) -> None:
         self.redirects: set[int] = set()
         """Brokers that the client was sent to."""
+        self.leaders: set[LeaderIdAndEpoch | None] = set()
+        """Whom the client should have asked."""
+        self._hints = hints
         self._partitions = partitions
         self._propose_isr = propose_isr
         self._consumer_reads = consumer_reads
@@ -75,10 +83,14 @@ class _Reader:
         replica = replicas.get(asked.partition)
         if replica is None:
             code = code or self._partitions.missing_code(topic_id, topic, asked.partition)
-            return PartitionRead(PartitionData(asked.partition, code), has_news=True)
+            leader = self._hints.leader(code, topic_id, topic, asked.partition)
+            self.leaders.add(leader)
+            return PartitionRead(PartitionData(asked.partition, code, current_leader=leader), has_news=True)
         if self._consumer is not None:
             found = self._consumer_reads.read(replica, asked, self._consumer, max_bytes, min_one_batch)
-            if found.data.preferred_read_replica >= 0:
+            if found.data.error_code:
+                self.leaders.add(found.data.current_leader)
+            elif found.data.preferred_read_replica >= 0:
                 self.redirects.add(found.data.preferred_read_replica)
             return found
         found = read_for_follower(
@@ -143,7 +155,10 @@ class FetchHandler:
         follower_bytes_max: int,
         selection: ReplicaSelection | None = None,
         rack: str | None = None,
+        listener: str = "MESH",
     ) -> None:
+        """`listener` names the addresses that clients use."""
+        self._hints = LeaderHints(partitions, listener)
         self._selection = selection
         self._consumer_reads = ConsumerReads(metrics, selection)
         self._rack = rack
@@ -185,7 +200,9 @@ class FetchHandler:
         fetch = self._sessions.begin(request, context.client_id, self._now_ms())
         fetches = self._follower_fetched(fetch, request, known) if is_follower else None
         consumer = None if is_follower else self._consumer(request, context, names_rack)
-        reader = _Reader(self._partitions, self._propose_isr, request, fetches, self._consumer_reads, consumer)
+        reader = _Reader(
+            self._partitions, self._propose_isr, request, fetches, self._consumer_reads, consumer, self._hints
+        )
         try:
             fetch.read(reader)
             if not fetch.is_complete and request.max_wait_ms > 0:
@@ -199,11 +216,8 @@ class FetchHandler:
         self._metrics.fetched(is_follower, fetch.size_bytes)
         if not is_follower and fetch.size_bytes:
             self._count_bytes(response, request.rack_id)
-        if reader.redirects and self._selection is not None:
-            endpoints = self._selection.endpoints()
-            response = response._replace(
-                node_endpoints=[endpoints[node] for node in sorted(reader.redirects) if node in endpoints]
-            )
+        if reader.redirects or reader.leaders:
+            response = response._replace(node_endpoints=self._hints.endpoints(reader.leaders, reader.redirects))
         return response
 
     def _consumer(self, request: FetchRequest, context: RequestContext, names_rack: bool) -> Consumer:

@@ -252,7 +252,12 @@ class BrokerNode:
     def _make_server(self) -> Server:
         config = self.config
         produce = ProduceHandler(
-            self.partitions, self._metrics, self._disk, wall_ms, queued_bytes_max=config.queued_max_request_bytes
+            self.partitions,
+            self._metrics,
+            self._disk,
+            wall_ms,
+            queued_bytes_max=config.queued_max_request_bytes,
+            listener=config.inter_broker_listener_name,
         )
         producer_ids = ProducerIdsHandler(config.node_id, self._channel, self._broker_epoch)
         fetch = FetchHandler(
@@ -267,6 +272,7 @@ class BrokerNode:
             follower_bytes_max=config.replica_fetch_response_max_bytes,
             selection=self._selection,
             rack=config.broker_rack,
+            listener=config.inter_broker_listener_name,
         )
         metadata = MetadataHandler(
             lambda: self.partitions.image if self._publisher.has_published else None,

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.messages import (
+    LeaderIdAndEpoch,
     PartitionProduceData,
     PartitionProduceResponse,
     ProduceRequest,
@@ -21,6 +22,7 @@ from kipmesh.core.messages import (
     TopicProduceResponse,
 )
 from kipmesh.node.broker.disk import Disk
+from kipmesh.node.broker.leader_hints import LeaderHints
 from kipmesh.node.broker.metrics import BrokerMetrics
 from kipmesh.node.broker.partitions import Partitions
 from kipmesh.node.broker.replica import AckWaiter, Replica
@@ -80,8 +82,11 @@ class ProduceHandler:
         now_ms: Callable[[], int],
         *,
         queued_bytes_max: int,
+        listener: str = "MESH",
     ) -> None:
+        """`listener` names the addresses that clients use."""
         self._partitions = partitions
+        self._hints = LeaderHints(partitions, listener)
         self._metrics = metrics
         self._disk = disk
         self._now_ms = now_ms
@@ -116,16 +121,16 @@ class ProduceHandler:
         now_ms = self._now_ms()
 
         def append(topic: TopicProduceData, data: PartitionProduceData) -> PartitionProduceResponse:
+            where = topic.topic_id, topic.name, data.index
             try:
-                replica = self._partitions.require(topic.topic_id, topic.name, data.index)
+                replica = self._partitions.require(*where)
             except KafkaError as error:
-                return _error(data, error)
+                return _error(data, error)._replace(current_leader=self._hints.leader(error.code, *where))
             try:
                 info = replica.append(data.records, request.acks, now_ms)
             except KafkaError as error:
                 self._metrics.refused(error.code)
-                moved = error.code == ErrorCode.NOT_LEADER_OR_FOLLOWER
-                return _error(data, error)._replace(current_leader=replica.current_leader if moved else None)
+                return _error(data, error)._replace(current_leader=self._hints.leader(error.code, *where, replica))
             if info.size_bytes:
                 self._metrics.produced(len(data.records), info.last_offset - info.first_offset + 1)
             else:
@@ -144,7 +149,14 @@ class ProduceHandler:
                 acks.add(index, replica, last_offset, leader_epoch)
             await acks.wait(request.timeout_ms)
         codes = acks.codes | {index: ErrorCode.KAFKA_STORAGE_ERROR for index, r, _, _ in appended if r in failed}
-        return _with_codes(response, codes) if any(codes.values()) else response
+        if any(codes.values()):
+            response = _with_codes(response, codes, lambda index, code: self._moved(appended[index][1], code))
+        leaders = [each.current_leader for topic in response.responses for each in topic.partition_responses]
+        return response._replace(node_endpoints=self._hints.endpoints(leaders)) if any(leaders) else response
+
+    def _moved(self, replica: Replica, code: ErrorCode) -> LeaderIdAndEpoch | None:
+        """Who leads instead of a replica that has appended and was then told so."""
+        return self._hints.leader(code, replica.topic_id, replica.topic, replica.partition, replica)
 
     async def _flush(self, replicas: list[Replica]) -> set[Replica]:
         failed = set()
@@ -171,8 +183,12 @@ def _response(
     )
 
 
-def _with_codes(response: ProduceResponse, codes: dict[int, ErrorCode]) -> ProduceResponse:
-    """`codes` by the number of the appended partition, counted over those without an error."""
+def _with_codes(
+    response: ProduceResponse,
+    codes: dict[int, ErrorCode],
+    leader: Callable[[int, ErrorCode], LeaderIdAndEpoch | None],
+) -> ProduceResponse:
+    """`codes` by the number of the appended partition, counted over those without an error; so is `leader` asked."""
     number, topics = 0, []
     for topic in response.responses:
         partitions = []
@@ -180,9 +196,11 @@ def _with_codes(response: ProduceResponse, codes: dict[int, ErrorCode]) -> Produ
             answer = partition
             if not partition.error_code:
                 code = codes.get(number, ErrorCode.NONE)
-                number += 1
                 if code:
-                    answer = PartitionProduceResponse(partition.index, code, error_message=code.name)
+                    answer = PartitionProduceResponse(
+                        partition.index, code, error_message=code.name, current_leader=leader(number, code)
+                    )
+                number += 1
             partitions.append(answer)
         topics.append(topic._replace(partition_responses=partitions))
     return response._replace(responses=topics)

@@ -15,6 +15,7 @@ from kipmesh.core.replica.follower import has_diverged
 from kipmesh.core.replica.leader import FollowerFetches
 from kipmesh.core.replica.selection import ClientMetadata
 from kipmesh.core.replica.serving import CONSUMER_ID, OffsetCase, check_reader, compares_epochs, offset_case
+from kipmesh.node.broker.leader_hints import HINTED
 from kipmesh.node.broker.metrics import BrokerMetrics
 from kipmesh.node.broker.replica import Replica
 from kipmesh.node.broker.selection import ReplicaSelection
@@ -47,7 +48,7 @@ def partition_data(
         high_watermark,
         replica.log.log_start_offset,
         diverging_epoch,
-        replica.current_leader if error_code else None,
+        replica.current_leader if error_code in HINTED else None,
         None,
         (),
         preferred_read_replica,

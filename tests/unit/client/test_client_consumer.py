@@ -270,6 +270,45 @@ async def test_recreated_topic(policy: str) -> None:
                 assert [record.offset for record in await take(consumer, 50)] == list(range(50))
 
 
+@pytest.mark.parametrize("policy", ["earliest", "latest"])
+async def test_a_topic_that_is_recreated_with_fewer_partitions(policy: str) -> None:
+    async with FakeCluster() as cluster:
+        cluster.create_topic("t", 3)
+        cluster.create_topic("u", 2)
+        for partition in range(3):
+            fill(cluster, "t", partition, 1)
+        config = {**FAST, "auto.offset.reset": policy, "metadata.max.age.ms": 50}
+        async with Consumer(cluster.bootstrap, **config) as consumer:
+            consumer.subscribe(["t", "u"])
+            await consumer.poll(200)
+            assert len(consumer.assignment()) == 5
+            cluster.create_topic("t", 1)
+            fill(cluster, "t", 0, 2)
+            assert [record.offset for record in await take(consumer, 20)] == list(range(20))
+            assert consumer.assignment() == [("t", 0), ("u", 0), ("u", 1)]
+            for _ in range(5):
+                assert await consumer.poll(30) == []  # and nothing is raised
+            cluster.topics["t"].partitions.extend(cluster.partitions(1))
+            fill(cluster, "t", 1, 1)
+            assert {record.partition for record in await take(consumer, 10)} == {1}
+
+
+async def test_partitions_that_a_lagging_broker_does_not_know_are_kept() -> None:
+    async with FakeCluster() as cluster:
+        topic = cluster.create_topic("t", 2)
+        fill(cluster, "t", 1, 1)
+        config = {**FAST, "auto.offset.reset": "earliest", "metadata.max.age.ms": 50}
+        async with Consumer(cluster.bootstrap, **config) as consumer:
+            consumer.subscribe(["t"])
+            assert len(await take(consumer, 10)) == 10
+            hidden = topic.partitions.pop()
+            assert await consumer.poll(300) == []
+            assert consumer.assignment() == [("t", 0), ("t", 1)]
+            topic.partitions.append(hidden)
+            fill(cluster, "t", 1, 1)
+            assert [record.offset for record in await take(consumer, 10)] == list(range(10, 20))
+
+
 async def test_topics_and_partitions_that_do_not_exist() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")

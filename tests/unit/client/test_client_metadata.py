@@ -109,9 +109,9 @@ async def test_leader_epochs_never_go_back() -> None:
         metadata = cluster.metadata
         await metadata.wait_for_topic("t", 5)
         endpoint = NodeEndpoint(2, "127.0.0.1", fake.brokers[2].port)
-        assert metadata.apply_leader("t", 0, LeaderIdAndEpoch(2, 5), [endpoint])
-        assert not metadata.apply_leader("t", 0, LeaderIdAndEpoch(1, 4), [endpoint])
-        assert not metadata.apply_leader("t", 0, None, [])
+        assert metadata.apply_leaders([("t", 0, LeaderIdAndEpoch(2, 5))], [endpoint])
+        assert not metadata.apply_leaders([("t", 0, LeaderIdAndEpoch(1, 4))], [endpoint])
+        assert not metadata.apply_leaders([], [])
         metadata.request_refresh(["t"])
         await metadata.wait_for_update(5)
         known = metadata.partition("t", 0)

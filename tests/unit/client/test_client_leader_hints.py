@@ -1,0 +1,126 @@
+"""A broker that does not lead says who does, and clients go there at once (KIP-951), before any metadata."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from kipmesh.client import Consumer, Producer
+from kipmesh.client.records import encode_batch
+from kipmesh.core.errors import ErrorCode
+from kipmesh.testing.fake_broker import FakeCluster
+from kipmesh.testing.waiting import until
+
+PATIENT = {"retry.backoff.ms": 20_000, "retry.backoff.max.ms": 60_000, "metadata.max.age.ms": 300_000}
+"""A client that waits for a backoff or for metadata does not come to the end of a test in time."""
+IN_TIME_S = 15.0
+
+
+@asynccontextmanager
+async def moving(brokers: int = 2) -> AsyncIterator[FakeCluster]:
+    """Metadata is never answered again once `t` was moved: only hints can help."""
+    async with FakeCluster(brokers) as fake:
+        fake.create_topic("t", 4, replicas=2)
+        yield fake
+
+
+def move(fake: FakeCluster, *partitions: int, leader_id: int = 2) -> None:
+    for partition in partitions:
+        fake.move_leader("t", partition, leader_id)
+    fake.inject("Metadata", hang=True, times=1000)
+
+
+def count(fake: FakeCluster, method: str) -> int:
+    return sum(name == method for name, _, _ in fake.calls)
+
+
+async def test_a_producer_goes_to_the_leader_that_it_is_told() -> None:
+    async with moving() as fake, Producer(fake.bootstrap, acks="all", **PATIENT) as producer:
+        assert (await (await producer.send("t", b"1", partition=0))).offset == 0
+        move(fake, 0, 2)
+        began = time.monotonic()
+        sent = [await producer.send("t", b"2", partition=partition) for partition in (0, 2)]
+        assert [(await each).offset for each in sent] == [1, 0]
+        assert time.monotonic() - began < IN_TIME_S
+        assert [node for name, node, _ in fake.calls if name == "Produce"][-1] == 2
+
+
+async def test_a_producer_learns_of_a_broker_that_it_has_never_heard_of() -> None:
+    async with moving() as fake, Producer(fake.bootstrap, **PATIENT) as producer:
+        await (await producer.send("t", b"1", partition=0))
+        await fake.add_broker(7)
+        move(fake, 0, leader_id=7)
+        assert (await asyncio.wait_for(await producer.send("t", b"2", partition=0), IN_TIME_S)).offset == 1
+
+
+async def test_a_producer_waits_where_nobody_knows_better() -> None:
+    """One retry at once for each newer leader epoch: brokers that contradict each other are not asked in a loop."""
+    async with moving() as fake, Producer(fake.bootstrap, **{**PATIENT, "retry.backoff.ms": 300}) as producer:
+        await (await producer.send("t", b"1", partition=0))
+        fake.inject("Produce", ErrorCode.NOT_LEADER_OR_FOLLOWER, times=1)  # without a hint
+        before, began = count(fake, "Produce"), time.monotonic()
+        await (await producer.send("t", b"2", partition=0))
+        assert time.monotonic() - began > 0.2
+        assert count(fake, "Produce") - before == 2
+
+
+async def test_each_newer_leader_is_asked_once_without_waiting() -> None:
+    async with moving(3) as fake, Producer(fake.bootstrap, **PATIENT) as producer:
+        await (await producer.send("t", b"1", partition=0))
+        move(fake, 0)
+        moves = iter([3, 1, 2])
+
+        async def on(method: str, node_id: int, request: Any) -> None:
+            if method == "Produce" and (following := next(moves, None)) is not None:
+                fake.move_leader("t", 0, following)
+
+        fake.hook = on
+        assert (await asyncio.wait_for(await producer.send("t", b"2", partition=0), IN_TIME_S)).offset == 1
+
+
+async def test_hints_ask_for_metadata_too_but_nobody_waits_for_it() -> None:
+    async with moving() as fake, Producer(fake.bootstrap, **{**PATIENT, "retry.backoff.ms": 50}) as producer:
+        await (await producer.send("t", b"1", partition=0))
+        fake.move_leader("t", 0, 2)
+        before = count(fake, "Metadata")
+        await (await producer.send("t", b"2", partition=0))
+        await until(lambda: count(fake, "Metadata") > before, "a metadata request")
+
+
+@pytest.mark.parametrize("is_follower_there", [True, False])
+@pytest.mark.parametrize("sessions", [True, False])
+async def test_a_consumer_goes_to_the_leader_that_it_is_told(*, is_follower_there: bool, sessions: bool) -> None:
+    """FENCED_LEADER_EPOCH of the old leader that follows now, NOT_LEADER_OR_FOLLOWER of one that has no replica."""
+    config = {**PATIENT, "auto.offset.reset": "earliest", "enable.incremental.fetch": sessions}
+    async with moving() as fake, Consumer(fake.bootstrap, **config) as consumer:
+        log = fake.topics["t"].partitions[0]
+        log.append(encode_batch([(None, b"1")], timestamp_ms=0))
+        consumer.assign([("t", 0), ("t", 1)])
+        assert [each.value for each in await consumer.poll(10_000)] == [b"1"]
+        move(fake, 0)
+        if not is_follower_there:
+            log.followers.clear()
+        log.append(encode_batch([(None, b"2")], timestamp_ms=0))
+        began = time.monotonic()
+        assert [each.value for each in await consumer.poll(60_000)] == [b"2"]
+        assert time.monotonic() - began < IN_TIME_S
+
+
+async def test_a_consumer_learns_of_a_broker_that_it_has_never_heard_of() -> None:
+    config = {**PATIENT, "auto.offset.reset": "earliest"}
+    async with moving() as fake, Consumer(fake.bootstrap, **config) as consumer:
+        log = fake.topics["t"].partitions[0]
+        log.append(encode_batch([(None, b"1")], timestamp_ms=0))
+        consumer.assign([("t", 0)])
+        assert len(await consumer.poll(10_000)) == 1
+        await fake.add_broker(7)
+        move(fake, 0, leader_id=7)
+        log.append(encode_batch([(None, b"2")], timestamp_ms=0))
+        began = time.monotonic()
+        assert [each.value for each in await consumer.poll(60_000)] == [b"2"]
+        assert time.monotonic() - began < IN_TIME_S
