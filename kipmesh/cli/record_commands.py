@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,10 +24,11 @@ from kipmesh.cli.common import (
     print_json,
     run,
 )
+from kipmesh.cli.consume_support import Ending, tell_silence
 from kipmesh.cli.produce_command import produce
 
 if TYPE_CHECKING:
-    from kipmesh.client import ConsumerRecord
+    from kipmesh.client import Consumer, ConsumerRecord
 
 POLL_RECORDS_MAX = 5000
 IDLE_POLL_MS = 60_000
@@ -98,7 +101,20 @@ def consume(
         key = b"" if separator is None else (b"null" if record.key is None else record.key) + separator
         sys.stdout.buffer.write(key + (b"null" if record.value is None else record.value) + b"\n")
 
-    run(lambda: _consume(address, topic, partition, begin, max_messages, timeout_ms, settings, show))
+    ending = Ending()
+
+    def show_all(records: Sequence[ConsumerRecord]) -> None:
+        with ending.writing():
+            for record in records:
+                show(record)
+            sys.stdout.flush()
+
+    def work() -> Coroutine[Any, Any, int]:
+        return ending.run(_consume(address, topic, partition, begin, max_messages, timeout_ms, settings, show_all))
+
+    code = run(work)
+    if code:
+        raise typer.Exit(code)
 
 
 async def _consume(
@@ -109,7 +125,7 @@ async def _consume(
     max_messages: int | None,
     timeout_ms: int | None,
     config: dict[str, Any],
-    show: Any,
+    show_all: Callable[[Sequence[ConsumerRecord]], None],
 ) -> None:
     from kipmesh.client import Consumer, TopicPartition
     from kipmesh.core.errors import ErrorCode, KafkaError
@@ -130,13 +146,24 @@ async def _consume(
             consumer.seek_to_end(places)
         else:
             consumer.seek(places[0], int(begin))
-        left = max_messages
-        while left is None or left > 0:
-            wanted_records = POLL_RECORDS_MAX if left is None else min(left, POLL_RECORDS_MAX)
-            records = await consumer.poll(timeout_ms=timeout_ms or IDLE_POLL_MS, max_records=wanted_records)
-            if not records and timeout_ms is not None:
-                return
-            for record in records:
-                show(record)
-            sys.stdout.flush()
-            left = None if left is None else left - len(records)
+        telling = asyncio.create_task(tell_silence(consumer, bootstrap))
+        try:
+            await _read(consumer, max_messages, timeout_ms, show_all)
+        finally:
+            telling.cancel()
+
+
+async def _read(
+    consumer: Consumer,
+    max_messages: int | None,
+    timeout_ms: int | None,
+    show_all: Callable[[Sequence[ConsumerRecord]], None],
+) -> None:
+    left = max_messages
+    while left is None or left > 0:
+        wanted_records = POLL_RECORDS_MAX if left is None else min(left, POLL_RECORDS_MAX)
+        records = await consumer.poll(timeout_ms=timeout_ms or IDLE_POLL_MS, max_records=wanted_records)
+        if not records and timeout_ms is not None:
+            return
+        show_all(records)
+        left = None if left is None else left - len(records)

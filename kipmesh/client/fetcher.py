@@ -34,6 +34,7 @@ from kipmesh.client.fetch_state import ASK_USER, Chunk, Ledger, PartitionState, 
 from kipmesh.client.metadata import UNKNOWN_ANSWERS_MAX
 from kipmesh.client.questions import LeaderQuestions, Question
 from kipmesh.client.replica_choice import ReplicaNews
+from kipmesh.client.replica_return import ReplicaReturn
 from kipmesh.client.supervision import task_failure
 from kipmesh.client.types import TIMESTAMP_EARLIEST, FetchStats, TopicPartition
 from kipmesh.core import consumer as reading
@@ -69,6 +70,7 @@ class Fetcher:
         self._news = ReplicaNews(config, cluster)
         self._renewals: list[tuple[float, int, PartitionState]] = []
         self._renewals_made = 0
+        self._return = ReplicaReturn(config.retry_backoff_max_ms / 1000, config.metadata_max_age_ms / 1000)
         timeout_s = config.request_timeout_ms / 1000
         self._questions = LeaderQuestions(cluster, timeout_s, self._do, self._was_told)
         self._bytes: Counter[int] = Counter()
@@ -221,7 +223,7 @@ class Fetcher:
                 for state in list(broker.followers):
                     self._do(state, state.reader.tick(now_ms))
         waiting: dict[PartitionState, None] = {}
-        stale: set[str] = set()
+        stale = self._return.topics(now, self._reads_from_leader)
         for state in self._unsettled | self._ledger.take_changed():
             if self._is_unsettled(state, now, stale):
                 waiting[state] = None
@@ -236,6 +238,8 @@ class Fetcher:
             times += [when for when in due if when is not None and when > now]
         if self._renewals:
             times.append(self._renewals[0][0])
+        if self._return.due_s is not None:
+            times.append(self._return.due_s)
         return max(min(times) - now, 0.0) if times else None
 
     def _is_unsettled(self, state: PartitionState, now: float, stale: set[str]) -> bool:
@@ -260,6 +264,10 @@ class Fetcher:
             state.buffer.append(ASK_USER)
             self._complete(state)
         return False
+
+    def _reads_from_leader(self, where: TopicPartition) -> bool:
+        state = self.states.get(where)
+        return state is not None and (state.broker is None or state not in state.broker.followers)
 
     def _has_room(self, state: PartitionState) -> bool:
         if state.paused or state.buffered_bytes >= self._config.max_partition_fetch_bytes:
@@ -451,6 +459,8 @@ class Fetcher:
                 self._renew_at(state, asyncio.get_running_loop().time() + max_age_s)
             elif isinstance(effect, reading.Left):
                 self._returns[effect.cause.value] += 1
+                if self._news.changes_with_metadata:
+                    self._return.left(state.where, asyncio.get_running_loop().time())
                 log.debug("%s-%d: broker %d is left: %s", *state.where, effect.node_id, effect.cause.value)
         self._ledger.changed[state] = None
         if effects:

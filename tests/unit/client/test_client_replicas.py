@@ -12,6 +12,8 @@ import pytest
 
 from kipmesh.client import Consumer
 from kipmesh.client.records import encode_batch
+from kipmesh.client.replica_return import ReplicaReturn
+from kipmesh.client.types import TopicPartition
 from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
 from kipmesh.core.messages import FetchRequest
 from kipmesh.testing.fake_broker import FakeCluster
@@ -313,6 +315,60 @@ async def test_modes_of_the_draft(mode: str, policy: str) -> None:
         await cluster.brokers[2].stop()
         fill(cluster)
         await read(consumer, 20, 10, timeout_s=2)
+
+
+@pytest.mark.parametrize("mode", ["metadata", "consumer"])
+async def test_in_the_modes_of_the_draft_a_replica_that_is_back_is_read_again_soon(mode: str) -> None:
+    """Without waiting for `metadata.max.age.ms`, and without asking for metadata all the time meanwhile."""
+    config = {
+        **FAST,
+        "replica.selection.mode": mode,
+        "replica.selection.policy": "preferred",
+        "metadata.max.age.ms": 300_000,
+    }
+    if mode == "consumer":
+        config["replica.selector.class"] = "RackAwareReplicaSelector"
+    async with mesh() as cluster, Consumer(cluster.bootstrap, **config) as consumer:
+        consumer.assign([("t", 0)])
+        fill(cluster)
+        await read(consumer, 0, 10)
+        await cluster.brokers[2].stop()
+        follower(cluster).is_online = False
+        fill(cluster)
+        await read(consumer, 10, 10)
+        before = len(calls(cluster, "Metadata"))
+        await asyncio.sleep(0.5)
+        assert len(calls(cluster, "Metadata")) - before < 8
+        await cluster.brokers[2].start()
+        follower(cluster).is_online = True
+        count = len(fetches(cluster, 2))
+        await until(lambda: len(fetches(cluster, 2)) > count + 2)
+        fill(cluster)
+        await read(consumer, 20, 10)
+        assert consumer.fetch_stats.bytes_by_node[2] > consumer.fetch_stats.bytes_by_node[1]
+        before = len(calls(cluster, "Metadata"))
+        await asyncio.sleep(0.5)
+        assert len(calls(cluster, "Metadata")) - before <= 1
+
+
+def test_how_often_metadata_is_asked_for_until_a_replica_is_back() -> None:
+    away = ReplicaReturn(1, 10)
+    assert away.due_s is None
+    where, other = TopicPartition("t", 0), TopicPartition("u", 0)
+    away.left(where, 100)
+    away.left(where, 100.5)
+    assert away.topics(100.9, lambda _: True) == set()
+    asked = []
+    now = 100.0
+    while away.due_s is not None:
+        now = away.due_s
+        asked.append((now, away.topics(now, lambda _: True)))
+    assert asked == [(101, {"t"}), (103, {"t"}), (107, {"t"}), (115, {"t"})]
+    away.left(where, 200)
+    away.left(other, 200)
+    assert away.topics(201, lambda each: each == other) == {"u"}
+    assert away.topics(203, lambda _: False) == set()
+    assert away.due_s is None
 
 
 class BrokenSelector:

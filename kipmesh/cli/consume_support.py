@@ -1,0 +1,89 @@
+"""What `kipmesh consume` does beside reading: it ends its fetch sessions when it is told to stop, and says when nobody
+answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from kipmesh.cli.common import EXIT_OK, EXIT_SIGNAL
+
+if TYPE_CHECKING:
+    from kipmesh.client import Consumer
+
+SILENCE_S = 5.0
+"""For so long nobody has answered before that is said."""
+LOOK_S = 0.5
+
+
+class Ending:
+    """SIGTERM and SIGHUP cancel the work, which closes what it has at the brokers (227-17).
+
+    While records are written the signal ends that, too: nobody may be reading. A signal that is ignored (SIGHUP under
+    nohup) stays so; Ctrl-C is asyncio's.
+    """
+
+    def __init__(self) -> None:
+        self._is_writing = False
+        self._number = 0
+        self._cancel: Callable[[], object] | None = None
+
+    async def run(self, work: Coroutine[Any, Any, None]) -> int:
+        """Do the work; the exit code."""
+        loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
+        self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+        before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)}
+        numbers = [number for number, handler in before.items() if handler is signal.SIG_DFL]
+        for number in numbers:
+            signal.signal(number, self._on_signal)
+        try:
+            await task
+        except (asyncio.CancelledError, _StoppedWritingError):
+            if not self._number:
+                raise
+        finally:
+            for number in numbers:
+                signal.signal(number, signal.SIG_DFL)
+        return EXIT_SIGNAL + self._number if self._number else EXIT_OK
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._number = self._number or number
+        if self._is_writing:
+            raise _StoppedWritingError
+        if self._cancel is not None:
+            self._cancel()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Around what may wait for whoever reads the output."""
+        self._is_writing = True
+        try:
+            yield
+        except _StoppedWritingError:
+            # What is buffered would be written at the exit, which would wait as well.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise
+        finally:
+            self._is_writing = False
+
+
+class _StoppedWritingError(Exception):
+    """A signal came while records were written."""
+
+
+async def tell_silence(consumer: Consumer, bootstrap: str) -> None:
+    """Say on stderr, once each time, that no broker has answered for SILENCE_S; until cancelled."""
+    is_told = False
+    while True:
+        await asyncio.sleep(LOOK_S)
+        silent_s = consumer.unreachable_s
+        if silent_s >= SILENCE_S and not is_told:
+            print(f"kipmesh: no broker answers at {bootstrap}; waiting", file=sys.stderr, flush=True)
+        is_told = silent_s > 0 and (is_told or silent_s >= SILENCE_S)

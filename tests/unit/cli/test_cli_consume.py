@@ -1,0 +1,142 @@
+"""`kipmesh consume` when it is told to stop, when nobody answers, and when its topic goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from kipmesh.cli import consume_support
+from kipmesh.client import Consumer
+from kipmesh.client.records import encode_batch
+from kipmesh.testing.fake_broker import FakeCluster
+from kipmesh.testing.waiting import until
+
+TIMEOUT_S = 60.0
+
+
+@asynccontextmanager
+async def consuming(cluster: FakeCluster, *arguments: str, stdout: int = PIPE) -> AsyncIterator[Process]:
+    command = ["-m", "kipmesh.cli.main", "consume", "t", "--from-beginning", "--bootstrap", cluster.bootstrap]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *command, *arguments, stdout=stdout, stderr=PIPE, env={}
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def first_line(process: Process) -> bytes:
+    assert process.stdout is not None
+    return await asyncio.wait_for(process.stdout.readline(), TIMEOUT_S)
+
+
+async def error_line(process: Process) -> str:
+    assert process.stderr is not None
+    return (await asyncio.wait_for(process.stderr.readline(), TIMEOUT_S)).decode()
+
+
+def with_record(cluster: FakeCluster, size: int = 1, count: int = 1) -> None:
+    log = cluster.create_topic("t").partitions[0]
+    for _ in range(count):
+        log.append(encode_batch([(None, b"x" * size)], timestamp_ms=0))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+async def test_a_signal_ends_the_fetch_session(number: signal.Signals) -> None:
+    async with FakeCluster() as cluster:
+        with_record(cluster)
+        async with consuming(cluster) as process:
+            assert await first_line(process) == b"x\n"
+            broker = cluster.brokers[1]
+            await until(broker.sessions.list, "a fetch session")
+            process.send_signal(number)
+            assert await asyncio.wait_for(process.wait(), TIMEOUT_S) == 128 + number
+            assert not broker.sessions.list()
+            assert await error_line(process) == ""
+
+
+async def test_a_signal_ends_it_while_nobody_reads_the_output() -> None:
+    async with FakeCluster() as cluster:
+        with_record(cluster, size=100_000, count=20)
+        reading, writing = os.pipe()
+        try:
+            async with consuming(cluster, stdout=writing) as process:
+                assert await asyncio.to_thread(os.read, reading, 10) == b"x" * 10
+                await until(cluster.brokers[1].sessions.list, "a fetch session")
+                await asyncio.sleep(0.3)  # the pipe is full by now, most likely; if not, the test before has it
+                process.send_signal(signal.SIGTERM)
+                assert await asyncio.wait_for(process.wait(), TIMEOUT_S) == 128 + signal.SIGTERM
+                assert not cluster.brokers[1].sessions.list()
+        finally:
+            os.close(reading)
+            os.close(writing)
+
+
+async def test_it_says_once_that_nobody_answers_and_goes_on_when_somebody_does() -> None:
+    async with FakeCluster() as cluster:
+        with_record(cluster)
+        async with consuming(cluster) as process:
+            assert await first_line(process) == b"x\n"
+            await cluster.brokers[1].stop()
+            said = await error_line(process)
+            assert said == f"kipmesh: no broker answers at {cluster.bootstrap}; waiting\n"
+            await cluster.brokers[1].start()
+            cluster.topics["t"].partitions[0].append(encode_batch([(None, b"y")], timestamp_ms=0))
+            assert await first_line(process) == b"y\n"
+            process.terminate()
+            assert await error_line(process) == ""
+
+
+async def test_a_deleted_topic_ends_it_with_a_clear_line() -> None:
+    async with FakeCluster() as cluster:
+        with_record(cluster)
+        async with consuming(cluster) as process:
+            assert await first_line(process) == b"x\n"
+            del cluster.topics["t"]
+            assert await error_line(process) == "kipmesh: UNKNOWN_TOPIC_OR_PARTITION: topic 't' does not exist\n"
+            assert await asyncio.wait_for(process.wait(), TIMEOUT_S) == 1
+
+
+async def test_silence_is_told_once_each_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(consume_support, "LOOK_S", 0.001)
+    silences = iter([0, 3, 5, 6, 0, 2, 7, 8, 9])
+    over = asyncio.Event()
+
+    class Silent:
+        @property
+        def unreachable_s(self) -> float:
+            value = next(silences, None)
+            if value is None:
+                over.set()
+            return 0 if value is None else value
+
+    telling = asyncio.create_task(consume_support.tell_silence(Silent(), "here"))  # type: ignore[arg-type]
+    await asyncio.wait_for(over.wait(), TIMEOUT_S)
+    telling.cancel()
+    assert capsys.readouterr().err == "kipmesh: no broker answers at here; waiting\n" * 2
+
+
+async def test_how_long_nobody_has_answered() -> None:
+    async with FakeCluster() as cluster:
+        with_record(cluster)
+        config = {"retry.backoff.ms": 5, "retry.backoff.max.ms": 20, "auto.offset.reset": "earliest"}
+        async with Consumer(cluster.bootstrap, **config) as consumer:
+            consumer.assign([("t", 0)])
+            assert await consumer.poll(5000)
+            assert consumer.unreachable_s == 0
+            await cluster.brokers[1].stop()
+            await until(lambda: consumer.unreachable_s > 0.05, "silence")
+            await cluster.brokers[1].start()
+            await until(lambda: consumer.unreachable_s == 0, "an answer")
