@@ -181,10 +181,11 @@ async def drain_broker(
 
 
 async def _move(cluster: Cluster, targets: Targets, timeout_s: float) -> KafkaError | None:
-    """Begin these reassignments; an error that the next plan may get around. Topics may be deleted meanwhile."""
+    """Begin these reassignments; when none began, an error that the next plan may get around."""
     results = await alter_reassignments(cluster, targets, timeout_s)
-    errors = [error for error in results.values() if error is not None]
-    return next((error for error in errors if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), None)
+    # Topics may be deleted meanwhile.
+    errors = [e for e in results.values() if e is not None and e.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+    return errors[0] if len(errors) == len(results) and errors else None
 
 
 async def unregister_broker(cluster: Cluster, broker_id: int, timeout_s: float) -> None:

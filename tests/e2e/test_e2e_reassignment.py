@@ -71,9 +71,8 @@ async def test_a_broker_is_drained_and_decommissioned_under_load(mesh: Mesh) -> 
 
 @pytest.mark.timeout(300)
 async def test_a_reassignment_survives_a_failover_and_the_death_of_the_adding_broker(mesh: Mesh) -> None:
-    mesh.local(
-        "up", "--controllers", "3", "--leaders", "1", "--followers", "2", "--config", "default.replication.factor=2"
-    )
+    few = "replica.fetch.max.bytes=10000"  # or else one fetch would bring everything, before any throttle holds
+    mesh.local("up", "--controllers", "3", "--leaders", "1", "--followers", "2", "--config", few)
     mesh.run("topic", "create", TOPIC, "--partitions", "1", "--replication-factor", "2")
     (one,) = mesh.describe(TOPIC)["partitions"]
     brokers = {broker_named(mesh, name): name for name in ("leader-1", "follower-1", "follower-2")}

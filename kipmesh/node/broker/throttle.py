@@ -2,7 +2,8 @@
 
 The rate is `follower.replication.throttled.rate` in the broker's dynamic configuration, else in that of all brokers,
 else in its own file; it is looked up at each use, so that a change holds within a second. It is the broker's, over all
-leaders that it fetches from. A replica that is in the ISR, or that is not being added, is never throttled.
+leaders that it fetches from. A replica that is in the ISR, or that is not being added, is never throttled, nor is one
+that has all that is committed.
 """
 
 from __future__ import annotations
@@ -59,8 +60,15 @@ class ReplicationThrottle:
         self._adding.discard(replica)
 
     def applies_to(self, replica: Replica) -> bool:
-        """Whether the replica is being added and has not caught up yet."""
-        return replica in self._adding
+        """Whether the replica is being added and lacks what is committed, as far as it was told.
+
+        One that does not is about to join the ISR. Its leader may count it already, and hold back its high watermark
+        and so its writes until it has fetched ("Log truth"): it is not to wait any more.
+        """
+        if replica not in self._adding:
+            return False
+        log = replica.log
+        return log.log_end_offset == log.log_start_offset or log.log_end_offset < replica.told_high_watermark
 
     def has_room(self, planned_bytes: int) -> bool:
         """Whether one more replica that is being added may be asked for beside so many bytes of others."""

@@ -18,8 +18,8 @@ RATE = "follower.replication.throttled.rate"
 
 @pytest.fixture
 async def four(tmp_path: Path) -> AsyncIterator[Mesh]:
-    """Brokers 1 to 4."""
-    mesh = Mesh(tmp_path)
+    """Brokers 1 to 4; a follower's fetch brings one batch of a partition."""
+    mesh = Mesh(tmp_path, **{"replica.fetch.max.bytes": 5000})
     try:
         await mesh.start()
         await mesh.start_broker(4)
@@ -106,7 +106,8 @@ async def test_writes_of_a_single_replica_go_on_while_a_second_one_comes(four: M
     topic_id = await four.create("t", 1, 1, min_insync_replicas="2")
     leader = four.brokers[2].partitions.image.topics[topic_id].partitions[0].leader
     await limit(four, 1)
-    assert (await four.produce("t", batch(10_000), via=leader)).error_code == 0
+    for _ in range(2):
+        assert (await four.produce("t", batch(10_000), via=leader)).error_code == 0
     assert await reassign(four, "t", (leader, leader % 4 + 1)) == 0
     await eventually(
         lambda: four.brokers[leader].partitions.image.partition(topic_id, 0).adding_replicas, "the reassignment"
@@ -121,7 +122,7 @@ async def test_writes_of_a_single_replica_go_on_while_a_second_one_comes(four: M
 
 
 async def test_the_throttle_holds_what_is_added_and_nothing_else(four: Mesh) -> None:
-    """2 MB at 1 MB/s with a burst of one second take about a second; other topics do not wait for it."""
+    """3 MB at 1 MB/s with a burst of one second take about two seconds; other topics do not wait for it."""
     topic_id, other = await four.create("t", 1, 1), await four.create("other", 1, 4)
     image = four.brokers[2].partitions.image
     leader = image.topics[topic_id].partitions[0].leader
@@ -138,9 +139,21 @@ async def test_the_throttle_holds_what_is_added_and_nothing_else(four: Mesh) -> 
     assert image.partition(topic_id, 0).adding_replicas, "writes with acks=all to other topics do not wait"
     await moved_to(four, topic_id, (adding,), 2)
     # The burst and the last batches are free.
-    assert time.monotonic() - begun >= (sum(sizes) - 2 * (1 << 20) - 1_000_000) / 1_000_000
+    assert time.monotonic() - begun >= (sum(sizes) - 2 * sizes[0] - 1_000_000) / 1_000_000
     assert metric(four, adding, "kipmesh_broker_throttled_replication_bytes_total") == sum(sizes)
     assert metric(four, adding, "kipmesh_broker_adding_replicas") == 0
+
+
+async def test_what_has_caught_up_is_not_held(four: Mesh) -> None:
+    """Its leader may wait for it: at one byte a second, the second batch would come after hours."""
+    topic_id = await four.create("t", 1, 1)
+    leader = four.brokers[2].partitions.image.topics[topic_id].partitions[0].leader
+    adding = leader % 4 + 1
+    await limit(four, 1)
+    await eventually(lambda: four.brokers[adding].partitions.image.broker_config(""), "the limit")
+    assert (await four.produce("t", batch(10_000), via=leader)).error_code == 0
+    assert await reassign(four, "t", (adding, leader)) == 0
+    await moved_to(four, topic_id, (adding, leader), 2)
 
 
 async def test_cancelled(four: Mesh) -> None:
