@@ -10,52 +10,19 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from kipmesh.chaos.mesh import ChaosError, Node, is_broker, is_controller
+from kipmesh.chaos.owners import Owners
 from kipmesh.testing.links import Links, Pair
 
 CLIENTS = "clients"
 LISTENER = "MESH"
 _CALL_TIMEOUT_S = 10
-_SOURCE_TIMEOUT_S = 2.0
-_SOURCE_RETRY_S = 0.05
-_LOCALHOSTS = {"tcp": "0100007F", "tcp6": "0000000000000000FFFF00000100007F"}
-"""127.0.0.1 as the kernel's tables have it; gRPC's sockets are IPv6 ones, whatever they connect to."""
 
 T = TypeVar("T")
-
-
-def owner_of(port: int, pids: Mapping[int, str], proc: Path = Path("/proc")) -> str | None:
-    """The name of that process among `pids` which has the socket of this local TCP port; None for no such."""
-    inode = _inode(port, proc)
-    if inode is None:
-        return None
-    wanted = f"socket:[{inode}]"
-    for pid, name in pids.items():
-        try:
-            with os.scandir(proc / str(pid) / "fd") as entries:
-                if any(os.readlink(entry.path) == wanted for entry in entries):
-                    return name
-        except OSError:
-            continue  # it ended, or closed a file meanwhile
-    return None
-
-
-def _inode(port: int, proc: Path) -> str | None:
-    for table, address in _LOCALHOSTS.items():
-        local = f"{address}:{port:04X}"
-        try:
-            lines = (proc / "net" / table).read_text().splitlines()
-        except OSError:
-            continue
-        for line in lines:
-            fields = line.split()
-            if len(fields) > 9 and fields[1] == local and fields[9] != "0":
-                return fields[9]
-    return None
 
 
 class Network:
@@ -68,6 +35,7 @@ class Network:
         self._links = links
         self._nodes = nodes
         self._loop = asyncio.get_running_loop()
+        self._owners = Owners(self._pids)
         self._ingresses: dict[str, str] = {}
         self._cuts: dict[int, frozenset[Pair]] = {}
         self._delays: dict[int, tuple[frozenset[Pair], float]] = {}
@@ -99,15 +67,13 @@ class Network:
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_CALL_TIMEOUT_S)
 
+    def _pids(self) -> dict[int, str]:
+        """Our own process has all clients; it comes last, as it has most sockets."""
+        return {**{node.pid: node.name for node in self._nodes() if node.pid is not None}, os.getpid(): CLIENTS}
+
     async def _source_of(self, port: int) -> str:
-        """Our own process has all clients; a node that was just started may not be written down yet."""
-        deadline = self._loop.time() + _SOURCE_TIMEOUT_S
-        while True:
-            pids = {node.pid: node.name for node in self._nodes() if node.pid is not None}
-            owner = owner_of(port, {**pids, os.getpid(): CLIENTS})
-            if owner is not None or self._loop.time() > deadline:
-                return owner or CLIENTS
-            await asyncio.sleep(_SOURCE_RETRY_S)
+        """A node that was just started may not be written down yet: it is waited for."""
+        return await self._owners.of(port) or CLIENTS
 
     # -- faults
 

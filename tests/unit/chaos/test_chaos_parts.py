@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -16,10 +17,11 @@ from pathlib import Path
 import pytest
 from histories_of_tests import clean_history, with_fault
 
-from kipmesh.chaos import disk, report, values
+from kipmesh.chaos import disk, owners, report, values
 from kipmesh.chaos.experiment import Experiment
 from kipmesh.chaos.mesh import ChaosError
-from kipmesh.chaos.network import CLIENTS, owner_of, pairs
+from kipmesh.chaos.network import CLIENTS, pairs
+from kipmesh.chaos.owners import Owners, owners_of
 from kipmesh.chaos.targets import NoTargetError, PartitionView, View, resolve
 from kipmesh.core import record_batch
 from kipmesh.core.errors import KafkaError
@@ -105,12 +107,37 @@ def test_the_owner_of_a_connection_is_found(family: str, address: str) -> None:
         port = server.getsockname()[1]
         with subprocess.Popen([sys.executable, "-c", script, str(port)], stdin=subprocess.PIPE) as child:
             connection, (_, far_port) = server.accept()
-            assert owner_of(far_port, {os.getpid(): "me", child.pid: "child"}) == "child"
-            assert owner_of(far_port, {os.getpid(): "me"}) is None
-            assert owner_of(1, {child.pid: "child"}) is None
+            pids = {os.getpid(): "me", child.pid: "child"}
+            assert owners_of([far_port, 1], pids) == {far_port: "child"}
+            assert owners_of([far_port], {os.getpid(): "me"}) == {}
             assert child.stdin is not None
             child.stdin.close()
+            child.wait(30)
+            assert owners_of([far_port], pids) == {far_port: None}  # its last state waits for us
             connection.close()
+
+
+@linux
+async def test_many_that_ask_are_answered_by_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+
+    def look(ports: set[int], pids: dict[int, str]) -> dict[int, str | None]:
+        looks.append(len(ports))
+        if pids[1] == "broken":
+            raise OSError("broken")
+        return {port: None if port % 2 else pids[1] for port in ports if port != 999 or len(looks) > 3}
+
+    monkeypatch.setattr(owners, "owners_of", look)
+    found = Owners(lambda: {1: "one"})
+    answers = await asyncio.gather(*[found.of(port) for port in (*range(100), 999)])
+    assert answers == [*["one", None] * 50, None]
+    assert looks == [101, 1, 1, 1]
+    monkeypatch.setattr(owners, "TIMEOUT_S", 0.0)
+    looks.clear()
+    assert await found.of(999) is None  # too late
+    broken = Owners(lambda: {1: "broken"})
+    with pytest.raises(OSError, match="broken"):
+        await broken.of(1)
 
 
 def test_values_tell_whose_they_are() -> None:
