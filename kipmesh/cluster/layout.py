@@ -114,6 +114,13 @@ class ClusterState:
                 return node
         raise ClusterError(f"there is no node {name!r}; there are {', '.join(node.name for node in self.nodes)}")
 
+    def check_unchanged(self, config: Mapping[str, str]) -> None:
+        """Raise ClusterError if `config` asks for something else than the nodes that run were started with."""
+        other = sorted(key for key, value in config.items() if self.config.get(key) != value)
+        if other:
+            told = ", ".join(f"{key} ({self.config.get(key, 'not set')})" for key in other)
+            raise ClusterError(f"nodes run with another {told}: take the cluster down, and up again with --config")
+
     def with_node(self, changed: NodeInfo) -> ClusterState:
         """The same cluster with one node changed."""
         return replace(self, nodes=tuple(changed if node.name == changed.name else node for node in self.nodes))

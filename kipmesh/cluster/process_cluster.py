@@ -117,7 +117,7 @@ class ProcessCluster:
         return state
 
     def up(self, counts: Counts, config: Mapping[str, str]) -> bool:
-        """Start what is not running; False when everything ran already."""
+        """Start what is not running; False when everything ran already. Nodes that run keep their configuration."""
         if not self.folder.exists():
             self._check_new(counts, config)
         try:
@@ -127,6 +127,8 @@ class ProcessCluster:
         with self._locked():
             known = read_state(self.folder)
             running = {node.name for node in known.nodes if _is_alive(node)} if known is not None else set()
+            if known is not None and running:
+                known.check_unchanged(config)
             if known is not None and running and len(running) == len(known.nodes):
                 plan(known.nodes, counts, self.folder)  # refuses what it cannot become
                 if all(counts.of(role) in (None, _count(known, role)) for role in Role):

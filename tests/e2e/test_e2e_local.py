@@ -74,6 +74,12 @@ def test_a_second_up_is_the_same_cluster_and_may_grow(mesh: Mesh) -> None:
     assert refused.returncode == 1
     assert refused.stderr.startswith("kipmesh: ")
     assert "has 1 follower(s), not 0" in refused.stderr
+    refused = mesh.run("local", "up", "--followers", "2", "--config", "log.level=debug", check=False)
+    assert refused.returncode == 1
+    assert refused.stderr == (
+        "kipmesh: nodes run with another log.level (not set): take the cluster down, and up again with --config\n"
+    )
+    assert mesh.description == second
 
 
 def test_kill_start_pause_resume(mesh: Mesh) -> None:

@@ -117,6 +117,15 @@ def test_the_file_is_what_the_contract_says(tmp_path: Path) -> None:
     assert read_state(tmp_path) == state
 
 
+def test_nodes_that_run_keep_their_configuration() -> None:
+    state = ClusterState("id", {"log.segment.bytes": "1000", "log.level": "debug"}, ())
+    state.check_unchanged({})
+    state.check_unchanged({"log.level": "debug"})
+    told = r"another fetch.max.bytes \(not set\), log.level \(debug\): take the cluster down"
+    with pytest.raises(ClusterError, match=told):
+        state.check_unchanged({"log.level": "info", "fetch.max.bytes": "1", "log.segment.bytes": "1000"})
+
+
 def test_a_broken_file_is_a_clear_error(tmp_path: Path) -> None:
     assert read_state(tmp_path) is None
     (tmp_path / "cluster.json").write_text('{"nodes": [')
