@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.messages import MetadataRequest, MetadataResponse
-from kipmesh.rpc.client import ConnectionPool, TransportError
+from kipmesh.rpc.client import ConnectionPool, Meter, TransportError
 
 log = logging.getLogger(__name__)
 
@@ -18,11 +18,15 @@ SILENCE_S = 0.5
 
 
 async def ask_any(
-    pool: ConnectionPool, addresses: Sequence[str], request: MetadataRequest, timeout_s: float
+    pool: ConnectionPool,
+    addresses: Sequence[str],
+    request: MetadataRequest,
+    timeout_s: float,
+    meter: Meter | None = None,
 ) -> MetadataResponse:
     """The first answer that names brokers; raises TransportError or KafkaError when there is none.
 
-    `timeout_s` is each broker's own.
+    `timeout_s` is each broker's own; `meter` is told the bytes sent to and received from each.
     """
     failure: Exception = KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, "no address")
     left = list(addresses)
@@ -30,7 +34,7 @@ async def ask_any(
     try:
         while left or asked:
             if left:
-                asked.add(asyncio.create_task(_ask(pool, left.pop(0), request, timeout_s)))
+                asked.add(asyncio.create_task(_ask(pool, left.pop(0), request, timeout_s, meter)))
             wait_s = SILENCE_S if left else None
             done, asked = await asyncio.wait(asked, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -46,11 +50,11 @@ async def ask_any(
 
 
 async def _ask(
-    pool: ConnectionPool, address: str, request: MetadataRequest, timeout_s: float
+    pool: ConnectionPool, address: str, request: MetadataRequest, timeout_s: float, meter: Meter | None
 ) -> MetadataResponse | Exception:
     """The answer of one broker, or why there is none."""
     try:
-        response: MetadataResponse = await pool.get(address).call("Broker", "Metadata", request, timeout_s)
+        response: MetadataResponse = await pool.get(address).call("Broker", "Metadata", request, timeout_s, meter=meter)
     except TransportError as error:
         return error
     except Exception as error:  # whatever an answer is made of, the next broker's may be better

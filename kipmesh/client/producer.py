@@ -11,13 +11,16 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
 from time import time
 from types import TracebackType
 from typing import Any, Self
 
 from kipmesh.client.accumulator import Batch, BufferMemory, Delivery, PartitionQueue
-from kipmesh.client.metadata import Metadata, parse_bootstrap
+from kipmesh.client.metadata import parse_bootstrap
 from kipmesh.client.partitioner import StickyPartitioner, partition_of_key
+from kipmesh.client.producer_metadata import ProducerMetadata
 from kipmesh.client.records import record_bytes_max
 from kipmesh.client.sender import Sender
 from kipmesh.client.settings import parse_config
@@ -64,7 +67,7 @@ class Producer:
         parse_bootstrap(bootstrap)
         self._bootstrap = bootstrap
         self._pool = ConnectionPool(self.config.client_id or "kipmesh-producer")
-        self._metadata = Metadata(bootstrap, self._pool, self.config)
+        self._metadata = ProducerMetadata(bootstrap, self._pool, self.config)
         self._memory = BufferMemory(self.config.buffer_memory)
         self._sender: Sender | None = None
         self._closing = False
@@ -105,6 +108,7 @@ class Producer:
             return
         self._closing = True
         self._refuse()
+        self._metadata.end_waits()
         try:
             if self._sender is not None:
                 await self._sender.flush()
@@ -172,6 +176,18 @@ class Producer:
                 raise WouldBlockError(f"no metadata of topic {topic!r} yet: see partitions_for")
             raise WouldBlockError(f"buffer.memory is used up, or partition {partition} of {topic!r} is not known")
         return delivery
+
+    def metrics(self) -> dict[str, int | float]:
+        """Counters since the start, by name: of metadata (526-10).
+
+        `metadata_` and: `urgent_requests`, `non_urgent_requests`, `failed_requests`; `urgent_topics` and
+        `non_urgent_topics` that were asked for; `urgent_bytes` and `non_urgent_bytes` both ways; `cached_topics` now;
+        `evictions`; `blocked_s`, the seconds that calls of `send` have waited for metadata.
+        """
+        counters, blocked_s = self._metadata.metrics()
+        found: dict[str, int | float] = {f"metadata_{name}": value for name, value in asdict(counters).items()}
+        found["metadata_blocked_s"] = blocked_s
+        return found
 
     # -- inside
 
@@ -251,7 +267,18 @@ class Producer:
         queue.open = batch
         queue.batches.append(batch)
         self._running().opened(batch)
+        self._hold(batch)
         return batch
+
+    def _hold(self, batch: Batch) -> None:
+        """The topic's metadata is needed until the batch is finished (526-01)."""
+        self._metadata.hold(batch.queue.topic)
+        batch.callbacks.append(partial(self._finished, batch))
+
+    def _finished(self, batch: Batch) -> None:
+        for _, child in batch.children:
+            self._hold(child)
+        self._metadata.release(batch.queue.topic)
 
     def _close_full(self, batch: Batch) -> None:
         queue = batch.queue
@@ -297,6 +324,13 @@ class Producer:
         return delivery
 
     async def _wait_for_partition(self, topic: str, partition: int | None, deadline: float) -> None:
+        self._metadata.hold(topic)
+        try:
+            await self._wait_held(topic, partition, deadline)
+        finally:
+            self._metadata.release(topic)
+
+    async def _wait_held(self, topic: str, partition: int | None, deadline: float) -> None:
         loop = asyncio.get_running_loop()
         asked = False
         while True:
@@ -310,21 +344,28 @@ class Producer:
                 raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
             asked = True
             self._metadata.request_refresh((topic,))
-            await self._metadata.wait_for_update(left)
+            while self._metadata.topic(topic) is metadata and deadline > loop.time():
+                await self._metadata.wait_for_answer(topic, deadline - loop.time())
 
     def _on_metadata(self) -> None:
-        for name, state in self._known.items():
+        for name in self._metadata.take_news():
             metadata = self._metadata.topic(name)
+            state = self._known.get(name)
             if metadata is None:
                 self._topics.pop(name, None)
-                if not any(queue.batches or queue.in_flight for queue in state.queues):
-                    self._metadata.forget_unknown(name)
-            elif metadata is not state.metadata or name not in self._topics:
+                if state is not None and not self._metadata.is_kept(name):
+                    self._forget(name, state)
+            elif state is not None and (metadata is not state.metadata or name not in self._topics):
                 self._use(name, metadata)
         if self._sender is not None:
             self._sender.wake()
             if self._metadata.failure is not None:
                 self._sender.fail(self._metadata.failure)
+
+    def _forget(self, name: str, state: _Topic) -> None:
+        """526-01: nothing of the topic waits; what is still under way has failed already, and its queues are kept."""
+        if not any(queue.batches or queue.in_flight for queue in state.queues):
+            del self._known[name]
 
     def _use(self, name: str, metadata: TopicMetadata) -> None:
         state = self._known.get(name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -32,6 +33,10 @@ _OPTIONS = [
 ]
 
 
+Meter = Callable[[int, int], None]
+"""Is told the bytes of messages that were sent and received."""
+
+
 class TransportError(Exception):
     """A call that got no answer: refused, broken, timed out or not understood. The request may have been done."""
 
@@ -49,6 +54,11 @@ class TransportError(Exception):
     def timed_out(self) -> bool:
         """Whether the caller's own time limit ended the call."""
         return self.code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+    @property
+    def unimplemented(self) -> bool:
+        """Whether the server does not have that call."""
+        return self.code is grpc.StatusCode.UNIMPLEMENTED
 
     @property
     def too_large(self) -> bool:
@@ -95,17 +105,27 @@ class Connection:
         return call
 
     async def call(
-        self, service: str, method: str, request: Value, timeout_s: float, wait_for_ready: bool = False
+        self,
+        service: str,
+        method: str,
+        request: Value,
+        timeout_s: float,
+        wait_for_ready: bool = False,
+        meter: Meter | None = None,
     ) -> Value:
         """One unary call; raises TransportError. `wait_for_ready` waits for a connection within the time limit."""
         known = METHODS[service][method]
         data = _encode(known, request)
+        if meter is not None:
+            meter(len(data), 0)
         try:
             answer = await self._callable(service, method)(
                 data, timeout=timeout_s, metadata=self._metadata, wait_for_ready=wait_for_ready
             )
         except grpc.aio.AioRpcError as error:
             raise _transport_error(self.address, method, error) from None
+        if meter is not None:
+            meter(0, len(answer))
         return _decode(self.address, known, answer)
 
     async def fetch(self, request: Value, timeout_s: float) -> Value:

@@ -45,6 +45,15 @@ def _acks(value: Any) -> Any:
     return {"all": -1, "-1": -1, "0": 0, "1": 1}.get(value, value) if isinstance(value, str) else value
 
 
+def _same_key(values: Any, alias: str, key: str) -> Any:
+    """The values with another name of a key replaced by the key."""
+    if not isinstance(values, dict) or alias not in values:
+        return values
+    if key in values:
+        raise ValueError(f"{alias} and {key} are the same; give one of them")
+    return {key if each == alias else each: value for each, value in values.items()}
+
+
 class ProducerConfig(ClientConfig):
     """A producer's configuration. `batch.size` counts uncompressed bytes."""
 
@@ -74,10 +83,19 @@ class ProducerConfig(ClientConfig):
     """Longest time in ms from `send` to success or failure."""
     max_in_flight_requests_per_connection: Positive = 5
     """Requests that wait for one broker's answer; of one partition there is never more than one batch among them."""
+    metadata_evict_ms: Annotated[int, Field(ge=5000)] = 300_000
+    """Time in ms after which a topic is forgotten that no record went to (also `metadata.max.idle.ms`; 526-01)."""
+    metadata_refresh: Literal["paced", "literal", "all"] = "paced"
+    """How metadata is kept fresh: by few topics a request, spread in time or not (526-11), or all topics each time."""
     partitioner_ignore_keys: bool = False
     """Whether records with keys are spread like those without."""
     enable_idempotence: Literal[False] = False
     """Not built yet: a retry after a lost answer may write a batch twice."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _max_idle(cls, values: Any) -> Any:
+        return _same_key(values, "metadata.max.idle.ms", "metadata.evict.ms")
 
 
 class ConsumerConfig(ApiConfig):
@@ -117,8 +135,4 @@ class ConsumerConfig(ApiConfig):
     @model_validator(mode="before")
     @classmethod
     def _rack_id(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "rack.id" in values:
-            if "client.rack" in values:
-                raise ValueError("rack.id and client.rack are the same; give one of them")
-            return {"client.rack" if key == "rack.id" else key: value for key, value in values.items()}
-        return values
+        return _same_key(values, "rack.id", "client.rack")

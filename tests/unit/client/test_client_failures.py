@@ -58,7 +58,15 @@ def break_metadata(metadata: Metadata) -> None:
     metadata.request_refresh()
 
 
-async def test_metadata_task_of_a_producer(caplog: pytest.LogCaptureFixture) -> None:
+def break_tracker(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def poll(_now_ms: float) -> None:
+        raise BrokenError
+
+    monkeypatch.setattr(producer._metadata._tracker, "poll", poll)
+    producer._metadata.request_refresh()
+
+
+async def test_metadata_task_of_a_producer(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         async with Producer(cluster.bootstrap, **FAST) as producer:
@@ -68,7 +76,7 @@ async def test_metadata_task_of_a_producer(caplog: pytest.LogCaptureFixture) -> 
             flushing = asyncio.create_task(producer.flush())
             asking = asyncio.create_task(producer.send("other", b"x"))
             await asyncio.sleep(0.02)
-            break_metadata(producer._metadata)
+            break_tracker(producer, monkeypatch)
             for work in (flushing, asking):
                 await expect_failure(work)
             assert isinstance(waiting.exception(), KafkaError)

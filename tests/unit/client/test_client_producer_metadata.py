@@ -1,0 +1,179 @@
+"""What a producer asks for: KIP-526's rules in the client, against brokers in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from kipmesh.client import Producer
+from kipmesh.core.config import ProducerConfig
+from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
+from kipmesh.core.producer_metadata import TopicTracker, TrackerConfig
+from kipmesh.testing.fake_broker import FakeCluster
+from kipmesh.testing.waiting import until
+
+FAST = {"retry.backoff.ms": 5, "retry.backoff.max.ms": 20, "linger.ms": 0}
+
+
+def asked(fake: FakeCluster) -> list[list[str]]:
+    """The topics of each metadata request after the one that connects."""
+    requests = [request for method, _, request in fake.calls if method == "Metadata"]
+    assert not any(request.all_topics for request in requests)
+    assert not requests[0].topics
+    return [[topic.name or "" for topic in request.topics] for request in requests[1:]]
+
+
+async def test_each_topic_is_asked_for_when_it_is_needed_and_no_other() -> None:
+    async with FakeCluster() as fake, Producer(fake.bootstrap, **FAST) as producer:
+        for number in range(50):
+            fake.create_topic(f"t{number}")
+        for number in range(50):
+            await (await producer.send(f"t{number}", b"v"))
+        assert asked(fake) == [[f"t{number}"] for number in range(50)]
+        metrics = producer.metrics()
+        assert metrics["metadata_urgent_requests"] == metrics["metadata_urgent_topics"] == 50
+        assert metrics["metadata_cached_topics"] == 50
+        assert metrics["metadata_non_urgent_requests"] == metrics["metadata_non_urgent_topics"] == 0
+        assert metrics["metadata_urgent_bytes"] > 50 * 20
+        assert metrics["metadata_blocked_s"] > 0
+
+
+async def test_all_asks_for_all_known_topics() -> None:
+    async with FakeCluster() as fake, Producer(fake.bootstrap, **FAST, **{"metadata.refresh": "all"}) as producer:
+        for number in range(10):
+            fake.create_topic(f"t{number}")
+            await (await producer.send(f"t{number}", b"v"))
+        assert [len(topics) for topics in asked(fake)] == list(range(1, 11))
+
+
+async def test_topics_that_come_together_ride_together() -> None:
+    async with FakeCluster() as fake, Producer(fake.bootstrap, **FAST) as producer:
+        names = [f"t{number}" for number in range(300)]
+        for name in names:
+            fake.create_topic(name)
+        sent = await asyncio.gather(*[producer.send(name, b"v") for name in names])
+        await asyncio.gather(*sent)
+        requests = asked(fake)
+        assert len(requests) <= 2
+        assert sorted(name for topics in requests for name in topics) == sorted(names)
+
+
+async def test_topics_that_are_missing_back_off_alone_and_block_nobody() -> None:
+    config = {**FAST, "retry.backoff.ms": 50, "retry.backoff.max.ms": 50, "max.block.ms": 400}
+    async with FakeCluster() as fake, Producer(fake.bootstrap, **config) as producer:
+        for number in range(40):
+            fake.create_topic(f"t{number}")
+        missing = [asyncio.create_task(producer.send(f"missing{number}", b"v")) for number in range(5)]
+        await asyncio.sleep(0.02)
+        before = time.monotonic()
+        for number in range(40):
+            await (await producer.send(f"t{number}", b"v"))
+        if time.monotonic() - before < 0.3:  # on a machine that is not too busy to tell
+            assert not any(each.done() for each in missing)
+        for outcome in await asyncio.gather(*missing, return_exceptions=True):
+            assert isinstance(outcome, KafkaError)
+            assert outcome.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        counts = [sum("missing0" in topics for topics in asked(fake))]
+        assert 2 <= counts[0] <= 11
+        requests = len(asked(fake))
+        await asyncio.sleep(0.15)
+        assert len(asked(fake)) == requests  # nobody waits for them any more
+        assert producer.metrics()["metadata_cached_topics"] == 40
+        assert set(producer._metadata._entries) == {f"t{number}" for number in range(40)}
+
+
+async def test_a_topic_whose_leader_moved_is_urgent() -> None:
+    async with FakeCluster(2) as fake, Producer(fake.bootstrap, **FAST) as producer:
+        for name in ("a", "b", "c"):
+            fake.create_topic(name)
+            await (await producer.send(name, b"1"))
+        before = len(asked(fake))
+        fake.move_leader("b", 0, 2)
+        await (await producer.send("b", b"2"))
+        await asyncio.sleep(0.05)
+        assert asked(fake)[before:] == [["b"]]
+
+
+async def test_idle_topics_are_forgotten_and_busy_ones_are_not() -> None:
+    async with FakeCluster() as fake:
+        producer = Producer(fake.bootstrap, **FAST)
+        config = TrackerConfig(300_000, 150, 5, lambda _: 5.0)
+        producer._metadata._tracker = TopicTracker(config)
+        async with producer:
+            for name in ("busy", "idle"):
+                fake.create_topic(name)
+                await (await producer.send(name, b"1"))
+            fake.inject("Produce", ErrorCode.NOT_ENOUGH_REPLICAS, times=10_000, topic="busy")
+            busy = await producer.send("busy", b"2")
+            await until(lambda: producer.metrics()["metadata_evictions"] >= 1)
+            await asyncio.sleep(0.3)
+            assert set(producer._known) == set(producer._topics) == set(producer._metadata._entries) == {"busy"}
+            fake._faults.clear()
+            assert (await busy).offset == 1
+            before = len(asked(fake))
+            assert (await (await producer.send("idle", b"2"))).offset == 1
+            assert ["idle"] in asked(fake)[before:]
+
+
+async def test_batches_that_were_split_are_let_go() -> None:
+    async with FakeCluster() as fake:
+        fake.create_topic("t")
+        fake.message_bytes_max = 1000
+        async with Producer(fake.bootstrap, **{**FAST, "linger.ms": 20}) as producer:
+            sent = [await producer.send("t", b"%03d" % index * 50) for index in range(40)]
+            assert [(await each).offset for each in sent] == list(range(40))
+            assert list(producer._metadata._tracker._idle) == ["t"]
+
+
+async def test_metadata_is_fresh_before_it_is_too_old() -> None:
+    async with FakeCluster() as fake, Producer(fake.bootstrap, **FAST, **{"metadata.max.age.ms": 400}) as producer:
+        fake.create_topic("t")
+        await (await producer.send("t", b"1"))
+        await until(lambda: len(asked(fake)) >= 4)
+        assert set(map(tuple, asked(fake))) == {("t",)}
+
+
+async def test_who_waits_for_a_topic_is_told_when_the_producer_closes() -> None:
+    async with FakeCluster() as fake:
+        producer = Producer(fake.bootstrap, **FAST)
+        await producer.start()
+        waiting = asyncio.create_task(producer.send("missing", b"v"))
+        await asyncio.sleep(0.05)
+        async with asyncio.timeout(5):
+            await producer.close()
+            with pytest.raises(RuntimeError, match="closed"):
+                await waiting
+
+
+async def test_nobody_answers_for_a_while() -> None:
+    async with FakeCluster() as fake, Producer(fake.bootstrap, **FAST, **{"max.block.ms": 300}) as producer:
+        fake.create_topic("t")
+        port = fake.brokers[1].port
+        await fake.brokers[1].stop()
+        with pytest.raises(KafkaError, match="no broker answers") as caught:
+            await producer.send("t", b"1")
+        assert caught.value.code is ErrorCode.NETWORK_EXCEPTION
+        assert producer.metrics()["metadata_failed_requests"] >= 1
+        await fake.brokers[1].start(port)
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    assert (await (await producer.send("t", b"1"))).offset == 0
+                except KafkaError:
+                    continue
+                break
+
+
+def test_keys() -> None:
+    assert ProducerConfig.parse({}).metadata_evict_ms == 300_000
+    assert ProducerConfig.parse({}).metadata_refresh == "paced"
+    assert ProducerConfig.parse({"metadata.max.idle.ms": "6000"}).metadata_evict_ms == 6000
+    for bad, message in (
+        ({"metadata.evict.ms": 4999}, "metadata.evict.ms"),
+        ({"metadata.max.idle.ms": 6000, "metadata.evict.ms": 6000}, "are the same"),
+        ({"metadata.refresh": "some"}, "metadata.refresh"),
+    ):
+        with pytest.raises(InvalidConfigError, match=message):
+            ProducerConfig.parse(bad)
