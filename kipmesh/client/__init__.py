@@ -32,7 +32,7 @@ from kipmesh.client.types import (
     TopicMetadata,
     TopicPartition,
 )
-from kipmesh.core.messages import ElectionType
+from kipmesh.core.messages.elections import ElectionType
 
 __all__ = [
     "TIMESTAMP_EARLIEST",

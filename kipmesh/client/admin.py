@@ -65,13 +65,13 @@ from kipmesh.core.messages import (
     DescribeConfigsResource,
     DescribeConfigsResponse,
     DescribeQuorumResponse,
-    ElectionType,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,
 )
+from kipmesh.core.messages.elections import ElectionType
 from kipmesh.rpc.client import TransportError
 
 _POLL_S_MAX = 0.2

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from kipmesh.client.cluster import Cluster
 from kipmesh.client.types import TopicPartition
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import ElectionType, ElectLeadersRequest, ElectLeadersResponse, TopicPartitions
+from kipmesh.core.messages import ElectLeadersRequest, ElectLeadersResponse, TopicPartitions
+from kipmesh.core.messages.elections import ElectionType
 
 _ANSWER_SHARE = 0.8
 """Of the caller's time: for log ends to be told; the rest is for the answer, and for another broker."""

@@ -42,7 +42,7 @@ from kipmesh.client.types import (
     TopicPartition,
 )
 from kipmesh.core.errors import KafkaError
-from kipmesh.core.messages import ElectionType
+from kipmesh.core.messages.elections import ElectionType
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,6 @@ from kipmesh.core.messages import (
     DescribeConfigsResourceResult,
     DescribeConfigsResponse,
     DescribeConfigsResult,
-    ElectionType,
     ElectLeadersRequest,
     ElectLeadersResponse,
     IncrementalAlterConfigsRequest,
@@ -28,6 +27,7 @@ from kipmesh.core.messages import (
     PartitionResult,
     ReplicaElectionResult,
 )
+from kipmesh.core.messages.elections import ElectionType
 from kipmesh.rpc.server import RequestContext
 
 if TYPE_CHECKING:

@@ -50,7 +50,6 @@ from kipmesh.core.messages.broker_lifecycle import (
     TopicIdPartition,
 )
 from kipmesh.core.messages.elections import (
-    ElectionType,
     ElectLeadersRequest,
     ElectLeadersResponse,
     PartitionResult,
@@ -307,7 +306,6 @@ __all__ = [
     "DescribedGroupMember",
     "ElectLeadersRequest",
     "ElectLeadersResponse",
-    "ElectionType",
     "EndQuorumEpochRequest",
     "EndQuorumEpochResponse",
     "EpochEndOffset",

@@ -35,7 +35,6 @@ from kipmesh.core.messages import (
     DeleteTopicsResponse,
     DescribeConfigsRequest,
     DescribeConfigsResponse,
-    ElectionType,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
     ListPartitionReassignmentsRequest,
@@ -45,6 +44,7 @@ from kipmesh.core.messages import (
     UnregisterBrokerRequest,
     UnregisterBrokerResponse,
 )
+from kipmesh.core.messages.elections import ElectionType
 from kipmesh.core.metadata import configs, draining, log_dirs, preferred, reassignments, topics
 from kipmesh.core.metadata.brokers import BrokerLifecycle, UncleanAllowed
 from kipmesh.core.metadata.decision import Decision

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages import ElectionType
+from kipmesh.core.messages.elections import ElectionType
 from kipmesh.core.metadata.decision import Decision
 from kipmesh.core.metadata.image import MetadataImage, PartitionKey, PartitionState
 from kipmesh.core.metadata.records import NO_LEADER, PartitionChangeRecord, Record

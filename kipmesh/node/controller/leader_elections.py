@@ -13,12 +13,12 @@ from functools import partial
 
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.messages import (
-    ElectionType,
     ElectLeadersRequest,
     ElectLeadersResponse,
     PartitionResult,
     ReplicaElectionResult,
 )
+from kipmesh.core.messages.elections import ElectionType
 from kipmesh.core.metadata.controller import MetadataController
 from kipmesh.core.metadata.preferred import ElectionResult, TopicPartition
 from kipmesh.node.controller.owner import Do

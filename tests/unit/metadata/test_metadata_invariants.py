@@ -9,6 +9,7 @@ from metadata_support import SESSION_MS, Controller
 
 from kipmesh.core import messages as m
 from kipmesh.core.errors import ErrorCode
+from kipmesh.core.messages.elections import ElectionType
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
 from kipmesh.core.metadata.records import PartitionChangeRecord
 
@@ -102,11 +103,11 @@ class ControllerMachine(RuleBasedStateMachine):
         self.controller.alter_isr(topic, partition, isr, members=members, partition_epoch=epoch)
 
     @rule(
-        kind=st.sampled_from(list(m.ElectionType)),
+        kind=st.sampled_from(list(ElectionType)),
         wanted=st.lists(st.tuples(NAME, st.integers(-1, 4)), max_size=5),
         gives_up=st.booleans(),
     )
-    def elect(self, kind: m.ElectionType, wanted: list[tuple[str, int]], *, gives_up: bool) -> None:
+    def elect(self, kind: ElectionType, wanted: list[tuple[str, int]], *, gives_up: bool) -> None:
         core = self.controller.core
         results = self.controller.run(core.elect_leaders(kind, wanted))
         assert [(each.topic, each.partition) for each in results] == list(dict.fromkeys(wanted))
@@ -118,8 +119,8 @@ class ControllerMachine(RuleBasedStateMachine):
                 continue
             assert state is not None
             if each.code in (ErrorCode.NONE, ErrorCode.ELECTION_NOT_NEEDED):
-                assert state.leader == (state.replicas[0] if kind is m.ElectionType.PREFERRED else state.leader) != -1
-            elif kind is m.ElectionType.UNCLEAN:
+                assert state.leader == (state.replicas[0] if kind is ElectionType.PREFERRED else state.leader) != -1
+            elif kind is ElectionType.UNCLEAN:
                 assert state.leader == -1
         if gives_up:
             self.controller.run(core.withdraw_elections(wanted))

@@ -7,10 +7,11 @@ from metadata_support import SESSION_MS, Controller
 
 from kipmesh.core import messages as m
 from kipmesh.core.errors import ErrorCode
+from kipmesh.core.messages.elections import ElectionType
 from kipmesh.core.metadata import preferred
 from kipmesh.core.metadata.preferred import ElectionResult
 
-PREFERRED, UNCLEAN = m.ElectionType.PREFERRED, m.ElectionType.UNCLEAN
+PREFERRED, UNCLEAN = ElectionType.PREFERRED, ElectionType.UNCLEAN
 
 
 @pytest.fixture
@@ -22,13 +23,13 @@ def three() -> Controller:
     return controller
 
 
-def elect(controller: Controller, kind: m.ElectionType, *wanted: tuple[str, int]) -> list[ElectionResult]:
+def elect(controller: Controller, kind: ElectionType, *wanted: tuple[str, int]) -> list[ElectionResult]:
     results: list[ElectionResult] = controller.run(controller.core.elect_leaders(kind, wanted))
     assert [(each.topic, each.partition) for each in results] == list(dict.fromkeys(wanted))
     return results
 
 
-def codes(controller: Controller, kind: m.ElectionType, *wanted: tuple[str, int]) -> list[ErrorCode]:
+def codes(controller: Controller, kind: ElectionType, *wanted: tuple[str, int]) -> list[ErrorCode]:
     return [each.code for each in elect(controller, kind, *wanted)]
 
 
@@ -100,7 +101,7 @@ def test_a_round_is_bounded(three: Controller) -> None:
 
 def test_what_does_not_exist(three: Controller) -> None:
     three.assigned("t", (1, 2, 3))
-    for kind in m.ElectionType:
+    for kind in ElectionType:
         wanted = (("u", 0), ("t", 1), ("t", -1), ("", 0), ("x" * 100_000, 2**31))
         results = elect(three, kind, *wanted)
         assert {each.code for each in results} == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
