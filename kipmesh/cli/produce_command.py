@@ -5,6 +5,7 @@ Rules:
   also after an error, Ctrl-C and SIGTERM.
 - SIGTERM and Ctrl-C end the reading. What was read is delivered within STOP_TIMEOUT_S; a second signal ends that, too.
 - No line is held that is longer than `max.request.size`.
+- With `--stats` the lines before the last one are the producer's counters (526-10), a name and a number each.
 """
 
 from __future__ import annotations
@@ -52,6 +53,9 @@ def produce(
     key_separator: Annotated[
         str | None, typer.Option("--key-separator", help="Split each line into key and value there.")
     ] = None,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="At the end, write the producer's counters of metadata to stderr.")
+    ] = False,
     config: ClientConfig = None,
     bootstrap: Bootstrap = None,
     folder: Dir = DEFAULT_DIR,
@@ -60,12 +64,12 @@ def produce(
     settings = parse_pairs(config or (), "--config")
     separator = None if key_separator is None else separator_bytes(key_separator)
     address = bootstrap_of(bootstrap, folder)
-    code = run(lambda: _produce(address, topic, separator, settings))
+    code = run(lambda: _produce(address, topic, separator, settings, stats))
     if code != EXIT_OK:
         raise typer.Exit(code)
 
 
-async def _produce(bootstrap: str, topic: str, separator: bytes | None, config: dict[str, Any]) -> int:
+async def _produce(bootstrap: str, topic: str, separator: bytes | None, config: dict[str, Any], stats: bool) -> int:
     """Run to the end of the input, an error or a signal; the exit code."""
     progress = _Progress()
     lines = _Lines()
@@ -91,6 +95,8 @@ async def _produce(bootstrap: str, topic: str, separator: bytes | None, config: 
     code = explain(result) if isinstance(result, Exception) else EXIT_OK
     if signals:
         code = EXIT_SIGNAL + signals[0]
+    if stats:
+        sys.stderr.writelines(f"{name} {round(value, 3)}\n" for name, value in progress.counters.items())
     progress.finish(f" (stopped by {signals[0].name})" if signals else "")
     return code
 
@@ -127,6 +133,7 @@ async def _feed(
         close_timeout_s = 0
         raise
     finally:
+        progress.counters = producer.metrics()
         try:
             async with asyncio.timeout(close_timeout_s):
                 await producer.close()
@@ -235,6 +242,7 @@ class _Progress:
         self.acknowledged = 0
         self.has_acks = True
         self.waiting: deque[Any] = deque()
+        self.counters: dict[str, int | float] = {}
         self._begin = self._shown = time.monotonic()
         self._is_terminal = sys.stderr.isatty()
 

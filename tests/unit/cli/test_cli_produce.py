@@ -69,6 +69,16 @@ def test_one_record(cluster: LocalCluster, topic: str) -> None:
     assert values(cluster, topic) == [(b"k", b"v")]
 
 
+def test_stats_say_what_was_asked_for(cluster: LocalCluster, topic: str) -> None:
+    code, errors = produce(cluster.bootstrap, topic, "--stats", stdin=b"a\nb")
+    assert code == 0
+    assert errors[-1].startswith("2 records acknowledged")
+    counters = dict(line.split(" ") for line in errors[:-1])
+    assert counters["metadata_urgent_requests"] == counters["metadata_urgent_topics"] == "1"
+    assert int(counters["metadata_urgent_bytes"]) > 0
+    assert float(counters["metadata_blocked_s"]) >= 0
+
+
 def test_nobody_acknowledges_with_acks_0(cluster: LocalCluster, topic: str) -> None:
     code, errors = produce(cluster.bootstrap, topic, "--config", "acks=0", stdin=b"a\nb")
     assert code == 0
