@@ -1,8 +1,8 @@
 """Records on their way: batches a partition, the futures of their delivery, and the bytes that they may take.
 
 All of it belongs to one event loop. A partition's queue holds closed batches in order, then at most one open batch that
-takes records. Invariants: a record is in exactly one batch; a batch is in one queue or in flight or finished; at most
-one batch of a partition is in flight, so retries keep the order; bytes reserved = the sum over unfinished batches.
+takes records. Invariants: a record is in exactly one batch; a batch is in one queue or in flight or finished; a queue
+is in the order of its records, also after retries; bytes reserved = the sum over unfinished batches.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Generator
 from contextvars import Context
+from itertools import count
 from typing import Any
 
 from kipmesh.client.records import new_builder
 from kipmesh.client.types import RecordMetadata
 from kipmesh.core.errors import KafkaError
+from kipmesh.core.producer_sequences import Numbers, PartitionSequences
 
 
 class Batch:
@@ -33,16 +35,29 @@ class Batch:
         "error",
         "finished",
         "log_append_time_ms",
+        "numbers",
+        "order",
         "payload",
         "queue",
         "reserved_bytes",
         "retried_for",
         "ripe",
+        "stamp",
         "waiter",
     )
 
-    def __init__(self, queue: PartitionQueue, reserved_bytes: int, size_bytes_max: int, created_s: float) -> None:
+    def __init__(
+        self,
+        queue: PartitionQueue,
+        reserved_bytes: int,
+        size_bytes_max: int,
+        created_s: float,
+        order: tuple[int, ...] | None = None,
+    ) -> None:
         self.queue = queue
+        self.order = queue.next_order() if order is None else order
+        self.numbers: Numbers | None = None  # of an idempotent producer, from when it is first sent
+        self.stamp: tuple[int, int, int] | None = None  # those that are in the payload
         self.reserved_bytes = reserved_bytes
         self.created_s = created_s
         self.builder: Any = new_builder(size_bytes_max)
@@ -183,7 +198,18 @@ class Delivery:
 class PartitionQueue:
     """Batches of one partition, oldest first; `open` is the last of them or None."""
 
-    __slots__ = ("_on_closed", "batches", "in_flight", "loop", "open", "partition", "retry_at_s", "topic")
+    __slots__ = (
+        "_on_closed",
+        "_orders",
+        "batches",
+        "in_flight",
+        "loop",
+        "open",
+        "partition",
+        "retry_at_s",
+        "sequences",
+        "topic",
+    )
 
     def __init__(
         self, topic: str, partition: int, loop: asyncio.AbstractEventLoop, on_closed: Callable[[int, int], None]
@@ -193,9 +219,22 @@ class PartitionQueue:
         self.loop = loop
         self.batches: deque[Batch] = deque()
         self.open: Batch | None = None
-        self.in_flight: Batch | None = None
+        self.in_flight: list[Batch] = []
+        self.sequences: PartitionSequences | None = None
         self.retry_at_s = 0.0
         self._on_closed = on_closed
+        self._orders = count()
+
+    def next_order(self) -> tuple[int, ...]:
+        """The place of a new batch among all of the queue."""
+        return (next(self._orders),)
+
+    def put_back(self, batch: Batch) -> None:
+        """A batch is to be sent again, before all that were made after it."""
+        place = 0
+        while place < len(self.batches) and self.batches[place].order < batch.order:
+            place += 1
+        self.batches.insert(place, batch)
 
     def report_closed(self, batch: Batch) -> None:
         """The open batch takes no more records: tell the partitioner."""

@@ -1,9 +1,9 @@
 """The asynchronous producer: appends records to batches, and lets `Sender` deliver them.
 
 `send` awaits only when the topic's metadata is missing or `buffer.memory` is used up; it also lets the event loop run
-once for each batch that becomes full, so that a loop of sends overlaps with sending. Delivery is at least once: a retry
-after an answer that was lost may write a batch twice (idempotence comes later). The order of a partition's records is
-that of the calls.
+once for each batch that becomes full, so that a loop of sends overlaps with sending. A record is written exactly once,
+however often it is sent, unless `enable.idempotence` is off: then a retry after an answer that was lost may write a
+batch twice. The order of a partition's records is that of the calls.
 """
 
 from __future__ import annotations
@@ -176,6 +176,11 @@ class Producer:
                 raise WouldBlockError(f"no metadata of topic {topic!r} yet: see partitions_for")
             raise WouldBlockError(f"buffer.memory is used up, or partition {partition} of {topic!r} is not known")
         return delivery
+
+    def has_metadata(self, topic: str, partition: int | None = None) -> bool:
+        """Whether `send` would not have to wait for metadata."""
+        state = self._topics.get(topic)
+        return state is not None and (partition is None or 0 <= partition < len(state.queues))
 
     def metrics(self) -> dict[str, int | float]:
         """Counters since the start, by name: of metadata (526-10).

@@ -42,6 +42,16 @@ def seal(builder: Any, compression: Compression) -> bytes:
     return join(parse_header(plain).with_records(len(body), compression.number), body)
 
 
+def restamped(payload: bytes, stamp: tuple[int, int, int]) -> bytes:
+    """The same batch with another producer id, epoch and base sequence."""
+    producer_id, epoch, sequence = stamp
+    header = parse_header(payload)
+    return join(
+        header._replace(producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence),
+        memoryview(payload)[HEADER_BYTES:],
+    )
+
+
 def encode_batch(
     records: Sequence[tuple[bytes | None, bytes | None]],
     *,
@@ -140,5 +150,6 @@ __all__ = [
     "new_builder",
     "read_batch",
     "record_bytes_max",
+    "restamped",
     "seal",
 ]

@@ -1,10 +1,12 @@
 """Sends ready batches: one Produce request a broker carries every ready partition, one batch of each.
 
 A batch is ready when it is full, `linger.ms` old, or when somebody flushes or waits for room. One task drains the
-queues; each request is a task that ends in `_settle`. Invariants: a partition is in `_ready` only while nothing of it
-is in flight and its backoff is over; a batch that fails retriably goes back to the head of its queue; every batch is
-finished exactly once, at the latest `delivery.timeout.ms` after it was made. After a `failure`, which is for good, all
-batches are finished and nothing is taken any more.
+queues; each request is a task that ends in `_settle`, and the requests to a broker begin in the order of their making.
+With idempotence, `kipmesh.core.producer_sequences` says which batch of a partition may go, and under which numbers;
+without it, one of a partition is in flight at a time. Invariants: a partition is in `_ready` only while its backoff is
+over; a batch that fails retriably goes back to its place in the queue; every batch is finished exactly once, at the
+latest `delivery.timeout.ms` after it was made. After a `failure`, which is for good, all batches are finished and
+nothing is taken any more.
 """
 
 from __future__ import annotations
@@ -18,23 +20,24 @@ from kipmesh.client.accumulator import Batch, BufferMemory, PartitionQueue
 from kipmesh.client.backoff import Backoff
 from kipmesh.client.leader_watch import LeaderWatch
 from kipmesh.client.metadata import Metadata
-from kipmesh.client.records import COMPRESSIONS, Compression, read_batch, seal
+from kipmesh.client.produce_requests import RequestMaker
+from kipmesh.client.producer_ids import ProducerIds
+from kipmesh.client.records import read_batch
 from kipmesh.client.supervision import task_failure
 from kipmesh.core.config import ProducerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.messages import (
-    PartitionProduceData,
     PartitionProduceResponse,
     ProduceRequest,
     ProduceResponse,
-    TopicProduceData,
 )
+from kipmesh.core.producer_sequences import Numbers, ProducerSequences, Verdict
 from kipmesh.core.record_batch import parse_header
+from kipmesh.core.sequences import UNRESOLVED_MAX
 from kipmesh.rpc.client import ConnectionPool, TransportError
 
 log = logging.getLogger(__name__)
 
-_COMPRESS_ON_LOOP_BYTES_MAX = 32 << 10
 _REQUEST_OVERHEAD_BYTES = 128
 
 
@@ -56,14 +59,7 @@ class Sender:
         self._metadata = metadata
         self._pool = pool
         self._memory = memory
-        level = {
-            "gzip": config.compression_gzip_level,
-            "lz4": config.compression_lz4_level,
-            "zstd": config.compression_zstd_level,
-        }
-        self._compression = Compression(
-            COMPRESSIONS.index(config.compression_type), level.get(config.compression_type, 0)
-        )
+        self._maker = RequestMaker(config, metadata)
         self._linger_s = config.linger_ms / 1000
         self._delivery_timeout_s = config.delivery_timeout_ms / 1000
         self._backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms)
@@ -75,8 +71,14 @@ class Sender:
         self._lingering: deque[Batch] = deque()
         self._by_age: deque[Batch] = deque()
         self._requests: dict[int, int] = {}
+        self._begun: dict[int, asyncio.Event] = {}  # of each leader the last request: set once it is on its way
         self._tasks: set[asyncio.Task[None]] = set()
         self._flushes = 0
+        self._sequences = ProducerSequences()
+        self._ids = ProducerIds(config, metadata, pool, self._sequences, self._identified, self.fail)
+        self._in_flight_max = UNRESOLVED_MAX if config.enable_idempotence else 1
+        if config.enable_idempotence:
+            self._ids.want()
         self._task = asyncio.create_task(self._run(), name="kipmesh-producer")
         self._task.add_done_callback(self._ended)
 
@@ -85,6 +87,9 @@ class Sender:
     def opened(self, batch: Batch) -> None:
         """A queue has a new open batch."""
         self.incomplete[batch] = None
+        queue = batch.queue
+        if queue.sequences is None and self._config.enable_idempotence:
+            queue.sequences = self._sequences.of(queue.topic, queue.partition)
         self._by_age.append(batch)
         self._lingering.append(batch)
         if self._linger_s == 0 or self._flushes or self._memory.waiters or len(self._lingering) == 1:
@@ -128,7 +133,7 @@ class Sender:
         tasks = [self._task, *self._tasks]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, self._ids.close(), return_exceptions=True)
         if self._timer is not None:
             self._timer.cancel()
         self._fail_all(KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the producer was closed before it was delivered"))
@@ -163,13 +168,15 @@ class Sender:
             self._mark_ready(queue)
         for leader_id, batches in self._plan():
             self._requests[leader_id] = self._requests.get(leader_id, 0) + 1
-            task = asyncio.create_task(self._send(leader_id, batches))
+            before, begun = self._begun.get(leader_id), asyncio.Event()
+            self._begun[leader_id] = begun
+            task = asyncio.create_task(self._send(leader_id, batches, before, begun))
             self._tasks.add(task)
             task.add_done_callback(self._ended)
         self._set_timer()
 
     def _mark_ready(self, queue: PartitionQueue) -> None:
-        if queue.in_flight is None and queue not in self._delayed:
+        if len(queue.in_flight) < self._in_flight_max and queue not in self._delayed:
             self._ready[queue] = None
 
     def _expire(self, now: float) -> None:
@@ -187,10 +194,16 @@ class Sender:
         text = f"{batch.count} records for {queue.topic}-{queue.partition} were not delivered within {timeout_ms} ms"
         if batch.retried_for is not None:
             text += f", at last because of {batch.retried_for}"
+        elif batch.numbers is None and self._ids.error is not None:
+            text += f", there is no producer id: {self._ids.error}"
         self._complete(batch, KafkaError(ErrorCode.REQUEST_TIMED_OUT, text))
-        if queue.in_flight is not batch:
+        if batch not in queue.in_flight:
             self._remove(queue, batch)
             self._memory.give(batch.reserved_bytes)
+        if queue.sequences is not None and batch.numbers is not None:
+            queue.sequences.gave_up(batch.numbers, is_certain=False)
+            self._drop(queue, queue.sequences.look())
+            self._resume(queue)
 
     def _remove(self, queue: PartitionQueue, batch: Batch) -> None:
         queue.batches.remove(batch)
@@ -226,17 +239,40 @@ class Sender:
     def _plan(self) -> list[tuple[int, list[Batch]]]:
         """Take the ready batches that may go now, by request; the others stay ready."""
         plan: list[tuple[int, list[Batch]]] = []
-        filling: dict[int, tuple[list[Batch], int]] = {}
         started: dict[int, int] = {}
-        limit = self._config.max_in_flight_requests_per_connection
         without_leader: set[str] = set()
-        for queue in list(self._ready):
+        queues = list(self._ready)
+        if self._config.enable_idempotence and self._sequences.identity is None:
+            self._ids.want()
+            queues = []
+        while queues:  # a request has one batch of a partition
+            queues = self._plan_round(queues, plan, started, without_leader)
+        if without_leader:
+            self._metadata.request_refresh(without_leader)
+        return plan
+
+    def _plan_round(
+        self,
+        queues: Sequence[PartitionQueue],
+        plan: list[tuple[int, list[Batch]]],
+        started: dict[int, int],
+        without_leader: set[str],
+    ) -> list[PartitionQueue]:
+        """At most one batch of each queue; gives those that are ready with another one."""
+        filling: dict[int, tuple[list[Batch], int]] = {}
+        limit = self._config.max_in_flight_requests_per_connection
+        now, again = self._loop.time(), []
+        for queue in queues:
             partition = self._metadata.partition(queue.topic, queue.partition)
             if partition is None or partition.leader_id not in self._metadata.brokers:
                 without_leader.add(queue.topic)
                 continue
             leader_id = partition.leader_id
             batch = queue.batches[0]
+            if queue.sequences is not None and not queue.sequences.may_send(batch.numbers, leader_id, now):
+                if queue.in_flight:
+                    del self._ready[queue]  # what is in flight marks it again
+                continue
             size = batch.size_bytes() + _REQUEST_OVERHEAD_BYTES
             batches, total = filling.get(leader_id, ([], 0))
             if not batches or total + size > self._config.max_request_size:
@@ -248,26 +284,41 @@ class Sender:
             batches.append(batch)
             filling[leader_id] = (batches, total + size)
             self._take(queue, batch)
-        if without_leader:
-            self._metadata.request_refresh(without_leader)
-        return plan
+            if queue in self._ready:
+                again.append(queue)
+        return again
 
     def _take(self, queue: PartitionQueue, batch: Batch) -> None:
         del self._ready[queue]
         queue.batches.popleft()
-        queue.in_flight = batch
+        queue.in_flight.append(batch)
         if queue.open is batch:
             queue.open = None
             queue.report_closed(batch)
+        if queue.sequences is not None:
+            if batch.numbers is None:
+                batch.numbers = queue.sequences.number(batch.count)
+            queue.sequences.sent()
+        self._resume(queue)
+
+    def _identified(self) -> None:
+        """There is a producer id."""
+        for queue in [*self._ready, *self._delayed]:
+            if queue.sequences is not None:
+                self._drop(queue, queue.sequences.look())
+        self._wake.set()
 
     # -- one request
 
-    async def _send(self, leader_id: int, batches: list[Batch]) -> None:
+    async def _send(
+        self, leader_id: int, batches: list[Batch], before: asyncio.Event | None, begun: asyncio.Event
+    ) -> None:
+        """One request, not begun before that of `before` is on its way; `begun` is set once this one is."""
         results: dict[tuple[str, int], PartitionProduceResponse] = {}
         failure: KafkaError | None = KafkaError(ErrorCode.NETWORK_EXCEPTION, "cancelled")
         epochs = [self._leader_epoch(batch.queue) for batch in batches]
         try:
-            request = await self._request(batches)
+            request = await self._maker.make(batches)
             address = self._metadata.address(leader_id)
             if not request.topic_data:
                 return
@@ -277,6 +328,9 @@ class Sender:
             if self._config.acks == 0:
                 for batch in batches:
                     self._complete(batch, None)
+            if before is not None:
+                await before.wait()
+            begun.set()
             response = await self._call(leader_id, address, request, batches)
             self._learn_leaders(response)
             results = {
@@ -292,9 +346,11 @@ class Sender:
             log.exception("a produce request failed")
             failure = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the request could not be made: {error}")
         finally:
+            begun.set()
             self._requests[leader_id] -= 1
             for batch, epoch in zip(batches, epochs, strict=True):
-                self._settle(batch, epoch, results.get((batch.queue.topic, batch.queue.partition)), failure)
+                result = results.get((batch.queue.topic, batch.queue.partition))
+                self._settle(batch, leader_id, epoch, result, failure)
             self._wake.set()
 
     async def _call(
@@ -310,31 +366,6 @@ class Sender:
         except TimeoutError:
             raise TransportError.no_answer(address, "Produce") from None
         return response
-
-    async def _request(self, batches: list[Batch]) -> ProduceRequest:
-        fresh = [batch for batch in batches if batch.payload is None and not batch.finished]
-        if self._compression.number and sum(map(Batch.size_bytes, fresh)) > _COMPRESS_ON_LOOP_BYTES_MAX:
-            builders = [batch.builder for batch in fresh]
-            payloads = await asyncio.to_thread(_seal_all, builders, self._compression)
-        else:
-            payloads = _seal_all([batch.builder for batch in fresh], self._compression)
-        for batch, payload in zip(fresh, payloads, strict=True):
-            if not batch.finished:
-                batch.payload = payload
-        topics: dict[str, list[PartitionProduceData]] = {}
-        for batch in batches:
-            if batch.payload is not None:
-                queue = batch.queue
-                topics.setdefault(queue.topic, []).append(PartitionProduceData(queue.partition, batch.payload))
-        return ProduceRequest(
-            acks=self._config.acks,
-            timeout_ms=self._config.request_timeout_ms,
-            topic_data=tuple(TopicProduceData(name, self._topic_id(name), parts) for name, parts in topics.items()),
-        )
-
-    def _topic_id(self, name: str) -> bytes:
-        metadata = self._metadata.topic(name)
-        return metadata.topic_id if metadata is not None else b""
 
     def _learn_leaders(self, response: ProduceResponse) -> None:
         leaders = [
@@ -354,11 +385,16 @@ class Sender:
     # -- outcomes
 
     def _settle(
-        self, batch: Batch, epoch: int, result: PartitionProduceResponse | None, failure: KafkaError | None
+        self,
+        batch: Batch,
+        leader_id: int,
+        epoch: int,
+        result: PartitionProduceResponse | None,
+        failure: KafkaError | None,
     ) -> None:
-        """The request of `batch`, sent in a leader epoch, has ended, however; decide about the batch and its queue."""
+        """The request of `batch` to a leader in an epoch has ended, however; decide about the batch and its queue."""
         queue = batch.queue
-        queue.in_flight = None
+        queue.in_flight.remove(batch)
         error = failure
         if error is None and result is None:
             error = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the broker's answer does not mention the partition")
@@ -367,6 +403,8 @@ class Sender:
         if error is not None and (error.code.refreshes_metadata or error.code is ErrorCode.REQUEST_TIMED_OUT):
             # A leader that says nothing may be held or cut off from the mesh: another one may lead by now.
             self._metadata.request_refresh((queue.topic,))
+        if error is None and queue.sequences is not None and batch.numbers is not None:
+            queue.sequences.acked(batch.numbers, leader_id, self._loop.time())
         if batch.finished:
             self._memory.give(batch.reserved_bytes)
         elif error is None and result is not None:
@@ -376,23 +414,43 @@ class Sender:
             self._memory.give(batch.reserved_bytes)
         elif error is not None:
             self._failed(queue, batch, error, leader_is_new=self._leader_epoch(queue) > epoch >= 0)
+        if queue.sequences is not None:
+            self._drop(queue, queue.sequences.settled())
         self._resume(queue)
 
     def _failed(self, queue: PartitionQueue, batch: Batch, error: KafkaError, *, leader_is_new: bool) -> None:
         """Once more later; at once where somebody else leads since it was sent, whom nobody has asked (KIP-951)."""
         batch.attempts += 1
+        verdict = Verdict.AGAIN if error.retriable else Verdict.FAILED
+        if queue.sequences is not None and batch.numbers is not None:
+            verdict = queue.sequences.refused(batch.numbers, error)
         if error.code is ErrorCode.MESSAGE_TOO_LARGE and batch.count > 1:
             self._split(queue, batch)
-        elif error.retriable and batch.attempts <= self._config.retries:
+        elif verdict is Verdict.AGAIN and batch.attempts <= self._config.retries:
             batch.retried_for = error
             log.debug("produce to %s-%d failed: %s", queue.topic, queue.partition, error)
-            queue.batches.appendleft(batch)
-            if not leader_is_new:
+            queue.put_back(batch)
+            if not leader_is_new and error.code is not ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
                 queue.retry_at_s = self._loop.time() + self._backoff.delay_s(batch.attempts)
                 self._delayed[queue] = None
         else:
-            self._complete(batch, error)
+            is_written = verdict is Verdict.WRITTEN
+            self._complete(batch, None if is_written else error)
             self._memory.give(batch.reserved_bytes)
+            if queue.sequences is None or batch.numbers is None:
+                return
+            if is_written:
+                queue.sequences.acked(batch.numbers, -1, self._loop.time())
+            else:
+                queue.sequences.gave_up(batch.numbers, is_certain=verdict is Verdict.FAILED)
+
+    def _drop(self, queue: PartitionQueue, dropped: Sequence[Numbers]) -> None:
+        """Batches that may be written already, and would be once more if they were sent again."""
+        for batch in [batch for batch in queue.batches if dropped and batch.numbers in dropped]:
+            text = "a batch before this one expired, so that this one may be written or not, and is not sent again"
+            self._complete(batch, KafkaError(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, text))
+            self._memory.give(batch.reserved_bytes)
+            self._remove(queue, batch)
 
     def _resume(self, queue: PartitionQueue) -> None:
         if queue.batches and (queue.batches[0] is not queue.open or queue.batches[0].ripe):
@@ -413,7 +471,7 @@ class Sender:
         middle = len(records) // 2
         children = []
         for first, part in ((0, records[:middle]), (middle, records[middle:])):
-            child = Batch(queue, 0, len(payload) + (1 << 31), batch.created_s)
+            child = Batch(queue, 0, len(payload) + (1 << 31), batch.created_s, (*batch.order, first))
             for each in part:
                 child.append(child.count, each.timestamp, each.key, each.value, list(each.headers))
                 child.count += 1
@@ -421,7 +479,12 @@ class Sender:
             self.incomplete[child] = None
         children[0][1].reserved_bytes = batch.reserved_bytes
         batch.children = children
-        queue.batches.extendleft(child for _, child in reversed(children))
+        if queue.sequences is not None and batch.numbers is not None:
+            numbers = queue.sequences.split(batch.numbers, [child.count for _, child in children])
+            for (_, child), part_numbers in zip(children, numbers, strict=True):
+                child.numbers = part_numbers
+        for _, child in children:
+            queue.put_back(child)
         self._by_age.extendleft(child for _, child in reversed(children))
         self.incomplete.pop(batch, None)
         batch.finish()
@@ -430,7 +493,3 @@ class Sender:
         for batch in list(self.incomplete):
             self._complete(batch, error)
         self._memory.refuse_waiters()
-
-
-def _seal_all(builders: Sequence[object], compression: Compression) -> list[bytes]:
-    return [seal(builder, compression) for builder in builders]

@@ -28,9 +28,8 @@ from __future__ import annotations
 from enum import Enum
 
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.sequences import NO_SEQUENCE, PRODUCER_EPOCH_MAX, follows, sequence_after
+from kipmesh.core.sequences import NO_SEQUENCE, PRODUCER_EPOCH_MAX, UNRESOLVED_MAX, follows, sequence_after
 
-UNRESOLVED_MAX = 5
 SIDE_BY_SIDE_S = 60.0
 """For so long after an acknowledgement a leader is taken to know the producer."""
 
@@ -227,12 +226,21 @@ class PartitionSequences:
 class ProducerSequences:
     """All partitions' identity."""
 
-    __slots__ = ("bumps", "identity")
+    __slots__ = ("_partitions", "bumps", "identity")
 
     def __init__(self) -> None:
+        self._partitions: dict[tuple[str, int], PartitionSequences] = {}
         self.identity: Identity | None = None
         """None while a producer id is to be asked for."""
         self.bumps = 0
+
+    def of(self, topic: str, partition: int) -> PartitionSequences:
+        """A partition's; kept as long as the producer lives, for the brokers remember, too."""
+        key = (topic, partition)
+        found = self._partitions.get(key)
+        if found is None:
+            found = self._partitions[key] = PartitionSequences(self)
+        return found
 
     def identified(self, producer_id: int, epoch: int) -> None:
         """A broker gave a producer id; then `look` at the partitions that wait."""

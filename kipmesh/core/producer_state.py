@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.record_batch import BatchHeader
-from kipmesh.core.sequences import NO_SEQUENCE, follows, sequence_before
+from kipmesh.core.sequences import NO_SEQUENCE, UNRESOLVED_MAX, follows, sequence_before
 
-BATCHES_KEPT = 5
-"""Of each producer: as many as Kafka's clients have in flight at most."""
+BATCHES_KEPT = UNRESOLVED_MAX
+"""Of each producer: as many as it has in flight at most."""
 
 
 class WrittenBatch(NamedTuple):

@@ -12,6 +12,8 @@ NO_SEQUENCE = -1
 NO_PRODUCER_ID = -1
 NO_PRODUCER_EPOCH = -1
 PRODUCER_EPOCH_MAX = 2**15 - 1
+UNRESOLVED_MAX = 5
+"""Batches of a producer and a partition that may be under way; a broker knows as many."""
 
 _COUNT = MAX_INT32 + 1
 

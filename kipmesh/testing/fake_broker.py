@@ -14,6 +14,7 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from kipmesh.core.errors import ErrorCode
@@ -24,6 +25,8 @@ from kipmesh.core.messages import (
     DeleteRecordsTopicResult,
     FetchRequest,
     FetchResponse,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
     LeaderIdAndEpoch,
     ListFetchSessionsRequest,
     ListFetchSessionsResponse,
@@ -82,6 +85,7 @@ class FakeCluster:
         self.message_bytes_max = 1 << 20
         self.hook: Hook | None = None
         self.appended = asyncio.Event()
+        self.producer_ids = count(1000)
         self._faults: dict[str, list[Fault]] = {}
         self._count = brokers
 
@@ -233,6 +237,19 @@ class FakeBroker:
     async def produce(self, request: ProduceRequest, _context: RequestContext) -> ProduceResponse:
         """Produce."""
         response: ProduceResponse = await self._answer("Produce", request, self._produce)
+        return response
+
+    async def init_producer_id(
+        self, request: InitProducerIdRequest, _context: RequestContext
+    ) -> InitProducerIdResponse:
+        """InitProducerId."""
+
+        def answer(_request: InitProducerIdRequest, fault: Fault | None) -> InitProducerIdResponse:
+            if fault is not None:
+                return InitProducerIdResponse(error_code=fault.code or ErrorCode.UNKNOWN_SERVER_ERROR)
+            return InitProducerIdResponse(producer_id=next(self._cluster.producer_ids), producer_epoch=0)
+
+        response: InitProducerIdResponse = await self._answer("InitProducerId", request, answer)
         return response
 
     def _produce(self, request: ProduceRequest, fault: Fault | None) -> ProduceResponse:

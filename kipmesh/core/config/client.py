@@ -1,16 +1,17 @@
 """Configuration of clients: Kafka's keys and defaults for producers, consumers and administration.
 
-Keys of what is not built yet are refused (`transactional.id`) or take the one true value (`enable.idempotence`).
+Keys of what is not built yet are refused (`transactional.id`).
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from kipmesh.core.config.base import Config, NotNegative, Positive, StrList
 from kipmesh.core.messages.limits import MAX_INT32
+from kipmesh.core.sequences import UNRESOLVED_MAX
 
 
 class ClientConfig(Config):
@@ -82,15 +83,43 @@ class ProducerConfig(ClientConfig):
     delivery_timeout_ms: Positive = 120_000
     """Longest time in ms from `send` to success or failure."""
     max_in_flight_requests_per_connection: Positive = 5
-    """Requests that wait for one broker's answer; of one partition there is never more than one batch among them."""
+    """Requests that wait for one broker's answer, at most 5 with idempotence; without it there is never more than one
+    batch of a partition among them, so that the order is kept in both cases."""
     metadata_evict_ms: Annotated[int, Field(ge=5000)] = 300_000
     """Time in ms after which a topic is forgotten that no record went to (also `metadata.max.idle.ms`; 526-01)."""
     metadata_refresh: Literal["paced", "literal", "all"] = "paced"
     """How metadata is kept fresh: by few topics a request, spread in time or not (526-11), or all topics each time."""
     partitioner_ignore_keys: bool = False
     """Whether records with keys are spread like those without."""
-    enable_idempotence: Literal[False] = False
-    """Not built yet: a retry after a lost answer may write a batch twice."""
+    enable_idempotence: bool = True
+    """Whether each record is written exactly once, however often it is sent. Needs `acks=all`, `retries` above 0 and at
+    most 5 requests in flight: another value of these turns it off, and is refused where it is asked for in words."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _idempotence_gives_way(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or "enable.idempotence" in values:
+            return values
+        in_flight = str(values.get("max.in.flight.requests.per.connection", ""))
+        gives_way = (
+            _acks(values.get("acks", -1)) != -1
+            or str(values.get("retries", "")) == "0"
+            or (in_flight.isdigit() and int(in_flight) > UNRESOLVED_MAX)
+        )
+        return {**values, "enable.idempotence": False} if gives_way else values
+
+    @model_validator(mode="after")
+    def _idempotence_is_possible(self) -> Self:
+        if self.enable_idempotence:
+            if self.acks != -1:
+                raise ValueError("enable.idempotence needs acks=all")
+            if self.retries == 0:
+                raise ValueError("enable.idempotence needs retries above 0")
+            if self.max_in_flight_requests_per_connection > UNRESOLVED_MAX:
+                raise ValueError(
+                    f"enable.idempotence needs max.in.flight.requests.per.connection of at most {UNRESOLVED_MAX}"
+                )
+        return self
 
     @model_validator(mode="before")
     @classmethod

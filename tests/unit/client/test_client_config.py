@@ -27,6 +27,22 @@ def test_acks(given: object, expected: int) -> None:
     assert Producer("h:1", acks=given).config.acks == expected
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, True),
+        ({"acks": "all", "retries": 1, "max.in.flight.requests.per.connection": "5"}, True),
+        ({"enable.idempotence": "false"}, False),
+        ({"acks": "1"}, False),
+        ({"acks": 0}, False),
+        ({"retries": "0"}, False),
+        ({"max.in.flight.requests.per.connection": 6}, False),
+    ],
+)
+def test_idempotence_is_the_default_and_gives_way_to_what_excludes_it(given: dict[str, object], expected: bool) -> None:
+    assert Producer("h:1", **given).config.enable_idempotence is expected
+
+
 def test_both_spellings_of_keys() -> None:
     assert Producer("h:1", linger_ms=7).config.linger_ms == 7
     assert Producer("h:1", **{"linger.ms": "7"}).config.linger_ms == 7
@@ -39,7 +55,9 @@ def test_both_spellings_of_keys() -> None:
         (Producer, "h:1", {"acks": "2"}, "acks"),
         (Producer, "h:1", {"compression.type": "rar"}, "compression.type"),
         (Producer, "h:1", {"transactional.id": "x"}, "transactional.id"),
-        (Producer, "h:1", {"enable.idempotence": True}, "enable.idempotence"),
+        (Producer, "h:1", {"enable.idempotence": True, "acks": 1}, "enable.idempotence needs acks=all"),
+        (Producer, "h:1", {"enable.idempotence": "true", "retries": 0}, "enable.idempotence needs retries"),
+        (Producer, "h:1", {"enable.idempotence": True, "max.in.flight.requests.per.connection": 6}, "at most 5"),
         (Consumer, "h:1", {"auto.offset.reset": "first"}, "auto.offset.reset"),
         (AdminClient, "", {}, "bootstrap.servers"),
         (Consumer, "host", {}, "'host' is not host:port"),

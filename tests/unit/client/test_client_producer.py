@@ -167,7 +167,8 @@ async def test_retries_are_limited() -> None:
 async def test_delivery_timeout_of_what_waits_and_of_what_is_under_way() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
-        async with Producer(cluster.bootstrap, **{**FAST, "batch.size": 0, "delivery.timeout.ms": 150}) as producer:
+        keys = {"batch.size": 0, "delivery.timeout.ms": 150, "max.in.flight.requests.per.connection": 1}
+        async with Producer(cluster.bootstrap, **{**FAST, **keys}) as producer:
             await (await producer.send("t", b"0"))
             cluster.inject("Produce", ErrorCode.NONE, hang=True)
             sent = [await producer.send("t", b"x") for _ in range(3)]
