@@ -1,7 +1,8 @@
 """Looks whether somebody else leads while a leader is silent: a stopped or cut off process keeps its connections open.
 
-A request may be silent for good reasons, as with acks=all while a replica lags. So it is given up only when metadata
-names other leaders for all of its partitions; to know that, metadata is asked for again and again meanwhile.
+A request may be silent for good reasons, as with acks=all while a replica lags. So it is given up only when it has been
+silent for a while and metadata names other leaders for all of its partitions; to know that, metadata is asked for again
+and again meanwhile. What other brokers' answers tell of leaders counts at once.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class LeaderWatch:
         self._scope = asyncio.timeout(None)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._listens = False
 
     async def __aenter__(self) -> Self:
         await self._scope.__aenter__()
@@ -38,13 +40,24 @@ class LeaderWatch:
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        if self._listens:
+            self._metadata.listeners.remove(self._on_news)
         await self._scope.__aexit__(kind, error, trace)
 
     def _look(self) -> None:
+        if self._scope.expired():
+            return
+        if not self._listens:
+            self._listens = True
+            self._metadata.listeners.append(self._on_news)
         if self._leads():
             self._metadata.request_refresh({topic for topic, _ in self._partitions})
             self._timer = self._loop.call_later(ASK_INTERVAL_S, self._look)
         else:
+            self._scope.reschedule(self._loop.time())
+
+    def _on_news(self) -> None:
+        if not self._scope.expired() and not self._leads():
             self._scope.reschedule(self._loop.time())
 
     def _leads(self) -> bool:

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from kipmesh.client import Consumer, Producer
+from kipmesh.client import Consumer, Producer, leader_watch
 from kipmesh.client.records import encode_batch
 from kipmesh.core.errors import ErrorCode
+from kipmesh.core.messages import LeaderIdAndEpoch, NodeEndpoint
 from kipmesh.testing.fake_broker import FakeCluster
 from kipmesh.testing.waiting import until
 
@@ -90,6 +91,28 @@ async def test_hints_ask_for_metadata_too_but_nobody_waits_for_it() -> None:
         before = count(fake, "Metadata")
         await (await producer.send("t", b"2", partition=0))
         await until(lambda: count(fake, "Metadata") > before, "a metadata request")
+
+
+async def test_a_silent_leader_is_given_up_as_soon_as_a_hint_names_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not before it has been silent for a while, and not at the next look only."""
+    monkeypatch.setattr(leader_watch, "SILENCE_S", 0.2)
+    monkeypatch.setattr(leader_watch, "ASK_INTERVAL_S", 10_000)
+    async with moving() as fake, Producer(fake.bootstrap, **PATIENT) as producer:
+        metadata = producer._metadata
+        await producer.partitions_for("t")
+        endpoint = NodeEndpoint(2, "127.0.0.1", fake.brokers[2].port)
+
+        async def wait(leader_id: int, epoch: int, *, is_late: bool) -> None:
+            async with leader_watch.LeaderWatch(metadata, leader_id, [("t", 0)]):
+                if is_late:
+                    await until(lambda: len(metadata.listeners) > 1, "the silence is noticed")
+                metadata.apply_leaders([("t", 0, LeaderIdAndEpoch(3 - leader_id, epoch))], [endpoint])
+                await asyncio.sleep(IN_TIME_S)
+
+        for leader_id, epoch, is_late in ((1, 5, False), (2, 6, True)):
+            with pytest.raises(TimeoutError):
+                await wait(leader_id, epoch, is_late=is_late)
+            assert len(metadata.listeners) == 1, "it listens no more"
 
 
 @pytest.mark.parametrize("is_follower_there", [True, False])
