@@ -24,7 +24,8 @@ endif
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install demo test check lint format types imports tidy unit e2e spark golden sim chaos bench bench-spark \
-  bench-closest bench-failover bench-fencing bench-sessions bench-snapshot protos lock wheel docs clean distclean stale
+  bench-closest bench-failover bench-fencing bench-metadata bench-sessions bench-snapshot protos lock wheel docs clean \
+  distclean stale
 
 help: ## list the targets
 	@echo "make TARGET [PYTHON=python3.12] [SCALE=n] [SEEDS=n] [WORKERS=n] [ARGS='...']"
@@ -95,6 +96,9 @@ bench-closest: install ## bytes read across racks with and without a selector (A
 
 bench-fencing: install ## one broker's failure by event and by partition; snapshots and compaction (ARGS="--quick", "--markdown")
 	$(PY) -m bench.fencing $(ARGS)
+
+bench-metadata: install ## metadata of a producer of 10,000 topics (ARGS="--picture F.svg", or "--day": 100,000, simulated)
+	$(PY) -m bench.metadata $(ARGS)
 
 bench-sessions: install ## what a fetch costs by the size of its session (ARGS="--quick", "--markdown", "--picture F.svg")
 	$(PY) -m bench.sessions $(ARGS)

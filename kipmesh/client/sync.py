@@ -11,7 +11,6 @@ import asyncio
 import logging
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
@@ -22,6 +21,7 @@ from kipmesh.client import consumer as _consumer
 from kipmesh.client import producer as _producer
 from kipmesh.client.accumulator import Delivery
 from kipmesh.client.consumer import Partitions
+from kipmesh.client.pump import PendingRecord, Pump
 from kipmesh.client.reassignments import DrainProgress, NewReplicas, OnDrain, OnMoved, PartitionReassignment
 from kipmesh.client.types import (
     BrokerSessions,
@@ -37,7 +37,6 @@ from kipmesh.client.types import (
     NewTopic,
     OffsetAndTimestamp,
     QuorumDescription,
-    RecordMetadata,
     TopicMetadata,
     TopicPartition,
 )
@@ -58,7 +57,6 @@ class _Async(Protocol):
 ClientT = TypeVar("ClientT", bound=_Async)
 
 _ITERATION_POLL_MS = 1000
-_SENDS_AHEAD_MAX = 2000
 
 
 def _handle_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -175,66 +173,12 @@ class _Client(Generic[ClientT]):
         return portal.call(work)
 
 
-class PendingRecord:
-    """The outcome of one record that was sent by a blocking producer."""
-
-    __slots__ = ("_arguments", "_delivery", "_error", "_portal", "_waiters")
-
-    def __init__(self, portal: Portal, arguments: tuple[Any, ...]) -> None:
-        self._portal = portal
-        self._arguments = arguments
-        self._delivery: Delivery | None = None
-        self._error: BaseException | None = None
-        self._waiters: list[asyncio.Future[None]] = []
-
-    def done(self) -> bool:
-        """Whether the outcome is known."""
-        return self._error is not None or (self._delivery is not None and self._delivery.done())
-
-    def result(self, timeout_s: float | None = None) -> RecordMetadata:
-        """Wait for the outcome; raises the record's KafkaError, or TimeoutError."""
-        if self._error is None and self._delivery is not None and self._delivery.done():
-            return self._delivery.result()
-        future = self._portal.submit(self._outcome())
-        try:
-            return future.result(timeout_s)
-        finally:
-            future.cancel()
-
-    async def _outcome(self) -> RecordMetadata:
-        if self._delivery is None and self._error is None:
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            await waiter
-        if self._delivery is None:
-            raise self._error or RuntimeError("the producer is closed")
-        return await self._delivery
-
-    async def append(self, client: _producer.Producer) -> None:
-        """On the loop: hand the record to the producer."""
-        try:
-            self._delivery = await client.send(*self._arguments)
-        except Exception as error:
-            self._error = error
-        except BaseException as error:
-            self._error = error
-            raise
-        finally:
-            self._arguments = ()
-            for waiter in self._waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
-
-
 class Producer(_Client[_producer.Producer]):
     """See `kipmesh.client.Producer`. Records of one thread keep the order of the calls."""
 
     def __init__(self, bootstrap: str | Sequence[str], **config: Any) -> None:
         super().__init__(_producer.Producer(bootstrap, **config))
-        self._room = threading.Semaphore(_SENDS_AHEAD_MAX)
-        self._lock = threading.Lock()
-        self._waiting: deque[PendingRecord] = deque()
-        self._appending: Future[None] | None = None
+        self._pump = Pump(self._client)
 
     def send(
         self,
@@ -245,36 +189,11 @@ class Producer(_Client[_producer.Producer]):
         timestamp_ms: int | None = None,
         headers: Headers = (),
     ) -> PendingRecord:
-        """Append a record; blocks when too many wait. What the asynchronous `send` raises is part of the outcome."""
-        portal = self._running()
-        record = PendingRecord(portal, (topic, value, key, partition, timestamp_ms, headers))
-        self._room.acquire()
-        with self._lock:
-            self._waiting.append(record)
-            if self._appending is None:
-                self._appending = portal.submit(self._append_waiting())
-        return record
+        """Append a record; blocks when too many wait. What the asynchronous `send` raises is part of the outcome.
 
-    async def _append_waiting(self) -> None:
-        try:
-            while True:
-                with self._lock:
-                    if not self._waiting:
-                        self._appending = None
-                        return
-                    record = self._waiting.popleft()
-                self._room.release()
-                await record.append(self._client)
-        except BaseException:  # the portal's end: what still waits is tried by the next send, and refused by it
-            with self._lock:
-                self._appending = None
-            raise
-
-    def _drain(self) -> None:
-        with self._lock:
-            appending = self._appending
-        if appending is not None:
-            appending.result()
+        Records of a topic whose metadata is missing wait by themselves.
+        """
+        return self._pump.send(self._running(), (topic, value, key, partition, timestamp_ms, headers))
 
     def send_many(
         self, topic: str, records: Iterable[tuple[bytes | None, bytes | None]], partition: int | None = None
@@ -284,7 +203,7 @@ class Producer(_Client[_producer.Producer]):
         Raises what the asynchronous `send` raises; the records before are sent all the same.
         """
         portal = self._running()
-        self._drain()
+        self._pump.drain(portal, topic)
         return portal.call(self._send_all(topic, list(records), partition))
 
     async def _send_all(
@@ -296,13 +215,14 @@ class Producer(_Client[_producer.Producer]):
     def flush(self) -> None:
         """Send all waiting records now; returns when each is delivered or has failed."""
         portal = self._running()
-        self._drain()
+        self._pump.drain(portal)
         portal.call(self._client.flush())
 
     def close(self) -> None:
         """Deliver what was sent, then disconnect and end the thread; may be called again."""
         try:
-            self._drain()
+            if self._portal is not None:
+                self._pump.drain(self._portal)
         finally:
             super().close()
 

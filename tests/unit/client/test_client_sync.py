@@ -64,6 +64,29 @@ def test_whole_path(bootstrap: str) -> None:
     assert kipmesh_threads() == []
 
 
+def test_a_topic_without_metadata_waits_alone(bootstrap: str) -> None:
+    config = {**FAST, "max.block.ms": 100_000}
+    with AdminClient(bootstrap, **FAST) as admin, Producer(bootstrap, **config) as producer:
+        admin.create_topics([NewTopic(name, 1) for name in ("a", "b")])
+        late = [producer.send("late", b"%d" % index) for index in range(50)]
+        others = [producer.send(name, b"%d" % index) for index in range(50) for name in ("a", "b")]
+        assert [each.result().offset for each in others] == [index for index in range(50) for _ in ("a", "b")]
+        (more,) = producer.send_many("a", [(None, b"x")])
+        assert not more.cancelled()
+        assert not any(each.done() for each in late)
+        admin.create_topics([NewTopic("late", 1)])
+        assert [each.result().offset for each in late] == list(range(50))
+
+
+def test_records_that_waited_together_give_up_together(bootstrap: str) -> None:
+    with Producer(bootstrap, **FAST, **{"max.block.ms": 300}) as producer:
+        missing = [producer.send("missing", b"%d" % index) for index in range(200)]
+        for each in missing:
+            with pytest.raises(KafkaError, match="UNKNOWN_TOPIC_OR_PARTITION"):
+                each.result(20)
+        producer.flush()
+
+
 def test_errors_come_to_the_caller(bootstrap: str) -> None:
     with Producer(bootstrap, **FAST, max_block_ms=500) as producer:
         pending = producer.send("nope", b"x")
