@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from conftest_broker import Mesh, eventually
 
+from kipmesh.client import AdminClient
+from kipmesh.client.reassignments import DrainProgress
 from kipmesh.core import messages as m
 from kipmesh.core import record_batch
-from kipmesh.core.errors import ErrorCode
+from kipmesh.core.errors import ErrorCode, KafkaError
 
 RATE = "follower.replication.throttled.rate"
 
@@ -187,3 +189,53 @@ async def test_the_adding_broker_dies_and_comes_back(four: Mesh) -> None:
     await four.start_broker(adding)
     await moved_to(four, topic_id, (adding,), via, adding)
     assert (await four.fetch("t", 0, via=adding)).high_watermark == 2
+
+
+async def test_drained_and_unregistered_by_a_client(four: Mesh) -> None:
+    for name in ("t", "u"):
+        await four.create(name, 5, 3)
+    bootstrap = [f"127.0.0.1:{four.ports[broker]}" for broker in (2, 3)]
+    said: list[DrainProgress] = []
+    async with AdminClient(bootstrap, default_api_timeout_ms=20_000) as admin:
+        with pytest.raises(KafkaError) as refused:
+            await admin.unregister_broker(1)
+        assert refused.value.code is ErrorCode.POLICY_VIOLATION
+        done = await admin.drain_broker(1, on_progress=said.append)
+        assert (done.left, done.leaving, done.total) == (0, 0, said[0].left)
+        assert said[0].leaving == 0
+        assert not await admin.list_partition_reassignments()
+        for topic in await admin.describe_topics(["t", "u"]):
+            assert [sorted(one.replicas) for one in topic.partitions.values()] == [[2, 3, 4]] * 5
+        assert await admin.drain_broker(1) == (0, 0, 0)
+        with pytest.raises(KafkaError) as refused:
+            await admin.unregister_broker(1)
+        assert refused.value.code is ErrorCode.INVALID_REQUEST
+        await four.brokers.pop(1).stop()
+        await admin.unregister_broker(1)
+        await eventually(lambda: 1 not in four.brokers[2].partitions.image.brokers, "broker 1 forgotten")
+        with pytest.raises(KafkaError) as refused:
+            await admin.drain_broker(2)
+        assert refused.value.code is ErrorCode.INVALID_REPLICATION_FACTOR
+        with pytest.raises(KafkaError) as refused:
+            await admin.drain_broker(1)
+        assert refused.value.code is ErrorCode.BROKER_ID_NOT_REGISTERED
+
+
+async def test_a_client_moves_and_cancels(four: Mesh) -> None:
+    topic_id = await four.create("t", 1, 1)
+    leader = four.brokers[2].partitions.image.topics[topic_id].partitions[0].leader
+    adding = leader % 4 + 1
+    await limit(four, 1)
+    for _ in range(2):
+        assert (await four.produce("t", batch(10_000), via=leader)).error_code == 0
+    moved: list[tuple[int, int]] = []
+    async with AdminClient([f"127.0.0.1:{four.ports[2]}"]) as admin:
+        results = await admin.alter_partition_reassignments({("t", 0): [adding], ("t", 9): [1], ("no", 0): None})
+        codes = {where: error and error.code for where, error in results.items()}
+        unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert codes == {("t", 0): None, ("t", 9): unknown, ("no", 0): unknown}
+        running = await admin.list_partition_reassignments([("t", 0), ("t", 9), ("no", 0)])
+        assert running == {("t", 0): ((adding, leader), (adding,), (leader,))}
+        assert await admin.alter_partition_reassignments({("t", 0): None}) == {("t", 0): None}
+        await admin.wait_reassigned([("t", 0)], lambda done, total: moved.append((done, total)))
+        assert moved == [(1, 1)]
