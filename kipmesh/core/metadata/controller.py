@@ -109,8 +109,9 @@ class MetadataController:
     def changed(self, delta: MetadataDelta) -> None:
         """A batch that was appended was applied to the image by its owner."""
         self._brokers.forget_decided(delta)
-        if self.image.reassigning:
-            self._note_completable(key for key in self.image.reassigning if key in delta.changed_partitions)
+        moving, changed = self.image.reassigning, delta.changed_partitions
+        fewer, more = (moving, changed) if len(moving) < len(changed) else (changed, moving)
+        self._note_completable(sorted([key for key in fewer if key in more]))
 
     def _note_completable(self, keys: Iterable[PartitionKey]) -> None:
         can_lead = reassignments.can_lead_in(self.image)
