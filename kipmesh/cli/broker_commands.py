@@ -24,6 +24,7 @@ from kipmesh.cli.common import (
     print_table,
     run,
 )
+from kipmesh.cli.logdirs_command import logdirs
 from kipmesh.cli.reassign_command import Throttle, progress, throttled
 
 if TYPE_CHECKING:
@@ -40,6 +41,16 @@ app = make_app(
     kipmesh broker decommission 3
     """,
 )
+
+app.command(
+    "logdirs",
+    epilog=examples(
+        """
+        kipmesh broker logdirs 2
+        kipmesh broker logdirs 2 --json
+        """
+    ),
+)(logdirs)
 
 BrokerId = Annotated[int, typer.Argument(metavar="ID", min=0, help="node.id of the broker.")]
 

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from kipmesh.client.cluster import Cluster
 from kipmesh.client.elections import elect_leaders
+from kipmesh.client.log_dirs import LogDirDescription, describe_log_dirs
 from kipmesh.client.metadata import topic_metadata
 from kipmesh.client.offsets import delete_records, list_offsets
 from kipmesh.client.quorum import DESCRIBE_QUORUM, quorum_description
@@ -301,6 +302,10 @@ class AdminClient:
         """The fetch sessions at one broker, or at all of them; what a broker did not say has its `error`."""
         found = await self.describe_cluster()
         return await list_fetch_sessions(self._cluster, list(found.brokers), broker_id)
+
+    async def describe_log_dirs(self, broker_id: int) -> list[LogDirDescription]:
+        """A broker's data folders, what is in them, and which are offline."""
+        return await describe_log_dirs(self._cluster, (await self.describe_cluster()).brokers, broker_id)
 
     # -- inside
 

@@ -186,6 +186,11 @@ class DataFolders:
         """Those that may be used."""
         return [folder for folder in self._folders if folder.is_online]
 
+    @property
+    def for_partitions(self) -> list[DataFolder]:
+        """All but one that is the metadata log's alone."""
+        return [folder for folder in self._folders if folder.path in self.paths]
+
     def take_all(self, cluster_id: str, node_id: int) -> None:
         """Take them; OSError when the one of the metadata log cannot be had, KafkaError when one is not ours."""
         for path in dict.fromkeys((*self.paths, self.metadata_path)):

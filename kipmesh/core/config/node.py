@@ -196,7 +196,10 @@ class BrokerConfig(NodeConfig):
     """A leader or follower service."""
 
     log_dirs: StrList
-    """Folders of the partitions' logs."""
+    """Folders of the partitions' logs, separated by commas. A new log goes to the one with the fewest; one whose disk
+    fails is taken offline while there are others."""
+    metadata_log_dir: str = ""
+    """Folder of the metadata log, by default the first of log.dirs; without it the broker cannot go on."""
     broker_rack: str | None = None
     """Where this broker is."""
     replica_selector_class: str = ""

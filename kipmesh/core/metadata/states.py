@@ -186,6 +186,13 @@ def is_lost(state: PartitionState, broker_id: int) -> bool:
     )
 
 
+def lost_replicas(state: PartitionState) -> frozenset[int]:
+    """The brokers whose replicas were in data folders that failed."""
+    if LOST_DIRECTORY not in state.directories:
+        return frozenset()
+    return frozenset([replica for replica in state.replicas if is_lost(state, replica)])
+
+
 def changed(state: PartitionState, record: r.PartitionChangeRecord) -> PartitionState:
     """The partition after the change: one more partition epoch, and one more leader epoch if a leader is named."""
 

@@ -135,6 +135,7 @@ class PartitionLeader:
         "lag_max_ms",
         "leader_epoch",
         "log_end_offset",
+        "lost",
         "min_insync_replicas",
         "partition_epoch",
         "pending",
@@ -162,6 +163,8 @@ class PartitionLeader:
         self.partition_epoch = partition_epoch
         self.isr: frozenset[int] = frozenset(isr)
         self.pending: IsrChange | None = None
+        self.lost: frozenset[int] = frozenset()
+        """Replicas in data folders that have failed: whatever they fetched, they are not waited for and do not join."""
         self.log_end_offset = log_end_offset
         self.epoch_start_offset = log_end_offset
         self.high_watermark = min(high_watermark, log_end_offset)
@@ -239,7 +242,7 @@ class PartitionLeader:
     def _is_eligible(self, replica: int) -> bool:
         """Whether it may join, as the very registration that fetched: an older one's log end says nothing."""
         epoch = self.followers[replica].broker_epoch
-        return epoch != UNKNOWN_EPOCH and epoch == self._eligible_epoch(replica)
+        return replica not in self.lost and epoch != UNKNOWN_EPOCH and epoch == self._eligible_epoch(replica)
 
     def _advance(self, now_ms: int) -> bool:
         if self.is_under_min_isr:

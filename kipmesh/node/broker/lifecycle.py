@@ -31,6 +31,7 @@ from kipmesh.core.metadata.image import LEADER_ROLE_FEATURE
 from kipmesh.node.broker.controller_channel import ControllerChannel
 from kipmesh.node.broker.isolation import Isolation
 from kipmesh.rpc.client import TransportError
+from kipmesh.storage.data_folder import DataFolders
 
 log = structlog.get_logger(__name__)
 
@@ -56,6 +57,7 @@ class BrokerLifecycle:
         previous_broker_epoch: int,
         metadata_offset: Callable[[], int],
         log_ends: Callable[[Sequence[TopicIdPartition]], list[PartitionLogEnd]],
+        folders: DataFolders | None = None,
     ) -> None:
         self._config = config
         self._channel = channel
@@ -67,6 +69,7 @@ class BrokerLifecycle:
         self._previous_broker_epoch = previous_broker_epoch
         self._metadata_offset = metadata_offset
         self._log_ends = log_ends
+        self._folders = folders.for_partitions if folders is not None else []
         self._wanted: Sequence[TopicIdPartition] = ()
         self._wake = asyncio.Event()
         self._want_shut_down = False
@@ -83,6 +86,7 @@ class BrokerLifecycle:
             listeners=listeners,
             features=[Feature(LEADER_ROLE_FEATURE, 0, 1)] if self._is_leader_role else (),
             rack=self._config.broker_rack,
+            log_dirs=[folder.directory_id for folder in self._folders if folder.is_online],
             previous_broker_epoch=self._previous_broker_epoch,
         )
         told = None
@@ -126,6 +130,7 @@ class BrokerLifecycle:
                 want_fence=is_isolated,
                 want_shut_down=self._want_shut_down,
                 log_ends=self._log_ends(wanted) if wanted else (),
+                offline_log_dirs=self._offline_log_dirs(),
             )
             try:
                 response = await self._exchange(request)
@@ -145,6 +150,14 @@ class BrokerLifecycle:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(interval_s):
                     await self._wake.wait()
+
+    def _offline_log_dirs(self) -> list[bytes]:
+        """Ids of the data folders that have failed; one that could not be opened has none that is known."""
+        return [folder.directory_id for folder in self._folders if not folder.is_online and folder.directory_id]
+
+    def folder_failed(self) -> None:
+        """A data folder went offline: tell the controller now, not at the next beat."""
+        self._wake.set()
 
     async def _exchange(self, request: BrokerHeartbeatRequest) -> BrokerHeartbeatResponse:
         """One heartbeat; raises TransportError, and TimeoutError once `want_fence` should be another."""

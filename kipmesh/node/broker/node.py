@@ -32,6 +32,7 @@ from kipmesh.node.broker.fetch_sessions import FetchSessionCollector, make_sessi
 from kipmesh.node.broker.isolation import Isolation
 from kipmesh.node.broker.isr_changes import IsrChanges
 from kipmesh.node.broker.lifecycle import BrokerLifecycle
+from kipmesh.node.broker.log_dirs import LogDirCollector, LogDirs, LogDirsHandler
 from kipmesh.node.broker.maintenance import Maintenance
 from kipmesh.node.broker.metadata import MetadataHandler
 from kipmesh.node.broker.metrics import BrokerMetrics, PartitionCollector
@@ -47,7 +48,6 @@ from kipmesh.node.clock import monotonic_ms, wall_ms
 from kipmesh.rpc.client import ConnectionPool, TransportError
 from kipmesh.rpc.server import RequestContext, Server
 from kipmesh.storage.fs import FileSystem, RealFileSystem
-from kipmesh.storage.log import Log
 from kipmesh.storage.log_manager import LogManager
 
 log = structlog.get_logger(__name__)
@@ -66,7 +66,9 @@ class _BrokerService:
         fetch: FetchHandler,
         offsets: OffsetsHandler,
         metadata: MetadataHandler,
+        log_dirs: LogDirsHandler,
     ) -> None:
+        self.describe_log_dirs = log_dirs.describe_log_dirs
         self.produce = produce.produce
         self.init_producer_id = producer_ids.init_producer_id
         self.fetch = fetch.fetch
@@ -117,9 +119,9 @@ class BrokerNode:
             node_id=config.node_id,
             defaults=config.topic_defaults(),
             open_files_max=config.log_open_files_max,
-            on_log_failed=self._log_failed,
+            on_folder_failed=lambda path, error: self._log_dirs.failed(path, error),
+            metadata_dir=config.metadata_log_dir,
         )
-        self._loop = asyncio.get_running_loop()
         self._disk = Disk(f"broker-{config.node_id}")
         self._pool = ConnectionPool(f"broker-{config.node_id}")
         self._channel = ControllerChannel(config.voters, self._pool)
@@ -145,6 +147,16 @@ class BrokerNode:
             self._broker_epoch,
             self._task_done,
         )
+        self._log_dirs = LogDirs(
+            config.node_id,
+            self._log_manager,
+            self._disk,
+            self._channel,
+            self._broker_epoch,
+            self._replica_manager.drop_failed,
+            self._fail,
+        )
+        self._replica_manager.on_found = self._log_dirs.found
         self._publisher = MetadataPublisher(config.node_id, self._replica_manager, self._published)
         self._isr_changes = IsrChanges(
             config.node_id, self.partitions, self._channel, self._metrics, self._broker_epoch, monotonic_ms
@@ -152,13 +164,6 @@ class BrokerNode:
 
     def _broker_epoch(self) -> int:
         return self._lifecycle.broker_epoch if self._lifecycle else -1
-
-    def _log_failed(self, failed_log: Log, error: KafkaError) -> None:
-        """A disk error that is for good; from any thread. The node ends, and the other replicas lead.
-
-        What the kernel dropped cannot be told from what it kept, and a leader that cannot write is worse than none.
-        """
-        self._loop.call_soon_threadsafe(self._fail, error)
 
     def _fail(self, error: BaseException) -> None:
         if not self.failed.done():
@@ -210,7 +215,9 @@ class BrokerNode:
                 previous_broker_epoch=self._log_manager.clean_shutdown_epoch,
                 metadata_offset=lambda: self._publisher.published_offset,
                 log_ends=self._replica_manager.log_ends,
+                folders=self._log_manager.folders,
             )
+            self._log_dirs.on_change = self._lifecycle.folder_failed
             self._server = self._make_server()
             endpoint = self._mesh_endpoint()
             self.grpc_port = await self._server.start(endpoint.host, endpoint.port)
@@ -222,6 +229,7 @@ class BrokerNode:
         self._spawn(self._live(self._lifecycle), "lifecycle")
         self._spawn(self._isolation.run(), "isolation")
         self._spawn(self._isr_changes.run(), "isr-changes")
+        self._spawn(self._log_dirs.run(), "log-dirs")
         maintenance = Maintenance(
             self.config,
             self.partitions,
@@ -282,7 +290,14 @@ class BrokerNode:
             selection=self._selection,
         )
         services = {
-            "Broker": _BrokerService(produce, producer_ids, fetch, OffsetsHandler(self.partitions), metadata),
+            "Broker": _BrokerService(
+                produce,
+                producer_ids,
+                fetch,
+                OffsetsHandler(self.partitions),
+                metadata,
+                LogDirsHandler(self._log_manager.folders, self.partitions, self._disk),
+            ),
             "Admin": AdminHandler(self._channel, lambda: self.partitions.image, self._publisher.until),
             "Quorum": _QuorumService(self._channel),
         }
@@ -291,6 +306,7 @@ class BrokerNode:
     def _add_gauges(self) -> None:
         gauge = self._metrics.gauge
         self.registry.register(PartitionCollector(self.partitions))
+        self.registry.register(LogDirCollector(self._log_manager.folders))
         self.registry.register(FetchSessionCollector(self.fetch_sessions))
         gauge("kipmesh_broker_metadata_offset", "Last metadata offset applied.", lambda: self.partitions.image.offset)
         gauge("kipmesh_broker_fenced", "1 while the controller fences this broker.", lambda: float(not self.ready))

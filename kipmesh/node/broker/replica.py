@@ -17,6 +17,7 @@ from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.fetch_session import HIGH_WATERMARK, LEADERSHIP, LOG_END, LOG_START, partition_key
 from kipmesh.core.messages import EpochEndOffset, FetchPartition, LeaderIdAndEpoch, PartitionData
 from kipmesh.core.metadata.image import PartitionState
+from kipmesh.core.metadata.states import lost_replicas
 from kipmesh.core.replica.follower import truncation_offset
 from kipmesh.core.replica.leader import FollowerFetches, IsrChange, PartitionLeader
 from kipmesh.core.replica.serving import FollowerWatermarks
@@ -105,6 +106,7 @@ class Replica:
     ) -> None:
         """Lead in `state.leader_epoch`; within an epoch only the ISR and the assignment may have changed."""
         if self.leader is not None and self.leader.leader_epoch == state.leader_epoch:
+            self.leader.lost = lost_replicas(state)
             self.replicas_changed(state.replicas, min_insync_replicas)
             self.isr_changed(state.isr, state.partition_epoch)
             return
@@ -123,6 +125,7 @@ class Replica:
             eligible_epoch=eligible_epoch,
             now_ms=self._monotonic_ms(),
         )
+        self.leader.lost = lost_replicas(state)
         self.leader_id, self.leader_epoch, self.has_role = self.broker_id, state.leader_epoch, True
         self._set_high_watermark(self.leader.high_watermark)
         self._changes.behind[self] = self._changes.unflushed[self] = None

@@ -19,6 +19,8 @@ from kipmesh.core.config import BrokerConfig, TopicConfig
 from kipmesh.core.errors import KafkaError
 from kipmesh.core.messages import PartitionLogEnd, TopicIdPartition
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage, PartitionKey, PartitionState
+from kipmesh.core.metadata.records import NO_LEADER
+from kipmesh.core.metadata.states import is_lost
 from kipmesh.node.broker.changes import Changes
 from kipmesh.node.broker.disk import Disk
 from kipmesh.node.broker.fetcher import ReplicaFetcher
@@ -28,6 +30,7 @@ from kipmesh.node.broker.replica import Replica
 from kipmesh.node.broker.throttle import ReplicationThrottle
 from kipmesh.node.quorum.pacing import Pace
 from kipmesh.rpc.client import ConnectionPool
+from kipmesh.storage.errors import StorageError
 from kipmesh.storage.log_manager import LogManager
 
 log = structlog.get_logger(__name__)
@@ -77,6 +80,8 @@ class ReplicaManager:
         self._fetchers: dict[int, ReplicaFetcher] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._is_first = True
+        self.on_found: Callable[[Replica], None] = lambda replica: None
+        """Told of replicas that are here although the metadata calls them lost (`log_dirs`)."""
 
     async def apply(self, image: MetadataImage, delta: MetadataDelta) -> None:
         """Follow what `delta` says has changed in `image`."""
@@ -175,17 +180,45 @@ class ReplicaManager:
 
     async def _create_logs(self, wanted: Iterable[_Wanted]) -> None:
         missing = [item for item in wanted if self._partitions.get(item.topic_id, item.partition) is None]
+        lost = {(item.topic_id, item.partition) for item in missing if not self._may_create(item)}
+        if lost - self._partitions.unhosted:
+            log.warning("replicas were in data folders that have failed", partitions=len(lost))
+            self._partitions.unhosted.update(lost)
+        missing = [item for item in missing if (item.topic_id, item.partition) not in lost]
         if not missing:
             return
         configs = {item.topic: self._topic_config(item.topic) for item in missing}
         replicas, refused = await self._disk.run(partial(self._create, missing, configs))
         for replica in replicas:
+            if replica.log.failed is not None:  # its folder went offline meanwhile
+                self._partitions.unhosted.add((replica.topic_id, replica.partition))
+                continue
             self._partitions.add(replica)
             self._partitions.unhosted.discard((replica.topic_id, replica.partition))
         for item, error in refused:
             if (item.topic_id, item.partition) not in self._partitions.unhosted:
                 log.error("log cannot be created", topic=item.topic, partition=item.partition, error=str(error))
                 self._partitions.unhosted.add((item.topic_id, item.partition))
+
+    def _may_create(self, item: _Wanted) -> bool:
+        """Whether there may be a log here: none is made for a lost replica but beside a leader, nor while a folder
+        is offline that may have the one that was."""
+        if not is_lost(item.state, self._broker_id):
+            return True
+        held = self._log_manager.get(item.topic, item.partition)
+        if held is not None and held.topic_id == item.topic_id:
+            return True
+        is_led = item.state.leader not in (NO_LEADER, self._broker_id)
+        return is_led and all(folder.is_online for folder in self._log_manager.folders)
+
+    def drop_failed(self) -> list[PartitionKey]:
+        """Serve the replicas no more whose logs have failed; gives those."""
+        failed = [replica for replica in self._partitions if replica.log.failed is not None]
+        for replica in failed:
+            self._forget(replica)
+        keys = [(replica.topic_id, replica.partition) for replica in failed]
+        self._partitions.unhosted.update(keys)
+        return keys
 
     def _create(
         self, missing: list[_Wanted], configs: dict[str, TopicConfig]
@@ -214,7 +247,12 @@ class ReplicaManager:
         for item in wanted:
             replica = self._partitions.get(item.topic_id, item.partition)
             if replica is not None:
-                self._give_role(replica, item.state, to_follow)
+                try:
+                    self._give_role(replica, item.state, to_follow)
+                except StorageError as error:  # its folder goes offline
+                    log.error("no role", topic=item.topic, partition=item.partition, error=error.message)
+                if is_lost(item.state, self._broker_id):
+                    self.on_found(replica)
             await pace.give_way()
         for leader_id, replicas in to_follow.items():
             self._follow(leader_id, replicas)
@@ -259,7 +297,7 @@ class ReplicaManager:
                 self._on_task_done,
                 self._throttle,
             )
-        fetcher.follow(replicas)
+        fetcher.follow([replica for replica in replicas if replica.log.failed is None])
 
     async def _checkpoint_recovery_points(self) -> None:
         """After truncations, off the loop: or else the next append to a log that was cut writes them first."""
