@@ -33,7 +33,7 @@ TOPICS = (50, 100, 50)
 LEADER = "leader-"
 """Begins the names of the faults of a partition's leader; the others are the active controller's."""
 FIGURES = [
-    *[report.Figure(kind, fault.label, "s", TARGET_S, True) for kind, fault in FAULTS.items()],
+    *[report.Figure(kind, fault.label, "s", TARGET_S, True) for kind, fault in FAULTS.items() if kind != "both"],
     *[
         report.Figure(f"{LEADER}{kind}", f"partition leader: {FAULTS[kind].label}", "s", target_s, True)
         for kind, target_s in leader_failover.TARGETS_S.items()

@@ -29,6 +29,17 @@ def _ignore(_code: int) -> None:
     pass
 
 
+def _kill_with_active(mesh: QuorumMesh, name: str) -> None:
+    active = mesh.active().name
+    mesh.kill(name)
+    if active != name:
+        mesh.kill(active)
+
+
+def _start_dead(mesh: QuorumMesh, _name: str) -> None:
+    mesh.start(*[name for name in mesh.nodes if not mesh.is_running(name)])
+
+
 FAULTS: Mapping[str, Fault] = {
     "kill": Fault("SIGKILL", QuorumMesh.kill, QuorumMesh.start),
     "stop": Fault("SIGTERM", lambda mesh, name: _ignore(mesh.stop(name)), QuorumMesh.start),
@@ -37,5 +48,6 @@ FAULTS: Mapping[str, Fault] = {
     "mute": Fault("cut off: what it sends", _cut(hears=True), _heal),
     "deaf": Fault("cut off: what it hears", _cut(sends=True), _heal),
     "voters": Fault("cut off from the other controllers only", _cut(from_brokers=False), _heal),
+    "both": Fault("SIGKILL of it and of the active controller", _kill_with_active, _start_dead),
 }
-"""All of them make sense for the active controller; the first three for any node."""
+"""All but the last make sense for the active controller; the first three and the last for any other node."""

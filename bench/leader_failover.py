@@ -19,8 +19,8 @@ from kipmesh.client import AdminClient, Producer
 from kipmesh.client.types import NewTopic
 from kipmesh.core.errors import KafkaError
 
-TARGETS_S = {"kill": 1.5, "pause": 4.0, "stop": 1.5}
-"""The faults that are measured here, and what their median should be."""
+TARGETS_S = {"kill": 1.5, "pause": 4.0, "stop": 1.5, "both": None}
+"""The faults that are measured here, and what their median should be, if anything says that."""
 TOPIC = "records"
 PRODUCERS = 3
 PAUSE_S = 0.005

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 EXIT_SKIPPED = 77
 """This machine cannot do what an experiment needs."""
 DEFAULT_RESULTS = Path("kipmesh-chaos")
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
 CALLS_TIMEOUT_S = START_TIMEOUT_S + STOP_TIMEOUT_S
 

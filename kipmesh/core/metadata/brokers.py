@@ -262,6 +262,20 @@ class BrokerLifecycle:
         is_missing = self._sessions.disconnected(broker_id, connection, now_ms)
         return is_missing and broker is not None and not broker.fenced
 
+    def unheard(self) -> dict[int, Collection[tuple[str, int]]]:
+        """The addresses of the brokers that should be there, and of which this controller has not heard yet."""
+        found = {broker_id: self._image.brokers.get(broker_id) for broker_id in self._sessions.unheard()}
+        return {
+            broker_id: broker.endpoints.values()
+            for broker_id, broker in found.items()
+            if broker is not None and not broker.fenced
+        }
+
+    def refused(self, broker_id: int, now_ms: int) -> bool:
+        """Nothing listens where the broker was; says whether it is missing from now on."""
+        broker = self._image.brokers.get(broker_id)
+        return broker is not None and not broker.fenced and self._sessions.refused(broker_id, now_ms)
+
     def expired(self, now_ms: int) -> list[int]:
         """The brokers, silent or gone, that have to be fenced; each is named again a timeout later if it was not."""
         silent = []

@@ -9,7 +9,7 @@ Invariant: no decision changes the image; `applied` alone does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice
 
 from kipmesh.core.config import ControllerConfig
@@ -144,6 +144,14 @@ class MetadataController:
         """That connection is over; says whether the broker is missing from now on, and `next_deadline_ms` sooner."""
         return self._brokers.disconnected(broker_id, connection, now_ms)
 
+    def unheard(self) -> dict[int, Collection[tuple[str, int]]]:
+        """Where those brokers are that should be there, and of which this controller has not heard yet."""
+        return self._brokers.unheard()
+
+    def refused(self, broker_id: int, now_ms: int) -> bool:
+        """Nothing listens there; says whether the broker is missing from now on, and `next_deadline_ms` sooner."""
+        return self._brokers.refused(broker_id, now_ms)
+
     @property
     def look_ms(self) -> int:
         """How long `expired` is not asked, at most, while a broker is missing."""
@@ -166,7 +174,7 @@ class MetadataController:
         return self._sessions.next_deadline_ms()
 
     def missing(self) -> frozenset[int]:
-        """Brokers whose connection broke, and of which nothing was heard since."""
+        """Brokers whose connection broke or address refused, and of which nothing was heard since."""
         return self._sessions.missing()
 
     def expired(self, now_ms: int) -> list[int]:

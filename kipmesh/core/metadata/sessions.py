@@ -5,13 +5,15 @@
 | a heartbeat, over a connection or without one       | the session begins anew, nothing is missing      |
 | no heartbeat for `timeout_ms`                       | the session has ended                            |
 | the last connection broke that had its heartbeats   | it is missing, from now on                       |
+| nothing listens where a broker was, of which this   | it is missing, from now on                       |
+| controller has not heard yet                        |                                                  |
 | missing for `loss_timeout_ms` (0: never)            | the session has ended                            |
 | missing, and the controller itself stood still      | missing from now on: it could not have seen it   |
 | missing, and another incarnation registers          | it may: the one before is not alive              |
 
 A connection counts once it has brought a heartbeat of the session's registration, and no other does: not those that
 another controller had, nor those of a registration before. So a new controller ends no session for a connection, until
-it has seen one of its own break.
+it has seen one of its own break; those that died with the one before it are found by their addresses (`refused`).
 
 Invariants: at most one session a broker; a session is of one registration (broker epoch); it ends by a lost connection
 only if the controller looked all the while, at least every `2 * look_ms`.
@@ -41,7 +43,7 @@ class Session:
     connections: set[int] = field(default_factory=set)
     """The connections that are open and have brought heartbeats of this session."""
     missing_since_ms: int | None = None
-    """When the last of them broke, if nothing was heard of the broker since."""
+    """When the last of them broke, or the broker's address refused, if nothing was heard of it since."""
     since_ms: int = 0
     """When this controller first knew of it."""
 
@@ -94,7 +96,19 @@ class BrokerSessions:
         if session is None or connection not in session.connections:
             return False
         session.connections.discard(connection)
-        if session.connections or not self.loss_timeout_ms or session.missing_since_ms is not None:
+        return not session.connections and self._miss(broker_id, session, now_ms)
+
+    def unheard(self) -> list[int]:
+        """The brokers that were granted a session and have not used it yet."""
+        return [broker_id for broker_id, session in self._sessions.items() if not session.heard]
+
+    def refused(self, broker_id: int, now_ms: int) -> bool:
+        """Nothing listens where the broker was; says whether it is missing from now on. Who was heard of is not."""
+        session = self._sessions.get(broker_id)
+        return session is not None and not session.heard and self._miss(broker_id, session, now_ms)
+
+    def _miss(self, broker_id: int, session: Session, now_ms: int) -> bool:
+        if not self.loss_timeout_ms or session.missing_since_ms is not None:
             return False
         self._look(now_ms)
         session.missing_since_ms = now_ms
@@ -109,7 +123,7 @@ class BrokerSessions:
         self._looked_ms = now_ms
 
     def missing(self) -> frozenset[int]:
-        """The brokers whose last connection broke, and of which nothing was heard since."""
+        """The brokers that are missing, and of which nothing was heard since."""
         return frozenset(self._missing)
 
     def is_live(self, broker_id: int, now_ms: int) -> bool:

@@ -22,6 +22,7 @@ from kipmesh.core.metadata.controller import MetadataController
 from kipmesh.core.metadata.decision import Decision
 from kipmesh.node.clock import monotonic_ms, wall_ms
 from kipmesh.node.controller.events import log_decided
+from kipmesh.node.controller.knocking import Knocking
 from kipmesh.node.controller.leader_balance import LeaderBalance
 from kipmesh.node.controller.metrics import ControllerMetrics
 from kipmesh.node.controller.owner import Decide, DecideWith, Owner
@@ -58,8 +59,9 @@ class ActiveController:
         now_ms: Callable[[], int] = monotonic_ms,
         stamp_ms: Callable[[], int] = wall_ms,
         make_topic_id: Callable[[], bytes] = new_topic_id,
+        knocks: bool = False,
     ) -> None:
-        """The last three are what it takes from the machine: both clocks, and chance."""
+        """The last four are what it takes from the machine: both clocks, chance, and the network (`knocking`)."""
         self.epoch = epoch
         self._now_ms = now_ms
         self._stamp_ms = stamp_ms
@@ -78,6 +80,10 @@ class ActiveController:
         self._timer: asyncio.TimerHandle | None = None
         self._deadline_ms = 0
         self._is_over = False
+        loss_ms = config.broker_connection_loss_timeout_ms
+        self._knocking = (
+            Knocking(self._controller.unheard, self._refused, loss_ms / 2000) if knocks and loss_ms else None
+        )
         self._balance = LeaderBalance(self.do, config.leader_imbalance_check_interval_seconds)
 
     @property
@@ -90,6 +96,8 @@ class ActiveController:
         first = self._controller.activate(self._now_ms())
         self._owner.decide_all([lambda: Decision(first, None)])
         self._arm_timer()
+        if self._knocking is not None:
+            self._knocking.start()
         if self._config.auto_leader_rebalance_enable:
             self._balance.start()
 
@@ -99,17 +107,20 @@ class ActiveController:
 
     def end(self, refusal: KafkaError) -> None:
         """The epoch is over: what waits is refused."""
-        self._is_over = True
-        self._cancel_timer()
-        self._balance.stop()
+        self._stop_tasks()
         self._owner.end(refusal)
 
     async def drain(self, grace_s: float, refusal: KafkaError) -> None:
         """Take no more, and give what waits some time to be committed."""
+        self._stop_tasks()
+        await self._owner.drain(grace_s, refusal)
+
+    def _stop_tasks(self) -> None:
         self._is_over = True
         self._cancel_timer()
         self._balance.stop()
-        await self._owner.drain(grace_s, refusal)
+        if self._knocking is not None:
+            self._knocking.stop()
 
     # --- operations
 
@@ -157,6 +168,17 @@ class ActiveController:
         if self._is_over or not self._controller.disconnected(broker_id, connection, now_ms):
             return
         log.info("connection of a broker broke", broker_id=broker_id)
+        self._look_soon(now_ms)
+
+    def _refused(self, broker_id: int) -> None:
+        """Nothing listens where a broker was: look soon whether it is heard of."""
+        now_ms = self._now_ms()
+        if self._is_over or not self._controller.refused(broker_id, now_ms):
+            return
+        log.info("nothing listens where a broker was", broker_id=broker_id)
+        self._look_soon(now_ms)
+
+    def _look_soon(self, now_ms: int) -> None:
         if self._timer is not None and self._deadline_ms > now_ms + self._controller.look_ms:
             self._cancel_timer()
         self._arm_timer()
@@ -209,7 +231,7 @@ class ActiveController:
         silent = self._controller.expired(self._now_ms())
         for index, broker_id in enumerate(silent):
             if broker_id in gone:
-                log.warning("a broker is gone: its connection broke, and it did not come back", broker_id=broker_id)
+                log.warning("a broker is gone, and did not come back", broker_id=broker_id)
             yield self._fence_decision(silent[index:])
             (self._metrics.lost_brokers if broker_id in gone else self._metrics.timed_out_heartbeats).inc()
         if silent:

@@ -302,7 +302,9 @@ class ControllerNode:
             return
         if not end == driver.high_watermark == loader.applied_end:
             return
-        active = self._active = ActiveController(self.config, driver.epoch, driver, loader, self._metrics, self._fail)
+        active = self._active = ActiveController(
+            self.config, driver.epoch, driver, loader, self._metrics, self._fail, knocks=True
+        )
         try:
             active.start()
         except KafkaError as error:

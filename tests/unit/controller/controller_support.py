@@ -71,6 +71,7 @@ class FakeBroker:
         self.leads = leads
         self.epoch = -1
         self.incarnation = uuid.uuid4().bytes
+        self.address = ("255.255.255.255", 9000 + broker_id)  # where nobody can be, not even one who refuses
         self.image = MetadataImage()
         self.delta = MetadataDelta()
         self.log = b""
@@ -82,7 +83,7 @@ class FakeBroker:
             self.broker_id,
             cluster_id,
             self.incarnation,
-            [m.Listener("MESH", "127.0.0.1", 9000 + self.broker_id)],
+            [m.Listener("MESH", *self.address)],
             [m.Feature("kipmesh.leader", 0, 1)] if self.leads else [],
             self.rack,
             previous_broker_epoch=previous_broker_epoch,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +12,11 @@ from typing import Any
 from controller_support import FakeBroker, LiveController, until
 from controllers_support import Controllers
 
+from kipmesh.cluster import ports
 from kipmesh.core import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.node.controller import ControllerNode
+from kipmesh.node.controller.knocking import KNOCKS, Knocking, refuses
 from kipmesh.rpc.client import Connection
 
 LOSS_MS = 200
@@ -174,6 +177,59 @@ async def test_another_active_controller_fences_nobody_for_streams_of_the_one_be
         await watched.cut()  # this one it has seen itself
         await until(fenced(node, 3), "broker 3 fenced")
         assert [broker_id for broker_id, broker in node.image.brokers.items() if broker.fenced] == [3]
+
+
+async def test_a_broker_that_died_with_the_controller_is_found_by_its_address(tmp_path: Path) -> None:
+    """The first is held, and its listener with it; the second is gone; the third only seems to be."""
+    # So long that a slow machine is in time, too.
+    values = {"broker_session_timeout_ms": LONG_MS, "broker_connection_loss_timeout_ms": 2000}
+    async with Controllers(tmp_path, **values) as controllers:
+        first = await controllers.active()
+        voice: Any = _Voice(controllers)
+        brokers = [FakeBroker(voice, broker_id) for broker_id in (1, 2, 3)]
+        with socket.create_server(("127.0.0.1", 0)) as held:
+            addresses = [held.getsockname(), *(("127.0.0.1", port) for port in ports.choose(2))]
+            for broker, address in zip(brokers, addresses, strict=True):
+                broker.address = address
+                await broker.join()
+            await controllers.kill(first)
+            node = controllers.nodes[await controllers.active()]
+            alive = Link(address_of(node), brokers[2])
+            assert not (await alive.beat()).is_fenced
+            await until(fenced(node, 2), "broker 2 fenced")
+            assert not node.image.brokers[1].fenced
+            assert not node.image.brokers[3].fenced
+            assert lost(node) == 1
+            await alive.cut()
+
+
+async def test_only_who_is_refused_everywhere_and_every_time_is_gone() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        open_, (closed, opening) = server.getsockname(), [("127.0.0.1", port) for port in ports.choose(2)]
+        assert [await refuses(one, 5) for one in (open_, closed, ("no.such.host.invalid", 1))] == [False, True, False]
+        found: list[int] = []
+        asked: list[list[int]] = []
+        done = asyncio.Event()
+        unheard = {1: [open_], 2: [closed], 3: [closed, open_], 4: [], 5: [opening], 6: [closed], 7: [closed]}
+
+        def look() -> dict[int, Any]:
+            asked.append(list(unheard))
+            if len(asked) == KNOCKS:
+                del unheard[6]  # was heard of between two knocks
+                unheard[5] = [open_]  # is there by now
+            return unheard
+
+        def told(broker_id: int) -> None:
+            found.append(broker_id)
+            if broker_id == 7:
+                done.set()
+
+        knocking = Knocking(look, told, 0.05)
+        knocking.start()
+        await asyncio.wait_for(done.wait(), 20)
+        knocking.stop()
+    assert found == [2, 7]
+    assert len(asked) == KNOCKS
 
 
 class _Voice:

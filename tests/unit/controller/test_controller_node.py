@@ -34,7 +34,7 @@ async def test_a_new_cluster_serves_topics_to_brokers(tmp_path: Path) -> None:
         assert all(set(state.isr) == {1, 2, 3} for state in topic.partitions.values())
         assert brokers[0].image.features["metadata.version"] == METADATA_VERSION_LEVEL
         assert brokers[0].image.brokers[1].is_leader_role
-        assert brokers[0].image.brokers[2].endpoints == {"MESH": ("127.0.0.1", 9002)}
+        assert brokers[0].image.brokers[2].endpoints == {"MESH": brokers[1].address}
 
 
 async def test_a_restart_keeps_everything_and_begins_a_new_epoch(tmp_path: Path) -> None:

@@ -135,6 +135,22 @@ STEPS = st.lists(
 )
 
 
+def test_who_was_not_heard_of_and_refuses_is_missing() -> None:
+    sessions = BrokerSessions(SESSION_MS, LOSS_MS)
+    for broker_id in (1, 2, 3):
+        sessions.grant(broker_id, 5, 0)
+    sessions.touch(2, 5, 10)
+    assert sessions.unheard() == [1, 3]
+    assert [sessions.refused(broker_id, 100) for broker_id in (1, 2, 3, 4)] == [True, False, True, False]
+    assert not sessions.refused(1, 150)  # it is already
+    sessions.touch(3, 5, 299)
+    assert look(sessions, 100, SESSION_MS) == {1: 300}
+    never = BrokerSessions(SESSION_MS, 0)
+    never.grant(1, 5, 0)
+    assert not never.refused(1, 100)
+    assert look(never, 100, SESSION_MS) == {1: SESSION_MS}
+
+
 @given(STEPS)
 def test_no_session_ends_without_cause(steps: list[tuple[str, int, int, int, bool]]) -> None:
     """A model of what the controller could see: running time since the last sign of life of each broker."""
