@@ -6,6 +6,8 @@ allows user namespaces to people); what is mounted in it is gone when the run's 
 
 A torn tail and a flipped bit are in what was not synced: the part of the last segment from the recovery point on. What
 is before it a disk may not lose; a broker does not look at that again, like Kafka's.
+
+A disk that fails is one of a broker's two: an empty read-only file system takes its place.
 """
 
 from __future__ import annotations
@@ -84,6 +86,30 @@ def unmount(folder: Path) -> None:
     command = shutil.which("umount")
     if command is not None and folder.is_mount():
         subprocess.run([command, "-l", str(folder)], capture_output=True, timeout=_COMMAND_TIMEOUT_S, check=False)  # noqa: S603
+
+
+def fail(folder: Path) -> None:
+    """A disk that `mount` made fails: nothing can be opened or made there any more; files that are open are.
+
+    Its content is kept aside until `repair`.
+    """
+    aside = _aside(folder)
+    aside.mkdir(exist_ok=True)
+    if not folder.is_mount():
+        raise ChaosError(f"{folder} is no disk of its own")
+    _run(["mount", "--move", str(folder), str(aside)], f"{folder} cannot be made to fail")
+    _run(["mount", "-t", "tmpfs", "-o", "ro,size=4k", "tmpfs", str(folder)], f"{folder} cannot be made to fail")
+
+
+def repair(folder: Path) -> None:
+    """The disk that failed is there again, as it was; idempotent."""
+    if _aside(folder).is_mount():
+        unmount(folder)
+        _run(["mount", "--move", str(_aside(folder)), str(folder)], f"{folder} cannot be repaired")
+
+
+def _aside(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}-aside")
 
 
 def fill(folder: Path) -> None:

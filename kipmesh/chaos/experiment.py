@@ -160,6 +160,12 @@ class FullDisk(Fault):
     kind: Literal["full-disk"]
 
 
+class FailedFolder(Fault):
+    """The second data folder of a broker fails until the end; then it is restarted. Needs what FullDisk does."""
+
+    kind: Literal["failed-folder"]
+
+
 class TornTail(Fault):
     """SIGKILL, and a part of what was not synced of the partition's log is gone; started again at the end."""
 
@@ -183,7 +189,8 @@ class ClockJump(Fault):
 
 
 AnyFault = Annotated[
-    Kill | Pause | Restart | Cut | Delay | FullDisk | TornTail | BitFlip | ClockJump, Field(discriminator="kind")
+    Kill | Pause | Restart | Cut | Delay | FullDisk | FailedFolder | TornTail | BitFlip | ClockJump,
+    Field(discriminator="kind"),
 ]
 
 
@@ -249,11 +256,11 @@ class Experiment(_Part):
         what, _, which = fault.target.partition(":")
         if what in ("leader", "follower") and which != "any" and int(which) >= self.workload.partitions:
             raise ValueError(f"there is no partition {which} for {fault.target}")
-        if isinstance(fault, TornTail | BitFlip) and (
+        if isinstance(fault, TornTail | BitFlip | FailedFolder) and (
             what == "controller" or fault.target in ("all:controllers", "all:nodes") or "controller-" in which
         ):
             raise ValueError(f"{fault.kind} is for brokers, {fault.target} is not")
-        if isinstance(fault, TornTail | BitFlip) and what == "all":
+        if isinstance(fault, TornTail | BitFlip | FailedFolder) and what == "all":
             raise ValueError(f"{fault.kind} of all replicas would lose what only they have")
 
     @property
@@ -269,7 +276,12 @@ class Experiment(_Part):
     @property
     def needs_disks(self) -> bool:
         """Whether nodes are to have a disk of their own."""
-        return any(isinstance(fault, FullDisk) for fault in self.all_faults)
+        return any(isinstance(fault, FullDisk | FailedFolder) for fault in self.all_faults)
+
+    @property
+    def needs_folders(self) -> bool:
+        """Whether brokers are to have two data folders."""
+        return any(isinstance(fault, FailedFolder) for fault in self.all_faults)
 
     @property
     def needs_clocks(self) -> bool:
@@ -328,7 +340,8 @@ _FOUND = (
 def _explained(error: ValidationError) -> str:
     """Each thing that is wrong, with its place; the tag of a fault's kind is no part of that."""
     told = []
-    kinds = {"kill", "pause", "restart", "cut", "delay", "full-disk", "torn-tail", "bit-flip", "clock-jump"}
+    kinds = {"kill", "pause", "restart", "cut", "delay", "full-disk", "failed-folder"}
+    kinds |= {"torn-tail", "bit-flip", "clock-jump"}
     for one in error.errors(include_url=False, include_context=False):
         place = ".".join(str(part) for part in one["loc"] if part not in kinds)
         message = one["msg"].removeprefix("Value error, ")

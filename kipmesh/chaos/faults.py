@@ -21,6 +21,7 @@ from kipmesh.chaos.experiment import (
     Cut,
     Delay,
     Experiment,
+    FailedFolder,
     Fault,
     FullDisk,
     Kill,
@@ -28,7 +29,7 @@ from kipmesh.chaos.experiment import (
     Restart,
     TornTail,
 )
-from kipmesh.chaos.mesh import ChaosError, Cluster, Node, is_controller
+from kipmesh.chaos.mesh import ChaosError, Cluster, Node, is_broker, is_controller
 from kipmesh.chaos.network import Network
 from kipmesh.chaos.recorder import Recorder
 from kipmesh.chaos.targets import NoTargetError, View, resolve
@@ -38,6 +39,8 @@ from kipmesh.testing.skewed_clock import set_offset
 TARGET_TIMEOUT_S = 10.0
 LOOK_AGAIN_S = 0.2
 CLOCK_FILE = "clock-offset"
+OFFLINE_LINE = "data folder offline"
+"""What a broker logs when a folder has failed."""
 
 
 class Sight(Protocol):
@@ -57,10 +60,16 @@ class Hooks:
     def __init__(self, experiment: Experiment, make_network: Callable[[], Network] | None) -> None:
         self.network = make_network() if make_network is not None else None
         self._clocks = experiment.needs_clocks
+        self._folders = experiment.needs_folders
 
     def properties(self, state: Any, node: Any) -> Mapping[str, str]:
         """Configuration over the cluster's own."""
-        return {} if self.network is None else self.network.properties(state.nodes, node)
+        found = {} if self.network is None else dict(self.network.properties(state.nodes, node))
+        if self._folders and is_broker(node):
+            found["log.dirs"] = f"{data_folder(node)},{second_folder(node)}"
+            # What is open goes on when a disk vanishes: a checkpoint is what finds out, and soon.
+            found["replica.high.watermark.checkpoint.interval.ms"] = "200"
+        return found
 
     def command(self, node: Any, command: list[str]) -> list[str]:
         """`python -m MODULE ...` under a clock that can jump."""
@@ -81,6 +90,16 @@ def clock_file(node: Node) -> Path:
 def data_folder(node: Node) -> Path:
     """Where a node has its logs."""
     return Path(node.dir) / "data"
+
+
+def second_folder(node: Node) -> Path:
+    """Where a broker has the other part of its logs, if it has two folders."""
+    return Path(node.dir) / "data-2"
+
+
+def _folders_told_offline(node: Node) -> int:
+    """How often the broker has said that a folder failed."""
+    return (Path(node.dir) / "node.log").read_text().count(OFFLINE_LINE)
 
 
 class Injector:
@@ -175,6 +194,10 @@ class Injector:
             case FullDisk():
                 await asyncio.gather(*(asyncio.to_thread(disk.fill, data_folder(node)) for node in nodes))
                 return lambda: asyncio.gather(*(asyncio.to_thread(disk.empty, data_folder(node)) for node in nodes))
+            case FailedFolder():
+                told = [_folders_told_offline(node) for node in nodes]
+                await asyncio.gather(*(asyncio.to_thread(disk.fail, second_folder(node)) for node in nodes))
+                return lambda: self._repair_disks(nodes, told)
             case ClockJump():
                 self._set_clocks(nodes, fault.jump_s)
                 return lambda: asyncio.to_thread(self._set_clocks, nodes, 0)
@@ -194,6 +217,15 @@ class Injector:
                 text = str(error).partition("\n")[0]
                 self._recorder.add(NotRecovered(self._recorder.now, f"{node.name} was not started: {text}"))
             self._starts[node.name] += 1
+
+    async def _repair_disks(self, nodes: Sequence[Node], told: Sequence[int]) -> None:
+        """The brokers have to have gone on without the folder; they are restarted with it."""
+        for node, told_before in zip(nodes, told, strict=True):
+            if _folders_told_offline(node) == told_before or not self._cluster.is_running(node.name):
+                self._recorder.add(NotRecovered(self._recorder.now, f"{node.name} did not go on without its folder"))
+        await self._end([node.name for node in nodes], self._cluster.stop)
+        await asyncio.gather(*(asyncio.to_thread(disk.repair, second_folder(node)) for node in nodes))
+        await self._start(nodes)
 
     async def _damage(self, fault: TornTail | BitFlip, nodes: Sequence[Node]) -> None:
         """Of the partition that the target names, or of each."""

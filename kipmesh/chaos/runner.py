@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from kipmesh.chaos import disk, dumps, report
 from kipmesh.chaos.experiment import Experiment, Fault
-from kipmesh.chaos.faults import Hooks, Injector, data_folder
+from kipmesh.chaos.faults import Hooks, Injector, data_folder, second_folder
 from kipmesh.chaos.mesh import ChaosError, Cluster, MakeCluster, bootstrap, is_broker
 from kipmesh.chaos.network import Network
 from kipmesh.chaos.observer import Observer
@@ -115,8 +115,9 @@ class _Run:
             self._on_progress("stopping the cluster", 0.0, self._recorder)
             await asyncio.to_thread(cluster.down)
             self._on_progress("reading the replicas' logs", 0.0, self._recorder)
-            brokers = {node.node_id: data_folder(node) for node in nodes if is_broker(node)}
-            await asyncio.to_thread(dumps.record, self._recorder, brokers, TOPIC)
+            for folder in (data_folder, second_folder):
+                brokers = {node.node_id: folder(node) for node in nodes if is_broker(node)}
+                await asyncio.to_thread(dumps.record, self._recorder, brokers, TOPIC)
             self._recorder.add(PhaseBegan(self._recorder.now, Phase.END))
 
     async def _destroy(self, cluster: Cluster) -> None:
@@ -132,9 +133,11 @@ class _Run:
         roles = {"controller": part.controllers, "leader": part.leaders, "follower": part.followers}
         for role, count in roles.items():
             for number in range(1, count + 1):
-                folder = self._folder / "cluster" / f"{role}-{number}" / "data"
-                disk.mount(folder)
-                self._mounted.append(folder)
+                home = self._folder / "cluster" / f"{role}-{number}"
+                second = ["data-2"] if self._experiment.needs_folders and role != "controller" else []
+                for name in ("data", *second):
+                    disk.mount(home / name)
+                    self._mounted.append(home / name)
 
     async def _create_topic(self, address: str) -> None:
         part = self._experiment.workload

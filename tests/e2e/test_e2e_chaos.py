@@ -111,6 +111,23 @@ def test_a_broken_network_and_clocks_lose_nothing(tmp_path: Path, folder: Path) 
 
 
 @linux
+def test_a_broker_goes_on_without_a_folder_that_failed(tmp_path: Path, folder: Path) -> None:
+    """The run itself says it is an anomaly when the broker does not notice, or ends."""
+    faults = [{"kind": "failed-folder", "target": "leader:0", "at_s": 1, "for_s": 6}]
+    file = experiment(tmp_path, faults, 16, workload={"partitions": 4})
+    tried = subprocess.run(
+        command("run", file, "--dir", folder, "--seed", 5), capture_output=True, text=True, timeout=110, env=ENVIRONMENT
+    )
+    if tried.returncode == 77:
+        pytest.skip(tried.stdout)
+    assert tried.returncode == 0, f"{tried.stdout}\n{tried.stderr}"
+    summary = json.loads((folder / "in-a-test-5" / "summary.json").read_text())
+    assert summary["clean"] is True
+    assert summary["faults_by_kind"] == {"failed-folder": 1}
+    assert summary["acknowledged"] > 0
+
+
+@linux
 def test_what_a_leader_acknowledged_alone_is_found_to_be_lost(tmp_path: Path, folder: Path) -> None:
     """The checker's own check: with acks=1 a leader that is cut off acknowledges what nobody else has."""
     faults = [{"kind": "cut", "target": "leader:0", "at_s": 1, "for_s": 5}]

@@ -32,7 +32,7 @@ def test_ours_are_valid_and_named_as_their_files(file: Path) -> None:
 def test_there_is_one_for_each_kind_of_fault() -> None:
     kinds = {fault.kind for file in FILES for fault in load(file).faults}
     assert kinds == {
-        "kill", "pause", "restart", "cut", "delay", "full-disk", "torn-tail", "bit-flip", "clock-jump"
+        "kill", "pause", "restart", "cut", "delay", "full-disk", "failed-folder", "torn-tail", "bit-flip", "clock-jump"
     }  # fmt: skip
     directions = {fault.direction for file in FILES for fault in load(file).faults if isinstance(fault, Cut)}
     assert directions == {"both", "in", "out"}
@@ -54,6 +54,9 @@ def test_what_faults_need(tmp_path: Path) -> None:
     faults = [{"kind": kind, "target": "leader:0"} for kind in ("cut", "full-disk", "clock-jump")]
     experiment = load(written(tmp_path, faults=faults))
     assert (experiment.needs_network, experiment.needs_disks, experiment.needs_clocks) == (True, True, True)
+    assert not experiment.needs_folders
+    experiment = load(written(tmp_path, faults=[{"kind": "failed-folder", "target": "leader:0"}]))
+    assert (experiment.needs_disks, experiment.needs_folders) == (True, True)
     experiment = load(written(tmp_path, random={"faults": [{"kind": "delay", "target": "broker:any"}]}))
     assert experiment.needs_network
 
