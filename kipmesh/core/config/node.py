@@ -12,6 +12,8 @@ from kipmesh.core.messages.limits import MAX_INT32, MAX_INT64
 
 PORT_MAX = 65535
 
+Int32 = Annotated[int, Field(ge=1, le=MAX_INT32)]
+
 
 class Endpoint(Config):
     """One listener: NAME://host:port."""
@@ -290,6 +292,28 @@ class BrokerConfig(NodeConfig):
     """Time in ms between two looks for such producers."""
     queued_max_request_bytes: Positive = 256 << 20
     """Bytes of produce requests that wait for acknowledgement at a time; more are refused."""
+    group_initial_rebalance_delay_ms: NotNegative = 3000
+    """Time in ms that the first rebalance of an empty group waits for more members, each time one came."""
+    group_min_session_timeout_ms: Int32 = 6000
+    """Shortest session timeout in ms that a member may ask for."""
+    group_max_session_timeout_ms: Int32 = 1_800_000
+    """Longest session timeout in ms that a member may ask for."""
+    group_max_size: Int32 = MAX_INT32
+    """Most members of a consumer group."""
+    offset_metadata_max_bytes: NotNegative = 4096
+    """Largest text in bytes that goes with a committed offset."""
+    offsets_commit_timeout_ms: Positive = 5000
+    """Time in ms after which a change of a group that is not replicated yet is answered with an error."""
+    offsets_retention_minutes: Positive = 7 * 24 * 60
+    """Time in minutes that offsets are kept after their group lost its last member or its subscription."""
+    offsets_retention_check_interval_ms: Positive = 600_000
+    """Time in ms between two looks for offsets that expired."""
+    offsets_topic_num_partitions: Int32 = 8
+    """Partitions of `__consumer_offsets` when it is made; never changed after that."""
+    offsets_topic_replication_factor: Annotated[int, Field(ge=1, le=32767)] = 3
+    """Replicas of `__consumer_offsets` when it is made; lowered to the brokers there are."""
+    offsets_topic_segment_bytes: Annotated[int, Field(ge=14, le=MAX_INT32)] = 100 << 20
+    """Bytes of a segment of `__consumer_offsets` when it is made."""
 
     @field_validator("replica_selector_config")
     @classmethod

@@ -40,6 +40,9 @@ from kipmesh.core.messages import (
     SyncGroupRequest,
 )
 
+GROUP_METADATA_TOPIC = "__consumer_offsets"
+INTERNAL_TOPICS = frozenset({GROUP_METADATA_TOPIC})
+"""Topics that brokers write for themselves: clients may read them, and not produce to them."""
 GROUP_TYPE = "classic"
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kipmesh.core.errors import ErrorCode
+from kipmesh.core.group.coordinator import INTERNAL_TOPICS
 from kipmesh.core.messages import (
     MetadataRequest,
     MetadataResponse,
@@ -89,7 +90,7 @@ def _topic(topic: TopicState, available: set[int]) -> MetadataResponseTopic:
         )
         for index, state in sorted(topic.partitions.items())
     ]
-    return MetadataResponseTopic(ErrorCode.NONE, topic.name, topic.topic_id, False, partitions)
+    return MetadataResponseTopic(ErrorCode.NONE, topic.name, topic.topic_id, topic.name in INTERNAL_TOPICS, partitions)
 
 
 def _advised(

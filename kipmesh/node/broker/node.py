@@ -29,6 +29,7 @@ from kipmesh.node.broker.controller_channel import ControllerChannel, is_inactiv
 from kipmesh.node.broker.disk import Disk
 from kipmesh.node.broker.fetch import FetchHandler
 from kipmesh.node.broker.fetch_sessions import FetchSessionCollector, make_session_cache
+from kipmesh.node.broker.groups import GroupsHandler
 from kipmesh.node.broker.isolation import Isolation
 from kipmesh.node.broker.isr_changes import IsrChanges
 from kipmesh.node.broker.lifecycle import BrokerLifecycle
@@ -158,6 +159,11 @@ class BrokerNode:
         )
         self._replica_manager.on_found = self._log_dirs.found
         self._publisher = MetadataPublisher(config.node_id, self._replica_manager, self._published)
+        self._admin = AdminHandler(self._channel, lambda: self.partitions.image, self._publisher.until)
+        self._groups = GroupsHandler(
+            config, self.partitions, self._disk, self._admin, self._publisher.until, self._task_done
+        )
+        self._publisher.on_roles_given = self._groups.metadata_changed
         self._isr_changes = IsrChanges(
             config.node_id, self.partitions, self._channel, self._metrics, self._broker_epoch, monotonic_ms
         )
@@ -229,6 +235,7 @@ class BrokerNode:
         self._spawn(self._live(self._lifecycle), "lifecycle")
         self._spawn(self._isolation.run(), "isolation")
         self._spawn(self._isr_changes.run(), "isr-changes")
+        self._spawn(self._groups.expire(), "expire-offsets")
         self._spawn(self._log_dirs.run(), "log-dirs")
         maintenance = Maintenance(
             self.config,
@@ -298,7 +305,8 @@ class BrokerNode:
                 metadata,
                 LogDirsHandler(self._log_manager.folders, self.partitions, self._disk),
             ),
-            "Admin": AdminHandler(self._channel, lambda: self.partitions.image, self._publisher.until),
+            "Groups": self._groups,
+            "Admin": self._admin,
             "Quorum": _QuorumService(self._channel),
         }
         return Server(services, config.socket_request_max_bytes)
@@ -308,6 +316,8 @@ class BrokerNode:
         self.registry.register(PartitionCollector(self.partitions))
         self.registry.register(LogDirCollector(self._log_manager.folders))
         self.registry.register(FetchSessionCollector(self.fetch_sessions))
+        for name, text, read in self._groups.gauges():
+            gauge(name, text, read)
         gauge("kipmesh_broker_metadata_offset", "Last metadata offset applied.", lambda: self.partitions.image.offset)
         gauge("kipmesh_broker_fenced", "1 while the controller fences this broker.", lambda: float(not self.ready))
         gauge(
@@ -368,6 +378,7 @@ class BrokerNode:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._quorum is not None:  # first: the loader's task is the one that uses the replica manager
             await (self._quorum.stop() if is_clean else self._quorum.abort())
+        self._groups.stop()
         self._high_watermarks = self._replica_manager.high_watermarks()
         await self._replica_manager.stop(is_clean=is_clean)
         if self._server is not None:

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable
 
 from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.core.group.coordinator import INTERNAL_TOPICS
 from kipmesh.core.messages import (
     LeaderIdAndEpoch,
     PartitionProduceData,
@@ -127,6 +128,7 @@ class ProduceHandler:
             except KafkaError as error:
                 return _error(data, error)._replace(current_leader=self._hints.leader(error.code, *where))
             try:
+                _check_not_internal(replica)
                 info = replica.append(data.records, request.acks, now_ms)
             except KafkaError as error:
                 self._metrics.refused(error.code)
@@ -166,6 +168,12 @@ class ProduceHandler:
             except KafkaError:
                 failed.add(replica)
         return failed
+
+
+def _check_not_internal(replica: Replica) -> None:
+    """Raises INVALID_TOPIC_EXCEPTION for topics that brokers alone write."""
+    if replica.topic in INTERNAL_TOPICS:
+        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{replica.topic} is written by brokers only")
 
 
 def _error(data: PartitionProduceData, error: KafkaError) -> PartitionProduceResponse:

@@ -25,6 +25,8 @@ class MetadataPublisher:
         self._broker_id = broker_id
         self._replica_manager = replica_manager
         self._on_published = on_published
+        self.on_roles_given: Callable[[MetadataDelta], None] = lambda _delta: None
+        """Told of each change once its replicas have their roles, before anybody waits for it."""
         self._broker_epoch = -1
         self._registered = asyncio.Event()
         self._news = asyncio.Event()
@@ -47,6 +49,7 @@ class MetadataPublisher:
         if not self.has_published:
             delta = self._all_of_ours(image)
         await self._replica_manager.apply(image, delta)
+        self.on_roles_given(delta)
         self.published_offset = image.offset
         self._news.set()
         self._news = asyncio.Event()

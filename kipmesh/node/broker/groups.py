@@ -1,0 +1,359 @@
+"""Consumer groups on a broker: the service Groups.
+
+A group belongs to the partition of `__consumer_offsets` that Kafka's hash of its id names, and that partition's leader
+is its coordinator (`group_shard`). The topic is made when somebody first looks for a coordinator. Any broker answers
+FindCoordinator; the other calls are for the coordinator, elsewhere they get NOT_COORDINATOR. ListGroups lists what one
+broker coordinates.
+
+The topic's log keeps everything: `retention.ms` and `retention.bytes` are -1, for by time alone it would lose offsets
+that are in use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
+
+import structlog
+
+from kipmesh.core.config import BrokerConfig
+from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.core.group.classic import GroupState
+from kipmesh.core.group.coordinator import GROUP_METADATA_TOPIC, partition_for
+from kipmesh.core.group.offsets import commit_response
+from kipmesh.core.group.types import Client
+from kipmesh.core.messages import (
+    ConfigEntry,
+    Coordinator,
+    CreatableTopic,
+    CreateTopicsRequest,
+    DeletableGroupResult,
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+    DescribedGroup,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    ListGroupsRequest,
+    ListGroupsResponse,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
+from kipmesh.core.metadata.image import MetadataDelta, TopicState
+from kipmesh.node.broker.admin import AdminHandler
+from kipmesh.node.broker.disk import Disk
+from kipmesh.node.broker.group_shard import GroupShard
+from kipmesh.node.broker.partitions import Partitions
+from kipmesh.rpc.server import RequestContext
+
+log = structlog.get_logger(__name__)
+
+GROUP_KEY_TYPE = 0
+CREATE_TIMEOUT_S = 5.0
+Until = Callable[[Callable[[], bool], float], Awaitable[bool]]
+
+
+class GroupsHandler:
+    """One broker's groups; `metadata_changed` follows what it leads."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        partitions: Partitions,
+        disk: Disk,
+        admin: AdminHandler,
+        until: Until,
+        on_task_done: Callable[[asyncio.Task[None]], None],
+    ) -> None:
+        self._config = config
+        self._partitions = partitions
+        self._disk = disk
+        self._admin = admin
+        self._until = until
+        self._on_task_done = on_task_done
+        self._shards: dict[int, GroupShard] = {}
+        self._creating = asyncio.Lock()
+        self._is_stopped = False
+
+    # --- what this broker leads --------------------------------------------------------------------------------------
+
+    def metadata_changed(self, delta: MetadataDelta) -> None:
+        """Roles were given: load what this broker leads now, let go of what it leads no more."""
+        if self._is_stopped:
+            return
+        topic = self._topic()
+        topic_id = topic.topic_id if topic is not None else b""
+        led = {}
+        for partition in topic.partitions if topic is not None else ():
+            replica = self._partitions.get(topic_id, partition)
+            if replica is not None and replica.leader is not None:
+                led[partition] = replica
+        for partition, shard in list(self._shards.items()):
+            replica = led.get(partition)
+            if replica is not shard.replica or replica.leader_epoch != shard.leader_epoch or shard.is_closed:
+                shard.close()
+                del self._shards[partition]
+        for partition, replica in led.items():
+            if partition not in self._shards:
+                self._shards[partition] = GroupShard(replica, self._config, self._disk, self._on_task_done)
+        names = [topic.name for topic in delta.deleted_topics]
+        if names:
+            for shard in self._shards.values():
+                shard.do(lambda coordinator, now: coordinator.topics_deleted(names, now))
+
+    def stop(self) -> None:
+        """The node ends: whoever waits is sent away."""
+        self._is_stopped = True
+        for shard in self._shards.values():
+            shard.close()
+        self._shards.clear()
+
+    async def expire(self) -> None:
+        """Look for offsets that expired, again and again."""
+        while True:
+            await asyncio.sleep(self._config.offsets_retention_check_interval_ms / 1000)
+            for shard in list(self._shards.values()):
+                shard.do(lambda coordinator, now: coordinator.expire_offsets(now))
+
+    def _topic(self) -> TopicState | None:
+        return self._partitions.image.topic_by_name(GROUP_METADATA_TOPIC)
+
+    def _shard(self, group_id: str) -> GroupShard:
+        topic = self._topic()
+        shard = None if topic is None else self._shards.get(partition_for(group_id, len(topic.partitions)))
+        if shard is None:
+            raise KafkaError(ErrorCode.NOT_COORDINATOR)
+        return shard
+
+    # --- finding -----------------------------------------------------------------------------------------------------
+
+    async def find_coordinator(
+        self, request: FindCoordinatorRequest, context: RequestContext
+    ) -> FindCoordinatorResponse:
+        """FindCoordinator (API key 10), of groups only."""
+        if request.key_type != GROUP_KEY_TYPE:
+            message = "only groups (key type 0) have coordinators"
+            return _not_found(request.coordinator_keys, ErrorCode.INVALID_REQUEST, message)
+        topic = self._topic() or await self._create(context)
+        if topic is None:
+            message = f"{GROUP_METADATA_TOPIC} is being made"
+            return _not_found(request.coordinator_keys, ErrorCode.COORDINATOR_NOT_AVAILABLE, message)
+        endpoints = self._partitions.endpoints(self._config.inter_broker_listener_name)
+        coordinators = []
+        for key in request.coordinator_keys:
+            state = topic.partitions[partition_for(key, len(topic.partitions))]
+            node = endpoints.get(state.leader)
+            if node is None:
+                code = ErrorCode.COORDINATOR_NOT_AVAILABLE
+                coordinators.append(Coordinator(key, error_code=code, error_message="its partition has no leader"))
+            else:
+                coordinators.append(Coordinator(key, node.node_id, node.host, node.port))
+        return FindCoordinatorResponse(coordinators=coordinators)
+
+    async def _create(self, context: RequestContext) -> TopicState | None:
+        """Make the topic; None where that did not come about in time."""
+        async with self._creating:
+            if self._topic() is None:
+                config = self._config
+                brokers = sum(not broker.fenced for broker in self._partitions.image.brokers.values())
+                segment_bytes = config.offsets_topic_segment_bytes
+                configs = {"retention.ms": -1, "retention.bytes": -1, "segment.bytes": segment_bytes}
+                topic = CreatableTopic(
+                    GROUP_METADATA_TOPIC,
+                    config.offsets_topic_num_partitions,
+                    max(1, min(config.offsets_topic_replication_factor, brokers)),
+                    configs=[ConfigEntry(key, str(value)) for key, value in configs.items()],
+                )
+                timeout_s = context.answer_within(CREATE_TIMEOUT_S)
+                request = CreateTopicsRequest([topic], int(timeout_s * 1000))
+                response = await self._admin.create_topics(request, context)
+                code = response.topics[0].error_code
+                if code and code != ErrorCode.TOPIC_ALREADY_EXISTS:
+                    log.warning("topic not made", topic=GROUP_METADATA_TOPIC, error=response.topics[0].error_message)
+                    return None
+                await self._until(lambda: self._topic() is not None, timeout_s)
+        return self._topic()
+
+    # --- members -----------------------------------------------------------------------------------------------------
+
+    async def join_group(self, request: JoinGroupRequest, context: RequestContext) -> JoinGroupResponse:
+        """JoinGroup (API key 11): waits for the others."""
+        client = Client(context.client_id, _host(context.peer))
+        unique = str(uuid.uuid4())
+        try:
+            answer: JoinGroupResponse = await self._shard(request.group_id).ask(
+                lambda coordinator, number, now: coordinator.join(request, client, unique, number, now)
+            )
+        except KafkaError as error:
+            return JoinGroupResponse(error_code=error.code, member_id=request.member_id)
+        return answer
+
+    async def sync_group(self, request: SyncGroupRequest, context: RequestContext) -> SyncGroupResponse:
+        """SyncGroup (API key 14): waits for the leader's assignment."""
+        try:
+            answer: SyncGroupResponse = await self._shard(request.group_id).ask(
+                lambda coordinator, number, now: coordinator.sync(request, number, now)
+            )
+        except KafkaError as error:
+            return SyncGroupResponse(error_code=error.code)
+        return answer
+
+    async def heartbeat(self, request: HeartbeatRequest, context: RequestContext) -> HeartbeatResponse:
+        """Heartbeat (API key 12)."""
+        try:
+            answer: HeartbeatResponse = await self._shard(request.group_id).ask(
+                lambda coordinator, number, now: coordinator.heartbeat(request, number, now)
+            )
+        except KafkaError as error:
+            # While the groups are read nobody's session ends: members that joined before need not join again.
+            is_loading = error.code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+            return HeartbeatResponse(error_code=ErrorCode.NONE if is_loading else error.code)
+        return answer
+
+    async def leave_group(self, request: LeaveGroupRequest, context: RequestContext) -> LeaveGroupResponse:
+        """LeaveGroup (API key 13)."""
+        try:
+            answer: LeaveGroupResponse = await self._shard(request.group_id).ask(
+                lambda coordinator, number, now: coordinator.leave(request, number, now)
+            )
+        except KafkaError as error:
+            return LeaveGroupResponse(error_code=error.code)
+        return answer
+
+    # --- offsets -----------------------------------------------------------------------------------------------------
+
+    async def offset_commit(self, request: OffsetCommitRequest, context: RequestContext) -> OffsetCommitResponse:
+        """OffsetCommit (API key 8); of topics that there are not, UNKNOWN_TOPIC_OR_PARTITION."""
+        known, results = [], {}
+        for topic in request.topics:
+            found = self._partitions.image.topic_by_name(topic.name)
+            there = [one for one in topic.partitions if found is not None and one.partition_index in found.partitions]
+            known.append(topic._replace(partitions=there))
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            results[topic.name] = {
+                one.partition_index: OffsetCommitResponsePartition(one.partition_index, code)
+                for one in topic.partitions
+            }
+        kept = request._replace(topics=[topic for topic in known if topic.partitions])
+        try:
+            answer: OffsetCommitResponse = await self._shard(request.group_id).ask(
+                lambda coordinator, number, now: coordinator.commit(kept, number, now)
+            )
+        except KafkaError as error:
+            return commit_response(request, error.code)
+        for topic_answer in answer.topics:
+            results[topic_answer.name].update({one.partition_index: one for one in topic_answer.partitions})
+        return OffsetCommitResponse(
+            topics=[OffsetCommitResponseTopic(name, list(found.values())) for name, found in results.items()]
+        )
+
+    async def offset_fetch(self, request: OffsetFetchRequest, context: RequestContext) -> OffsetFetchResponse:
+        """OffsetFetch (API key 9), of several groups if they are here."""
+
+        async def answer(group: OffsetFetchRequestGroup) -> OffsetFetchResponseGroup:
+            try:
+                found: OffsetFetchResponseGroup = await self._shard(group.group_id).ask(
+                    lambda coordinator, number, now: coordinator.fetch(group, number)
+                )
+            except KafkaError as error:
+                return OffsetFetchResponseGroup(group.group_id, (), error.code)
+            return found
+
+        return OffsetFetchResponse(groups=[await answer(group) for group in request.groups])
+
+    async def offset_delete(self, request: OffsetDeleteRequest, context: RequestContext) -> OffsetDeleteResponse:
+        """OffsetDelete (API key 47)."""
+        try:
+            answer: OffsetDeleteResponse = await self._shard(request.group_id).ask(
+                lambda coordinator, number, now: coordinator.delete_offsets(request, number, now)
+            )
+        except KafkaError as error:
+            return OffsetDeleteResponse(error.code)
+        return answer
+
+    # --- groups ------------------------------------------------------------------------------------------------------
+
+    async def list_groups(self, request: ListGroupsRequest, context: RequestContext) -> ListGroupsResponse:
+        """ListGroups (API key 16): the groups of this broker; COORDINATOR_LOAD_IN_PROGRESS while some are not known."""
+        groups = []
+        for shard in list(self._shards.values()):
+            try:
+                groups += shard.active().list_groups(request.states_filter, request.types_filter)
+            except KafkaError as error:
+                if error.code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+                    return ListGroupsResponse(error_code=error.code)
+        return ListGroupsResponse(groups=groups)
+
+    async def describe_groups(self, request: DescribeGroupsRequest, context: RequestContext) -> DescribeGroupsResponse:
+        """DescribeGroups (API key 15)."""
+
+        def answer(group_id: str) -> DescribedGroup:
+            try:
+                return self._shard(group_id).active().describe(group_id)
+            except KafkaError as error:
+                return DescribedGroup(error.code, group_id)
+
+        return DescribeGroupsResponse(groups=[answer(group_id) for group_id in request.groups])
+
+    async def delete_groups(self, request: DeleteGroupsRequest, context: RequestContext) -> DeleteGroupsResponse:
+        """DeleteGroups (API key 42)."""
+
+        async def answer(group_id: str) -> DeletableGroupResult:
+            try:
+                result: DeletableGroupResult = await self._shard(group_id).ask(
+                    lambda coordinator, number, now: coordinator.delete_group(group_id, number, now)
+                )
+            except KafkaError as error:
+                return DeletableGroupResult(group_id, error.code)
+            return result
+
+        return DeleteGroupsResponse(results=await asyncio.gather(*map(answer, dict.fromkeys(request.groups_names))))
+
+    # --- numbers -----------------------------------------------------------------------------------------------------
+
+    def gauges(self) -> Iterator[tuple[str, str, Callable[[], float]]]:
+        """Name, text and reader of each of Kafka's gauges of groups."""
+        prefix = "kafka_coordinator_group_groupmetadatamanager"
+        yield f"{prefix}_numoffsets", "Committed offsets of the groups here.", self._offset_count
+        yield f"{prefix}_numgroups", "Groups whose coordinator is here.", self._group_count
+        for state in GroupState:
+            name = f"{prefix}_numgroups{state.value.lower()}"
+            yield name, f"Groups here that are {state.value}.", partial(self._group_count, state)
+
+    def _offset_count(self) -> float:
+        return float(sum(one.coordinator.table.offset_count for one in self._shards.values() if one.coordinator))
+
+    def _group_count(self, wanted: GroupState | None = None) -> float:
+        states = [one.coordinator.group_states() for one in self._shards.values() if one.coordinator]
+        return float(sum(each.total() if wanted is None else each[wanted] for each in states))
+
+
+def _not_found(keys: Sequence[str], code: ErrorCode, message: str) -> FindCoordinatorResponse:
+    return FindCoordinatorResponse(
+        coordinators=[Coordinator(key, error_code=code, error_message=message) for key in keys]
+    )
+
+
+def _host(peer: str) -> str:
+    """A gRPC peer (`ipv4:127.0.0.1:4321`, `ipv6:[::1]:4321`) as Kafka writes the hosts of members."""
+    address = peer.partition(":")[2].rpartition(":")[0]
+    return "/" + address.strip("[]").replace("%5B", "").replace("%5D", "") if address else peer
