@@ -15,6 +15,7 @@ import asyncio
 import logging
 import random
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -148,6 +149,7 @@ class Metadata:
         self._entries: dict[str, TopicEntry] = {}
         self._pool = pool
         self._rack_id = rack_id
+        self._client_id = config.client_id
         self._backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms)
         self._policy = policy or RefreshDue(config.metadata_max_age_ms / 1000, config.retry_backoff_ms / 1000)
         self._request_timeout_s = config.request_timeout_ms / 1000
@@ -160,6 +162,11 @@ class Metadata:
         self._waiters: list[asyncio.Future[None]] = []
         self._task: asyncio.Task[None] | None = None
         self._random = random.Random()
+
+    def __del__(self) -> None:
+        if getattr(self, "_task", None) is not None:
+            told = f"{self._client_id or 'a client of kipmesh'} was not closed: use `async with` or close()"
+            warnings.warn(told, ResourceWarning, stacklevel=2, source=self)
 
     async def start(self, timeout_s: float) -> None:
         """Start the task and wait for a first answer; raises KafkaError naming the addresses when there is none."""
