@@ -125,7 +125,7 @@ def redirect_by_leader(
         return NO_REPLICA
     view = view_of(
         leader_id=leader.broker_id,
-        replicas=replicas,
+        replicas=[replica for replica in replicas if replica not in leader.lost],
         isr=leader.isr,
         endpoints=endpoints(),
         progress=progress_of_leader(leader, log_start_offset, now_ms),

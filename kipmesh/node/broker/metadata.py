@@ -1,9 +1,9 @@
 """Metadata (API key 3), on every broker, from its own metadata cache.
 
 An empty topic list asks for no topic (526-09). Topics are named or given by id; an unknown one has its error in its
-place. Brokers that are fenced are not listed, and a replica on one counts as offline. A broker
-without metadata yet answers BROKER_NOT_AVAILABLE. With `replica.selection.mode=metadata`, partitions carry the replica
-that the client's rack is to read from (392-15).
+place. Brokers that are fenced are not listed, and a replica on one counts as offline; so does one whose data folder has
+failed. A broker without metadata yet answers BROKER_NOT_AVAILABLE. With `replica.selection.mode=metadata`, partitions
+carry the replica that the client's rack is to read from (392-15).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from kipmesh.core.messages import (
     MetadataResponseTopic,
 )
 from kipmesh.core.metadata.image import MetadataImage, TopicState
+from kipmesh.core.metadata.states import is_lost
 from kipmesh.core.replica.selection import ClientMetadata
 from kipmesh.node.broker.selection import ReplicaSelection
 from kipmesh.rpc.server import RequestContext
@@ -85,7 +86,7 @@ def _topic(topic: TopicState, available: set[int]) -> MetadataResponseTopic:
             state.leader_epoch,
             state.replicas,
             state.isr,
-            [replica for replica in state.replicas if replica not in available],
+            [replica for replica in state.replicas if replica not in available or is_lost(state, replica)],
             last_known_elr=state.last_known_elr,
         )
         for index, state in sorted(topic.partitions.items())

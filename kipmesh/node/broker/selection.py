@@ -14,6 +14,7 @@ import structlog
 from kipmesh.core.config import BrokerConfig
 from kipmesh.core.messages import NodeEndpoint
 from kipmesh.core.metadata.image import PartitionState
+from kipmesh.core.metadata.states import is_lost
 from kipmesh.core.replica.leader import PartitionLeader
 from kipmesh.core.replica.selection import ClientMetadata, GuardedSelector, SelectorFailure, TopicPartition
 from kipmesh.core.replica.selection_views import (
@@ -124,7 +125,7 @@ class ReplicaSelection:
             progress = progress_of_leader(leader, replica.log.log_start_offset, self._now_ms())
         view = view_of(
             leader_id=state.leader,
-            replicas=state.replicas,
+            replicas=[one for one in state.replicas if not is_lost(state, one)],
             isr=state.isr,
             endpoints=self.endpoints(),
             progress=progress,

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from conftest_broker import Mesh, eventually, leader_of
 
+from kipmesh.client import AdminClient
 from kipmesh.core import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata.states import LOST_DIRECTORY, is_lost
@@ -113,6 +114,14 @@ async def test_a_folder_that_fails_is_left_out_and_the_broker_goes_on(disks: tup
     assert {result.log_dir: result.error_code for result in described.results} == {
         folder: ErrorCode.KAFKA_STORAGE_ERROR if folder == path else 0 for folder in ("/m", "/b", "/c")
     }
+    async with AdminClient(f"127.0.0.1:{mesh.ports[2]}") as admin:
+        (topic,) = await admin.describe_topics(["t"])
+        folders = await admin.describe_log_dirs(1)
+    assert {p for p, one in topic.partitions.items() if 1 in one.offline_replicas} == set(lost)
+    (bad,) = [folder for folder in folders if folder.error]
+    assert (bad.log_dir, bad.replicas) == (path, {})
+    assert {one.partition for folder in folders for one in folder.replicas} == set(range(PARTITIONS)) - set(lost)
+    assert all(info.size_bytes > 0 for folder in folders for info in folder.replicas.values())
     # A topic that is new goes to the folders that are left.
     other_id = await mesh.create("u", partitions=2)
     assert path not in {folder_of(mesh, 1, other_id, partition) for partition in range(2)}
