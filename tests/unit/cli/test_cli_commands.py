@@ -71,7 +71,7 @@ def test_usage_errors_have_exit_code_2() -> None:
         ["produce", "t", "--key-separator", ""],
         ["topic", "list", "--bootstrap", ""],
         ["consume", "t", "--config", "group.id=g"],
-        ["config", "describe", "broker", "1"],
+        ["config", "describe", "client", "1"],
     ):
         assert run(*arguments).returncode == 2, arguments
 
