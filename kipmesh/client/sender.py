@@ -298,7 +298,7 @@ class Sender:
         if queue.sequences is not None:
             if batch.numbers is None:
                 batch.numbers = queue.sequences.number(batch.count)
-            queue.sequences.sent()
+            queue.sequences.sent(batch.numbers)
         self._resume(queue)
 
     def _identified(self) -> None:

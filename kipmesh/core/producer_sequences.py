@@ -3,8 +3,8 @@
 A batch gets its sequence when it is first sent, and keeps it when it is sent again, so that the broker knows it
 (`kipmesh.core.producer_state`). The rules are those of Kafka's TransactionManager for idempotent producers:
 
-- At most five batches of a partition are unresolved. What is sent again is the oldest of them, alone until it is
-  settled; new ones follow after those.
+- No batch goes that is the sixth from the oldest unresolved one on: a broker knows the last five. What is sent again is
+  the oldest of them, alone until it is settled; new ones follow after those.
 - OUT_OF_ORDER_SEQUENCE_NUMBER of the oldest unresolved batch is a gap in the log: the epoch is bumped, and what is
   unresolved begins at 0 in the new one. Of a later batch it means that an earlier one is missing: it is sent again.
 - A batch that was refused for good leaves a gap: the same. One that ended without an answer (expired) may
@@ -51,14 +51,18 @@ class Verdict(Enum):
 class Numbers:
     """What a batch carries in its header from when it is first sent; replaced when it begins anew."""
 
-    __slots__ = ("base_sequence", "identity", "is_open", "records")
+    __slots__ = ("base_sequence", "identity", "is_open", "ordinal", "records", "was_oldest")
 
-    def __init__(self, records: int, identity: Identity, base_sequence: int) -> None:
+    def __init__(self, records: int, identity: Identity, base_sequence: int, ordinal: int) -> None:
+        self.ordinal = ordinal
+        """Of the batch among all of the partition, in the order of their first sending."""
         self.records = records
         self.identity = identity
         self.base_sequence = base_sequence
         self.is_open = False
         """Whether a request with it ended without saying that it was not written."""
+        self.was_oldest = False
+        """When it was last sent: then only can a gap be none that an earlier one fills."""
 
     @property
     def last_sequence(self) -> int:
@@ -82,6 +86,7 @@ class PartitionSequences:
         "_is_doubtful",
         "_last_acked",
         "_next",
+        "_ordinal",
         "_producer",
         "_under_way",
         "unresolved",
@@ -95,6 +100,7 @@ class PartitionSequences:
         self._acked_by = -1
         self._acked_s = 0.0
         self._under_way = 0
+        self._ordinal = 0
         self._begins_anew = False
         self._is_doubtful = False
         self.unresolved: list[Numbers] = []
@@ -113,7 +119,7 @@ class PartitionSequences:
             return not self._under_way
         return (
             self._identity == self._producer.identity
-            and len(self.unresolved) < UNRESOLVED_MAX
+            and self._ordinal - self.unresolved[0].ordinal < UNRESOLVED_MAX
             and leader_id == self._acked_by
             and now_s - self._acked_s < SIDE_BY_SIDE_S
             and self._under_way == len(self.unresolved)
@@ -126,14 +132,16 @@ class PartitionSequences:
             raise RuntimeError("there is no producer id yet")
         if self._identity != identity:
             self._begin(identity)
-        numbers = Numbers(records, identity, self._next)
+        numbers = Numbers(records, identity, self._next, self._ordinal)
+        self._ordinal += 1
         self._next = sequence_after(self._next, records)
         self.unresolved.append(numbers)
         return numbers
 
-    def sent(self) -> None:
-        """A batch is under way; `settled` follows in any case."""
+    def sent(self, numbers: Numbers) -> None:
+        """The batch is under way; `settled` follows in any case."""
         self._under_way += 1
+        numbers.was_oldest = self.unresolved[0] is numbers
 
     def _begin(self, identity: Identity) -> None:
         self._identity = identity
@@ -159,7 +167,7 @@ class PartitionSequences:
         if code is ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
             return Verdict.WRITTEN
         if code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
-            if self.unresolved and self.unresolved[0] is numbers:
+            if numbers.was_oldest:
                 self._bump()
             return Verdict.AGAIN
         if code is ErrorCode.UNKNOWN_PRODUCER_ID:  # of brokers before Kafka 2.4
@@ -182,11 +190,15 @@ class PartitionSequences:
 
     def split(self, numbers: Numbers, records: list[int]) -> list[Numbers]:
         """Several batches in place of one that was refused as too large; together they have its records."""
-        parts, sequence = [], numbers.base_sequence
+        parts: list[Numbers] = []
+        sequence = numbers.base_sequence
         for count in records:
-            parts.append(Numbers(count, numbers.identity, sequence))
+            parts.append(Numbers(count, numbers.identity, sequence, numbers.ordinal + len(parts)))
             sequence = sequence_after(sequence, count)
         place = self.unresolved.index(numbers)
+        for later in self.unresolved[place + 1 :]:
+            later.ordinal += len(parts) - 1
+        self._ordinal += len(parts) - 1
         self.unresolved[place : place + 1] = parts
         return parts
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from kipmesh.core.errors import ErrorCode
+from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.messages import (
     DeleteRecordsPartitionResult,
     DeleteRecordsRequest,
@@ -275,7 +275,10 @@ class FakeBroker:
             return PartitionProduceResponse(index, ErrorCode.MESSAGE_TOO_LARGE)
         header = parse_header(records)
         check_crc(records, 0, header)
-        base = found.append(records)
+        try:
+            base = found.append(records)
+        except KafkaError as error:
+            return PartitionProduceResponse(index, error.code, error_message=error.message)
         self._cluster.appended.set()
         self._cluster.appended = asyncio.Event()
         return PartitionProduceResponse(index, 0, base, -1, found.log_start_offset)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.messages import EpochEndOffset
+from kipmesh.core.producer_state import ProducerStates
 from kipmesh.core.record_batch import BatchHeader, assign, parse_header
 
 
@@ -36,6 +37,7 @@ class FakePartition:
     followers: dict[int, FakeFollower] = field(default_factory=dict)
     preferred_leader: int = -1
     """Who led first; set by itself."""
+    producers: ProducerStates = field(default_factory=ProducerStates)
 
     def __post_init__(self) -> None:
         self.preferred_leader = self.leader_id
@@ -63,7 +65,13 @@ class FakePartition:
         return next((node for node in good if racks.get(node) == rack_id), -1)
 
     def append(self, batch: bytes) -> int:
-        """Append as the leader; the base offset."""
+        """Append as the leader; the base offset, of a repeated batch the first one. KafkaError for wrong sequences."""
+        produced = parse_header(batch)
+        if produced.producer_id >= 0:
+            repeated = self.producers.check(produced)
+            if repeated is not None:
+                return repeated.first_offset
+            self.producers.append(produced, self.end_offset, 0)
         base = self.end_offset
         stored = assign(batch, base, self.leader_epoch)
         header = parse_header(stored)
@@ -75,6 +83,7 @@ class FakePartition:
         """Drop all batches from `offset` on."""
         self.batches = [each for each in self.batches if each[0].next_offset <= offset]
         self.end_offset = self.batches[-1][0].next_offset if self.batches else self.log_start_offset
+        self.producers.truncate(self.end_offset)
 
 
 @dataclass(slots=True)

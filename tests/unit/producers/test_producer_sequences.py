@@ -28,7 +28,7 @@ def producer() -> tuple[ProducerSequences, PartitionSequences]:
 def send(partition: PartitionSequences, records: int = 1):
     assert partition.may_send(None, LEADER, 0)
     numbers = partition.number(records)
-    partition.sent()
+    partition.sent(numbers)
     return numbers
 
 
@@ -73,7 +73,7 @@ def test_what_is_sent_again_is_the_oldest_and_keeps_its_sequence() -> None:
     assert not partition.may_send(None, LEADER, 0)
     assert partition.may_send(one, LEADER + 1, 0)
     assert (one.stamp, two.stamp) == ((7, 0, 1), (7, 0, 2))
-    partition.sent()
+    partition.sent(one)
     ack(partition, one)
     assert partition.may_send(two, LEADER, 0)
 
@@ -101,6 +101,10 @@ def test_a_batch_that_is_refused_for_good_lets_those_after_it_begin_anew() -> No
     partition.gave_up(one, is_certain=True)
     partition.settled()
     assert two.stamp == (7, 0, 2)
+    assert partition.refused(two, GAP) is Verdict.AGAIN
+    partition.settled()
+    assert two.stamp == (7, 0, 2), "the gap may be the one before, which was not settled yet"
+    partition.sent(two)
     assert partition.refused(two, GAP) is Verdict.AGAIN
     partition.settled()
     assert two.stamp == (7, 1, 0)
@@ -133,7 +137,7 @@ def test_what_may_still_be_on_its_way_behind_an_expired_batch_is_not_written_a_s
     assert partition.settled() == []
     partition.gave_up(one, is_certain=False)
     assert partition.settled() == []
-    partition.sent()
+    partition.sent(two)
     partition.refused(two, GAP)
     assert partition.settled() == []
     partition.refused(three, GAP)
@@ -151,7 +155,7 @@ def test_other_partitions_go_over_to_the_new_epoch_when_they_are_drained() -> No
     assert other.refused(waiting, LOST) is Verdict.AGAIN
     other.settled()
     assert other.may_send(waiting, LEADER, 0), "in its old epoch"
-    other.sent()
+    other.sent(waiting)
     ack(other, waiting)
     assert send(other).stamp == (7, 1, 0)
 
@@ -194,6 +198,17 @@ def test_duplicates_of_older_brokers_are_written() -> None:
     assert partition.refused(send(partition), KafkaError(ErrorCode.DUPLICATE_SEQUENCE_NUMBER)) is Verdict.WRITTEN
 
 
+def test_nothing_goes_that_would_push_an_unanswered_batch_out_of_what_a_broker_remembers() -> None:
+    _, partition = producer()
+    ack(partition, send(partition))
+    slow, *others = [send(partition) for _ in range(5)]
+    for numbers in others:
+        ack(partition, numbers)
+    assert not partition.may_send(None, LEADER, 0), "it may be written, and is known if it is sent again"
+    ack(partition, slow)
+    assert partition.may_send(None, LEADER, 0)
+
+
 class Mesh:
     """A producer of batches 0, 1, 2, ... to one partition, over a network that does as it likes."""
 
@@ -205,15 +220,16 @@ class Mesh:
         self.queue = list(range(len(counts)))
         self.outcome: dict[int, str] = {}
         self.requests: list[tuple[int, tuple[int, int, int], bool]] = []  # batch, stamp, somebody waits for the answer
+        self.answers: list[tuple[int, KafkaError | None]] = []
         self.states = ProducerStates()
         self.log: list[int] = []
         self.sizes = 0
         self.poison: set[int] = set()
 
     def step(self, calm: bool) -> None:
-        choices = [self.send] * 3 + [self.deliver] * 3
+        choices = [self.send] * 3 + [self.deliver] * 3 + [self.answer] * 3
         if not calm:
-            choices += [self.lose, self.time_out, self.expire]
+            choices += [self.lose, self.time_out, self.lose_answer, self.expire]
         self.random.choice(choices)()
 
     def send(self) -> None:
@@ -226,7 +242,7 @@ class Mesh:
         if numbers is None:
             numbers = self.numbers[batch] = self.partition.number(self.counts[batch])
         self.queue.pop(0)
-        self.partition.sent()
+        self.partition.sent(numbers)
         self.requests.append((batch, numbers.stamp, True))
 
     def append(self, batch: int, stamp: tuple[int, int, int]) -> KafkaError | None:
@@ -255,7 +271,15 @@ class Mesh:
         else:
             del self.requests[at]
         if waited:
-            self.settle(batch, error)
+            self.answers.append((batch, error))
+
+    def answer(self) -> None:
+        if self.answers:
+            self.settle(*self.answers.pop(self.random.randrange(len(self.answers))))
+
+    def lose_answer(self) -> None:
+        if self.answers:
+            self.settle(self.answers.pop(self.random.randrange(len(self.answers)))[0], LOST)
 
     def lose(self) -> None:
         waited = [each for each in self.requests if each[2]]

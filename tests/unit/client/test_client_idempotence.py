@@ -1,0 +1,199 @@
+"""An idempotent producer over connections that break, answers that are lost and requests that overtake each other."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from kipmesh.client import Producer
+from kipmesh.client.records import decode_columns
+from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.core.sequences import PRODUCER_EPOCH_MAX
+from kipmesh.testing.fake_broker import FakeBroker, FakeCluster
+
+FAST = {"retry.backoff.ms": 5, "retry.backoff.max.ms": 20, "linger.ms": 0, "batch.size": 0}
+
+
+def values(cluster: FakeCluster, topic: str = "t", partition: int = 0) -> list[bytes | None]:
+    batches = cluster.topics[topic].partitions[partition].batches
+    return [value for _, batch in batches for value in decode_columns(batch).values]
+
+
+def epochs(cluster: FakeCluster) -> list[tuple[int, int, int]]:
+    return [
+        (header.producer_id, header.producer_epoch, header.base_sequence)
+        for header, _ in cluster.topics["t"].partitions[0].batches
+    ]
+
+
+async def test_batches_carry_an_id_an_epoch_and_sequences_a_partition() -> None:
+    async with FakeCluster() as cluster:
+        cluster.create_topic("t", 2)
+        async with Producer(cluster.bootstrap, **FAST) as producer:
+            for number in range(6):
+                await (await producer.send("t", b"%d" % number, partition=number % 2))
+        assert epochs(cluster) == [(1000, 0, 0), (1000, 0, 1), (1000, 0, 2)]
+
+
+async def test_several_batches_of_a_partition_are_under_way_at_a_time() -> None:
+    async with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        together = most = 0
+
+        async def slowly(method: str, _node: int, _request: Any) -> None:
+            nonlocal together, most
+            if method == "Produce":
+                together += 1
+                most = max(most, together)
+                await asyncio.sleep(0.02)
+                together -= 1
+
+        cluster.hook = slowly
+        async with Producer(cluster.bootstrap, **FAST) as producer:
+            sent = [await producer.send("t", b"%d" % number) for number in range(40)]
+            await asyncio.gather(*sent)
+        assert most == 5
+        assert values(cluster) == [b"%d" % number for number in range(40)]
+
+
+async def test_what_was_written_and_not_answered_is_not_written_again() -> None:
+    async with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        async with Producer(cluster.bootstrap, **FAST) as producer:
+            await (await producer.send("t", b"first"))
+            cluster.inject("Produce", after=True, times=5)
+            sent = [await producer.send("t", b"%d" % number) for number in range(5)]
+            assert [done.offset for done in await asyncio.gather(*sent)] == [1, 2, 3, 4, 5]
+        assert values(cluster) == [b"first", *[b"%d" % number for number in range(5)]]
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_each_record_once_and_in_order_over_a_wild_network(seed: int) -> None:
+    rng = random.Random(seed)
+    async with FakeCluster(2) as cluster:
+        cluster.create_topic("t", 2)
+
+        async def wild(method: str, _node: int, _request: Any) -> None:
+            if method != "Produce":
+                return
+            if rng.random() < 0.3:
+                await asyncio.sleep(rng.random() * 0.02)
+            if rng.random() < 0.1:
+                code = rng.choice([None, ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND])
+                cluster.inject("Produce", code, after=rng.random() < 0.6)
+            if rng.random() < 0.05:
+                cluster.move_leader("t", rng.randrange(2), rng.choice([1, 2]))
+
+        cluster.hook = wild
+        config = {**FAST, "batch.size": rng.choice([0, 300])}
+        async with Producer(cluster.bootstrap, **config) as producer:
+            sent = []
+            for number in range(300):
+                sent.append(await producer.send("t", b"%d" % number, partition=number % 2))
+                if rng.random() < 0.2:
+                    await asyncio.sleep(0)
+            done = await asyncio.gather(*sent)
+        for partition in range(2):
+            expected = [b"%d" % number for number in range(partition, 300, 2)]
+            assert values(cluster, "t", partition) == expected
+            assert [each.offset for each in done if each.partition == partition] == list(range(150))
+
+
+async def test_after_a_batch_that_is_refused_for_good_the_others_go_on_in_the_next_epoch() -> None:
+    async with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        async with Producer(cluster.bootstrap, **FAST) as producer:
+            await (await producer.send("t", b"first"))
+            cluster.inject("Produce", ErrorCode.INVALID_RECORD)
+            sent = [await producer.send("t", b"%d" % number) for number in range(6)]
+            outcomes = await asyncio.gather(*sent, return_exceptions=True)
+        assert [isinstance(each, KafkaError) for each in outcomes] == [True, *[False] * 5]
+        assert values(cluster) == [b"first", *[b"%d" % number for number in range(1, 6)]]
+        assert epochs(cluster) == [(1000, 0, 0), *[(1000, 1, sequence) for sequence in range(5)]]
+
+
+async def test_a_batch_that_expires_leaves_no_gap_that_stops_the_others() -> None:
+    async with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        async with Producer(cluster.bootstrap, **{**FAST, "delivery.timeout.ms": 300}) as producer:
+            await (await producer.send("t", b"first"))
+            cluster.inject("Produce", ErrorCode.NOT_ENOUGH_REPLICAS, times=1 << 30)
+            with pytest.raises(KafkaError) as caught:
+                await (await producer.send("t", b"lost"))
+            assert caught.value.code == ErrorCode.REQUEST_TIMED_OUT
+            cluster._faults.clear()
+            assert (await (await producer.send("t", b"next"))).offset == 1
+        assert values(cluster) == [b"first", b"next"]
+        assert epochs(cluster) == [(1000, 0, 0), (1000, 1, 0)]
+
+
+async def test_a_batch_in_parts_is_numbered_like_the_whole() -> None:
+    async with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        cluster.message_bytes_max = 300
+        async with Producer(cluster.bootstrap, **{**FAST, "batch.size": 5000, "linger.ms": 5}) as producer:
+            sent = [await producer.send("t", b"%03d" % number * 20) for number in range(20)]
+            assert [done.offset for done in await asyncio.gather(*sent)] == list(range(20))
+        assert values(cluster) == [b"%03d" % number * 20 for number in range(20)]
+        assert {(pid, epoch) for pid, epoch, _ in epochs(cluster)} == {(1000, 0)}
+
+
+async def test_after_the_last_epoch_comes_another_producer_id() -> None:
+    async with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        async with Producer(cluster.bootstrap, **FAST) as producer:
+            await (await producer.send("t", b"a"))
+            producer._sender._sequences.identified(1000, PRODUCER_EPOCH_MAX)
+            await (await producer.send("t", b"b"))
+            cluster.inject("Produce", ErrorCode.INVALID_RECORD)
+            with pytest.raises(KafkaError):
+                await (await producer.send("t", b"refused"))
+            await (await producer.send("t", b"c"))
+        assert epochs(cluster) == [(1000, 0, 0), (1000, PRODUCER_EPOCH_MAX, 0), (1001, 0, 0)]
+
+
+async def test_records_wait_for_a_producer_id() -> None:
+    async with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        cluster.inject("InitProducerId", ErrorCode.COORDINATOR_NOT_AVAILABLE, times=3)
+        cluster.inject("InitProducerId", times=2)
+        async with Producer(cluster.bootstrap, **FAST) as producer:
+            assert (await (await producer.send("t", b"x"))).offset == 0
+
+
+async def test_what_expires_without_a_producer_id_says_so() -> None:
+    async with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        cluster.inject("InitProducerId", ErrorCode.COORDINATOR_NOT_AVAILABLE, times=1 << 30)
+        async with Producer(cluster.bootstrap, **{**FAST, "delivery.timeout.ms": 200}) as producer:
+            with pytest.raises(KafkaError, match=r"no producer id.*COORDINATOR_NOT_AVAILABLE") as caught:
+                await (await producer.send("t", b"x"))
+            assert caught.value.code == ErrorCode.REQUEST_TIMED_OUT
+
+
+async def test_a_broker_that_gives_no_ids_ends_the_producer_with_its_reason() -> None:
+    async with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        cluster.inject("InitProducerId", ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+        async with Producer(cluster.bootstrap, **FAST) as producer:
+            with pytest.raises(KafkaError) as caught:
+                await (await producer.send("t", b"x"))
+            assert caught.value.code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+
+
+async def test_a_broker_without_the_call_is_named_and_works_without_idempotence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(FakeBroker, "init_producer_id", None)
+    async with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        async with Producer(cluster.bootstrap, **FAST) as producer:
+            with pytest.raises(KafkaError, match=r"enable\.idempotence=false") as caught:
+                await (await producer.send("t", b"x"))
+            assert caught.value.code == ErrorCode.UNSUPPORTED_VERSION
+        async with Producer(cluster.bootstrap, **FAST, enable_idempotence=False) as producer:
+            assert (await (await producer.send("t", b"x"))).offset == 0
+        assert epochs(cluster) == [(-1, -1, -1)]
