@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -66,6 +66,9 @@ async def run_once(
     return Result(experiment, seed, verdict, folder)
 
 
+_Timed = tuple[Fault, asyncio.Task[float]]
+
+
 class _Run:
     def __init__(
         self, experiment: Experiment, folder: Path, seed: int, recorder: Recorder, on_progress: OnProgress
@@ -77,6 +80,9 @@ class _Run:
         self._recorder = recorder
         self._on_progress = on_progress
         self._mounted: list[Path] = []
+        self._late_s = 0.0
+        """By how much the latest of the timed faults came too late."""
+        self._to_come = len(experiment.faults)
 
     async def run(self, make_cluster: MakeCluster) -> None:
         """All of it; the cluster is down at the end."""
@@ -187,19 +193,35 @@ class _Run:
         loop = asyncio.get_running_loop()
         begin, duration_s = loop.time(), self._experiment.duration_s
         async with asyncio.TaskGroup() as group:
-            for fault in self._experiment.faults:
-                group.create_task(self._timed(injector, fault))
+            timed: list[_Timed] = []
+            for fault in sorted(self._experiment.faults, key=lambda fault: fault.at_s):
+                over = [(one, task) for one, task in timed if one.at_s + one.for_s <= fault.at_s]
+                timed.append((fault, group.create_task(self._timed(injector, fault, over))))
             if self._experiment.random is not None:
                 group.create_task(self._by_chance(injector, observer))
-            while (passed := loop.time() - begin) < duration_s:
-                self._on_progress("faults", passed / duration_s, self._recorder)
+            while (passed := loop.time() - begin) < duration_s + self._late_s or self._to_come:
+                self._on_progress("faults", min(passed / duration_s, 1.0), self._recorder)
                 workload.check()
-                await asyncio.sleep(min(TICK_S, duration_s - passed))
+                await asyncio.sleep(TICK_S)
             injector.stop.set()
 
-    async def _timed(self, injector: Injector, fault: Fault) -> None:
-        await asyncio.sleep(fault.at_s)
+    async def _timed(
+        self, injector: Injector, fault: Fault, over: Sequence[tuple[Fault, asyncio.Task[float]]]
+    ) -> float:
+        """One fault at its time; gives when it had ended.
+
+        Those that the file has `over` by then may be late: a node of a busy machine takes long to start. The fault
+        comes as long after their end as the file says, and the whole run lasts longer by that.
+        """
+        loop = asyncio.get_running_loop()
+        due = planned = loop.time() + fault.at_s
+        for before, task in over:
+            due = max(due, await task + fault.at_s - before.at_s - before.for_s)
+        self._late_s = max(self._late_s, due - planned)
+        await asyncio.sleep(due - loop.time())
+        self._to_come -= 1
         await injector.run(fault, fault.for_s)
+        return loop.time()
 
     async def _by_chance(self, injector: Injector, observer: Observer) -> None:
         part = self._experiment.random
