@@ -403,6 +403,13 @@ class Log:
             raise self._fail(error, "delete segments of", for_good=True) from error
         return count
 
+    def held_back(self, now_ms: int, high_watermark: int) -> int:
+        """How many segments retention would take out of use if all were below the high watermark, and does not."""
+        start, end = self.log_start_offset, self.log_end_offset
+        all_, some = [LogOffsets(start, end, mark) for mark in (end, high_watermark)]
+        of = self._segments.items, self.config, now_ms
+        return expired(*of, all_) - expired(*of, some)
+
     def remove_deleted(self, now_ms: int) -> int:
         """Remove files that have been out of use for `file.delete.delay.ms`; gives how many."""
         return 0 if self._closed else self._segments.retired.remove(self.files.fs, now_ms)

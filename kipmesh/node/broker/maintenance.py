@@ -67,13 +67,17 @@ class Maintenance:
                 group.create_task(_repeat(job, interval_ms / 1000))
 
     async def _retain(self) -> None:
-        pace = Pace()
+        pace, waiting = Pace(), []
         for replica in self._partitions:
             with _noted(replica, "retention"):
                 removed = replica.retain(self._now_ms())
                 if removed:
                     log.info("segments deleted", topic=replica.topic, partition=replica.partition, segments=removed)
+                if replica.held_back(self._now_ms()):
+                    waiting.append(f"{replica.topic}-{replica.partition}")
             await pace.give_way()
+        if waiting:
+            log.info("segments that are due wait for the high watermark", partitions=len(waiting), example=waiting[0])
 
     async def _remove_deleted(self) -> None:
         await self._disk.run(lambda: self._log_manager.remove_deleted(self._now_ms()))

@@ -427,6 +427,11 @@ class Replica:
             if self.log.log_start_offset != before:
                 self._changed(LOG_START)
 
+    def held_back(self, now_ms: int) -> int:
+        """How many segments are due, and stay because they are not committed: nobody leads, say."""
+        mark = self.high_watermark
+        return self.log.held_back(now_ms, mark) if mark < self.log.log_end_offset else 0
+
     def update_config(self, config: TopicConfig) -> None:
         """The topic's configuration changed."""
         self.log.update_config(config)

@@ -400,6 +400,8 @@ def test_retention_keeps_what_is_not_below_the_high_watermark() -> None:
         append(log)
     second = log.segment_base_offsets[1]
     assert log.run_retention(NOW + 5000, second - 1) == 0
+    assert [log.held_back(NOW + 5000, mark) for mark in (second - 1, second + 1, 40)] == [4, 3, 0]
+    assert log.held_back(NOW + 1000, second - 1) == 0
     assert log.run_retention(NOW + 5000, second + 1) == 1
     assert log.log_start_offset == second
     assert log.run_retention(NOW + 1000, 40) == 0

@@ -1,0 +1,44 @@
+"""What retention cannot take, as it is not committed, is told: once a round, whatever the number of partitions."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import structlog
+
+from kipmesh.core.config import BrokerConfig
+from kipmesh.node.broker.maintenance import Maintenance
+
+
+class FakeReplica(NamedTuple):
+    topic: str
+    partition: int
+    removed: int
+    held: int
+
+    def retain(self, _now_ms: int) -> int:
+        return self.removed
+
+    def held_back(self, _now_ms: int) -> int:
+        return self.held
+
+
+async def round_of(*replicas: FakeReplica) -> list[Any]:
+    keys = {"node.id": "1", "cluster.id": "c", "controller.quorum.voters": "9@127.0.0.1:1"}
+    config = BrokerConfig.parse({**keys, "listeners": "MESH://127.0.0.1:0", "log.dirs": "nowhere"})
+    nothing: Any = None
+    partitions: Any = replicas
+    maintenance = Maintenance(config, partitions, nothing, nothing, nothing, nothing, lambda: 0, lambda: 0)
+    with structlog.testing.capture_logs() as lines:
+        await maintenance._retain()
+    return lines
+
+
+async def test_segments_that_wait_are_told_in_one_line() -> None:
+    lines = await round_of(FakeReplica("a", 0, 2, 0), FakeReplica("b", 1, 0, 3), FakeReplica("c", 2, 0, 1))
+    assert [line["event"] for line in lines] == [
+        "segments deleted",
+        "segments that are due wait for the high watermark",
+    ]
+    assert (lines[1]["partitions"], lines[1]["example"]) == (2, "b-1")
+    assert await round_of(FakeReplica("a", 0, 0, 0)) == []
