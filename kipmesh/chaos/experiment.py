@@ -66,7 +66,7 @@ class ClusterPart(_Part):
 
 
 class WorkloadPart(_Part):
-    """One topic, producers with one request in flight each (producer n writes to partition n), consumers by rack."""
+    """One topic, producers with several records in flight (producer n writes to partition n), consumers by rack."""
 
     partitions: Annotated[int, Field(ge=1, le=64)] = 2
     replication_factor: Annotated[int, Field(ge=1, le=9)] = 3

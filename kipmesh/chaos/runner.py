@@ -21,7 +21,7 @@ from kipmesh.chaos.mesh import ChaosError, Cluster, MakeCluster, bootstrap, is_b
 from kipmesh.chaos.network import Network
 from kipmesh.chaos.observer import Observer
 from kipmesh.chaos.recorder import Recorder
-from kipmesh.chaos.workload import Workload, consumer_names
+from kipmesh.chaos.workload import Workload, consumer_names, is_exactly_once
 from kipmesh.client import AdminClient
 from kipmesh.client.types import NewTopic
 from kipmesh.testing.history import Begin, NotRecovered, Phase, PhaseBegan, read_history
@@ -111,6 +111,7 @@ class _Run:
                     self._experiment.steady_state.limits,
                     consumer_names(part),
                     [node.name for node in nodes],
+                    is_exactly_once(part),
                 )
             )
             await self._create_topic(bootstrap(nodes))

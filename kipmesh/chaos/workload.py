@@ -1,16 +1,20 @@
-"""The workload of an experiment: producers with one request in flight each, and a consumer in each rack."""
+"""The workload of an experiment: idempotent producers with five in flight each, and a consumer in each rack.
+
+A workload whose `producer_config` turns idempotence off has one in flight a producer: only so is the order kept.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Coroutine, Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from kipmesh.chaos import values
 from kipmesh.chaos.experiment import WorkloadPart
 from kipmesh.chaos.recorder import Recorder
-from kipmesh.client import Consumer, Producer, TopicPartition
+from kipmesh.client import Consumer, Producer, RecordMetadata, TopicPartition
+from kipmesh.core.config import ProducerConfig
 from kipmesh.core.errors import KafkaError
 from kipmesh.testing.history import Failed, Invoke, Ok, Read, ReaderKind, Unknown
 
@@ -21,8 +25,9 @@ PRODUCER_CONFIG = {
     "request.timeout.ms": "2000",
     "max.block.ms": "5000",
     "delivery.timeout.ms": "10000",
-    "max.in.flight.requests.per.connection": "1",
+    "batch.size": "0",
 }
+IN_FLIGHT = 5
 CONSUMER_CONFIG = {
     "auto.offset.reset": "earliest",
     "request.timeout.ms": "2000",
@@ -31,6 +36,12 @@ CONSUMER_CONFIG = {
 }
 RETRY_S = 0.1
 ABORT_S = 1.0
+
+
+def is_exactly_once(part: WorkloadPart) -> bool:
+    """Whether its producers are idempotent."""
+    config = ProducerConfig.parse({**PRODUCER_CONFIG, **part.producer_config})
+    return config.enable_idempotence
 
 
 def consumer_names(part: WorkloadPart) -> list[str]:
@@ -118,12 +129,25 @@ class Workload:
     async def _produce(self, producer: Producer, name: str, partition: int) -> None:
         loop, interval_s = asyncio.get_running_loop(), 1 / self._part.records_per_s
         due = loop.time()
-        while not self._ends.is_set():
-            await self._produce_one(producer, name, partition)
-            due = max(due + interval_s, loop.time() - interval_s)
-            await asyncio.sleep(max(due - loop.time(), 0))
+        in_flight: set[asyncio.Task[None]] = set()
+        limit = IN_FLIGHT if is_exactly_once(self._part) else 1
+        try:
+            while not self._ends.is_set():
+                outcome = await self._produce_one(producer, name, partition)
+                if outcome is not None:
+                    in_flight.add(asyncio.create_task(outcome))
+                if len(in_flight) == limit:
+                    await asyncio.wait(in_flight, return_when=asyncio.FIRST_COMPLETED)
+                in_flight = {task for task in in_flight if not _is_over(task)}
+                due = max(due + interval_s, loop.time() - interval_s)
+                await asyncio.sleep(max(due - loop.time(), 0))
+            await asyncio.gather(*in_flight)
+        finally:
+            for task in in_flight:
+                task.cancel()
 
-    async def _produce_one(self, producer: Producer, name: str, partition: int) -> None:
+    async def _produce_one(self, producer: Producer, name: str, partition: int) -> Coroutine[Any, Any, None] | None:
+        """Send one record; what is to be run until its outcome is known, None if it was not taken."""
         recorder, operation = self._recorder, self._recorder.next_operation()
         recorder.add(Invoke(recorder.now, operation, name, partition, str(operation)))
         value = values.encode(operation, self._part.value_bytes)
@@ -132,7 +156,11 @@ class Workload:
         except KafkaError as error:  # it was not taken: nothing was sent
             recorder.add(Failed(recorder.now, operation, str(error)))
             await asyncio.sleep(RETRY_S)
-            return
+            return None
+        return self._outcome(delivery, operation, partition)
+
+    async def _outcome(self, delivery: Awaitable[RecordMetadata], operation: int, partition: int) -> None:
+        recorder = self._recorder
         try:
             where = await delivery
         except KafkaError as error:
@@ -162,3 +190,10 @@ class Workload:
                     self._recorder.add(Read(now, name, ReaderKind.CONSUMER, partition, mine, known))
                 if mine:
                     self.positions[name][partition] = mine[-1][0] + 1
+
+
+def _is_over(task: asyncio.Task[None]) -> bool:
+    """Raises what it ended with."""
+    if task.done():
+        task.result()
+    return task.done()

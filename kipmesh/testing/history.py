@@ -62,6 +62,8 @@ class Begin(NamedTuple):
     limits: Limits
     consumers: Sequence[str] = ()
     nodes: Sequence[str] = ()
+    exactly_once: bool = False
+    """Whether the producers are idempotent: then a record that is there twice is an anomaly."""
 
 
 class PhaseBegan(NamedTuple):
@@ -72,7 +74,7 @@ class PhaseBegan(NamedTuple):
 
 
 class Invoke(NamedTuple):
-    """A producer is about to write `value`; its previous operation has ended."""
+    """A producer is about to write `value`. Without `exactly_once` its previous operation has ended."""
 
     t: float
     operation: int

@@ -4,15 +4,16 @@ What is checked, each under its name in `Kind`:
 - Each acknowledged write is in the final read at the offset that was acknowledged.
 - Each record that anybody read was written by a producer, and not by an operation that certainly failed.
 - An offset has one value, whoever read it when: consumers, plain fetches, the final read, replicas' logs.
-- A write that began after another one was acknowledged has the higher offset, in each partition (so also for
-  each producer, which has one request in flight).
+- A write that began after another one was acknowledged has the higher offset, in each partition. Where producers are
+  idempotent and have several in flight, the records of each are in the order in which it sent them.
 - A consumer reads offset after offset: none twice, none left out. (Topics here are neither compacted nor
   transactional, and nothing is retired while the run lasts.)
 - A high watermark does not go back (392-10), and nothing at or above it is read (392-01).
 - In-sync replicas are the same below the high watermark: values, batches, CRCs, leader epochs; and all are there.
 - Progress: see `history_progress`.
 
-A retry after an answer that was lost may write a record twice: that is at-least-once delivery, and counted, not found.
+A retry after an answer that was lost may write a record twice. Of idempotent producers that is an anomaly; of others it
+is at-least-once delivery, and counted, not found.
 A history that ends early is `INCOMPLETE`: what could not be looked for is not taken as kept.
 """
 
@@ -54,6 +55,7 @@ class Kind(StrEnum):
     PHANTOM = "phantom record"
     TWO_VALUES = "offset with two values"
     REORDERED = "reordered writes"
+    DUPLICATE = "record written twice"
     SKIPPED = "consumer skipped records"
     WENT_BACK = "consumer went back"
     WATERMARK = "high watermark went back"
@@ -81,7 +83,7 @@ class Figures(NamedTuple):
     failed: int = 0
     unknown: int = 0
     repeated: int = 0
-    """Records that are in the log once more, which at-least-once delivery may do."""
+    """Records that are in the log once more."""
     read: int = 0
     """By all consumers together."""
     faults: int = 0
@@ -187,6 +189,9 @@ class Checker:
         for partition in range(self._begin.partitions if self._begin is not None else 0):
             self._check_partition(partition)
         self._check_lost()
+        if self._begin is not None and self._begin.exactly_once:
+            for partition, values in self._final.items():
+                self._check_once_in_order(partition, values)
         gaps = self._check_progress()
         figures = Figures(
             **{
@@ -333,6 +338,31 @@ class Checker:
             if replica in end.isr:
                 self._check_replica(end, replica, one)
         self._check_batches(end, {replica: one for replica, one in dumped.items() if replica in end.isr})
+
+    def _check_once_in_order(self, partition: int, values: dict[int, str]) -> None:
+        """Of idempotent producers: no record is there twice, and those of each are as it sent them."""
+        first: dict[str, int] = {}
+        last: dict[str, tuple[int, int]] = {}
+        for offset in sorted(values):
+            value = values[offset]
+            operation = self._values.get(value)
+            if operation is None:
+                continue  # a phantom, which is found elsewhere
+            if value in first:
+                text = f"{value!r} is at offset {first[value]} and again at {offset}"
+                self._found(Kind.DUPLICATE, self._last_t, text, partition)
+                continue
+            first[value] = offset
+            producer = self._operations[operation].producer
+            before = last.get(producer)
+            if before is not None and operation < before[0]:
+                text = (
+                    f"{producer}'s operation {operation} is at offset {offset}, its later operation {before[0]} at "
+                    f"{before[1]}"
+                )
+                self._found(Kind.REORDERED, self._last_t, text, partition)
+            else:
+                last[producer] = (operation, offset)
 
     def _check_replica(self, end: End, replica: int, one: _Replica) -> None:
         who = f"in the log of replica {replica}"

@@ -33,12 +33,16 @@ LIMITS = Limits(write_gap_s=5, read_delay_s=5)
 class Mesh:
     """Logs of some partitions; each step is something that clients or replicas do, one event loop's view of it."""
 
-    def __init__(self, source: random.Random, partitions: int, producers: int) -> None:
+    def __init__(self, source: random.Random, partitions: int, producers: int, exactly_once: bool) -> None:
         self.source = source
+        self.exactly_once = exactly_once
         self.partitions = partitions
         self.logs: list[list[str]] = [[] for _ in range(partitions)]
         self.watermarks = [0] * partitions
-        self.events: list[Event] = [Begin(0, "test", 1, partitions, LIMITS, CONSUMERS), PhaseBegan(0, Phase.FAULTS)]
+        self.events: list[Event] = [
+            Begin(0, "test", 1, partitions, LIMITS, CONSUMERS, (), exactly_once),
+            PhaseBegan(0, Phase.FAULTS),
+        ]
         self.t = 0.0
         self.operations = 0
         self.in_flight: dict[str, tuple[int, int, str]] = {}
@@ -62,7 +66,9 @@ class Mesh:
     def finish(self, producer: str) -> None:
         operation, where, value = self.in_flight.pop(producer)
         log = self.logs[where]
-        match self.source.choice(["ok"] * 8 + ["twice", "lost", "late", "unknown"]):
+        # Where producers are idempotent, a late write is refused.
+        chances = ["lost", "unknown"] if self.exactly_once else ["twice", "lost", "late", "unknown"]
+        match self.source.choice(["ok"] * 8 + chances):
             case "ok" | "twice" as how:
                 log.extend([value] * (2 if how == "twice" else 1))  # a retry after an answer that was lost
                 self.watermarks[where] = len(log)
@@ -121,9 +127,12 @@ class Mesh:
         return self.events
 
 
-def clean_history(seed: int, *, partitions: int = 2, producers: int = 3, steps: int = 300) -> list[Event]:
-    """A history without an anomaly: retries that write twice, failures that write, and late writes included."""
-    mesh = Mesh(random.Random(seed), partitions, producers)
+def clean_history(
+    seed: int, *, partitions: int = 2, producers: int = 3, steps: int = 300, exactly_once: bool = False
+) -> list[Event]:
+    """A history without an anomaly: failures that write included, and where producers are not idempotent also retries
+    that write twice, and late writes."""
+    mesh = Mesh(random.Random(seed), partitions, producers, exactly_once)
     for _ in range(steps):
         mesh.step()
     return mesh.end()

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+
+import pytest
 
 from kipmesh.chaos import dumps, values
 from kipmesh.chaos.experiment import WorkloadPart
 from kipmesh.chaos.recorder import Recorder
-from kipmesh.chaos.workload import Workload, consumer_names
+from kipmesh.chaos.workload import Workload, consumer_names, is_exactly_once
 from kipmesh.core import record_batch
 from kipmesh.core.errors import ErrorCode
 from kipmesh.testing.fake_broker import FakeCluster
 from kipmesh.testing.history import Begin, Dump, Event, Limits, NotRecovered, Phase, PhaseBegan, read_history
 from kipmesh.testing.history_checker import Kind, Verdict, check
+from kipmesh.testing.waiting import until
 
 PART = WorkloadPart(partitions=2, producers=3, records_per_s=200, racks=("rack-a", "rack-b"))
 
@@ -24,12 +28,14 @@ class State:
     isr: tuple[int, ...] = ()
 
 
-async def worked(fake: FakeCluster, folder: Path, *, lose: bool = False) -> tuple[Verdict, list[Event]]:
+async def worked(
+    fake: FakeCluster, folder: Path, *, lose: bool = False, part: WorkloadPart = PART
+) -> tuple[Verdict, list[Event]]:
     """The verdict about a run against it, and its history."""
     recorder = Recorder(folder / "history.jsonl")
-    recorder.add(Begin(0, "test", 1, PART.partitions, Limits(), consumer_names(PART)))
+    recorder.add(Begin(0, "test", 1, part.partitions, Limits(), consumer_names(part), (), is_exactly_once(part)))
     recorder.add(PhaseBegan(recorder.now, Phase.FAULTS))
-    async with Workload(fake.bootstrap, "chaos", PART, recorder) as workload:
+    async with Workload(fake.bootstrap, "chaos", part, recorder) as workload:
         while min((workload.acknowledged.get(partition, 0) for partition in range(2)), default=0) < 20:
             workload.check()
             fake.appended.clear()
@@ -57,15 +63,42 @@ async def test_all_is_well(tmp_path: Path) -> None:
         assert verdict.figures.read == 2 * verdict.figures.acknowledged
 
 
-async def test_failures_and_retries_are_no_anomalies(tmp_path: Path) -> None:
+@pytest.mark.parametrize("idempotence", ["true", "false"])
+async def test_failures_and_retries_are_no_anomalies(tmp_path: Path, idempotence: str) -> None:
+    part = PART.model_copy(update={"producer_config": {"enable.idempotence": idempotence}})
     async with FakeCluster(2) as fake:
         fake.create_topic("chaos", 2)
         fake.inject("Produce", ErrorCode.NOT_LEADER_OR_FOLLOWER, times=3)
-        fake.inject("Produce", ErrorCode.REQUEST_TIMED_OUT, times=2, after=True)  # written, and written again
+        fake.inject("Produce", ErrorCode.REQUEST_TIMED_OUT, times=2, after=True)  # written, and sent again
         fake.inject("Fetch", times=5)
-        verdict, _ = await worked(fake, tmp_path)
+        verdict, _ = await worked(fake, tmp_path, part=part)
         assert verdict.findings == ()
-        assert verdict.figures.repeated == 2
+        assert verdict.figures.repeated == (0 if idempotence == "true" else 2)
+
+
+async def test_producers_have_several_in_flight_only_with_idempotence(tmp_path: Path) -> None:
+    for idempotence, expected in (("true", 5), ("false", 1)):
+        part = PART.model_copy(update={"producers": 1, "producer_config": {"enable.idempotence": idempotence}})
+        (tmp_path / idempotence).mkdir()
+        async with FakeCluster() as fake:
+            fake.create_topic("chaos", 2)
+            in_flight = most = 0
+
+            async def slowly(method: str, _node: int, _request: object) -> None:
+                nonlocal in_flight, most
+                if method == "Produce":
+                    in_flight += 1
+                    most = max(most, in_flight)
+                    await asyncio.sleep(0.1)
+                    in_flight -= 1
+
+            fake.hook = slowly
+            recorder = Recorder(tmp_path / idempotence / "history.jsonl")
+            async with Workload(fake.bootstrap, "chaos", part, recorder) as workload:
+                await until(lambda done=workload: done.acknowledged.get(0, 0) >= 20, "20 records")
+                await workload.stop_producing()
+            recorder.close()
+            assert most == expected
 
 
 async def test_what_is_lost_is_found(tmp_path: Path) -> None:

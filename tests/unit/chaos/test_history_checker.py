@@ -228,7 +228,21 @@ def outcome_twice(events: list[Event], source: random.Random) -> None:
     events.insert(index, events[index])
 
 
+def promise_more_than_is_kept(events: list[Event], source: random.Random) -> None:
+    """The producers were idempotent, it says, and a retry was written again all the same."""
+    begin, ok = events[0], events[source.choice(indexes(events, Ok))]
+    assert isinstance(begin, Begin)
+    assert isinstance(ok, Ok)
+    events[0] = begin._replace(exactly_once=True)
+    (invoke,) = [each for each in events if isinstance(each, Invoke) and each.operation == ok.operation]
+    for index in indexes(events, Read):
+        read = events[index]
+        if isinstance(read, Read) and read.kind is ReaderKind.FINAL and read.partition == invoke.partition:
+            events[index] = read._replace(records=[*read.records, (len(read.records), invoke.value)])
+
+
 SPOILS: list[tuple[Spoil, Kind]] = [
+    (promise_more_than_is_kept, Kind.DUPLICATE),
     (lose_the_end, Kind.LOST),
     (overwrite, Kind.LOST),
     (phantom_in_final, Kind.PHANTOM),
@@ -300,6 +314,28 @@ def test_clean_histories_pass(seed: int, partitions: int, producers: int, steps:
 
 def test_repeats_are_counted_and_allowed() -> None:
     assert any(check(clean_history(seed)).figures.repeated for seed in range(5))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_of_idempotent_producers_each_record_is_there_once_and_in_the_order_sent(seed: int) -> None:
+    events = clean_history(seed, exactly_once=True)
+    assert check(events).findings == ()
+    spoiled = list(events)
+    promise_more_than_is_kept(spoiled, random.Random(seed))
+    found = [one for one in check(spoiled).findings if one.kind is Kind.DUPLICATE]
+    assert len(found) == 1
+    assert "again at" in found[0].text
+    swapped = [_swapped(event) for event in events]
+    assert Kind.REORDERED in {one.kind for one in check(swapped).findings}
+
+
+def _swapped(event: Event) -> Event:
+    """The final read with the first and the last record in each other's place."""
+    if isinstance(event, Read) and event.kind is ReaderKind.FINAL and len(event.records) > 1:
+        records = list(event.records)
+        records[0], records[-1] = (records[0][0], records[-1][1]), (records[-1][0], records[0][1])
+        return event._replace(records=records)
+    return event
 
 
 def test_a_halting_fault_excuses_a_stall_and_what_settles_after_it() -> None:

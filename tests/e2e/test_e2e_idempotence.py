@@ -1,0 +1,116 @@
+"""An idempotent producer while leaders are killed, held and stopped: each record once, none lost, in the order sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.quorum_mesh import QuorumMesh
+from kipmesh.client import AdminClient, Consumer, NewTopic, Producer, TopicPartition
+from kipmesh.testing.waiting import until as eventually
+
+TOPIC = "once"
+PARTITIONS = 2
+CONFIG = {
+    "batch.size": 500,
+    "linger.ms": 0,
+    "request.timeout.ms": 1500,
+    "delivery.timeout.ms": 90_000,
+    "retry.backoff.ms": 20,
+}
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def quorum(tmp_path: Path) -> Iterator[QuorumMesh]:
+    config = {"broker.session.timeout.ms": "2000"}
+    with QuorumMesh(tmp_path, controllers=1, brokers=3, config=config) as mesh:
+        yield mesh
+
+
+class Stream:
+    """Numbered records without an end, to each partition in turn."""
+
+    def __init__(self, producer: Producer) -> None:
+        self.sent: list[Any] = []
+        self._producer = producer
+        self._ends = False
+        self._settled = 0
+
+    async def run(self) -> None:
+        while not self._ends:
+            for _ in range(20):
+                number = len(self.sent)
+                self.sent.append(await self._producer.send(TOPIC, b"%d" % number, partition=number % PARTITIONS))
+            await asyncio.sleep(0.005)
+
+    async def more(self, count: int) -> None:
+        """Until so many more are acknowledged."""
+        wanted = self.settled() + count
+        await eventually(lambda: self.settled() >= wanted, "records acknowledged", 90)
+
+    def settled(self) -> int:
+        """How many of the first records have their outcome."""
+        while self._settled < len(self.sent) and self.sent[self._settled].done():
+            self._settled += 1
+        return self._settled
+
+    def end(self) -> None:
+        self._ends = True
+
+
+async def everything(bootstrap: str, counts: dict[int, int]) -> dict[int, list[bytes | None]]:
+    """All values by partition, and that there are no more than so many."""
+    found: dict[int, list[bytes | None]] = {partition: [] for partition in counts}
+    async with Consumer(bootstrap, auto_offset_reset="earliest") as consumer:
+        consumer.assign([TopicPartition(TOPIC, partition) for partition in counts])
+        consumer.seek_to_beginning()
+        async with asyncio.timeout(60):
+            while any(len(found[partition]) < count for partition, count in counts.items()):
+                for record in await consumer.poll(500):
+                    found[record.partition].append(record.value)
+        for record in await consumer.poll(500):
+            found[record.partition].append(record.value)
+    return found
+
+
+async def leader_of(admin: AdminClient, partition: int) -> int:
+    return (await admin.describe_topics([TOPIC]))[0].partitions[partition].leader_id
+
+
+async def run(quorum: QuorumMesh) -> None:
+    names = {node.node_id: node.name for node in quorum.brokers}
+    async with AdminClient(quorum.bootstrap) as admin, Producer(quorum.bootstrap, **CONFIG) as producer:
+        await admin.create_topics([NewTopic(TOPIC, PARTITIONS, 3)])
+        stream = Stream(producer)
+        task = asyncio.create_task(stream.run())
+        for fault in ("kill", "pause", "stop", "kill"):
+            await stream.more(1000)
+            name = names[await leader_of(admin, 0)]
+            await asyncio.to_thread(getattr(quorum, fault), name)
+            if fault == "pause":  # requests time out and are sent again, while the first ones still wait to be done
+                await asyncio.sleep(4)
+                await asyncio.to_thread(quorum.resume, name)
+            else:
+                await stream.more(500)
+                await asyncio.to_thread(quorum.start, name)
+            await stream.more(500)
+        stream.end()
+        await task
+        await producer.flush()
+        count = len(stream.sent)
+        for number, each in enumerate(stream.sent):
+            assert each.result().partition == number % PARTITIONS
+    counts = {partition: len(range(partition, count, PARTITIONS)) for partition in range(PARTITIONS)}
+    found = await everything(quorum.bootstrap, counts)
+    for partition, values in found.items():
+        assert values == [b"%d" % number for number in range(partition, count, PARTITIONS)]
+
+
+def test_leaders_that_are_killed_held_and_stopped(quorum: QuorumMesh) -> None:
+    asyncio.run(run(quorum))
