@@ -23,8 +23,8 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test check lint format types imports tidy unit e2e spark golden sim chaos bench bench-spark \
-  bench-closest bench-failover bench-fencing bench-metadata bench-sessions bench-snapshot protos lock wheel docs clean \
+.PHONY: help install demo test check lint format types imports tidy unit e2e spark golden sim sim-replicas chaos bench \
+  bench-spark bench-closest bench-failover bench-fencing bench-metadata bench-sessions bench-snapshot protos lock wheel docs clean \
   distclean stale
 
 help: ## list the targets
@@ -78,6 +78,9 @@ golden: install ## tests with Apache Kafka's own tools (Java 17+, Maven)
 
 sim: install ## simulate the metadata quorum; goes on where it stopped (SEEDS=20000)
 	$(PY) -m kipmesh.testing.sim --seeds $(SEEDS) --progress build/sim.json $(ARGS)
+
+sim-replicas: install ## simulate partitions' replication; goes on where it stopped (SEEDS=20000)
+	$(PY) -m kipmesh.testing.replica_sim --seeds $(SEEDS) --progress build/sim-replicas.json $(ARGS)
 
 chaos: install ## faults on a local cluster, its history checked (ARGS="deploy/chaos/random.yaml --duration 1800")
 	$(PY) -m kipmesh.cli.main chaos run --dir build/chaos $(or $(ARGS),deploy/chaos/*.yaml)

@@ -1,0 +1,406 @@
+"""What must never happen in a run, looked at after every step of a broker ("Log truth", 392-10).
+
+- What is below the high watermark of a leader is committed: no later leader lacks it, no replica has anything else
+  below its own high watermark, and every member of the ISR has it. The rules allow two losses: when no clean member of
+  the ISR is left, the greatest log of the last ISR leads, and what none of those has is gone; and an unclean election,
+  where the topic allows one.
+- What was acknowledged with acks=all was committed then, on min.insync.replicas at least, and is there at the end.
+- One leader an epoch; leader and partition epochs rise; leaders are elected out of the ISR.
+- A replica's high watermarks never go back within one leadership.
+- A log that is recovered has what was durable, after a killed process all that there was.
+- A consumer gets each offset once, in order, and nothing that is not committed; it is reset, or told of a truncation,
+  only for records that are gone indeed.
+- After the last fault everything heals.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+from kipmesh.core import record_batch
+from kipmesh.core.consumer import OffsetReset, TruncationFound
+from kipmesh.core.messages import ProduceRequest, ProduceResponse
+from kipmesh.core.metadata.elections import RECOVERING
+from kipmesh.core.metadata.image import MetadataDelta, PartitionState
+from kipmesh.node.broker.replica import Replica
+from kipmesh.testing.replica_sim.clients import TOPIC
+from kipmesh.testing.replica_sim.shadow import Cut, Entry, Shadow, Truth, content
+from kipmesh.testing.sim.checker import InvariantError
+
+if TYPE_CHECKING:
+    from kipmesh.core.consumer import RaiseError
+    from kipmesh.testing.replica_sim.broker import SimBroker
+    from kipmesh.testing.replica_sim.clients import Consumer
+    from kipmesh.testing.replica_sim.world import World
+
+Where = tuple[int, int]
+"""Broker and partition."""
+
+
+class Seen(NamedTuple):
+    """What a replica was when it was looked at last."""
+
+    log_end: int
+    generation: int
+    high_watermark: int
+    told: int
+    leader_epoch: int
+    is_leader: bool
+
+
+class Checker:
+    """See the module."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.truths = [Truth() for _ in range(world.partitions)]
+        self.shadows: dict[Where, Shadow] = {}
+        self.ever: dict[Where, set[tuple[int, Entry]]] = {}
+        """All that a broker ever had."""
+        self.durable: dict[Where, int] = {}
+        """What of a log must be there when it is loaded next."""
+        self.seen: dict[Where, Seen] = {}
+
+    def fail(self, what: str) -> NoReturn:
+        """An invariant is broken."""
+        raise InvariantError(what)
+
+    def _shadow(self, where: Where) -> Shadow:
+        shadow = self.shadows.get(where)
+        if shadow is None:
+            shadow = self.shadows[where] = Shadow()
+        return shadow
+
+    # -- metadata
+
+    def before_commit(self) -> dict[int, PartitionState]:
+        """The partitions before a batch of metadata."""
+        topic = self.world.quorum.image.topics.get(self.world.topic_id)
+        return dict(topic.partitions) if topic is not None else {}
+
+    def committed_metadata(self, batch: bytes, delta: MetadataDelta, before: dict[int, PartitionState]) -> None:
+        """A batch of metadata was committed."""
+        image, counts = self.world.quorum.image, self.world.counts
+        for topic_id, partition in sorted(delta.changed_partitions):
+            state, old = image.partition(topic_id, partition), before.get(partition)
+            if state is None or old is None:
+                continue
+            if state.partition_epoch <= old.partition_epoch or state.leader_epoch < old.leader_epoch:
+                self.fail(f"the epochs of partition {partition} went back: {old} -> {state}")
+            counts["ISR shrinks"] += len(state.isr) < len(old.isr)
+            counts["ISR expansions"] += len(state.isr) > len(old.isr)
+            if state.leader_epoch != old.leader_epoch and state.leader >= 0:
+                self._elected(partition, old, state)
+            if state.leader_epoch != old.leader_epoch and state.leader < 0:
+                counts["partitions without leader"] += 1
+            self._check_isr(partition)
+
+    def _elected(self, partition: int, old: PartitionState, state: PartitionState) -> None:
+        counts, truth = self.world.counts, self.truths[partition]
+        counts["elections"] += 1
+        survivable = truth.end
+        if state.leader_recovery_state == RECOVERING and old.leader < 0:
+            counts["unclean elections"] += 1
+            if not self.world.is_unclean:
+                self.fail(f"partition {partition}: unclean election {old} -> {state}")
+            survivable = 0
+        elif not old.isr:
+            counts["elections by log end"] += 1
+            if state.leader not in old.last_isr:
+                self.fail(f"partition {partition}: elected from outside of the last ISR: {old} -> {state}")
+            survivable = max(self._common(member, partition) for member in old.last_isr)
+        elif state.leader not in old.isr:
+            self.fail(f"partition {partition}: elected from outside of the ISR: {old} -> {state}")
+        truth.survivable[state.leader_epoch] = survivable
+
+    def _common(self, broker_id: int, partition: int) -> int:
+        """How much of what is committed a broker has."""
+        truth, shadow = self.truths[partition], self._shadow((broker_id, partition))
+        return shadow.agrees(truth, min(shadow.end, truth.end))
+
+    def _check_isr(self, partition: int) -> None:
+        """Every member of the ISR has what the leader says is committed."""
+        image = self.world.quorum.image
+        state = image.partition(self.world.topic_id, partition)
+        if state is None or state.leader < 0:
+            return
+        leader = self._replica(state.leader, partition)
+        if leader is None or leader.leader is None or leader.leader_epoch != state.leader_epoch:
+            return
+        end = leader.high_watermark
+        for member in state.isr:
+            replica, broker = self._replica(member, partition), image.brokers.get(member)
+            parts = self.world.brokers[member].parts
+            if replica is None or parts is None or broker is None:
+                continue
+            if parts.lifecycle.broker_epoch == broker.broker_epoch and replica.log.log_end_offset < end:
+                self.fail(
+                    f"partition {partition}: broker {member} is in the ISR {state.isr} and ends at "
+                    f"{replica.log.log_end_offset}, the leader's high watermark is {end}"
+                )
+
+    def _replica(self, broker_id: int, partition: int) -> Replica | None:
+        parts = self.world.brokers[broker_id].parts
+        return parts.partitions.get(self.world.topic_id, partition) if parts is not None else None
+
+    # -- brokers' processes
+
+    def started(self, broker: SimBroker) -> None:
+        """A process begins with what is on its disk."""
+        parts = broker.parts
+        for partition in range(self.world.partitions):
+            where = (broker.node_id, partition)
+            self.seen.pop(where, None)
+            floor, before = self.durable.pop(where, 0), self.shadows.pop(where, Shadow())
+            log = parts.manager.get(TOPIC, partition) if parts is not None else None
+            now = self._shadow(where)
+            now.generation = -1
+            if log is not None:
+                now.take(log)
+            now.may_differ_from = before.may_differ_from
+            for offset in range(max(before.base, now.base), min(floor, before.end)):
+                if offset >= now.end or now.entries[offset - now.base] != before.entries[offset - before.base]:
+                    self.fail(f"broker {broker.node_id} lost durable offset {offset} of {partition}: ends at {now.end}")
+
+    def ending(self, broker: SimBroker, *, power: bool) -> None:
+        """A process ends; without power only what is durable stays."""
+        if broker.parts is None:
+            if power:  # between two processes
+                for partition in range(self.world.partitions):
+                    self.durable.pop((broker.node_id, partition), None)
+            return
+        for (_, partition), log in broker.parts.manager.logs.items():
+            if log.failed is None:
+                self._shadow((broker.node_id, partition)).take(log) if not log.durability.generation & 1 else None
+                floor = log.recovery_point if power else log.log_end_offset
+                self.durable[broker.node_id, partition] = floor
+
+    def wiped(self, broker: SimBroker) -> None:
+        """A disk was replaced."""
+        for partition in range(self.world.partitions):
+            self.durable.pop((broker.node_id, partition), None)
+
+    def stepped(self, broker: SimBroker) -> None:
+        """A process did something."""
+        self.look(broker)
+        self.world.check_problems()
+
+    def look(self, broker: SimBroker) -> None:
+        """See what its replicas are now."""
+        parts = broker.parts
+        if parts is not None:
+            for replica in parts.partitions:
+                if not replica.log.durability.generation & 1:
+                    self._look(broker, replica)
+
+    def _look(self, broker: SimBroker, replica: Replica) -> None:
+        log, where = replica.log, (broker.node_id, replica.partition)
+        now = Seen(
+            log.log_end_offset,
+            log.durability.generation,
+            replica.high_watermark,
+            replica.told_high_watermark,
+            replica.leader_epoch,
+            replica.leader is not None,
+        )
+        before = self.seen.get(where)
+        if now == before:
+            return
+        self.seen[where] = now
+        truth, shadow = self.truths[replica.partition], self._shadow(where)
+        if before is not None:
+            self._check_replica(broker, replica.partition, before, now)
+        if log.failed is None:
+            self.ever.setdefault(where, set()).update(shadow.take(log))
+        if now.is_leader:
+            self._check_leader(broker, replica, shadow, truth)
+        self._check_committed(broker, replica, shadow, truth)
+        self.world.faults.noticed(broker, before, now)
+
+    def _check_replica(self, broker: SimBroker, partition: int, before: Seen, now: Seen) -> None:
+        truth = self.truths[partition]
+        name = f"partition {partition} on broker {broker.node_id}"
+        if now.leader_epoch < before.leader_epoch:
+            self.fail(f"{name}: the leader epoch went back from {before.leader_epoch} to {now.leader_epoch}")
+        if now.generation != before.generation and now.log_end < before.log_end:
+            self.world.counts["truncations"] += 1
+            self.world.counts["records truncated"] += before.log_end - now.log_end
+            if truth.cut_epoch < 0 and now.log_end < before.high_watermark:
+                self.fail(f"{name}: cut to {now.log_end}, below its high watermark {before.high_watermark}")
+        if truth.cut_epoch >= 0:
+            return
+        if now.high_watermark < before.high_watermark:
+            self.fail(f"{name}: the high watermark went back from {before.high_watermark} to {now.high_watermark}")
+        is_same = (now.leader_epoch, now.is_leader) == (before.leader_epoch, before.is_leader)
+        if is_same and now.told < before.told:
+            self.fail(f"{name}: the high watermark that is told went back from {before.told} to {now.told}")
+
+    def _check_leader(self, broker: SimBroker, replica: Replica, shadow: Shadow, truth: Truth) -> None:
+        epoch, partition = replica.leader_epoch, replica.partition
+        first = truth.leaders.setdefault(epoch, broker.node_id)
+        if first != broker.node_id:
+            self.fail(f"partition {partition}: brokers {first} and {broker.node_id} lead in epoch {epoch}")
+        if epoch in truth.survivable:
+            self._leader_began(broker, partition, epoch, shadow, truth)
+        end = replica.high_watermark
+        if end > truth.end and epoch >= truth.cut_epoch:
+            truth.entries += shadow.entries[truth.end - shadow.base : end - shadow.base]
+            self._check_copies(partition, end - 1, truth)
+        self._check_isr(partition)
+
+    def _leader_began(self, broker: SimBroker, partition: int, epoch: int, shadow: Shadow, truth: Truth) -> None:
+        survivable = truth.survivable.pop(epoch)
+        common = shadow.agrees(truth, min(shadow.end, truth.end))
+        if common >= truth.end or epoch < truth.cut_epoch:
+            return
+        if common < survivable:
+            self.fail(
+                f"partition {partition}: broker {broker.node_id} leads in epoch {epoch} with {shadow.end} records, of "
+                f"{truth.end} committed it has {common}; {survivable} had to survive"
+            )
+        self.world.counts["records lost as the rules allow"] += truth.end - common
+        self.world.counts["losses as the rules allow"] += 1
+        truth.cuts.append(Cut(common, epoch))
+        del truth.entries[common:]
+        for (_, other), each in self.shadows.items():
+            if other == partition:
+                each.verified = min(each.verified, common)
+                if each.end > common:
+                    known = each.may_differ_from
+                    each.may_differ_from = common if known is None else min(known, common)
+        shadow.may_differ_from = None
+
+    def _check_copies(self, partition: int, offset: int, truth: Truth) -> None:
+        """What is committed is, or was, on as many replicas as `min.insync.replicas` says."""
+        state = self.world.quorum.image.partition(self.world.topic_id, partition)
+        wanted = min(self.world.min_isr, len(state.replicas) if state is not None else 0)
+        entry = (offset, truth.entries[offset])
+        have = sum(entry in found for (_, other), found in self.ever.items() if other == partition)
+        if have < wanted:
+            self.fail(f"partition {partition}: offset {offset} is committed on {have} replicas, {wanted} are needed")
+
+    def _check_committed(self, broker: SimBroker, replica: Replica, shadow: Shadow, truth: Truth) -> None:
+        """Below its own high watermark a replica has what is committed, and nothing else."""
+        end = min(replica.high_watermark, shadow.end)
+        if shadow.may_differ_from is not None:
+            end = min(end, shadow.may_differ_from)
+        elif truth.cuts and replica.leader_epoch < truth.cut_epoch:
+            end = min(end, truth.floor)
+        if end <= shadow.verified:
+            return
+        name = f"partition {replica.partition} on broker {broker.node_id}"
+        if end > truth.end:
+            self.fail(f"{name}: high watermark {replica.high_watermark}, but {truth.end} are committed")
+        same = shadow.agrees(truth, end)
+        if same < end:
+            mine, other = shadow.entries[same - shadow.base], truth.entries[same]
+            self.fail(f"{name}: offset {same} below the high watermark is {mine}, committed is {other}")
+        shadow.verified = end
+
+    # -- producers
+
+    def produced(self, broker: SimBroker, request: ProduceRequest, response: ProduceResponse) -> None:
+        """A broker is about to answer a produce request."""
+        if request.acks != -1:
+            return
+        self.look(broker)
+        for topic, answers in zip(request.topic_data, response.responses, strict=True):
+            for data, answer in zip(topic.partition_data, answers.partition_responses, strict=True):
+                if not answer.error_code:
+                    self._acknowledging(broker, data.index, answer.base_offset, data.records)
+
+    def _acknowledging(self, broker: SimBroker, partition: int, base: int, batch: bytes) -> None:
+        truth, header = self.truths[partition], record_batch.parse_header(batch)
+        replica = self._replica(broker.node_id, partition)
+        if truth.cuts and (replica is None or replica.leader_epoch <= truth.cut_epoch or base >= truth.floor):
+            return
+        self.world.counts["acknowledged with acks=all"] += header.record_count
+        for delta in range(header.record_count):
+            offset = base + delta
+            entry = truth.entries[offset] if offset < truth.end else None
+            if entry is None or entry[1:] != (header.crc, delta):
+                self.fail(f"partition {partition}: offset {offset} is acknowledged and not committed ({entry})")
+            truth.acknowledged[offset] = (entry, len(truth.cuts))
+
+    def acknowledged(self, partition: int, base: int, batch: bytes) -> None:
+        """A producer was told that its batch is committed."""
+        self.world.counts["batches acknowledged"] += 1
+        truth, header = self.truths[partition], record_batch.parse_header(batch)
+        known = truth.acknowledged.get(base)
+        if (known is None or known[0][1:] != (header.crc, 0)) and not truth.cuts:
+            self.fail(f"partition {partition}: a producer was told of offset {base}, a broker was not")
+
+    # -- consumers
+
+    def consumed(self, consumer: Consumer, offset: int, position: int, entry: Entry) -> None:
+        """A consumer got a record at `offset`; it waited for the one at `position`."""
+        truth = self.truths[consumer.partition]
+        name = f"{consumer.process.name} of partition {consumer.partition}"
+        self.world.counts["records consumed"] += 1
+        if offset != position:
+            self.fail(f"{name} got offset {offset}, the next was {position}")
+        if offset >= truth.floor and consumer.reader.leader_epoch <= truth.cut_epoch:
+            return
+        if offset >= truth.end:
+            self.fail(f"{name} got offset {offset}, and {truth.end} are committed")
+        if truth.entries[offset] != entry and offset < truth.floor:
+            self.fail(f"{name} got {entry} at offset {offset}, committed is {truth.entries[offset]}")
+
+    def consumer_told(self, consumer: Consumer, effect: OffsetReset | TruncationFound | RaiseError) -> None:
+        """A consumer is reset, told of a truncation, or of an error."""
+        truth = self.truths[consumer.partition]
+        self.world.counts[f"consumer {type(effect).__name__}"] += 1
+        if truth.cuts:
+            return
+        if isinstance(effect, OffsetReset) and effect.offset < truth.log_start:
+            return
+        self.fail(f"{consumer.process.name} of partition {consumer.partition}: {effect}, but nothing was lost")
+
+    def consumer_stuck(self, consumer: Consumer) -> None:
+        """A consumer waits for its user, who has nothing to decide."""
+        self.fail(f"{consumer.process.name} of partition {consumer.partition} halts: {consumer.reader.state}")
+
+    def consumer_high_watermark(self, consumer: Consumer) -> None:
+        """392-10."""
+        now, before = consumer.reader.high_watermark, consumer.high_watermark
+        consumer.high_watermark = now
+        if now < before and not self.truths[consumer.partition].cuts:
+            self.fail(f"{consumer.process.name}: the high watermark went back from {before} to {now}")
+
+    # -- at the end
+
+    def converged(self) -> None:
+        """Long after the last fault: led, in sync, equal, read to the end, and what was acknowledged is there."""
+        for partition, truth in enumerate(self.truths):
+            state = self.world.quorum.image.partition(self.world.topic_id, partition)
+            if state is None or state.leader < 0:
+                self.fail(f"partition {partition} has no leader at the end: {state}")
+            if set(state.isr) != set(state.replicas):
+                self.fail(f"partition {partition}: the ISR is {state.isr} of {state.replicas} at the end")
+            self._check_equal(partition, state, truth)
+            for offset, (entry, cuts) in truth.acknowledged.items():
+                is_lost = any(cut.offset <= offset for cut in truth.cuts[cuts:])
+                if not is_lost and (offset >= truth.end or truth.entries[offset] != entry):
+                    self.fail(f"partition {partition}: offset {offset} was acknowledged and is gone")
+        for consumer in self.world.consumers:
+            if consumer.reader.position != self.truths[consumer.partition].end:
+                self.fail(
+                    f"{consumer.process.name} is at {consumer.reader.position} of "
+                    f"{self.truths[consumer.partition].end} ({consumer.reader.state})"
+                )
+        for producer in self.world.producers:
+            missing = set(range(self.world.partitions)) - producer.last_acknowledged_ms.keys()
+            if missing:
+                self.fail(f"partitions {missing} took nothing of {producer.process.name} at the end")
+
+    def _check_equal(self, partition: int, state: PartitionState, truth: Truth) -> None:
+        logs = {}
+        for broker_id in state.replicas:
+            replica = self._replica(broker_id, partition)
+            if replica is None or replica.log.log_end_offset != truth.end or replica.high_watermark != truth.end:
+                ends = (replica.log.log_end_offset, replica.high_watermark) if replica is not None else None
+                self.fail(f"partition {partition}: broker {broker_id} has {ends} at the end, committed are {truth.end}")
+            logs[broker_id] = replica.log
+        start = max(log.log_start_offset for log in logs.values())
+        if len({content(log, start) for log in logs.values()}) != 1:
+            self.fail(f"partition {partition}: the logs from {start} to {truth.end} are not the same bytes")

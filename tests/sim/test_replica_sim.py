@@ -1,0 +1,54 @@
+"""Partitions' replication keeps the rules of "Log truth" under the faults of many seeds."""
+
+from __future__ import annotations
+
+import pytest
+from replica_sim_support import CHUNKS, SEEDS, run_chunk
+
+from kipmesh.testing.replica_sim import InvariantError, World, run_seed, run_world
+from kipmesh.testing.replica_sim.__main__ import main
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_seeds_are_clean(chunk: int) -> None:
+    run_chunk(range(chunk, SEEDS, CHUNKS))
+
+
+def test_a_seed_is_the_same_every_time() -> None:
+    assert run_seed(3).counts == run_seed(3).counts
+
+
+@pytest.mark.parametrize("min_isr", [1, 3])
+def test_each_least_isr_and_unclean_elections(min_isr: int) -> None:
+    outcome = run_world(World(20 + min_isr, brokers=5, min_isr=min_isr, is_unclean=True))
+    assert outcome.counts["acknowledged with acks=all"]
+
+
+def test_a_run_without_faults_loses_and_repeats_nothing() -> None:
+    outcome = run_world(World(1, only_faults=("none",)))
+    assert not outcome.counts["faults"]
+    assert not outcome.counts["elections"]
+    assert (
+        outcome.counts["batches sent"] - outcome.counts["batches acknowledged"] <= outcome.counts["batches sent"] // 4
+    )
+
+
+def test_a_failure_names_the_seed_and_how_to_replay_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(world: World) -> None:
+        raise KeyError("a defect of whatever kind")
+
+    monkeypatch.setattr(World, "run", broken)
+    with pytest.raises(InvariantError, match=r"seed 5 .*python -m kipmesh.testing.replica_sim --seed 5"):
+        run_seed(5)
+
+
+def test_the_command_goes_on_where_it_stopped(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
+    progress = f"{tmp_path}/replicas.json"
+    assert main(["--seeds", "1", "--progress", progress]) == 0
+    assert main(["--seeds", "2", "--progress", progress]) == 0
+    told = capsys.readouterr().out
+    assert "0 of 1 seeds are done" in told
+    assert "1 of 2 seeds are done" in told
+    assert "elections" in told
+    assert main(["--seed", "1"]) == 0
+    assert "seed 1: clean" in capsys.readouterr().out
