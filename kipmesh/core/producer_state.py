@@ -99,11 +99,12 @@ class ProducerStates:
         if producer is None:
             return None
         if header.producer_epoch == producer.epoch:
-            for batch in producer.batches:
+            batches = producer.batches
+            if not batches or follows(batches[-1].last_sequence, header.base_sequence):
+                return None
+            for batch in batches:
                 if batch.offset_delta == header.last_offset_delta and batch.first_sequence == header.base_sequence:
                     return batch
-            if not producer.batches or follows(producer.last_sequence, header.base_sequence):
-                return None
         elif header.producer_epoch > producer.epoch and header.base_sequence == 0:
             return None
         elif header.producer_epoch < producer.epoch:
