@@ -107,13 +107,13 @@ async def test_describe_quorum(tmp_path: Path) -> None:
 
 
 async def test_a_silent_broker_is_fenced_by_a_timer(tmp_path: Path) -> None:
-    async with LiveController(tmp_path, broker_session_timeout_ms=300) as controller:
+    async with LiveController(tmp_path, broker_session_timeout_ms=2000) as controller:
         alive, silent = FakeBroker(controller, 1), FakeBroker(controller, 2)
         await alive.join()
         await silent.join()
         result = await controller.create("t", 2, 2)
         node = controller.node
-        for _ in range(100):
+        for _ in range(400):
             await asyncio.sleep(0.05)
             await alive.heartbeat()
             if node.image.brokers[2].fenced:
