@@ -88,7 +88,7 @@ def consume(
     begin = offset or ("earliest" if from_beginning else "latest")
     settings = parse_pairs(config or (), "--config")
     if "group.id" in settings:
-        raise typer.BadParameter("group.id: consumer groups are not built yet, leave it out", param_hint="--config")
+        raise typer.BadParameter("group.id: this reads by itself and for no group, leave it out", param_hint="--config")
     separator = os.fsencode(key_separator) if print_key else None
     address = bootstrap_of(bootstrap, folder)
 

@@ -3,6 +3,7 @@
 from kipmesh.client.accumulator import Delivery
 from kipmesh.client.admin import AdminClient
 from kipmesh.client.consumer import Consumer
+from kipmesh.client.group import RebalanceListener
 from kipmesh.client.producer import Producer, WouldBlockError
 from kipmesh.client.types import (
     TIMESTAMP_EARLIEST,
@@ -61,6 +62,7 @@ __all__ = [
     "Producer",
     "QuorumDescription",
     "QuorumReplica",
+    "RebalanceListener",
     "RecordMetadata",
     "ResourceType",
     "TimestampType",

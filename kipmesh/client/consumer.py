@@ -1,8 +1,8 @@
 """The asynchronous consumer: positions, and records or raw batches of the assigned partitions in offset order.
 
-Partitions are given with `assign`, or topics with `subscribe`, which takes all their partitions (consumer groups come
-later, so `group.id` with `subscribe` is refused). One task at a time may poll. Records that `poll` returned count as
-read; a cancelled `poll` loses nothing.
+Partitions are given with `assign`, or topics with `subscribe`, which takes all their partitions; with `group.id` it
+shares them with the other members of that group (`kipmesh.client.group`). One task at a time may poll. Records that
+`poll` returned count as read; a cancelled `poll` loses nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Self
 from kipmesh.client.cluster import Cluster
 from kipmesh.client.fetch_state import AskUser, Chunk, PartitionState
 from kipmesh.client.fetcher import Fetcher
+from kipmesh.client.group import Membership, RebalanceListener
 from kipmesh.client.offsets import list_offsets
 from kipmesh.client.replica_choice import rack_in_metadata
 from kipmesh.client.settings import parse_config
@@ -47,6 +48,9 @@ class Consumer:
         self._cluster = Cluster(bootstrap, self.config, "kipmesh-consumer", rack_id=rack_in_metadata(self.config))
         self._metadata = self._cluster.metadata
         self._fetcher = Fetcher(self.config, self._cluster)
+        self._group = None
+        if self.config.group_id is not None:
+            self._group = Membership(self.config, self._cluster, self._fetcher)
         self._topics: tuple[str, ...] | None = None
         self._seen_topics: set[str] = set()
         self._tracked: set[str] = set()
@@ -81,6 +85,8 @@ class Consumer:
             self._closed = True
             self._fetcher.arrived.set()
             try:
+                if self._group is not None and self._started:
+                    await self._group.close()
                 await self._fetcher.close()
             finally:
                 await self._cluster.close()
@@ -89,19 +95,29 @@ class Consumer:
 
     def assign(self, partitions: Partitions) -> None:
         """Read exactly these partitions; those that were assigned before keep their position."""
+        if self._group is not None and self._group.is_subscribed:
+            raise ValueError("a member of a group has what the group assigns: use another consumer")
         self._topics = None
         wanted = [TopicPartition(topic, partition) for topic, partition in partitions]
         self._track({where.topic for where in wanted})
         self._fetcher.assign(wanted)
         self._on_metadata()
 
-    def subscribe(self, topics: Iterable[str]) -> None:
-        """Read all partitions of these topics, those that are added later from their beginning."""
-        if self.config.group_id is not None:
-            text = "consumer groups are not built yet: use assign, or subscribe without group.id"
-            raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, text)
+    def subscribe(self, topics: Iterable[str], listener: RebalanceListener | None = None) -> None:
+        """Read all partitions of these topics, those that are added later from their beginning.
+
+        With `group.id`: share them with the group. Partitions come and go within `poll`; `listener` is told.
+        """
         if isinstance(topics, str):
             raise TypeError("subscribe takes a list of topics")
+        if self._group is not None:
+            wanted = tuple(dict.fromkeys(topics))
+            self._topics = None
+            self._track(set(wanted))
+            self._group.subscribe(wanted, listener)
+            return
+        if listener is not None:
+            raise ValueError("a listener to rebalances needs group.id")
         self._topics = tuple(dict.fromkeys(topics))
         self._seen_topics.clear()
         self._track(set(self._topics))
@@ -208,6 +224,26 @@ class Consumer:
         """For how long no broker has answered, though one was asked; 0 when all is well, or nobody is asked."""
         return self._metadata.unreachable_s
 
+    # -- the group's offsets
+
+    async def commit(self, offsets: Mapping[tuple[str, int], int] | None = None) -> None:
+        """Commit for the group the positions of all assigned partitions, or these offsets; raises KafkaError."""
+        self._check_open()
+        given = None if offsets is None else {TopicPartition(*where): offset for where, offset in offsets.items()}
+        await self._membership.commit(given, self.config.default_api_timeout_ms / 1000)
+
+    async def committed(self, partitions: Partitions) -> dict[TopicPartition, int]:
+        """The group's committed offsets of these; partitions without one are left out."""
+        self._check_open()
+        wanted = [TopicPartition(*where) for where in partitions]
+        return await self._membership.committed(wanted, self.config.default_api_timeout_ms / 1000)
+
+    @property
+    def _membership(self) -> Membership:
+        if self._group is None:
+            raise ValueError("offsets are committed for a group: set group.id")
+        return self._group
+
     # -- records
 
     async def poll(self, timeout_ms: int = 0, max_records: int | None = None) -> list[ConsumerRecord]:
@@ -221,6 +257,7 @@ class Consumer:
         deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
         while True:
             await self._let_fetcher_run()
+            await self._advance(deadline)
             records = await self._take(count_max)
             if records:
                 return records
@@ -234,6 +271,7 @@ class Consumer:
         deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
         while True:
             await self._let_fetcher_run()
+            await self._advance(deadline)
             batches = self._take_batches()
             if batches:
                 return batches
@@ -262,6 +300,10 @@ class Consumer:
             self._idle = False
             await asyncio.sleep(0)
         self._fetcher.arrived.clear()
+
+    async def _advance(self, deadline: float) -> None:
+        if self._group is not None:
+            await self._group.advance(max(deadline - asyncio.get_running_loop().time(), 0))
 
     def _left(self, deadline: float) -> float:
         self._check_open()

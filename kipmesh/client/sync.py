@@ -21,6 +21,7 @@ from kipmesh.client import consumer as _consumer
 from kipmesh.client import producer as _producer
 from kipmesh.client.accumulator import Delivery
 from kipmesh.client.consumer import Partitions
+from kipmesh.client.group import RebalanceListener
 from kipmesh.client.pump import PendingRecord, Pump
 from kipmesh.client.reassignments import DrainProgress, NewReplicas, OnDrain, OnMoved, PartitionReassignment
 from kipmesh.client.types import (
@@ -245,9 +246,20 @@ class Consumer(_Client[_consumer.Consumer]):
         """Read exactly these partitions."""
         self._do(self._client.assign, list(partitions))
 
-    def subscribe(self, topics: Iterable[str]) -> None:
-        """Read all partitions of these topics."""
-        self._do(self._client.subscribe, topics if isinstance(topics, str) else list(topics))
+    def subscribe(self, topics: Iterable[str], listener: RebalanceListener | None = None) -> None:
+        """Read all partitions of these topics, with `group.id` shared with the group.
+
+        The listener is called in the client's own thread, and must not call the consumer; its coroutines run there.
+        """
+        self._do(self._client.subscribe, topics if isinstance(topics, str) else list(topics), listener)
+
+    def commit(self, offsets: Mapping[tuple[str, int], int] | None = None) -> None:
+        """Commit for the group the positions of all assigned partitions, or these offsets."""
+        self._call(self._client.commit(offsets))
+
+    def committed(self, partitions: Partitions) -> dict[TopicPartition, int]:
+        """The group's committed offsets of these; partitions without one are left out."""
+        return self._call(self._client.committed(list(partitions)))
 
     def assignment(self) -> list[TopicPartition]:
         """The partitions that are read now."""

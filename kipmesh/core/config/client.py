@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from kipmesh.core.config.base import Config, NotNegative, Positive, StrList
 from kipmesh.core.messages.limits import MAX_INT32
 from kipmesh.core.sequences import UNRESOLVED_MAX
+
+_ASSIGNORS = ("range", "roundrobin", "cooperative-sticky")
 
 
 class ClientConfig(Config):
@@ -130,8 +132,24 @@ class ProducerConfig(ClientConfig):
 class ConsumerConfig(ApiConfig):
     """A consumer's configuration."""
 
-    group_id: str | None = None
-    """Not built yet: `subscribe` is refused when it is set."""
+    group_id: Annotated[str, Field(min_length=1, max_length=8192)] | None = None
+    """The group that this consumer shares topics with (`subscribe`) and commits offsets for."""
+    group_instance_id: Annotated[str, Field(min_length=1, max_length=8192)] | None = None
+    """A name that no other member has: who comes back by it within its session finds its partitions without a
+    rebalance."""
+    partition_assignment_strategy: StrList = ("range", "cooperative-sticky")
+    """How partitions are shared out, best first: `range`, `roundrobin`, `cooperative-sticky`. The group takes one that
+    all members know; they are cooperative if that is all they know."""
+    session_timeout_ms: Positive = 45_000
+    """Time in ms without a heartbeat after which the coordinator removes a member."""
+    heartbeat_interval_ms: Positive = 3000
+    """Time in ms between two heartbeats."""
+    max_poll_interval_ms: Positive = 300_000
+    """Longest time in ms between two polls of a member, and that a rebalance waits for it."""
+    enable_auto_commit: bool = True
+    """Whether positions are committed by themselves: within `poll`, before partitions go, and by `close`."""
+    auto_commit_interval_ms: NotNegative = 5000
+    """Time in ms between two such commits."""
     client_rack: str = ""
     """The rack that this client is in (also `rack.id`): leaders may send it to a replica there (392-17)."""
     replica_selection_mode: Literal["fetch", "metadata", "consumer"] = "fetch"
@@ -160,6 +178,14 @@ class ConsumerConfig(ApiConfig):
     """Whether each batch's CRC is checked."""
     isolation_level: Literal["read_uncommitted"] = "read_uncommitted"
     """There are no transactions yet."""
+
+    @field_validator("partition_assignment_strategy")
+    @classmethod
+    def _check_assignors(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        unknown = [name for name in value if name not in _ASSIGNORS]
+        if unknown or not value:
+            raise ValueError(f"{unknown[0] if unknown else value!r} is none of {', '.join(_ASSIGNORS)}")
+        return tuple(dict.fromkeys(value))
 
     @model_validator(mode="before")
     @classmethod

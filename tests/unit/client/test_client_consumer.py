@@ -340,13 +340,6 @@ async def test_added_partitions_are_read_from_their_beginning() -> None:
             assert [record.offset for record in await take(consumer, 10)] == list(range(10))
 
 
-async def test_groups_are_refused() -> None:
-    consumer = Consumer("127.0.0.1:1", group_id="g")
-    with pytest.raises(KafkaError, match="not built yet"):
-        consumer.subscribe(["t"])
-    await consumer.close()
-
-
 @pytest.mark.parametrize("check", [True, False])
 async def test_wrong_crc(check: bool) -> None:
     async with FakeCluster() as cluster:

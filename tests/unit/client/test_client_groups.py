@@ -1,0 +1,229 @@
+"""Consumers of a group against real brokers: they share topics, and each goes on where the last one stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from kipmesh.client import Consumer, ConsumerRecord, Producer, RebalanceListener, TopicPartition, sync
+from kipmesh.client.admin import AdminClient
+from kipmesh.client.types import NewTopic
+from kipmesh.cluster import LocalCluster
+from kipmesh.core.errors import ErrorCode, KafkaError
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # beside the cluster's own loop there is one only
+PARTITIONS = 6
+QUICK = {"heartbeat_interval_ms": 50, "session_timeout_ms": 6000, "auto_offset_reset": "earliest"}
+
+
+@pytest.fixture(scope="module")
+def bootstrap() -> Iterator[str]:
+    config = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "2"}
+    with LocalCluster(mode="single", config=config) as cluster:
+        yield cluster.bootstrap
+
+
+class Listener(RebalanceListener):
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, list[TopicPartition]]] = []
+
+    def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
+        self.told.append(("assigned", partitions))
+
+    async def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
+        self.told.append(("revoked", partitions))
+
+    def on_partitions_lost(self, partitions: list[TopicPartition]) -> None:
+        self.told.append(("lost", partitions))
+
+
+async def topic_of(bootstrap: str, name: str, partitions: int = PARTITIONS) -> str:
+    async with AdminClient(bootstrap) as admin:
+        await admin.create_topics([NewTopic(name, partitions, 1)])
+    return name
+
+
+async def produce(bootstrap: str, topic: str, count: int, first: int = 0) -> None:
+    async with Producer(bootstrap) as producer:
+        for number in range(first, first + count):
+            await producer.send(topic, str(number).encode(), partition=number % PARTITIONS)
+        await producer.flush()
+
+
+def member(bootstrap: str, group: str, **config: object) -> Consumer:
+    return Consumer(bootstrap, group_id=group, **{**QUICK, **config})
+
+
+async def until(members: list[Consumer], condition: Callable[[], bool]) -> list[ConsumerRecord]:
+    """All poll until the condition holds; what they read."""
+    records = []
+    async with asyncio.timeout(60):
+        while not condition():
+            for polled in await asyncio.gather(*[one.poll(20) for one in members]):
+                records += polled
+    return records
+
+
+def loads(members: list[Consumer]) -> list[int]:
+    return sorted(len(one.assignment()) for one in members)
+
+
+async def test_one_goes_on_where_the_last_one_stopped(bootstrap: str) -> None:
+    topic = await topic_of(bootstrap, "goes-on")
+    await produce(bootstrap, topic, 60)
+    async with member(bootstrap, "goes-on") as first:
+        first.subscribe([topic])
+        records: list[ConsumerRecord] = []
+        while len(records) < 60:
+            records += await first.poll(1000)
+    await produce(bootstrap, topic, 12, first=60)
+    async with member(bootstrap, "goes-on") as second:
+        second.subscribe([topic])
+        records = []
+        while len(records) < 12:
+            records += await second.poll(1000)
+    assert sorted(int(record.value or b"") for record in records) == list(range(60, 72))
+
+
+@pytest.mark.parametrize("strategy", ["range", "roundrobin", "cooperative-sticky", "cooperative-sticky,range"])
+async def test_members_share_and_take_over(bootstrap: str, strategy: str) -> None:
+    name = f"share-{strategy.replace(',', '-')}"
+    topic = await topic_of(bootstrap, name)
+    config = {"partition_assignment_strategy": strategy}
+    first, second = (member(bootstrap, name, **config) for _ in range(2))
+    listener = Listener()
+    async with first:
+        first.subscribe([topic], listener)
+        await until([first], lambda: loads([first]) == [6])
+        await second.start()
+        second.subscribe([topic])
+        await until([first, second], lambda: loads([first, second]) == [3, 3])
+        assert not set(first.assignment()) & set(second.assignment())
+        await second.close()
+        await until([first], lambda: loads([first]) == [6])
+        await produce(bootstrap, topic, 12)
+        records: list[ConsumerRecord] = []
+        while len(records) < 12:
+            records += await first.poll(1000)
+    revoked = next(partitions for what, partitions in listener.told if what == "revoked")
+    assert len(revoked) == (3 if strategy == "cooperative-sticky" else 6)
+    assert "lost" not in {what for what, _ in listener.told}
+
+
+async def test_offsets_by_hand(bootstrap: str) -> None:
+    topic = await topic_of(bootstrap, "by-hand")
+    where = TopicPartition(topic, 1)
+    async with member(bootstrap, "by-hand", enable_auto_commit=False) as consumer:
+        assert await consumer.committed([where]) == {}
+        consumer.assign([where])
+        await consumer.commit({where: 7})
+        assert await consumer.committed([where, (topic, 2)]) == {where: 7}
+        with pytest.raises(KafkaError) as caught:
+            await consumer.commit({TopicPartition("nowhere", 0): 1})
+        assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        consumer.subscribe([topic])
+        with pytest.raises(KafkaError) as caught:
+            await consumer.commit({where: 8})
+        assert caught.value.code is ErrorCode.UNKNOWN_MEMBER_ID
+        with pytest.raises(ValueError, match="group"):
+            consumer.assign([where])
+        await until([consumer], lambda: loads([consumer]) == [6])
+        assert await consumer.position(where) == 7
+        await consumer.commit({where: 8})
+        outsider = member(bootstrap, "by-hand")
+        async with outsider:
+            with pytest.raises(KafkaError) as caught:
+                await outsider.commit({where: 9})
+            assert caught.value.code is ErrorCode.UNKNOWN_MEMBER_ID
+        assert await consumer.committed([where]) == {where: 8}
+
+
+async def test_who_does_not_poll_leaves(bootstrap: str) -> None:
+    topic = await topic_of(bootstrap, "silent")
+    silent, other = (member(bootstrap, "silent", max_poll_interval_ms=500) for _ in range(2))
+    listener = Listener()
+    async with silent, other:
+        silent.subscribe([topic], listener)
+        await until([silent], lambda: loads([silent]) == [6])
+        other.subscribe([topic])
+        await until([other], lambda: loads([other]) == [6])
+        await until([silent, other], lambda: loads([silent, other]) == [3, 3])
+    assert ("lost", [TopicPartition(topic, number) for number in range(6)]) in listener.told
+
+
+async def test_a_static_member_comes_back_without_a_rebalance(bootstrap: str) -> None:
+    topic = await topic_of(bootstrap, "static")
+    stays = member(bootstrap, "static", group_instance_id="stays")
+    async with stays:
+        stays.subscribe([topic])
+        leaves = member(bootstrap, "static", group_instance_id="leaves")
+        async with leaves:
+            leaves.subscribe([topic])
+            await until([stays, leaves], lambda: loads([stays, leaves]) == [3, 3])
+            had = leaves.assignment()
+            generation = stays._membership.generation_id
+        again = member(bootstrap, "static", group_instance_id="leaves")
+        async with again:
+            again.subscribe([topic])
+            await until([stays, again], lambda: again.assignment() == had)
+            assert stays._membership.generation_id == again._membership.generation_id == generation
+            twin = member(bootstrap, "static", group_instance_id="leaves")
+            async with twin:
+                twin.subscribe([topic])
+                await until([twin], lambda: twin.assignment() == had)
+                with pytest.raises(KafkaError) as caught:
+                    await until([again], lambda: False)
+                assert caught.value.code is ErrorCode.FENCED_INSTANCE_ID
+
+
+async def test_partitions_that_are_added_are_shared(bootstrap: str) -> None:
+    topic = await topic_of(bootstrap, "grows", 2)
+    consumer = member(bootstrap, "grows", metadata_max_age_ms=200)
+    async with consumer, AdminClient(bootstrap) as admin:
+        consumer.subscribe([topic])
+        await until([consumer], lambda: loads([consumer]) == [2])
+        await admin.create_partitions({topic: 4})
+        await until([consumer], lambda: loads([consumer]) == [4])
+
+
+async def test_a_group_of_another_protocol_refuses(bootstrap: str) -> None:
+    topic = await topic_of(bootstrap, "protocols")
+    first = member(bootstrap, "protocols", partition_assignment_strategy="range")
+    second = member(bootstrap, "protocols", partition_assignment_strategy="roundrobin")
+    async with first, second:
+        first.subscribe([topic])
+        await until([first], lambda: loads([first]) == [6])
+        second.subscribe([topic])
+        with pytest.raises(KafkaError) as caught:
+            await until([second], lambda: False)
+        assert caught.value.code is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+
+
+async def test_blocking_consumers_share_too(bootstrap: str) -> None:
+    topic = await topic_of(bootstrap, "blocking")
+    await produce(bootstrap, topic, 6)
+    listener = Listener()
+
+    def read() -> dict[TopicPartition, int]:
+        with sync.Consumer(bootstrap, group_id="blocking", **QUICK, enable_auto_commit=False) as consumer:
+            consumer.subscribe([topic], listener)
+            records: list[ConsumerRecord] = []
+            while len(records) < 6:
+                records += consumer.poll(1000)
+            consumer.commit()
+            return consumer.committed([(topic, number) for number in range(PARTITIONS)])
+
+    assert set((await asyncio.to_thread(read)).values()) == {1}
+    assert [what for what, _ in listener.told] == ["assigned", "revoked"]
+
+
+async def test_what_needs_a_group() -> None:
+    consumer = Consumer("127.0.0.1:1")
+    with pytest.raises(ValueError, match=r"group\.id"):
+        consumer.subscribe(["t"], RebalanceListener())
+    with pytest.raises(KafkaError, match=r"partition\.assignment\.strategy"):
+        Consumer("127.0.0.1:1", group_id="g", partition_assignment_strategy="best")
