@@ -33,7 +33,7 @@ CREATED_AT_ONCE = 500
 VALUE = b"x" * 100
 CONFIG = {"linger.ms": 0, "acks": "all", "max.block.ms": 600_000, "delivery.timeout.ms": 600_000}
 HOURS = 10
-USES_A_TOPIC_S = 60
+USES_A_TOPIC_S = 240
 """In the steady state each topic gets a record so often: none is evicted."""
 DAY_TOPICS = 100_000
 DAY_RECORDS_PER_S = {"uniform": 500.0, "zipf": 300.0, "bursts": 1.0, "idle": 1.0, "steady": 1000.0}

@@ -195,6 +195,8 @@ class ProducerMetadata(Metadata):
         self._wake_for(request.topics)
 
     def _fail(self, error: Exception) -> None:
+        if self._failure is None:
+            self._failing_since = time.monotonic()
         self._failure = error
         if isinstance(error, TransportError | KafkaError):
             log.debug("metadata failed: %s", error)

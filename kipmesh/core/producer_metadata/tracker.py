@@ -136,12 +136,6 @@ class TopicTracker:
             self._take(topic)
             self._make_urgent(topic, now_ms)
 
-    def forget(self, name: str) -> None:
-        """Know nothing of a topic that nobody holds."""
-        topic = self._topics.get(name)
-        if topic is not None and not topic.holds:
-            self._drop(topic)
-
     # -- requests
 
     def poll(self, now_ms: float) -> Step:
@@ -318,7 +312,8 @@ class TopicTracker:
         if self._config.mode == "all":
             if not self._urgent:
                 return None
-            others = [topic for topic in self._topics.values() if topic.place is not Place.URGENT]
+            wanted = (topic for topic in self._topics.values() if topic.refreshed_ms is not None or topic.holds)
+            others = [topic for topic in wanted if topic.place is not Place.URGENT]
             # In the order of refresh, which `failed` needs.
             others.sort(key=lambda topic: -1.0 if topic.refreshed_ms is None else topic.refreshed_ms)
             return self._ask(list(self._urgent.values()), others)
