@@ -22,7 +22,9 @@ _OPTIONS = [
     ("grpc.max_receive_message_length", DEFAULT_MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", DEFAULT_MESSAGE_BYTES_MAX),
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 1000),
+    # How long opening one may take. Where it takes longer on a busy machine, nobody is ever connected; and while a node
+    # is cut off, a new attempt is seldom sooner successful than the one under way.
+    ("grpc.min_reconnect_backoff_ms", 3000),
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
