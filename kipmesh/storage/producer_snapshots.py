@@ -96,6 +96,14 @@ class Producers(Protocol):
         """Segments below were taken out of use. OSError."""
         ...
 
+    def merged(self, offsets: Sequence[int]) -> None:
+        """Segments that began at these offsets are part of the ones before them. OSError."""
+        ...
+
+    def last_offsets(self) -> Iterable[int]:
+        """Of the last batch of each producer."""
+        ...
+
     def closing(self, offset: int) -> bool:
         """The log is closed at its end; gives whether a file was written. OSError."""
         ...
@@ -126,6 +134,13 @@ class NoProducers:
 
     def retired(self, first_offset: int) -> None:
         """See Producers."""
+
+    def merged(self, offsets: Sequence[int]) -> None:
+        """See Producers."""
+
+    def last_offsets(self) -> Iterable[int]:
+        """See Producers."""
+        return ()
 
     def closing(self, offset: int) -> bool:
         """See Producers."""
@@ -189,6 +204,14 @@ class PartitionProducers:
     def retired(self, first_offset: int) -> None:
         """See Producers. Producers whose batches are all gone stay until they expire, as in Kafka."""
         self._remove([offset for offset in self._offsets if offset < first_offset])
+
+    def merged(self, offsets: Sequence[int]) -> None:
+        """See Producers."""
+        self._remove([offset for offset in offsets if offset in self._offsets])
+
+    def last_offsets(self) -> Iterable[int]:
+        """See Producers."""
+        return [entry.last_offset for entry in self.states.entries()]
 
     def _remove(self, offsets: Sequence[int]) -> None:
         for offset in offsets:
