@@ -157,9 +157,13 @@ class SimLoop(asyncio.AbstractEventLoop):
             self._is_running = False
 
     def go_on(self) -> None:
-        """The process is not stopped any more."""
+        """The process is not stopped any more; what it does first is looked at step by step."""
         self.is_stopped = False
-        self._run()
+        while self._ready and not (self.is_stopped or self.is_dead or self._is_running):
+            self._drain(1)
+            if self.problem is not None:
+                raise self.problem
+            self._after_run()
 
     def kill(self) -> None:
         """The process is dead; its tasks end here and now, without any effect outside of it."""
