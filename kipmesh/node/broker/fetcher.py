@@ -164,7 +164,7 @@ class ReplicaFetcher:
             self._interrupt()
 
     async def _run(self) -> None:
-        has_failed = False  # once is the session's fault, or a connection's: the next request goes at once
+        failures = 0  # once is the session's fault, or a connection's: the next request goes at once
         while True:
             self._wake.clear()
             self._say_what_moved()
@@ -179,13 +179,14 @@ class ReplicaFetcher:
                 self._session.failed(request)
                 self._metrics.session_reset(TRANSPORT)
                 if not self._wake.is_set():
-                    log.debug("fetch failed", leader=self.leader_id, error=str(error))
+                    failures += 1
+                    note = log.warning if failures == FAILURES_TO_WARN else log.debug
+                    note("fetch failed", leader=self.leader_id, error=str(error), failures=failures)
                     self._metrics.fetch_failed()
-                    if has_failed:
+                    if failures > 1:
                         await self._pause()
-                    has_failed = True
                 continue
-            has_failed = False
+            failures = 0
             answer = self._take(request, response)
             if answer.is_accepted:
                 await self._process(answer.partitions)
