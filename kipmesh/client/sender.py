@@ -430,7 +430,8 @@ class Sender:
             batch.retried_for = error
             log.debug("produce to %s-%d failed: %s", queue.topic, queue.partition, error)
             queue.put_back(batch)
-            if not leader_is_new and error.code is not ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
+            is_turn = error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and batch.attempts <= UNRESOLVED_MAX
+            if not leader_is_new and not is_turn:
                 queue.retry_at_s = self._loop.time() + self._backoff.delay_s(batch.attempts)
                 self._delayed[queue] = None
         else:
