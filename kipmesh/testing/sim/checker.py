@@ -101,9 +101,17 @@ class Checker:
             self.fail(f"node {node.node_id} calls offset {offset} committed, which only {having} have durably")
 
     def truncated(self, node: SimNode, end: int) -> None:
-        """Before the shadow of a log is cut."""
-        for offset in range(max(end, node.base), min(node.end, len(self.committed))):
-            if node.entry(offset) == self.committed[offset]:
+        """Before the shadow of a log is cut.
+
+        Who follows a leader that has been overtaken and does not know it may cut what a later one committed without
+        it: an observer always, a voter when a majority of the others has it.
+        """
+        others = [self.world.nodes[voter] for voter in node.config.voters if voter != node.node_id]
+        stop = min(node.end, len(self.committed)) if node.config.is_voter else 0
+        for offset in range(max(end, node.base), stop):
+            entry = self.committed[offset]
+            having = sum(voter.has_durably(offset, entry) for voter in others)
+            if node.entry(offset) == entry and having < node.config.majority:
                 self.fail(f"node {node.node_id} cuts its log at {end}, below committed offset {offset}")
         if end < node.checked_high_watermark:
             self.fail(f"node {node.node_id} cuts its log at {end}, high watermark {node.checked_high_watermark}")
