@@ -80,7 +80,10 @@ class Consumer:
         self._fetcher.start()
 
     async def close(self) -> None:
-        """Stop, end the fetch sessions and disconnect; a second at most for brokers that are gone. May be repeated."""
+        """Stop, end the fetch sessions and disconnect; a second at most for brokers that are gone. May be repeated.
+
+        A member of a group commits and leaves before, for which it takes up to ten seconds more.
+        """
         if not self._closed:
             self._closed = True
             self._fetcher.arrived.set()

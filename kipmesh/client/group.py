@@ -53,7 +53,8 @@ log = logging.getLogger(__name__)
 
 JOIN_GRACE_S = 5.0
 """How much longer than the rebalance may take its answer is waited for."""
-CLOSE_TIMEOUT_S = 1.0
+CLOSE_TIMEOUT_S = 5.0
+"""For the last commit, so that the next owner begins where this one ended; and for saying goodbye."""
 TOPIC_TIMEOUT_S = 5.0
 _LOST = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION})
 

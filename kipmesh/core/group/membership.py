@@ -14,6 +14,7 @@ from kipmesh.core.errors import ErrorCode
 from kipmesh.core.group.book import Book
 from kipmesh.core.group.classic import ClassicGroup, GroupState, Member
 from kipmesh.core.group.rebalances import HEARTBEAT, SYNC, Rebalances
+from kipmesh.core.group.records import GroupMetadataKey, GroupRecord
 from kipmesh.core.group.types import Client, Instant
 from kipmesh.core.messages import (
     HeartbeatRequest,
@@ -191,11 +192,26 @@ class Membership:
             assignment = {one.member_id: one.assignment for one in group.members.values()}
             outcome = partial(self._replaced, group, member, group.generation_id, client, leader_before or "")
             self._book.write(group.group_id, [group.record(assignment)], outcome)
-        elif group.state is GroupState.COMPLETING_REBALANCE:
-            # The leader may assign to the old id already, which is nobody now.
-            self._rebalances.prepare(group, now)
         else:
-            self._rebalances.rebalance(group, now)
+            self._book.when_quiet(group.group_id, partial(self._keep_name, group, instance_id), now)
+            if group.state is GroupState.COMPLETING_REBALANCE:
+                # The leader may assign to the old id already, which is nobody now.
+                self._rebalances.prepare(group, now)
+            else:
+                self._rebalances.rebalance(group, now)
+
+    def _keep_name(self, group: ClassicGroup, instance_id: str, now: Instant) -> None:
+        """Between generations: the last one's record gets the new id, or the next coordinator would fence it."""
+        value, new_id = self._book.table.groups.get(group.group_id), group.static_member_id(instance_id)
+        if self._book.is_closed or value is None or new_id is None:
+            return
+        old = next((one for one in value.members if one.group_instance_id == instance_id), None)
+        if old is None or old.member_id == new_id:
+            return
+        members = tuple([one._replace(member_id=new_id) if one is old else one for one in value.members])
+        leader = new_id if value.leader == old.member_id else value.leader
+        record = GroupRecord(GroupMetadataKey(group.group_id), value._replace(members=members, leader=leader))
+        self._book.write(group.group_id, [record])
 
     def _replaced(
         self,

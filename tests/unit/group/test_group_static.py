@@ -151,6 +151,34 @@ def test_names_that_nobody_has() -> None:
     assert world.beat(ids["a"], 1, "nobody") == E.UNKNOWN_MEMBER_ID
 
 
+def test_one_that_came_back_during_a_rebalance_is_not_fenced_by_the_next_coordinator() -> None:
+    world = World()
+    ids = stable(world)
+    world.join(instance="c")
+    number = world.join(instance="b")
+    world.join(ids["a"], instance="a")
+    new_id = world.joined(number).member_id
+    world.fail_over()
+    assert world.beat(new_id, 2, "b") == E.ILLEGAL_GENERATION
+    assert world.beat(ids["b"], 1, "b") == E.FENCED_INSTANCE_ID
+    assert world.joined(world.join(new_id, instance="b")).generation_id == 1
+    assert world.synced(world.sync(new_id, 1, instance="b")).assignment == ids["b"].encode()
+
+
+def test_a_name_is_kept_after_what_is_on_its_way() -> None:
+    world = World()
+    joins = [world.join(instance=name) for name in ("a", "b")]
+    world.pass_ms(6001)
+    ids = [world.joined(number).member_id for number in joins]
+    world.commits = False
+    world.sync(ids[0], 1, {one: one.encode() for one in ids}, "a")
+    number = world.join(instance="b")
+    world.commit_all()
+    assert [one.group_instance_id for one in world.replayed().groups[GROUP].members] == ["a", "b"]
+    assert world.replayed().groups[GROUP].members[1].member_id != ids[1]
+    assert number not in world.answers
+
+
 def test_names_survive_the_coordinator() -> None:
     world = World()
     ids = stable(world)
