@@ -205,7 +205,11 @@ BUGS = [
     Bug(unclean_brokers_stay_in_isrs),
     Bug(elects_outside_of_the_isr),
     Bug(elects_the_first_log_that_is_told),
-    Bug(recovery_points_stay_when_a_log_is_cut, only_faults=("isolate", "split", "cut_power", "crash_at_point")),
+    Bug(
+        recovery_points_stay_when_a_log_is_cut,
+        only_faults=("isolate", "split", "cut_power", "crash_at_point"),
+        seeds=range(13, 13 + SEEDS_MAX),
+    ),
     Bug(new_leaders_tell_their_high_watermark),
     Bug(gaps_are_taken),
 ]
