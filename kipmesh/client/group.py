@@ -355,13 +355,16 @@ class Membership:
 
     async def commit(self, offsets: Mapping[TopicPartition, int] | None, timeout_s: float) -> None:
         """Commit, by default the positions of all assigned partitions; raises KafkaError."""
+        given = self.positions() if offsets is None else offsets
+        if not given:
+            return
         who = Identity()
         if self._topics is not None:
             if self._generation_id < 0:  # as nobody's, an empty group would take it
                 raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"no member of group {self._group_id!r} now")
             who = Identity(self._generation_id, self._member_id, self._config.group_instance_id)
         try:
-            await self._offsets.commit(self.positions() if offsets is None else offsets, who, timeout_s)
+            await self._offsets.commit(given, who, timeout_s)
         except KafkaError as error:
             is_ours = who.generation_id == self._generation_id
             if is_ours and (error.code in _LOST or error.code is ErrorCode.FENCED_INSTANCE_ID):
