@@ -76,29 +76,34 @@ async def test_failures_and_retries_are_no_anomalies(tmp_path: Path, idempotence
         assert verdict.figures.repeated == (0 if idempotence == "true" else 2)
 
 
-async def test_producers_have_several_in_flight_only_with_idempotence(tmp_path: Path) -> None:
-    for idempotence, expected in (("true", 5), ("false", 1)):
-        part = PART.model_copy(update={"producers": 1, "producer_config": {"enable.idempotence": idempotence}})
-        (tmp_path / idempotence).mkdir()
-        async with FakeCluster() as fake:
-            fake.create_topic("chaos", 2)
-            in_flight = most = 0
+@pytest.mark.parametrize(("idempotence", "expected"), [("true", 5), ("false", 1)])
+async def test_producers_have_several_in_flight_only_with_idempotence(
+    tmp_path: Path, idempotence: str, expected: int
+) -> None:
+    part = PART.model_copy(update={"producers": 1, "producer_config": {"enable.idempotence": idempotence}})
+    calls = in_flight = most = 0
+    full = asyncio.Event()
 
-            async def slowly(method: str, _node: int, _request: object) -> None:
-                nonlocal in_flight, most
-                if method == "Produce":
-                    in_flight += 1
-                    most = max(most, in_flight)
-                    await asyncio.sleep(0.1)
-                    in_flight -= 1
+    async def hold(method: str, _node: int, _request: object) -> None:
+        nonlocal calls, in_flight, most
+        if method == "Produce":
+            calls, in_flight = calls + 1, in_flight + 1
+            most = max(most, in_flight)
+            if in_flight == expected:
+                full.set()
+            if calls > 1:  # the first one goes alone
+                await full.wait()
+            in_flight -= 1
 
-            fake.hook = slowly
-            recorder = Recorder(tmp_path / idempotence / "history.jsonl")
-            async with Workload(fake.bootstrap, "chaos", part, recorder) as workload:
-                await until(lambda done=workload: done.acknowledged.get(0, 0) >= 20, "20 records")
-                await workload.stop_producing()
-            recorder.close()
-            assert most == expected
+    async with FakeCluster() as fake:
+        fake.create_topic("chaos", 2)
+        fake.hook = hold
+        recorder = Recorder(tmp_path / "history.jsonl")
+        async with Workload(fake.bootstrap, "chaos", part, recorder) as workload:
+            await until(lambda: workload.acknowledged.get(0, 0) >= 20, "20 records")
+            await workload.stop_producing()
+        recorder.close()
+    assert most == expected
 
 
 async def test_what_is_lost_is_found(tmp_path: Path) -> None:

@@ -42,21 +42,25 @@ async def test_several_batches_of_a_partition_are_under_way_at_a_time() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         together = most = 0
+        full = asyncio.Event()
 
-        async def slowly(method: str, _node: int, _request: Any) -> None:
+        async def hold(method: str, _node: int, _request: Any) -> None:
             nonlocal together, most
             if method == "Produce":
                 together += 1
                 most = max(most, together)
-                await asyncio.sleep(0.02)
+                if together == 5:
+                    full.set()
+                await full.wait()
                 together -= 1
 
-        cluster.hook = slowly
         async with Producer(cluster.bootstrap, **FAST) as producer:
+            await (await producer.send("t", b"first"))
+            cluster.hook = hold
             sent = [await producer.send("t", b"%d" % number) for number in range(40)]
             await asyncio.gather(*sent)
         assert most == 5
-        assert values(cluster) == [b"%d" % number for number in range(40)]
+        assert values(cluster) == [b"first", *[b"%d" % number for number in range(40)]]
 
 
 async def test_what_was_written_and_not_answered_is_not_written_again() -> None:
