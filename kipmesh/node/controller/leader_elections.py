@@ -62,25 +62,28 @@ class LeaderElections:
             wanted = await self._do(OPERATION, lambda controller: controller.electable(election_type))
         else:
             wanted = [(each.topic, number) for each in request.topic_partitions for number in each.partitions]
-        found = await self._decide(election_type, wanted)
+        found: dict[TopicPartition, ElectionResult] = {}
         try:
+            await self._decide(election_type, wanted, found)
             await self._settle(election_type, found, deadline)
         finally:
-            left = _pending(found)
-            if left:
+            # Without an answer, too: a wish that was left behind would be an unclean election that nobody waits for.
+            left = [each for each in wanted if each not in found or found[each].is_pending]
+            if left and election_type is ElectionType.UNCLEAN:
                 await self._do(OPERATION, lambda controller: controller.withdraw_elections(left))
         return list(found.values())
 
     async def _decide(
-        self, election_type: ElectionType, wanted: Sequence[TopicPartition]
-    ) -> dict[TopicPartition, ElectionResult]:
-        found: dict[TopicPartition, ElectionResult] = {}
+        self,
+        election_type: ElectionType,
+        wanted: Sequence[TopicPartition],
+        found: dict[TopicPartition, ElectionResult],
+    ) -> None:
         for first in range(0, len(wanted), DECIDED_MAX):
             some = wanted[first : first + DECIDED_MAX]
             decide = partial(MetadataController.elect_leaders, election_type=election_type, partitions=some)
             results: list[ElectionResult] = await self._do(OPERATION, decide)
             found.update({(result.topic, result.partition): result for result in results})
-        return found
 
     async def _settle(
         self, election_type: ElectionType, found: dict[TopicPartition, ElectionResult], deadline: float
@@ -89,10 +92,11 @@ class LeaderElections:
         loop = asyncio.get_running_loop()
         while (left := _pending(found)) and loop.time() + LOOK_S < deadline:
             await asyncio.sleep(LOOK_S)
-            for each, result in (await self._decide(election_type, left)).items():
-                # A heartbeat that told the last log end has elected meanwhile.
-                is_done = result.code is ErrorCode.ELECTION_NOT_NEEDED
-                found[each] = ElectionResult(*each) if is_done else result
+            await self._decide(election_type, left, found)
+            for each in left:
+                if found[each].code is ErrorCode.ELECTION_NOT_NEEDED:
+                    # A heartbeat that told the last log end has elected meanwhile.
+                    found[each] = ElectionResult(*each)
 
 
 def _pending(found: dict[TopicPartition, ElectionResult]) -> list[TopicPartition]:

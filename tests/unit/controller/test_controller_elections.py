@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from controller_support import FakeBroker, LiveController, until
 from kipmesh.core import messages as m
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.metadata.image import PartitionState
+from kipmesh.core.metadata.preferred import ElectionResult
 from kipmesh.node.controller import leader_balance, leader_elections
 from kipmesh.node.controller.leader_balance import LeaderBalance
+from kipmesh.rpc.server import RequestContext
 
 IMBALANCE = "kafka_controller_kafkacontroller_preferredreplicaimbalancecount"
 PATIENT = {"broker.session.timeout.ms": "60000"}
@@ -148,6 +151,33 @@ async def test_an_unclean_election_that_nobody_answers_is_given_up(tmp_path: Pat
         election = await mesh.elect(1, timeout_ms=300)
         assert results(election) == {0: ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE}
         assert not (await mesh.brokers[1].heartbeat()).wanted_log_ends, "nobody waits for it any more"
+
+
+@pytest.mark.parametrize("error", [KafkaError(ErrorCode.REQUEST_TIMED_OUT), asyncio.CancelledError()])
+async def test_an_unclean_election_that_fails_half_way_leaves_no_wish(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leader_elections, "DECIDED_MAX", 2)
+    withdrawn: list[Any] = []
+    answers: list[Any] = [[ElectionResult("t", 0), ElectionResult("t", 1, is_pending=True)], error]
+
+    async def do(operation: str, decide: Any) -> Any:
+        if not answers:
+            decide(SimpleNamespace(withdraw_elections=withdrawn.extend))
+            return None
+        answer = answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    request = m.ElectLeadersRequest(1, False, [m.TopicPartitions("t", range(5))], 1000)
+    election = leader_elections.LeaderElections(do).elect_leaders(request, RequestContext("test", "here"))
+    if isinstance(error, KafkaError):
+        assert (await election).error_code == error.code
+    else:
+        with pytest.raises(asyncio.CancelledError):
+            await election
+    assert withdrawn == [("t", 1), ("t", 2), ("t", 3), ("t", 4)]
 
 
 async def test_a_round_goes_on_after_errors_and_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
