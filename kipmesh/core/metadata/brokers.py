@@ -34,6 +34,7 @@ from kipmesh.core.metadata import elections, fencing, log_dirs
 from kipmesh.core.metadata.decision import Decision
 from kipmesh.core.metadata.elections import CanLead, LogEnd
 from kipmesh.core.metadata.image import BrokerState, MetadataDelta, MetadataImage, PartitionKey
+from kipmesh.core.metadata.indexes import common
 from kipmesh.core.metadata.records import (
     NO_LEADER,
     BrokerEndpoint,
@@ -81,10 +82,13 @@ class BrokerLifecycle:
     def forget_decided(self, delta: MetadataDelta) -> None:
         """Drop the log ends of partitions that have a leader by now or are gone, and wishes for them."""
         for kept in (self._log_ends, self._wished):
-            for key in list(kept):
+            for key in common(kept.keys(), delta.changed_partitions):
                 state = self._image.partition(*key)
-                if state is None or (key in delta.changed_partitions and state.leader != NO_LEADER):
+                if state is None or state.leader != NO_LEADER:
                     kept.pop(key, None)
+            for topic in delta.deleted_topics if kept else ():
+                for partition in topic.partitions:
+                    kept.pop((topic.topic_id, partition), None)
 
     # --- registration
 

@@ -50,6 +50,7 @@ from kipmesh.core.metadata.brokers import BrokerLifecycle, UncleanAllowed
 from kipmesh.core.metadata.decision import Decision
 from kipmesh.core.metadata.fencing import FENCING_FEATURE, FENCING_LEVEL
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage, PartitionKey
+from kipmesh.core.metadata.indexes import common
 from kipmesh.core.metadata.partitions import alter_partition
 from kipmesh.core.metadata.producer_ids import allocate_producer_ids
 from kipmesh.core.metadata.records import METADATA_VERSION, METADATA_VERSION_LEVEL, FeatureLevelRecord, Record
@@ -109,9 +110,7 @@ class MetadataController:
     def changed(self, delta: MetadataDelta) -> None:
         """A batch that was appended was applied to the image by its owner."""
         self._brokers.forget_decided(delta)
-        moving, changed = self.image.reassigning, delta.changed_partitions
-        fewer, more = (moving, changed) if len(moving) < len(changed) else (changed, moving)
-        self._note_completable(sorted([key for key in fewer if key in more]))
+        self._note_completable(common(self.image.reassigning, delta.changed_partitions))
 
     def _note_completable(self, keys: Iterable[PartitionKey]) -> None:
         can_lead = reassignments.can_lead_in(self.image)
@@ -135,9 +134,13 @@ class MetadataController:
         decision = self._brokers.heartbeat(request, now_ms, next_offset, connection)
         if self._completable and not decision.records:
             keys = list(islice(self._completable, reassignments.COMPLETIONS_MAX))
+            completions = reassignments.complete(self.image, keys)
+            # Those that are completed stay until they are: an append may fail.
+            left = {(completion.topic_id, completion.partition_id) for completion in completions}
             for key in keys:
-                del self._completable[key]
-            return Decision(reassignments.complete(self.image, keys), decision.response)
+                if key not in left:
+                    del self._completable[key]
+            return Decision(completions, decision.response)
         return decision
 
     def disconnected(self, broker_id: int, connection: int, now_ms: int) -> bool:

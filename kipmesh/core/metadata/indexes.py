@@ -5,10 +5,17 @@ Dicts serve as ordered sets: equal logs must give equal orders, and so equal rec
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from kipmesh.core.metadata.records import NO_LEADER
 from kipmesh.core.metadata.states import PartitionKey, PartitionState
+
+
+def common(some: Collection[PartitionKey], others: Collection[PartitionKey]) -> list[PartitionKey]:
+    """The partitions that are in both, sorted; looks at each of the fewer. Both must know quickly what is in them."""
+    fewer, more = (some, others) if len(some) < len(others) else (others, some)
+    return sorted([key for key in fewer if key in more])
 
 
 @dataclass(slots=True)

@@ -26,7 +26,6 @@ without a running reassignment both are empty.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import islice
 from typing import NamedTuple
 
 from kipmesh.core.errors import ErrorCode, KafkaError
@@ -103,10 +102,10 @@ def completed(
     return _dropping(image, before, base, target_replicas(state), state.isr, can_lead)
 
 
-def complete(image: MetadataImage, keys: Iterable[PartitionKey]) -> list[Record]:
-    """End the reassignments of these partitions where that may be; at most COMPLETIONS_MAX."""
-    records: list[Record] = []
-    for key in islice(keys, COMPLETIONS_MAX):
+def complete(image: MetadataImage, keys: Iterable[PartitionKey]) -> list[PartitionChangeRecord]:
+    """End the reassignments of these partitions where that may be."""
+    records = []
+    for key in keys:
         state = image.partition(*key)
         if state is not None:
             record = completed(image, key, state, None)

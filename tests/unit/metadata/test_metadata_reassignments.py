@@ -183,6 +183,20 @@ def test_a_new_controller_completes_what_the_last_one_left(controller: Controlle
     assert controller.state(topic).replicas == (1, 2)
 
 
+def test_a_completion_that_could_not_be_appended_is_made_by_a_later_heartbeat(controller: Controller) -> None:
+    topic = controller.assigned("t", (1, 2, 3))
+    controller.run(controller.core_fence(3))
+    reassign(controller, (1, 2))
+    controller.heartbeat(1)
+    controller.restart()
+    request = m.BrokerHeartbeatRequest(2, controller.image.brokers[2].broker_epoch, controller.image.offset)
+    assert controller.core.heartbeat(request, controller.now_ms, controller.end).records  # and the disk is full
+    controller.heartbeat(2)
+    assert controller.state(topic).replicas == (1, 2)
+    controller.heartbeat(2)
+    assert controller.last_records == []
+
+
 def test_a_removed_broker_that_is_down_is_not_waited_for(controller: Controller) -> None:
     topic = controller.assigned("t", (1, 2, 3))
     controller.run(controller.core_fence(3))
