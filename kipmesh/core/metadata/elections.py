@@ -84,7 +84,7 @@ def elect_clean(key: PartitionKey, state: PartitionState, can_lead: CanLead) -> 
 
 def wants_log_end(state: PartitionState, broker_id: int, *, unclean_allowed: bool) -> bool:
     """Whether an election waits for where this broker's log ends."""
-    if state.leader != NO_LEADER:
+    if state.leader != NO_LEADER or is_lost(state, broker_id):
         return False
     return (not state.isr and broker_id in state.last_isr) or (unclean_allowed and broker_id in state.replicas)
 
@@ -101,7 +101,10 @@ def elect_by_log_end(
     if state.leader != NO_LEADER:
         return None
     members = state.last_isr
-    log_ends = {replica: _plausible(end, state.leader_epoch) for replica, end in log_ends.items()}
+    # What a lost replica told before its folder failed is nowhere any more.
+    log_ends = {
+        replica: _plausible(end, state.leader_epoch) for replica, end in log_ends.items() if not is_lost(state, replica)
+    }
     if not state.isr and all(member in log_ends for member in members):
         leader = _greatest(members, log_ends, can_lead)
         if leader != NO_LEADER:

@@ -58,7 +58,9 @@ class BrokerLifecycle:
         metadata_offset: Callable[[], int],
         log_ends: Callable[[Sequence[TopicIdPartition]], list[PartitionLogEnd]],
         folders: DataFolders | None = None,
+        offline_log_dirs: Callable[[], Sequence[bytes]] = tuple,
     ) -> None:
+        """`offline_log_dirs` gives the ids of data folders that failed, once the controller knows what was lost."""
         self._config = config
         self._channel = channel
         self._isolation = isolation
@@ -70,6 +72,7 @@ class BrokerLifecycle:
         self._metadata_offset = metadata_offset
         self._log_ends = log_ends
         self._folders = folders.for_partitions if folders is not None else []
+        self._offline_log_dirs = offline_log_dirs
         self._wanted: Sequence[TopicIdPartition] = ()
         self._wake = asyncio.Event()
         self._want_shut_down = False
@@ -151,12 +154,8 @@ class BrokerLifecycle:
                 async with asyncio.timeout(interval_s):
                     await self._wake.wait()
 
-    def _offline_log_dirs(self) -> list[bytes]:
-        """Ids of the data folders that have failed; one that could not be opened has none that is known."""
-        return [folder.directory_id for folder in self._folders if not folder.is_online and folder.directory_id]
-
     def folder_failed(self) -> None:
-        """A data folder went offline: tell the controller now, not at the next beat."""
+        """There is another data folder that is offline: tell the controller now, not at the next beat."""
         self._wake.set()
 
     async def _exchange(self, request: BrokerHeartbeatRequest) -> BrokerHeartbeatResponse:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 
@@ -79,7 +79,9 @@ class LogDirs:
         self._drop_failed = drop_failed
         self._on_failure = on_failure
         self.on_change: Callable[[], None] = lambda: None
-        """Called when a folder went offline."""
+        """Called when `offline_ids` changed."""
+        self.offline_ids: Sequence[bytes] = ()
+        """Of the data folders that failed, and whose replicas the controller knows to be lost."""
         self._loop = asyncio.get_running_loop()
         self._failing: dict[str, StorageError] = {}
         # At most one entry a replica here, so this is bounded by the partitions.
@@ -117,6 +119,10 @@ class LogDirs:
         if folder is not None and folder.directory_id:
             self._tell((replica.topic_id, replica.partition), folder.directory_id)
 
+    def lost(self, key: PartitionKey) -> None:
+        """The replica's folder has failed, and `drop_failed` does not give it."""
+        self._tell(key, LOST_DIRECTORY)
+
     def _tell(self, key: PartitionKey, directory_id: bytes) -> None:
         self._to_tell[key] = directory_id
         self._wake.set()
@@ -131,6 +137,7 @@ class LogDirs:
                     await self._take_offline()
                 if self._to_tell and not await self._exchange():
                     await asyncio.sleep(RETRY_BACKOFF_S)
+            self._note_offline()
 
     async def _take_offline(self) -> None:
         for path, error in list(self._failing.items()):
@@ -140,7 +147,17 @@ class LogDirs:
             for key in lost:
                 self._tell(key, LOST_DIRECTORY)
             log.error("data folder offline", folder=path, partitions=len(lost), error=error.message)
-        self.on_change()
+
+    def _note_offline(self) -> None:
+        """All that was lost is told: now, and not before, the controller may forget the folders.
+
+        It takes a broker that registers without a folder it had for one that lost every replica. So what was not told
+        when this process ends is not taken for an empty log that may be elected.
+        """
+        offline = [folder.directory_id for folder in self.folders if not folder.is_online and folder.directory_id]
+        if offline != self.offline_ids:
+            self.offline_ids = offline
+            self.on_change()
 
     async def _exchange(self) -> bool:
         """One request and its answer; False when it is to be sent again after a pause."""

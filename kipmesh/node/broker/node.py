@@ -157,7 +157,7 @@ class BrokerNode:
             self._replica_manager.drop_failed,
             self._fail,
         )
-        self._replica_manager.on_found = self._log_dirs.found
+        self._replica_manager.on_found, self._replica_manager.on_lost = self._log_dirs.found, self._log_dirs.lost
         self._publisher = MetadataPublisher(config.node_id, self._replica_manager, self._published)
         self._admin = AdminHandler(self._channel, lambda: self.partitions.image, self._publisher.until)
         self._groups = GroupsHandler(
@@ -222,6 +222,7 @@ class BrokerNode:
                 metadata_offset=lambda: self._publisher.published_offset,
                 log_ends=self._replica_manager.log_ends,
                 folders=self._log_manager.folders,
+                offline_log_dirs=lambda: self._log_dirs.offline_ids,
             )
             self._log_dirs.on_change = self._lifecycle.folder_failed
             self._server = self._make_server()

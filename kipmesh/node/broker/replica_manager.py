@@ -19,6 +19,7 @@ from kipmesh.core.config import BrokerConfig, TopicConfig
 from kipmesh.core.errors import KafkaError
 from kipmesh.core.messages import PartitionLogEnd, TopicIdPartition
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage, PartitionKey, PartitionState
+from kipmesh.core.metadata.indexes import common
 from kipmesh.core.metadata.records import NO_LEADER
 from kipmesh.core.metadata.states import is_lost
 from kipmesh.node.broker.changes import Changes
@@ -82,6 +83,8 @@ class ReplicaManager:
         self._is_first = True
         self.on_found: Callable[[Replica], None] = lambda replica: None
         """Told of replicas that are here although the metadata calls them lost (`log_dirs`)."""
+        self.on_lost: Callable[[PartitionKey], None] = lambda key: None
+        """Told of those whose data folder failed before they were in service."""
 
     async def apply(self, image: MetadataImage, delta: MetadataDelta) -> None:
         """Follow what `delta` says has changed in `image`."""
@@ -108,15 +111,11 @@ class ReplicaManager:
     def _wanted(self, image: MetadataImage, changed: AbstractSet[PartitionKey]) -> list[_Wanted]:
         """Those of `changed` that this broker is to have, partitions of a topic together."""
         mine = image.partitions_of_broker(self._broker_id)
-        if len(mine) < len(changed):
-            keys = [key for key in mine if key in changed]
-        else:
-            keys = [key for key in changed if key in mine]
         self._partitions.unhosted.difference_update(
             [key for key in self._partitions.unhosted if key in changed and key not in mine]
         )
         wanted = []
-        for topic_id, partition in sorted(keys):
+        for topic_id, partition in common(mine, changed):
             topic = image.topics[topic_id]
             wanted.append(_Wanted(topic_id, topic.name, partition, topic.partitions[partition]))
         return wanted
@@ -190,8 +189,9 @@ class ReplicaManager:
         configs = {item.topic: self._topic_config(item.topic) for item in missing}
         replicas, refused = await self._disk.run(partial(self._create, missing, configs))
         for replica in replicas:
-            if replica.log.failed is not None:  # its folder went offline meanwhile
+            if replica.log.failed is not None:  # its folder went offline meanwhile, and `drop_failed` missed it
                 self._partitions.unhosted.add((replica.topic_id, replica.partition))
+                self.on_lost((replica.topic_id, replica.partition))
                 continue
             self._partitions.add(replica)
             self._partitions.unhosted.discard((replica.topic_id, replica.partition))

@@ -106,7 +106,7 @@ async def test_a_folder_that_fails_is_left_out_and_the_broker_goes_on(disks: tup
             assert held(mesh, now.leader, topic_id, partition) == [b"before", b"after"]
     assert not mesh.brokers[1].failed.done()
     assert mesh.brokers[1].ready
-    assert len(mesh.controller.image.brokers[1].log_dirs) == 2
+    await eventually(lambda: len(mesh.controller.image.brokers[1].log_dirs) == 2, "the folder is told as well")
     assert metric(mesh, 1, "kafka_log_logmanager_offlinelogdirectorycount") == 1
     assert metric(mesh, 1, "kafka_log_logmanager_logdirectoryoffline", logdirectory=path) == 1
     assert metric(mesh, 2, "kafka_log_logmanager_offlinelogdirectorycount") == 0

@@ -84,6 +84,31 @@ def test_the_last_member_of_an_isr_is_waited_for(controller: Controller) -> None
     assert (state.leader, tuple(state.isr)) == (leader, (leader,))
 
 
+def test_what_a_replica_told_before_it_was_lost_elects_nobody(controller: Controller) -> None:
+    topic_id = controller.assigned("t", (1, 2))
+    for broker_id in (1, 2):  # a power cut: both are back, and neither is clean
+        controller.pass_ms(SESSION_MS)
+        controller.register(broker_id, 2, log_dirs=controller.image.brokers[broker_id].log_dirs)
+    assert (controller.state(topic_id).leader, controller.state(topic_id).last_isr) == (r.NO_LEADER, (1, 2))
+    controller.heartbeat(1)
+    controller.heartbeat(1, log_ends=(m.PartitionLogEnd(topic_id, 0, 0, 9),))
+    assign(controller, 1, LOST_DIRECTORY, topic_id, 0)
+    controller.heartbeat(2)
+    controller.heartbeat(2, log_ends=(m.PartitionLogEnd(topic_id, 0, 0, 5),))
+    assert controller.state(topic_id).leader == r.NO_LEADER
+    assert controller.image.waiting_for(topic_id, 0) == (1,)
+    assert not controller.heartbeat(1).wanted_log_ends, "there is no log to ask for"
+    controller.register(1, 3, log_dirs=(A, B))
+    controller.pass_ms(SESSION_MS)
+    controller.join(1, 3, log_dirs=(A, B))
+    controller.join(2, 2, log_dirs=(C,))
+    assign(controller, 1, A, topic_id, 0)
+    for broker_id, end in ((1, 9), (2, 5)):
+        if controller.heartbeat(broker_id).wanted_log_ends:
+            controller.heartbeat(broker_id, log_ends=(m.PartitionLogEnd(topic_id, 0, 0, end),))
+    assert controller.state(topic_id).leader == 1
+
+
 def test_an_unclean_election_does_not_wait_for_a_lost_replica(controller: Controller) -> None:
     topic_id = controller.assigned("t", (1, 2, 3), unclean_leader_election_enable="true")
     leader = controller.state(topic_id).leader

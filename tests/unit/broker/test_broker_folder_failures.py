@@ -1,0 +1,70 @@
+"""The order in which a broker tells of a data folder that failed: its replicas first."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from conftest_broker import eventually
+
+from kipmesh.core import messages as m
+from kipmesh.core.config import TopicConfig
+from kipmesh.core.metadata.image import PartitionKey
+from kipmesh.core.metadata.states import LOST_DIRECTORY
+from kipmesh.node.broker.disk import Disk
+from kipmesh.node.broker.log_dirs import LogDirs
+from kipmesh.storage.errors import StorageError
+from kipmesh.storage.log_manager import LogManager
+from kipmesh.testing.faulty_fs import FaultyFileSystem
+
+ID = bytes(range(16))
+EARLY, LATE = (ID, 0), (ID, 1)
+
+
+async def test_a_folder_is_told_when_the_controller_knows_all_that_was_lost(tmp_path: Path) -> None:
+    manager = LogManager(FaultyFileSystem(), ["/a", "/b"], cluster_id="c", node_id=1, defaults=TopicConfig())
+    manager.load(0)
+    ids = {folder.path: folder.directory_id for folder in manager.folders}
+    told: list[dict[bytes, list[PartitionKey]]] = []
+    refusals = [m.AssignReplicasToDirsResponse(error_code=41)] * 2
+    changes: list[Any] = []
+
+    async def call(_service: str, _method: str, request: Any, _timeout_s: float) -> Any:
+        assert not changes, "the controller may forget the folder before it knows what was in it"
+        if refusals:
+            log_dirs.lost(LATE)
+            return refusals.pop()
+        told.append(
+            {each.id: [(t.topic_id, p[0]) for t in each.topics for p in t.partitions] for each in request.directories}
+        )
+        answers = [
+            m.AssignReplicasToDirsDirectoryResponse(
+                each.id,
+                [
+                    m.AssignReplicasToDirsTopicResponse(
+                        t.topic_id, [m.AssignReplicasToDirsPartitionResponse(p[0], 0) for p in t.partitions]
+                    )
+                    for t in each.topics
+                ],
+            )
+            for each in request.directories
+        ]
+        return m.AssignReplicasToDirsResponse(directories=answers)
+
+    disk = Disk("test")
+    channel: Any = SimpleNamespace(call=call)
+    log_dirs = LogDirs(1, manager, disk, channel, lambda: 7, lambda: [EARLY], lambda error: None)
+    log_dirs.on_change = lambda: changes.append(log_dirs.offline_ids)
+    task = asyncio.create_task(log_dirs.run())
+    try:
+        log_dirs.failed("/b", StorageError("the disk is gone"))
+        await eventually(lambda: bool(changes), "the folder is told")
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        disk.close()
+        manager.abandon()
+    assert told == [{LOST_DIRECTORY: [EARLY, LATE]}]
+    assert changes == [[ids["/b"]]]
