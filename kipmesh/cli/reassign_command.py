@@ -98,6 +98,8 @@ def reassign(
     if replicas and topic is None:
         raise typer.BadParameter("whose partitions? Name the topic")
     wanted = _read_plan(file, topic) if file is not None else [_parse(topic or "", text) for text in replicas or ()]
+    if replicas and len(dict(wanted)) != len(wanted):
+        raise typer.BadParameter("a partition is named twice", param_hint="--replicas")
     address = bootstrap_of(bootstrap, folder)
     if list_:
         _show_running(run(lambda: _running(address, timeout_s, topic)), as_json=as_json)

@@ -28,6 +28,7 @@ def kipmesh(*arguments: str) -> Result:
         ("t", "--replicas", "x:1"),
         ("t", "--replicas", "0:"),
         ("t", "--replicas", "0:1,-2"),
+        ("t", "--replicas", "0:1", "--replicas", "0:2"),
         ("t", "--list", "--wait"),
         ("t", "--cancel", "--throttle", "5"),
         ("t", "--replicas", "0:1", "--throttle", "0"),
