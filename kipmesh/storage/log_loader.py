@@ -18,6 +18,7 @@ What a crash can leave, and what becomes of it:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -65,8 +66,10 @@ def open_log(
     durable, wherever it is kept: the log calls it before the first append after a cut below it.
     """
     files = files if isinstance(files, OpenFiles) else OpenFiles(files)
+    was_there = True
     try:
-        is_new = not files.fs.exists(folder)
+        was_there = files.fs.exists(folder)
+        is_new = not was_there
         if is_new:
             files.fs.make_dirs(folder)
         if topic == CLUSTER_METADATA_TOPIC:
@@ -78,6 +81,8 @@ def open_log(
             loading.topic_id, is_new = topic_id, True
         producers = NoProducers() if topic == CLUSTER_METADATA_TOPIC else loading.producers(clean=clean)
     except OSError as error:
+        if not was_there:
+            _unmake(files, folder)
         raise StorageError(f"cannot load {topic}-{partition}: {error}") from error
     log = Log(
         files,
@@ -102,6 +107,14 @@ def open_log(
     log.durability.identity_dirty = is_new or not clean
     log.durability.names_dirty = loading.names_changed or not clean
     return log
+
+
+def _unmake(files: OpenFiles, folder: str) -> None:
+    """Nothing is left of a new log that failed: the next attempt may be in another data folder."""
+    with contextlib.suppress(OSError):
+        for name in files.fs.list_dir(folder):
+            files.forget(f"{folder}/{name}")
+        files.fs.remove_tree(folder)
 
 
 def write_identity(fs: FileSystem, folder: str, topic_id: bytes) -> None:

@@ -188,6 +188,24 @@ def test_a_new_log_that_a_broken_folder_refuses_tells_of_it() -> None:
     manager.close(1)
 
 
+def test_a_new_log_that_a_full_folder_refuses_leaves_nothing_there() -> None:
+    """The next attempt may be in another folder, and one that is in two of them would not be loaded."""
+    fs = FaultyFileSystem()
+    manager = start(fs, "/a", "/b")
+    fs.fail("write", errno.ENOSPC, path="/a/t-0")
+    with pytest.raises(StorageError, match="cannot load t-0"):
+        manager.create("t", 0, ID, CONFIG, NOW)
+    assert "t-0" not in fs.list_dir("/a")
+    assert manager.create("u", 0, OTHER_ID, CONFIG, NOW).dir == "/a/u-0"
+    log = manager.create("t", 0, ID, CONFIG, NOW)
+    assert log.dir == "/b/t-0"
+    append(log)
+    manager.close(1)
+    manager = start(fs, "/a", "/b")
+    assert {where: log.dir for where, log in manager.logs.items()} == {("t", 0): "/b/t-0", ("u", 0): "/a/u-0"}
+    manager.close(2)
+
+
 @pytest.mark.parametrize(("operation", "path"), [("open", "/b/meta"), ("list", "/b"), ("read", "/b/t-")])
 def test_a_folder_that_cannot_be_loaded_stays_offline(operation: str, path: str) -> None:
     fs = FaultyFileSystem()
