@@ -208,15 +208,25 @@ async def throttled(admin: AdminClient, rate: int | None, *, lift: bool) -> Asyn
     everybody = ConfigResource(ResourceType.BROKER, "")
     found = (await admin.describe_configs([everybody]))[everybody].get(FOLLOWER_THROTTLED_RATE)
     await admin.alter_configs({everybody: [ConfigAlteration(FOLLOWER_THROTTLED_RATE, str(rate))]})
-    yield
+    try:
+        yield
+    except BaseException:
+        _say_it_stays()
+        raise
     if lift:
         back = ConfigAlteration(FOLLOWER_THROTTLED_RATE, None, AlterOperation.DELETE)
         if found is not None and found.value is not None:
             back = ConfigAlteration(FOLLOWER_THROTTLED_RATE, found.value)
         await admin.alter_configs({everybody: [back]})
     else:
-        key = f"--delete {FOLLOWER_THROTTLED_RATE}"
-        print(f"the throttle stays until `kipmesh config alter broker all {key}`", file=sys.stderr)
+        _say_it_stays()
+
+
+def _say_it_stays() -> None:
+    from kipmesh.core.config.resources import FOLLOWER_THROTTLED_RATE
+
+    key = f"--delete {FOLLOWER_THROTTLED_RATE}"
+    print(f"the throttle stays until `kipmesh config alter broker all {key}`", file=sys.stderr)
 
 
 @contextmanager

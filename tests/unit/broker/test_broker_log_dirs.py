@@ -17,6 +17,7 @@ from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata.states import LOST_DIRECTORY, is_lost
 from kipmesh.core.record_batch import build, iterate, read_records
 from kipmesh.rpc.client import TransportError
+from kipmesh.storage.errors import StorageError
 from kipmesh.testing.faulty_fs import FaultyFileSystem
 
 PARTITIONS = 4
@@ -200,6 +201,26 @@ async def test_the_only_member_of_an_isr_is_waited_for(disks: tuple[Mesh, Any]) 
     await mesh.start_broker(1, fs=systems[1], **{"log.dirs": DIRS})
     await acknowledged(mesh, "t", topic_id, where, b"last")
     assert held(mesh, 1, topic_id, where) == [b"first", b"alone", b"last"]
+
+
+async def test_a_folder_that_fails_while_a_log_is_made_there_loses_that_replica(
+    disks: tuple[Mesh, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh, _ = disks
+    manager = mesh.brokers[3]._replica_manager
+    create, logs = manager._create, manager._log_manager
+
+    def failing(*asked: Any) -> Any:
+        made = create(*asked)
+        for replica in made[0]:
+            logs.take_offline(replica.log.dir.rpartition("/")[0], StorageError("the disk is gone"))
+        return made
+
+    monkeypatch.setattr(manager, "_create", failing)
+    topic_id = await mesh.create("t")
+    await eventually(lambda: is_lost(state(mesh, topic_id, 0), 3), "the controller knows")
+    assert set(state(mesh, topic_id, 0).isr) == {1, 2}
+    await acknowledged(mesh, "t", topic_id, 0, b"x")
 
 
 async def test_a_wiped_broker_does_not_lead_with_nothing(disks: tuple[Mesh, Any]) -> None:

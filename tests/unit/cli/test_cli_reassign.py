@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from click.testing import Result
@@ -11,6 +13,8 @@ from typer.testing import CliRunner
 
 from kipmesh.cli.common import CommandError
 from kipmesh.cli.main import app
+from kipmesh.cli.reassign_command import throttled
+from kipmesh.client import AdminClient
 
 
 def kipmesh(*arguments: str) -> Result:
@@ -65,3 +69,22 @@ def test_help_has_examples() -> None:
     for command in (("topic", "reassign"), ("broker", "list"), ("broker", "drain"), ("broker", "decommission")):
         done = kipmesh(*command, "--help")
         assert f"Examples:\n    kipmesh {' '.join(command)}" in done.output
+
+
+def test_whoever_is_interrupted_hears_that_the_throttle_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    """What was begun goes on, and as slowly, until somebody takes the throttle back."""
+
+    class Admin:
+        async def describe_configs(self, resources: list[Any]) -> dict[Any, dict[str, Any]]:
+            return {resource: {} for resource in resources}
+
+        async def alter_configs(self, alterations: object) -> None:
+            pass
+
+    async def interrupted() -> None:
+        async with throttled(cast("AdminClient", Admin()), 1000, lift=True):
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(interrupted())
+    assert "the throttle stays until `kipmesh config alter broker all --delete" in capsys.readouterr().err
