@@ -156,7 +156,8 @@ class ReplicaManager:
         logs = self._log_manager.logs
         if len(changed) <= len(logs):
             return [(image.topics[key[0]].name, key[1]) for key in changed if key not in mine]
-        keys = [(name, (log.topic_id, partition)) for (name, partition), log in logs.items()]
+        # A copy: on the disk's thread, a folder that fails takes its logs out at any time.
+        keys = [(name, (log.topic_id, partition)) for (name, partition), log in list(logs.items())]
         return [(name, key[1]) for name, key in keys if key in changed and key not in mine]
 
     def _remove_logs(self, keys: list[tuple[str, int]], *, keep: bool) -> None:
