@@ -20,8 +20,6 @@ from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
 from kipmesh.core.messages import SnapshotId
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
 from kipmesh.core.raft import State
-from kipmesh.core.snapshot.retention import RetentionLimits
-from kipmesh.core.snapshot.schedule import SnapshotLimits
 from kipmesh.node.clock import monotonic_ms, wall_ms
 from kipmesh.node.controller.active import ActiveController
 from kipmesh.node.controller.metrics import ControllerMetrics
@@ -31,6 +29,7 @@ from kipmesh.node.quorum.driver import QuorumDriver, raft_config
 from kipmesh.node.quorum.loader import MetadataLoader
 from kipmesh.node.quorum.metrics import QuorumMetrics
 from kipmesh.node.quorum.service import QuorumService
+from kipmesh.node.quorum.snapshot_maker import retention_limits, snapshot_limits
 from kipmesh.rpc.client import ConnectionPool
 from kipmesh.rpc.server import Server
 from kipmesh.storage.errors import StorageError
@@ -161,14 +160,8 @@ class ControllerNode:
         loader = MetadataLoader(
             driver,
             self._published,
-            snapshots=SnapshotLimits(
-                config.metadata_snapshot_min_changed_records_ratio,
-                config.metadata_log_max_record_bytes_between_snapshots,
-                config.metadata_log_max_snapshot_interval_ms,
-            ),
-            retention=RetentionLimits(
-                config.metadata_start_offset_lag_time_max_ms, config.metadata_max_retention_bytes
-            ),
+            snapshots=snapshot_limits(config),
+            retention=retention_limits(config),
             metrics=self._quorum_metrics,
             on_failure=self._fail,
         )
