@@ -2,6 +2,13 @@
 
 from kipmesh.client.accumulator import Delivery
 from kipmesh.client.admin import AdminClient
+from kipmesh.client.admin_groups import (
+    CommittedOffset,
+    GroupDescription,
+    GroupListing,
+    GroupMemberDescription,
+    ResetTo,
+)
 from kipmesh.client.consumer import Consumer
 from kipmesh.client.group import RebalanceListener
 from kipmesh.client.producer import Producer, WouldBlockError
@@ -43,6 +50,7 @@ __all__ = [
     "AlterOperation",
     "BrokerSessions",
     "ClusterDescription",
+    "CommittedOffset",
     "ConfigAlteration",
     "ConfigResource",
     "ConfigSource",
@@ -55,6 +63,9 @@ __all__ = [
     "FetchSessionDescription",
     "FetchStats",
     "FetchedBatches",
+    "GroupDescription",
+    "GroupListing",
+    "GroupMemberDescription",
     "NewTopic",
     "Node",
     "OffsetAndTimestamp",
@@ -64,6 +75,7 @@ __all__ = [
     "QuorumReplica",
     "RebalanceListener",
     "RecordMetadata",
+    "ResetTo",
     "ResourceType",
     "TimestampType",
     "TopicMetadata",

@@ -1,4 +1,4 @@
-"""Administration: topics, partitions, configurations, offsets and the metadata quorum, by any broker.
+"""Administration: topics, partitions, configurations, offsets, groups and the metadata quorum, by any broker.
 
 Every call retries what can be retried within `default.api.timeout.ms` and raises `KafkaError` otherwise. A retry after
 an answer that was lost may find its own work: `create_topics` then raises TOPIC_ALREADY_EXISTS, as in Kafka.
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from kipmesh.client.admin_groups import GroupAdmin
 from kipmesh.client.cluster import Cluster
 from kipmesh.client.elections import elect_leaders
 from kipmesh.client.log_dirs import LogDirDescription, describe_log_dirs
@@ -78,7 +79,7 @@ from kipmesh.rpc.client import TransportError
 _POLL_S_MAX = 0.2
 
 
-class AdminClient:
+class AdminClient(GroupAdmin):
     """Administers a cluster. Use `async with`, or `start` and `close`; one event loop."""
 
     def __init__(self, bootstrap: str | Sequence[str], **config: Any) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kipmesh.client.cluster import Cluster
+from kipmesh.client.types import Node
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.messages import FindCoordinatorRequest, FindCoordinatorResponse
 from kipmesh.rpc.client import TransportError
@@ -27,7 +28,7 @@ def error_codes(answer: Any) -> Iterator[int]:
     code = getattr(answer, "error_code", 0)
     if code:
         yield code
-    for field in ("coordinators", "topics", "groups", "partitions"):
+    for field in ("coordinators", "topics", "groups", "partitions", "results"):
         for part in getattr(answer, field, ()):
             yield from error_codes(part)
 
@@ -38,19 +39,20 @@ class GroupChannel:
     def __init__(self, cluster: Cluster, group_id: str) -> None:
         self._cluster = cluster
         self._group_id = group_id
-        self._address: str | None = None
+        self.coordinator: Node | None = None
+        """The broker that was found last; None while it is to be looked for."""
 
     def forget(self) -> None:
         """Look for the coordinator before the next call."""
-        self._address = None
+        self.coordinator = None
 
     async def once(self, method: str, request: Any, timeout_s: float) -> Any:
         """Ask once, within `timeout_s`; raises KafkaError when there is no answer."""
         deadline = time.monotonic() + timeout_s
-        address = self._address or await self._find(timeout_s)
+        node = self.coordinator or await self._find(timeout_s)
         try:
             left = max(deadline - time.monotonic(), 0.001)
-            answer = await self._cluster.pool.get(address).call("Groups", method, request, left)
+            answer = await self._cluster.pool.get(node.address).call("Groups", method, request, left)
         except TransportError as error:
             self.forget()
             code = ErrorCode.REQUEST_TIMED_OUT if error.timed_out else ErrorCode.NETWORK_EXCEPTION
@@ -82,7 +84,7 @@ class GroupChannel:
                 raise failure
             await asyncio.sleep(delay)
 
-    async def _find(self, timeout_s: float) -> str:
+    async def _find(self, timeout_s: float) -> Node:
         def retry(response: FindCoordinatorResponse) -> ErrorCode | None:
             code = response.coordinators[0].error_code if response.coordinators else ErrorCode.COORDINATOR_NOT_AVAILABLE
             return ErrorCode.of(code) if ErrorCode.of(code).retriable else None
@@ -92,5 +94,5 @@ class GroupChannel:
         found = response.coordinators[0]
         if found.error_code:
             raise KafkaError(found.error_code, found.error_message or "")
-        self._address = f"{found.host}:{found.port}"
-        return self._address
+        self.coordinator = Node(found.node_id, found.host, found.port)
+        return self.coordinator

@@ -24,6 +24,7 @@ from kipmesh.client.consumer import Partitions
 from kipmesh.client.group import RebalanceListener
 from kipmesh.client.pump import PendingRecord, Pump
 from kipmesh.client.reassignments import DrainProgress, NewReplicas, OnDrain, OnMoved, PartitionReassignment
+from kipmesh.client.sync_groups import GroupAdmin
 from kipmesh.client.types import (
     BrokerSessions,
     ClusterDescription,
@@ -335,7 +336,7 @@ class Consumer(_Client[_consumer.Consumer]):
         return self._call(work())
 
 
-class AdminClient(_Client[_admin.AdminClient]):
+class AdminClient(_Client[_admin.AdminClient], GroupAdmin):
     """See `kipmesh.client.AdminClient`."""
 
     def __init__(self, bootstrap: str | Sequence[str], **config: Any) -> None:
