@@ -19,6 +19,7 @@ from kipmesh.cli import (
     chaos_commands,
     cluster_commands,
     config_commands,
+    group_commands,
     local_commands,
     log_commands,
     record_commands,
@@ -42,6 +43,7 @@ app.add_typer(topic_commands.app, name="topic")
 record_commands.register(app)
 app.add_typer(log_commands.app, name="log")
 app.add_typer(snapshot_commands.app, name="snapshot")
+app.add_typer(group_commands.app, name="group")
 app.add_typer(session_commands.app, name="sessions")
 app.add_typer(cluster_commands.quorum_app, name="quorum")
 app.add_typer(cluster_commands.cluster_app, name="cluster")

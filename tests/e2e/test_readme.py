@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 def test_quick_start(folder: Path) -> None:
     lines = [line for line in _block("## Quick start", "").splitlines() if not line.startswith("make ")]
-    assert len(lines) == 8
+    assert len(lines) == 9
     printed = []
     for line in lines:
         command = line.replace(".venv/bin/kipmesh", str(KIPMESH)).replace("build/mesh", str(folder))

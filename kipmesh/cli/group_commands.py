@@ -1,0 +1,372 @@
+"""`kipmesh group`: consumer groups, how far they are, and putting them somewhere else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from kipmesh.cli.common import (
+    ADMIN_TIMEOUT_S,
+    DEFAULT_DIR,
+    AdminTimeout,
+    AsJson,
+    Bootstrap,
+    CommandError,
+    Dir,
+    admin_client,
+    bootstrap_of,
+    comma_list,
+    examples,
+    make_app,
+    plain_text,
+    print_json,
+    print_table,
+    run,
+)
+from kipmesh.core.messages.limits import MAX_INT64
+
+if TYPE_CHECKING:
+    from kipmesh.client import AdminClient, GroupDescription, GroupMemberDescription, ResetTo, TopicPartition
+
+app = make_app(
+    "Show consumer groups and their lag, put them somewhere else, delete them.",
+    """
+    kipmesh group list
+    kipmesh group describe readers
+    kipmesh group reset readers --topic flights --to-earliest --dry-run
+    kipmesh group delete readers
+    """,
+)
+
+Group = Annotated[str, typer.Argument(metavar="GROUP", callback=plain_text)]
+
+_LAG_TITLES = (
+    "TOPIC",
+    "PARTITION",
+    "CURRENT-OFFSET",
+    "LOG-END-OFFSET",
+    "LAG",
+    "CONSUMER-ID",
+    "HOST",
+    "CLIENT-ID",
+)
+_RESETTABLE = ("Empty", "Dead")
+
+
+class _Place(NamedTuple):
+    """How far a group is in one partition; None is what is not known."""
+
+    topic: str
+    partition: int
+    current_offset: int | None
+    log_end_offset: int | None
+    lag: int | None
+    member: GroupMemberDescription | None
+
+
+@app.command(
+    name="list",
+    epilog=examples(
+        """
+        kipmesh group list
+        kipmesh group list --state stable --state empty
+        kipmesh group list --json
+        """
+    ),
+)
+def list_(
+    states: Annotated[
+        list[str] | None,
+        typer.Option("--state", metavar="STATE", callback=plain_text, help="Only groups in this state; repeatable."),
+    ] = None,
+    bootstrap: Bootstrap = None,
+    folder: Dir = DEFAULT_DIR,
+    timeout_s: AdminTimeout = ADMIN_TIMEOUT_S,
+    as_json: AsJson = False,
+) -> None:
+    """List the groups of all coordinators, with their states."""
+    address = bootstrap_of(bootstrap, folder)
+
+    async def work() -> list[dict[str, Any]]:
+        async with admin_client(address, timeout_s) as admin:
+            return [one._asdict() for one in await admin.list_groups(states=states or ())]
+
+    found = run(work)
+    if as_json:
+        for group in found:
+            print_json(group)
+    elif found:
+        rows = [(_shown(one["group_id"]), one["state"], one["protocol_type"] or "-") for one in found]
+        print_table(("GROUP", "STATE", "PROTOCOL"), rows)
+    else:
+        sys.stdout.write("there are no groups\n")
+
+
+@app.command(epilog=examples("kipmesh group describe readers\nkipmesh group describe readers --json"))
+def describe(
+    group_id: Group,
+    bootstrap: Bootstrap = None,
+    folder: Dir = DEFAULT_DIR,
+    timeout_s: AdminTimeout = ADMIN_TIMEOUT_S,
+    as_json: AsJson = False,
+) -> None:
+    """Show a group's state and members, and for each partition how far it is.
+
+    A dash stands for what there is not: no committed offset, no member that has the partition, or a partition without
+    a leader, whose end nobody can tell.
+    """
+    address = bootstrap_of(bootstrap, folder)
+
+    async def work() -> tuple[GroupDescription, list[_Place]]:
+        async with admin_client(address, timeout_s) as admin:
+            group = await _existing(admin, group_id)
+            return group, await _places(admin, group)
+
+    group, places = run(work)
+    if as_json:
+        print_json(_json_form(group, places))
+    else:
+        _show(group, places)
+
+
+async def _existing(admin: AdminClient, group_id: str) -> GroupDescription:
+    group = (await admin.describe_groups([group_id]))[group_id]
+    if group.state == "Dead":
+        from kipmesh.core.errors import ErrorCode, KafkaError
+
+        raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no group {group_id!r}")
+    return group
+
+
+async def _places(admin: AdminClient, group: GroupDescription) -> list[_Place]:
+    """Of all partitions that have a committed offset or a member."""
+    owners = {where: member for member in group.members for where in member.assignment}
+    committed = {where: one.offset for where, one in (await admin.list_group_offsets(group.group_id)).items()}
+    ends = await _ends(admin, owners.keys() | committed.keys())
+    places = []
+    for where in sorted(owners.keys() | committed.keys()):
+        current, end = committed.get(where), ends.get(where)
+        # The end was asked for later than what is committed, but possibly of a leader that knows less.
+        lag = None if current is None or end is None else max(end - current, 0)
+        places.append(_Place(*where, current, end, lag, owners.get(where)))
+    return places
+
+
+async def _ends(admin: AdminClient, wanted: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+    """Log ends of the partitions that have a leader."""
+    from kipmesh.client import TIMESTAMP_LATEST
+
+    names = {where.topic for where in wanted}
+    topics = {topic.name: topic.partitions for topic in await admin.list_topics() if topic.name in names}
+    led = [
+        where
+        for where in wanted
+        if where.partition in topics.get(where.topic, {}) and topics[where.topic][where.partition].leader_id >= 0
+    ]
+    found = await admin.list_offsets(dict.fromkeys(led, TIMESTAMP_LATEST)) if led else {}
+    return {where: place.offset for where, place in found.items() if place is not None}
+
+
+def _show(group: GroupDescription, places: Sequence[_Place]) -> None:
+    node = group.coordinator
+    count = len(group.members)
+    parts = [
+        f"group {_shown(group.group_id)}: {group.state}",
+        *([group.partition_assignor] if group.partition_assignor else []),
+        f"coordinator {node.node_id} ({node.address})",
+        f"{count} member{'' if count == 1 else 's'}",
+    ]
+    sys.stdout.write(", ".join(parts) + "\n")
+    owners = {place.member.member_id for place in places if place.member is not None}
+    rows: list[tuple[object, ...]] = [
+        (_shown(place.topic), place.partition, *map(_or_dash, place[2:5]), *_who(place.member)) for place in places
+    ]
+    rows += [(*"-----", *_who(member)) for member in group.members if member.member_id not in owners]
+    if rows:
+        print_table(_LAG_TITLES, rows)
+
+
+def _who(member: GroupMemberDescription | None) -> tuple[str, str, str]:
+    if member is None:
+        return ("-", "-", "-")
+    return (_shown(member.member_id), _shown(member.host), _shown(member.client_id))
+
+
+def _or_dash(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def _shown(name: str) -> str:
+    """Clients may call themselves and their groups anything: what would not stay on its line is shown escaped."""
+    text = name or "-"
+    return text if text.isprintable() else ascii(text)
+
+
+def _json_form(group: GroupDescription, places: Sequence[_Place]) -> dict[str, Any]:
+    members = [{**one._asdict(), "assignment": [where._asdict() for where in one.assignment]} for one in group.members]
+    partitions = [
+        {**place._asdict(), "member": None if place.member is None else place.member.member_id} for place in places
+    ]
+    coordinator = {key: getattr(group.coordinator, key) for key in ("node_id", "host", "port")}
+    return {**group._asdict(), "coordinator": coordinator, "members": members, "partitions": partitions}
+
+
+# --- reset ---------------------------------------------------------------------------------------------------------
+
+
+@app.command(
+    epilog=examples(
+        """
+        kipmesh group reset readers --topic flights --to-earliest --dry-run
+        kipmesh group reset readers --topic flights:0 --topic flights:3 --to-offset 1000
+        kipmesh group reset readers --topic flights --to-datetime 2026-11-21T08:00:00+00:00
+        kipmesh group reset readers --topic flights --shift-by -100 --json
+        """
+    )
+)
+def reset(
+    group_id: Group,
+    topics: Annotated[
+        list[str],
+        typer.Option(
+            "--topic",
+            metavar="TOPIC[:PARTITION,...]",
+            callback=plain_text,
+            help="All partitions of a topic, or these; repeatable.",
+        ),
+    ],
+    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the first record.")] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="After the last record.")] = False,
+    to_offset: Annotated[
+        int | None, typer.Option("--to-offset", metavar="N", min=0, max=MAX_INT64, help="To this offset.")
+    ] = None,
+    to_datetime: Annotated[
+        str | None,
+        typer.Option("--to-datetime", metavar="ISO", help="To the first record since; local time, or with a zone."),
+    ] = None,
+    shift_by: Annotated[
+        int | None,
+        typer.Option("--shift-by", metavar="N", min=-MAX_INT64, max=MAX_INT64, help="N records on; -N records back."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would become of it.")] = False,
+    bootstrap: Bootstrap = None,
+    folder: Dir = DEFAULT_DIR,
+    timeout_s: AdminTimeout = ADMIN_TIMEOUT_S,
+    as_json: AsJson = False,
+) -> None:
+    """Let a group go on somewhere else. It must have no members, and need not exist.
+
+    An offset before the first record becomes that one's, one beyond the end the end.
+    """
+    to, value = _target(
+        to_earliest=to_earliest, to_latest=to_latest, offset=to_offset, when=to_datetime, shift=shift_by
+    )
+    named = [_parse(text) for text in topics]
+    address = bootstrap_of(bootstrap, folder)
+
+    async def work() -> tuple[Mapping[TopicPartition, int], Mapping[TopicPartition, int]]:
+        async with admin_client(address, timeout_s) as admin:
+            partitions = await _partitions(admin, named)
+            group = (await admin.describe_groups([group_id]))[group_id]
+            if group.state not in _RESETTABLE:
+                count = len(group.members)
+                raise CommandError(f"group {group_id!r} is {group.state} with {count} members: stop them first")
+            before = await admin.list_group_offsets(group_id, partitions)
+            after = await admin.reset_group_offsets(group_id, partitions, to, value, dry_run=dry_run)
+            return {where: one.offset for where, one in before.items()}, after
+
+    before, after = run(work)
+    if as_json:
+        for where, offset in sorted(after.items()):
+            values = {"current_offset": before.get(where), "new_offset": offset}
+            print_json({"group_id": group_id, **where._asdict(), **values, "dry_run": dry_run})
+        return
+    rows = [(_shown(group_id), *where, _or_dash(before.get(where)), offset) for where, offset in sorted(after.items())]
+    print_table(("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "NEW-OFFSET"), rows)
+    if dry_run:
+        print("nothing was changed (--dry-run)", file=sys.stderr)
+
+
+def _target(
+    *, to_earliest: bool, to_latest: bool, offset: int | None, when: str | None, shift: int | None
+) -> tuple[ResetTo, int]:
+    from kipmesh.client import ResetTo
+
+    given: list[tuple[ResetTo, int]] = []
+    if to_earliest:
+        given.append((ResetTo.EARLIEST, 0))
+    if to_latest:
+        given.append((ResetTo.LATEST, 0))
+    if offset is not None:
+        given.append((ResetTo.OFFSET, offset))
+    if when is not None:
+        given.append((ResetTo.TIMESTAMP, _timestamp_ms(when)))
+    if shift is not None:
+        given.append((ResetTo.SHIFT_BY, shift))
+    if len(given) != 1:
+        names = "--to-earliest, --to-latest, --to-offset, --to-datetime, --shift-by"
+        raise typer.BadParameter(f"give one of {names}")
+    return given[0]
+
+
+def _timestamp_ms(text: str) -> int:
+    try:
+        return max(round(datetime.fromisoformat(text).timestamp() * 1000), 0)
+    except (ValueError, OverflowError, OSError):
+        raise typer.BadParameter(f"{text!r} is not as 2026-11-21T08:00:00", param_hint="--to-datetime") from None
+
+
+def _parse(text: str) -> tuple[str, list[int] | None]:
+    name, colon, numbers = text.partition(":")
+    parts = [part.strip() for part in numbers.split(",")] if colon else []
+    if not name or not all(part.isascii() and part.isdecimal() for part in parts):
+        raise typer.BadParameter(f"{text!r} is not TOPIC[:PARTITION,...]", param_hint="--topic")
+    return name, [int(part) for part in parts] if colon else None
+
+
+async def _partitions(admin: AdminClient, named: Sequence[tuple[str, list[int] | None]]) -> list[TopicPartition]:
+    """All that are named, each once; raises KafkaError for one that there is not."""
+    from kipmesh.client import TopicPartition
+    from kipmesh.core.errors import ErrorCode, KafkaError
+
+    found = {one.name: one.partitions for one in await admin.describe_topics(dict.fromkeys(name for name, _ in named))}
+    wanted: dict[TopicPartition, None] = {}
+    for name, numbers in named:
+        for number in sorted(found[name]) if numbers is None else numbers:
+            if number not in found[name]:
+                text = f"topic {name!r} has the partitions {comma_list(sorted(found[name]))}"
+                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
+            wanted[TopicPartition(name, number)] = None
+    return list(wanted)
+
+
+# --- delete --------------------------------------------------------------------------------------------------------
+
+
+@app.command(epilog=examples("kipmesh group delete readers"))
+def delete(
+    group_id: Group,
+    bootstrap: Bootstrap = None,
+    folder: Dir = DEFAULT_DIR,
+    timeout_s: AdminTimeout = ADMIN_TIMEOUT_S,
+) -> None:
+    """Delete a group that has no members, and its committed offsets."""
+    address = bootstrap_of(bootstrap, folder)
+
+    async def work() -> None:
+        from kipmesh.core.errors import ErrorCode, KafkaError
+
+        async with admin_client(address, timeout_s) as admin:
+            try:
+                await admin.delete_groups([group_id])
+            except KafkaError as error:
+                if error.code is not ErrorCode.NON_EMPTY_GROUP:
+                    raise
+                raise KafkaError(error.code, f"group {group_id!r} has members: stop them first") from None
+
+    run(work)
+    sys.stdout.write(f"{_shown(group_id)}: deleted\n")
