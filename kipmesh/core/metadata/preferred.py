@@ -5,7 +5,7 @@
 | any       | does not exist                                   | UNKNOWN_TOPIC_OR_PARTITION                       |
 | PREFERRED | is led by its first replica                      | ELECTION_NOT_NEEDED                              |
 | PREFERRED | that one can lead and is in the ISR              | it leads                                         |
-| PREFERRED | that one is fenced, shutting down or behind      | PREFERRED_LEADER_NOT_AVAILABLE                   |
+| PREFERRED | that one is fenced, stops, is behind or lost     | PREFERRED_LEADER_NOT_AVAILABLE                   |
 | UNCLEAN   | has a leader                                     | ELECTION_NOT_NEEDED                              |
 | UNCLEAN   | has none, and no replica can lead                | ELIGIBLE_LEADERS_NOT_AVAILABLE                   |
 | UNCLEAN   | has none, and all that can lead told their ends  | who has the most of the log leads                |
@@ -30,6 +30,7 @@ from kipmesh.core.metadata.decision import Decision
 from kipmesh.core.metadata.image import MetadataImage, PartitionKey, PartitionState
 from kipmesh.core.metadata.records import NO_LEADER, PartitionChangeRecord, Record
 from kipmesh.core.metadata.request_limits import refusal
+from kipmesh.core.metadata.states import is_lost
 
 TopicPartition = tuple[str, int]
 """Topic name and partition."""
@@ -134,7 +135,9 @@ def _preferred(image: MetadataImage, topic: str, partition: int) -> tuple[Electi
         return _not_needed(topic, partition, f"broker {preferred}, the preferred one, leads"), None
     if _preferred_can_lead(image, state):
         return ElectionResult(topic, partition), PartitionChangeRecord(key[1], key[0], leader=preferred)
-    why = "is behind" if _can_lead(image, preferred) else "is not alive, or stops"
+    why = "is not alive, or stops"
+    if _can_lead(image, preferred):
+        why = "has lost this replica: its data folder failed" if is_lost(state, preferred) else "is behind"
     text = f"broker {preferred}, the preferred one, {why}"
     return ElectionResult(topic, partition, ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, text), None
 

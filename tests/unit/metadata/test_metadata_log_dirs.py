@@ -7,6 +7,7 @@ from metadata_support import SESSION_MS, Controller
 
 from kipmesh.core import messages as m
 from kipmesh.core.errors import ErrorCode
+from kipmesh.core.messages.elections import ElectionType
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.states import LOST_DIRECTORY, is_lost
 
@@ -57,6 +58,17 @@ def test_a_lost_leader_is_replaced_and_joins_no_isr_until_it_is_back(controller:
     assert not controller.alter_isr(topic_id, 0, (1, 2, 3)).error_code
     controller.restart()
     assert set(controller.state(topic_id).isr) == {1, 2, 3}
+
+
+def test_a_preferred_leader_that_is_lost_is_said_to_be_so(controller: Controller) -> None:
+    topic_id = controller.assigned("t", (1, 2, 3))
+    assign(controller, 1, LOST_DIRECTORY, topic_id, 0)
+    (said,) = controller.run(controller.core.elect_leaders(ElectionType.PREFERRED, [("t", 0)]))
+    assert said.code is ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
+    assert said.message == "broker 1, the preferred one, has lost this replica: its data folder failed"
+    assign(controller, 1, NEW, topic_id, 0)
+    (said,) = controller.run(controller.core.elect_leaders(ElectionType.PREFERRED, [("t", 0)]))
+    assert "is behind" in said.message
 
 
 def test_the_last_member_of_an_isr_is_waited_for(controller: Controller) -> None:
