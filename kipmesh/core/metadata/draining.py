@@ -28,9 +28,9 @@ from kipmesh.core.messages import (
     UnregisterBrokerResponse,
 )
 from kipmesh.core.metadata.decision import Decision
-from kipmesh.core.metadata.image import MetadataImage
+from kipmesh.core.metadata.image import BROKER_RESOURCE, MetadataImage
 from kipmesh.core.metadata.reassignments import target_replicas
-from kipmesh.core.metadata.records import UnregisterBrokerRecord
+from kipmesh.core.metadata.records import ConfigRecord, UnregisterBrokerRecord
 from kipmesh.core.metadata.states import BrokerState, TopicState
 
 PLANNED_MAX = 200
@@ -123,7 +123,10 @@ class _Plan:
 def unregister(
     image: MetadataImage, request: UnregisterBrokerRequest, *, is_running: bool
 ) -> Decision[UnregisterBrokerResponse]:
-    """Forget a broker that is stopped and has no replica; `is_running` says whether it was heard of lately."""
+    """Forget a broker that is stopped and has no replica, and its dynamic configuration.
+
+    `is_running` says whether it was heard of lately.
+    """
     broker = image.brokers.get(request.broker_id)
     if broker is None:
         return _refused(ErrorCode.BROKER_ID_NOT_REGISTERED, f"broker {request.broker_id} is not registered")
@@ -133,7 +136,11 @@ def unregister(
         return _refused(ErrorCode.POLICY_VIOLATION, text)
     if is_running or not broker.fenced:
         return _refused(ErrorCode.INVALID_REQUEST, f"broker {broker.broker_id} is running: stop it first")
-    return Decision((UnregisterBrokerRecord(broker.broker_id, broker.broker_epoch),), UnregisterBrokerResponse())
+    # Kafka leaves them, and a new broker with that id would inherit a throttle that nobody remembers.
+    name = str(broker.broker_id)
+    forgotten = [ConfigRecord(BROKER_RESOURCE, name, key, None) for key in image.broker_config(name)]
+    records = (*forgotten, UnregisterBrokerRecord(broker.broker_id, broker.broker_epoch))
+    return Decision(records, UnregisterBrokerResponse())
 
 
 def _refused(code: ErrorCode, text: str) -> Decision[UnregisterBrokerResponse]:

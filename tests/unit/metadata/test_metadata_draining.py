@@ -160,6 +160,20 @@ def test_the_throttle_of_one_broker_and_of_all() -> None:
     assert described(controller, "1") == []
 
 
+def test_a_forgotten_broker_leaves_no_configuration_behind() -> None:
+    controller = cluster(3)
+    for name in ("", "2", "3"):
+        assert alter(controller, name, m.AlterableConfig(RATE, 0, "50")) == 0
+    beat(controller, 1, 2)  # 3 is stopped
+    assert unregister(controller, 3) == 0
+    assert controller.image.broker_config("3") == {}
+    assert controller.image.broker_config("2") == controller.image.broker_config("") == {RATE: "50"}
+    assert controller.replayed() == controller.image
+    assert alter(controller, "", m.AlterableConfig(RATE, 1)) == 0
+    controller.register(3, incarnation=2)
+    assert described(controller, "3") == []
+
+
 @pytest.mark.parametrize(
     ("name", "config", "code"),
     [
