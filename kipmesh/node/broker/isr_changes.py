@@ -142,6 +142,10 @@ class IsrChanges:
         if not code:
             if answer.leader_epoch == leader.leader_epoch:
                 replica.isr_changed(answer.isr, answer.partition_epoch)
+            elif answer.leader_epoch > leader.leader_epoch:
+                # The change has ended a reassignment. The metadata log brings the new epoch; until then both ISRs
+                # count, and to ask once more would only be fenced.
+                del self._asked[replica]
             return True
         log.info("ISR change refused", topic=replica.topic, partition=replica.partition, error=code.name)
         if code not in _FINAL:

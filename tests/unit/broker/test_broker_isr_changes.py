@@ -160,6 +160,19 @@ async def test_an_answer_of_success_is_the_new_isr(leader: Leader) -> None:
     assert leader.replica.leader.isr == {1, 2, 3}
 
 
+async def test_a_success_in_a_newer_leader_epoch_waits_for_the_metadata_log(leader: Leader) -> None:
+    """The change has completed a reassignment: the same again would be fenced."""
+    answer = m.AlterPartitionPartitionResponse(0, 0, 1, 1, (1, 2, 3), 0, 1)
+    topics = [m.AlterPartitionTopicResponse(TOPIC_ID, [answer])]
+    leader.answers.append(lambda request: m.AlterPartitionResponse(topics=topics))
+    leader.fetch(2, 10)
+    leader.fetch(3, 10)
+    await leader.run()
+    assert len(leader.requests) == 1
+    assert leader.replica.leader is not None
+    assert leader.replica.leader.maximal_isr == {1, 2, 3}, "both count until the log tells"
+
+
 def test_acks_of_an_earlier_leadership_are_not_given_by_a_later_one(leader: Leader) -> None:
     """Between append and answer the broker was deposed, truncated, and led again: the offset is another record's."""
     codes: list[ErrorCode] = []
