@@ -6,7 +6,7 @@ has a generation or an offset.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from kipmesh.core.group.records import (
     GroupMetadataValue,
@@ -61,6 +61,12 @@ class GroupTable:
     def offsets(self, group_id: str) -> Mapping[TopicPartition, OffsetCommitValue]:
         """The group's committed offsets by (topic, partition)."""
         return self._offsets.get(group_id, _NO_OFFSETS)
+
+    def committed(self) -> Iterator[tuple[str, TopicPartition, int]]:
+        """Group, (topic, partition) and offset of all that is committed. May be called while another thread replays."""
+        for group_id, offsets in list(self._offsets.items()):
+            for place, value in list(offsets.items()):
+                yield group_id, place, value.offset
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, GroupTable):

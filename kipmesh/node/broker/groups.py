@@ -22,6 +22,7 @@ from kipmesh.core.config import BrokerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.group.classic import GroupState
 from kipmesh.core.group.coordinator import GROUP_METADATA_TOPIC, partition_for
+from kipmesh.core.group.table import GroupTable
 from kipmesh.core.group.offsets import commit_response
 from kipmesh.core.group.types import Client
 from kipmesh.core.messages import (
@@ -338,6 +339,10 @@ class GroupsHandler:
         for state in GroupState:
             name = f"{prefix}_numgroups{state.value.lower()}"
             yield name, f"Groups here that are {state.value}.", partial(self._group_count, state)
+    def tables(self) -> list[GroupTable]:
+        """What is committed, for a scrape on another thread."""
+        return [one.coordinator.table for one in list(self._shards.values()) if one.coordinator]
+
 
     def _offset_count(self) -> float:
         return float(sum(one.coordinator.table.offset_count for one in self._shards.values() if one.coordinator))

@@ -30,6 +30,7 @@ from kipmesh.node.broker.disk import Disk
 from kipmesh.node.broker.fetch import FetchHandler
 from kipmesh.node.broker.fetch_sessions import FetchSessionCollector, make_session_cache
 from kipmesh.node.broker.groups import GroupsHandler
+from kipmesh.node.broker.group_lag import GroupLagCollector
 from kipmesh.node.broker.isolation import Isolation
 from kipmesh.node.broker.isr_changes import IsrChanges
 from kipmesh.node.broker.lifecycle import BrokerLifecycle
@@ -320,6 +321,7 @@ class BrokerNode:
         for name, text, read in self._groups.gauges():
             gauge(name, text, read)
         gauge("kipmesh_broker_metadata_offset", "Last metadata offset applied.", lambda: self.partitions.image.offset)
+        self.registry.register(GroupLagCollector(self._groups.tables, self.partitions))
         gauge("kipmesh_broker_fenced", "1 while the controller fences this broker.", lambda: float(not self.ready))
         gauge(
             "kipmesh_broker_isolated",
