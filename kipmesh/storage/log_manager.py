@@ -108,10 +108,8 @@ class LogManager:
         return self._logs.get((topic, partition))
 
     def checkpointed_high_watermark(self, topic: str, partition: int) -> int:
-        """The last high watermark that was checkpointed, within the log; 0 if there is none."""
-        log = self.get(topic, partition)
-        stored = self._high_watermarks.get((topic, partition), 0)
-        return stored if log is None else max(log.log_start_offset, min(stored, log.log_end_offset))
+        """The last high watermark that was checkpointed; 0 if there is none. It may be above what the log has now."""
+        return self._high_watermarks.get((topic, partition), 0)
 
     def folder_of(self, topic: str, partition: int) -> DataFolder | None:
         """Where the log is; None when it is not in a folder that is online."""

@@ -309,6 +309,7 @@ class ReplicaFetcher:
         elif data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and replica.restart_in_range(
             data.log_start_offset, data.high_watermark
         ):
+            self._has_truncated = True
             log.info("restarted at the leader's log start", topic=replica.topic, partition=replica.partition)
             self._moved[replica] = None
         elif data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and replica.drop_unborn_epochs():

@@ -17,6 +17,7 @@ from kipmesh.core.errors import KafkaError
 from kipmesh.core.messages.limits import MAX_INT64
 from kipmesh.node.broker.changes import Changes
 from kipmesh.node.broker.disk import Disk
+from kipmesh.node.broker.high_watermarks import checkpoint_high_watermarks
 from kipmesh.node.broker.isr_changes import IsrChanges
 from kipmesh.node.broker.partitions import Partitions
 from kipmesh.node.broker.replica import Replica
@@ -106,14 +107,7 @@ class Maintenance:
         await self._disk.run(self._log_manager.checkpoint_log_starts)
 
     async def _checkpoint_high_watermarks(self) -> None:
-        moved, self._changes.high_watermarks = self._changes.high_watermarks, {}
-        if moved:
-            high_watermarks = {(replica.topic, replica.partition): replica.high_watermark for replica in moved}
-            try:
-                await self._disk.run(lambda: self._log_manager.checkpoint_high_watermarks(high_watermarks))
-            except KafkaError:
-                self._changes.high_watermarks.update(moved)
-                raise
+        await checkpoint_high_watermarks(self._changes, self._log_manager, self._disk)
 
     async def _expire_producers(self) -> None:
         pace, seen_before_ms = Pace(), self._now_ms() - self._config.producer_id_expiration_ms

@@ -58,6 +58,7 @@ class Replica:
         "leader_epoch",
         "leader_id",
         "log",
+        "must_checkpoint",
         "partition",
         "topic",
         "topic_id",
@@ -79,6 +80,9 @@ class Replica:
         self.topic_id: bytes = log.topic_id
         self.partition: int = log.partition
         self.high_watermark = min(max(high_watermark, log.log_start_offset), log.log_end_offset)
+        # After a loss that the rules allow the checkpoint names records that are gone: others would take their offsets,
+        # and pass for committed after the next start. So the log does not grow until a lower one was written.
+        self.must_checkpoint = high_watermark > self.high_watermark
         self._marks = FollowerWatermarks.start(-1, self.high_watermark)  # while it does not lead
         self.leader: PartitionLeader | None = None
         self.has_role = False  # leads or follows; before, and after `stop`, nobody is served
@@ -215,6 +219,7 @@ class Replica:
         """Append a producer's batch; raises KafkaError. With acks=all the ISR must be large enough."""
         leader = self.require_leader()
         self.require_connected()
+        self._check_growable()
         if acks == -1 and leader.is_under_min_isr:
             raise KafkaError(
                 ErrorCode.NOT_ENOUGH_REPLICAS,
@@ -311,8 +316,21 @@ class Replica:
 
     def _set_high_watermark(self, high_watermark: int) -> None:
         if high_watermark != self.high_watermark:
+            self.must_checkpoint |= high_watermark < self.high_watermark
             self.high_watermark = high_watermark
             self._changes.high_watermarks[self] = None
+
+    def checkpointed(self, high_watermark: int) -> None:
+        """This was written as the high watermark; it may have moved meanwhile."""
+        if high_watermark <= self.high_watermark:
+            self.must_checkpoint = False
+
+    def _check_growable(self) -> None:
+        if self.must_checkpoint:
+            raise KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                f"{self.topic}-{self.partition}: the checkpointed high watermark is above {self.high_watermark}",
+            )
 
     def _take_high_watermark(self, leader: PartitionLeader) -> None:
         self._set_high_watermark(leader.high_watermark)
@@ -382,6 +400,7 @@ class Replica:
         """Take the records and offsets of the leader's answer; returns the bytes appended. Raises KafkaError."""
         size = 0
         if data.records:
+            self._check_growable()
             info = self.log.append_as_follower(data.records, now_ms)
             size = info.size_bytes if info else 0
         change = LOG_END if size else 0

@@ -25,6 +25,7 @@ from kipmesh.core.metadata.states import is_lost
 from kipmesh.node.broker.changes import Changes
 from kipmesh.node.broker.disk import Disk
 from kipmesh.node.broker.fetcher import ReplicaFetcher
+from kipmesh.node.broker.high_watermarks import checkpoint_high_watermarks, is_due
 from kipmesh.node.broker.metrics import BrokerMetrics
 from kipmesh.node.broker.partitions import Partitions
 from kipmesh.node.broker.replica import Replica
@@ -196,10 +197,13 @@ class ReplicaManager:
                 continue
             self._partitions.add(replica)
             self._partitions.unhosted.discard((replica.topic_id, replica.partition))
+            if replica.must_checkpoint:
+                self._changes.high_watermarks[replica] = None
         for item, error in refused:
             if (item.topic_id, item.partition) not in self._partitions.unhosted:
                 log.error("log cannot be created", topic=item.topic, partition=item.partition, error=str(error))
                 self._partitions.unhosted.add((item.topic_id, item.partition))
+        await self._checkpoint_lowered()
 
     def _may_create(self, item: _Wanted) -> bool:
         """Whether there may be a log here: none is made for a lost replica but beside a leader, nor while a folder
@@ -294,18 +298,27 @@ class ReplicaManager:
                 self._metrics,
                 self._now_ms,
                 self._broker_epoch,
-                self._checkpoint_recovery_points,
+                self._checkpoint_after_truncation,
                 self._on_task_done,
                 self._throttle,
             )
         fetcher.follow([replica for replica in replicas if replica.log.failed is None])
 
-    async def _checkpoint_recovery_points(self) -> None:
-        """After truncations, off the loop: or else the next append to a log that was cut writes them first."""
+    async def _checkpoint_after_truncation(self) -> None:
+        """Off the loop: or else the next append to a log that was cut writes the recovery points first."""
+        await self._checkpoint_lowered()
         try:
             await self._disk.run(self._log_manager.checkpoint_recovery_points)
         except KafkaError as error:
             log.warning("recovery points not written", error=str(error))
+
+    async def _checkpoint_lowered(self) -> None:
+        """Write high watermarks that went back; housekeeping tries again, and until then these logs do not grow."""
+        if is_due(self._changes):
+            try:
+                await checkpoint_high_watermarks(self._changes, self._log_manager, self._disk)
+            except KafkaError as error:
+                log.warning("high watermarks not written", error=str(error))
 
     def _address(self, broker_id: int) -> str | None:
         broker = self._partitions.image.brokers.get(broker_id)

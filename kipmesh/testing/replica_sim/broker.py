@@ -381,6 +381,8 @@ class SimBroker:
                 self.world.counts["clean stops"] += 1
                 self.world.checker.ending(self, power=False)
                 process.end()
+                if self.parts is not None:
+                    self.parts.manager.abandon()  # a full disk may have kept it from being closed
                 self.parts = None
                 self._boot_later(self.rng.uniform(50, 2000))
 
