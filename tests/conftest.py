@@ -25,17 +25,22 @@ KafkaDump = Callable[..., str]
 
 @pytest.fixture(scope="session")
 def kafka_dump() -> KafkaDump:
-    """`dump(files, *options)`: what Apache Kafka's DumpLogSegments prints; a complaint fails the test."""
+    """`dump(files, *options)`: what Apache Kafka's DumpLogSegments prints; a complaint fails the test.
+
+    With `compacted=True` records may be missing between others: it says so of compacted segments of Kafka's, too.
+    """
     problem = download_kafka_tools(POM, JARS)
     if problem:
         pytest.skip(problem)
 
-    def dump(files: Sequence[Path | str], *options: str) -> str:
+    def dump(files: Sequence[Path | str], *options: str, compacted: bool = False) -> str:
         command = ["java", "-Xshare:auto", "-XX:TieredStopAtLevel=1", "-cp", f"{JARS}/*", "kafka.tools.DumpLogSegments"]
         command += ["--files", ",".join(map(str, files)), *options]
         done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
         assert done.returncode == 0, done.stderr + done.stdout
-        assert done.stderr == ""
+        missing = ("Non-consecutive offsets in ", " is followed by ")
+        complaints = [line for line in done.stderr.splitlines() if not any(each in line for each in missing)]
+        assert not complaints if compacted else done.stderr == ""
         assert "isvalid: false" not in done.stdout
         assert "invalid bytes" not in done.stdout
         return done.stdout

@@ -67,6 +67,11 @@ class BatchHeader(NamedTuple):
         return self.base_offset + self.last_offset_delta + 1
 
     @property
+    def largest_timestamp(self) -> int:
+        """The largest timestamp of its records; -1 if compaction left none."""
+        return self.max_timestamp if self.record_count else -1
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of the whole batch."""
         return self.batch_length + LOG_OVERHEAD_BYTES

@@ -16,7 +16,7 @@ import logging
 import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kipmesh.core.errors import CorruptRecordError, ErrorCode, InvalidConfigError, KafkaError
@@ -58,6 +58,8 @@ class DataFolder:
     log_count: int = 0
     error: StorageError | None = None
     """Why it is offline; None while it is online."""
+    first_dirty_offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """Up to where compaction has seen the logs, as its checkpoint has it."""
 
     @property
     def is_online(self) -> bool:
@@ -81,6 +83,7 @@ class DataFolder:
         recovery_points = self._offsets(fs, checkpoint.RECOVERY_POINT_CHECKPOINT)
         log_starts = self._offsets(fs, checkpoint.LOG_START_CHECKPOINT)
         high_watermarks = self._offsets(fs, checkpoint.HIGH_WATERMARK_CHECKPOINT)
+        self.first_dirty_offsets = self._offsets(fs, checkpoint.CLEANER_CHECKPOINT)
         logs = []
         for name, stat in sorted(fs.list_dir(self.path).items()):
             if stat.is_dir and _DELETED_FOLDER.match(name):
@@ -89,7 +92,14 @@ class DataFolder:
                 key = (match["topic"], int(match["partition"]))
                 logs.append((key, recovery_points.get(key, 0), log_starts.get(key, 0)))
         checkpointed = recovery_points.keys() | log_starts.keys() | high_watermarks.keys()
-        return FolderContents(logs, high_watermarks, checkpointed)
+        return FolderContents(logs, high_watermarks, checkpointed | self.first_dirty_offsets.keys())
+
+    def write_first_dirty(self, fs: FileSystem, offsets: Mapping[TopicPartition, int]) -> None:
+        """Checkpoint up to where compaction has seen the logs, if that changed. OSError."""
+        values = {key: offset for key, offset in offsets.items() if offset > 0}
+        if values != self.first_dirty_offsets:
+            checkpoint.write_offsets(fs, f"{self.path}/{checkpoint.CLEANER_CHECKPOINT}", values)
+            self.first_dirty_offsets = values
 
     def _offsets(self, fs: FileSystem, name: str) -> dict[TopicPartition, int]:
         try:

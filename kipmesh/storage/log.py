@@ -1,7 +1,8 @@
 """The log of one partition: segments of record batches, its offsets and its leader epochs.
 
-Rules: "Log truth". Offsets have no gaps. The hot paths (`append_as_leader`, `append_as_follower`, `read`) run on the
-event loop and cost one write or read each; nothing looks into records.
+Rules: "Log truth". Offsets have no gaps: where compaction (`kipmesh.storage.compaction`) removes whole batches, a batch
+without records is in their place. The hot paths (`append_as_leader`, `append_as_follower`, `read`) run on the event
+loop and cost one write or read each; nothing looks into records but the check that those of compacted topics have keys.
 
 Threads: one owner calls everything, but `flush`, `sync_identity`, `remove_deleted`, `offset_for_timestamp` and
 `max_timestamp_offset`, which any thread may call meanwhile: see `kipmesh.storage.durability`.
@@ -16,9 +17,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING
 
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import CorruptRecordError, ErrorCode, KafkaError
@@ -28,21 +29,22 @@ from kipmesh.core.record_batch import HEADER_BYTES, BatchHeader, assign, iterate
 from kipmesh.storage.durability import Durability, EpochsNotWrittenError, Snapshot
 from kipmesh.storage.epochs import LeaderEpochs
 from kipmesh.storage.errors import StorageError, is_no_space
+from kipmesh.storage.log_search import search
 from kipmesh.storage.open_files import OpenFiles
 from kipmesh.storage.producer_snapshots import Producers
 from kipmesh.storage.retention import LogOffsets, expired
 from kipmesh.storage.segment import Segment
 from kipmesh.storage.segment_list import SegmentList
 from kipmesh.storage.timestamps import TimestampOffset, first_at_or_after, largest
-from kipmesh.storage.validation import AppendInfo, validate_produced, validate_replicated
+from kipmesh.storage.validation import AppendInfo, continuing, validate_produced, validate_replicated
+
+if TYPE_CHECKING:
+    from kipmesh.storage.compaction_swap import Swap
 
 _LOG = logging.getLogger(__name__)
 
 OnFailed = Callable[["Log", StorageError], None]
 """Told once that a log failed for good, from whichever thread met the failure: a flush's, or the owner's."""
-
-_SEARCHES_MAX = 5  # a search is begun anew when the log is cut meanwhile
-_Found = TypeVar("_Found")
 
 
 class Log:
@@ -83,7 +85,11 @@ class Log:
         self.durability = Durability(
             files.fs, folder, recovery_point, now_ms if recovery_point < log_end_offset else None
         )
-        self._segments = SegmentList(files, folder, segments)
+        self.segments = SegmentList(files, folder, segments)
+        self.first_dirty_offset = 0
+        """Compaction has seen every record below it; at most the recovery point."""
+        self.swap: Swap | None = None
+        """The compacted segment that is about to take the place of others."""
         self._closed = False
         self._checkpoint_recovery_point = checkpoint_recovery_point
         self._on_failed = on_failed
@@ -105,7 +111,7 @@ class Log:
     @property
     def segment_base_offsets(self) -> tuple[int, ...]:
         """Base offsets of the segments, oldest first."""
-        return self._segments.base_offsets
+        return self.segments.base_offsets
 
     @property
     def unflushed_messages(self) -> int:
@@ -148,9 +154,9 @@ class Log:
             self.size_bytes += len(data)
             segment.note(position, len(data), last_offset, max_timestamp, config.index_interval_bytes)
         except OSError as error:
-            raise self._fail(error, "append to") from error
+            raise self.fail(error, "append to") from error
         self.producers.appended(header, first_offset, now_ms)
-        self._segments.remember(first_offset, segment, position)
+        self.segments.remember(first_offset, segment, position)
         self.durability.note_append(now_ms)
         return AppendInfo(first_offset, last_offset, max_timestamp, append_time, len(data))
 
@@ -159,7 +165,7 @@ class Log:
 
         Here and not at the cut: logs that are cut together need one checkpoint, which the manager's next one may be.
         """
-        self._check_usable()
+        self.check_usable()
         if self.durability.is_checkpoint_stale:
             _, mark = self.durability.to_checkpoint()
             if self._checkpoint_recovery_point:
@@ -173,6 +179,8 @@ class Log:
         StorageError those before the log end are.
         """
         self._check_appendable()
+        if self.topic != CLUSTER_METADATA_TOPIC:
+            records = continuing(records, self.log_end_offset)
         batches = list(iterate(records, allow_partial=True))
         if not batches:
             return None
@@ -184,7 +192,7 @@ class Log:
             while done < len(batches):
                 done = self._append_run(view, batches, done, now_ms)
         except OSError as error:
-            raise self._fail(error, "append to") from error
+            raise self.fail(error, "append to") from error
         finally:
             if self.log_end_offset > first_offset:
                 self.durability.note_append(now_ms)
@@ -217,50 +225,49 @@ class Log:
             self.log_end_offset = header.next_offset
             self.producers.appended(header, header.base_offset, now_ms)
             place = written_at + at - position
-            segment.note(
-                place, header.size_bytes, header.last_offset, header.max_timestamp, self.config.index_interval_bytes
-            )
-            self._segments.remember(header.base_offset, segment, place)
+            interval = self.config.index_interval_bytes
+            segment.note(place, header.size_bytes, header.last_offset, header.largest_timestamp, interval)
+            self.segments.remember(header.base_offset, segment, place)
         self.size_bytes += end - position
         return stop
 
     def _segment_for(self, size: int, last_offset: int, max_timestamp: int, now_ms: int) -> Segment:
         """The active segment, rolled first when Kafka would."""
-        segment = self._segments.active
+        segment = self.segments.active
         if not segment.exists:
             segment.create()
             self.durability.names_dirty = True
         if segment.size_bytes and segment.is_to_end(self.config, size, last_offset, max_timestamp, now_ms):
             self._roll(now_ms)
-        return self._segments.active
+        return self.segments.active
 
     def maybe_roll(self, now_ms: int) -> None:
         """Roll the active segment by `segment.ms` although nothing is appended."""
-        self._check_usable()
+        self.check_usable()
         try:
-            if self._segments.active.age_ms(now_ms, now_ms) > self.config.segment_ms:
+            if self.segments.active.age_ms(now_ms, now_ms) > self.config.roll_ms:
                 self.roll(now_ms)
         except OSError as error:
-            raise self._fail(error, "roll") from error
+            raise self.fail(error, "roll") from error
 
     def roll(self, now_ms: int) -> None:
         """Begin a new segment, unless the active one is empty."""
-        self._check_usable()
+        self.check_usable()
         try:
-            if self._segments.active.size_bytes:
+            if self.segments.active.size_bytes:
                 self._roll(now_ms)
         except OSError as error:
-            raise self._fail(error, "roll") from error
+            raise self.fail(error, "roll") from error
 
     def _roll(self, now_ms: int) -> None:
-        self._segments.active.seal()
+        self.segments.active.seal()
         self.producers.rolled(self.log_end_offset)
-        self._segments.add(self.log_end_offset, now_ms)
+        self.segments.add(self.log_end_offset, now_ms)
         self.durability.names_dirty = True
 
     def assign_epoch(self, leader_epoch: int) -> None:
         """Become leader: the epoch begins at the log end, records or not."""
-        self._check_usable()
+        self.check_usable()
         self.epochs.assign(leader_epoch, self.log_end_offset)
 
     # -- reading
@@ -271,7 +278,7 @@ class Log:
         At most `max_bytes`, unless `min_one_batch` and the first batch is larger. KafkaError(OFFSET_OUT_OF_RANGE)
         outside of log start and log end.
         """
-        self._check_usable()
+        self.check_usable()
         if not self.log_start_offset <= offset <= self.log_end_offset:
             raise KafkaError(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
@@ -281,7 +288,7 @@ class Log:
         if offset >= limit:
             return b""
         try:
-            segment, position = self._segments.locate(offset)
+            segment, position = self.segments.locate(offset)
             data = segment.read_at(max(max_bytes, HEADER_BYTES), position)
             end, next_offset = whole_batches(data, max_bytes, limit)
             if end == 0 and min_one_batch:
@@ -292,15 +299,15 @@ class Log:
                 if len(data) < end:
                     raise CorruptRecordError(f"the batch before offset {next_offset} of {self!r} is cut")
         except OSError as error:
-            raise self._fail(error, "read") from error
+            raise self.fail(error, "read") from error
         if not end:
             return b""
-        self._segments.remember(next_offset, segment, position + end)
+        self.segments.remember(next_offset, segment, position + end)
         return data if end == len(data) else data[:end]
 
     def bytes_from(self, offset: int) -> int:
         """Bytes of the batches from the one that has `offset` on. OSError, CorruptRecordError."""
-        return self._segments.bytes_from(offset) if offset < self.log_end_offset else 0
+        return self.segments.bytes_from(offset) if offset < self.log_end_offset else 0
 
     def end_offset_for_epoch(self, epoch: int) -> EpochEndOffset:
         """The largest epoch at or below `epoch` and where it ends; (-1, -1) if unknown."""
@@ -308,71 +315,61 @@ class Log:
 
     def offset_for_timestamp(self, timestamp_ms: int, max_offset: int) -> TimestampOffset | None:
         """The first record below `max_offset` with that timestamp or a later one. For any thread; may decompress."""
-        return self._search(partial(first_at_or_after, timestamp_ms), max_offset)
+        return search(self, partial(first_at_or_after, timestamp_ms), max_offset)
 
     def max_timestamp_offset(self, max_offset: int) -> TimestampOffset | None:
         """The first record below `max_offset` with the largest timestamp. For any thread; may decompress."""
-        return self._search(largest, max_offset)
-
-    def _search(self, search: Callable[[Sequence[Segment], int, int], _Found], max_offset: int) -> _Found:
-        for _ in range(_SEARCHES_MAX):
-            self._check_usable()
-            generation = self.durability.generation
-            try:
-                limit = min(max_offset, self.log_end_offset)
-                found = search(list(self._segments.items), self.log_start_offset, limit)
-            except (OSError, CorruptRecordError) as error:
-                if self.durability.is_unchanged(generation):
-                    raise (self._fail(error, "search") if isinstance(error, OSError) else error) from error
-            else:
-                if self.durability.is_unchanged(generation):
-                    return found
-        raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE, f"{self!r} is being cut")
+        return search(self, largest, max_offset)
 
     # -- cutting
 
     def truncate_to(self, offset: int) -> None:
         """Remove every batch with a record at or after `offset`; the log ends there, or where such a batch began."""
-        self._check_usable()
+        self.check_usable()
         if offset >= self.log_end_offset:
             # A leader that was deposed before it wrote has an epoch at its log end that nobody else knows.
             self.epochs.truncate_from_end(self.log_end_offset)
             return
-        if offset < self._segments.items[0].base_offset:
+        if offset < self.segments.items[0].base_offset:
             self.truncate_fully_and_start_at(offset)
             return
         try:
+            if self.swap:
+                self.swap.give_up()
             with self.durability.cutting():
-                end = self._segments.cut(offset)
+                end = self.segments.cut(offset)
                 self._end_at(end)
-                self.producers.truncated(self._segments.items, end)
+                self.producers.truncated(self.segments.items, end)
                 self.epochs.truncate_from_end(end)
                 self.log_start_offset = min(self.log_start_offset, end)
         except (OSError, CorruptRecordError) as error:
-            raise self._fail(error, "truncate", for_good=True) from error
+            raise self.fail(error, "truncate", for_good=True) from error
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Remove everything and begin at `offset`."""
-        self._check_usable()
+        self.check_usable()
         try:
+            if self.swap:
+                self.swap.give_up()
             with self.durability.cutting():
-                self._segments.start_over(offset)
+                self.segments.start_over(offset)
                 self._end_at(offset)
                 self.producers.started_over()
                 self.epochs.clear()
                 self.log_start_offset = offset
         except OSError as error:
-            raise self._fail(error, "truncate", for_good=True) from error
+            raise self.fail(error, "truncate", for_good=True) from error
 
     def _end_at(self, offset: int) -> None:
         """Batches written from here on are not durable."""
         self.log_end_offset = offset
-        self.size_bytes = self._segments.size_bytes
+        self.first_dirty_offset = min(self.first_dirty_offset, offset)
+        self.size_bytes = self.segments.size_bytes
         self.durability.lower(offset)
 
     def increment_log_start_offset(self, offset: int) -> None:
         """Records below `offset` are gone for readers; KafkaError(OFFSET_OUT_OF_RANGE) beyond the log end."""
-        self._check_usable()
+        self.check_usable()
         if offset > self.log_end_offset:
             raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"log start {offset} is beyond the end of {self!r}")
         if offset > self.log_start_offset:
@@ -381,8 +378,10 @@ class Log:
 
     def run_retention(self, now_ms: int, high_watermark: int) -> int:
         """Take segments out of use by time, size and log start, below the high watermark; gives how many."""
-        self._check_usable()
-        segments = self._segments.items
+        self.check_usable()
+        if self.swap:  # a start that completes it must find what it takes the place of
+            return 0
+        segments = self.segments.items
         offsets = LogOffsets(self.log_start_offset, self.log_end_offset, high_watermark)
         count = expired(segments, self.config, now_ms, offsets)
         if not count:
@@ -390,29 +389,28 @@ class Log:
         if count == len(segments):
             self.roll(now_ms)
         try:
-            if count + 1 == len(segments) and not self._segments.active.size_bytes:
+            if count + 1 == len(segments) and not self.segments.active.size_bytes:
                 # The empty successor must be there after a crash: it alone says where the log goes on.
                 self.files.fs.sync_dir(self.dir)
             with self.durability.cutting():
-                start = self._segments.retire(count, now_ms + self.config.file_delete_delay_ms)
-                self.size_bytes = self._segments.size_bytes
+                start = self.segments.retire(count, now_ms + self.config.file_delete_delay_ms)
+                self.size_bytes = self.segments.size_bytes
                 self.durability.skip_to(start)
                 self.producers.retired(start)
                 self.increment_log_start_offset(max(start, self.log_start_offset))
         except OSError as error:
-            raise self._fail(error, "delete segments of", for_good=True) from error
+            raise self.fail(error, "delete segments of", for_good=True) from error
         return count
 
     def held_back(self, now_ms: int, high_watermark: int) -> int:
         """How many segments retention would take out of use if all were below the high watermark, and does not."""
-        start, end = self.log_start_offset, self.log_end_offset
-        all_, some = [LogOffsets(start, end, mark) for mark in (end, high_watermark)]
-        of = self._segments.items, self.config, now_ms
-        return expired(*of, all_) - expired(*of, some)
+        offsets = LogOffsets(self.log_start_offset, self.log_end_offset, self.log_end_offset)
+        of = self.segments.items, self.config, now_ms
+        return expired(*of, offsets) - expired(*of, offsets._replace(high_watermark=high_watermark))
 
     def remove_deleted(self, now_ms: int) -> int:
         """Remove files that have been out of use for `file.delete.delay.ms`; gives how many."""
-        return 0 if self._closed else self._segments.retired.remove(self.files.fs, now_ms)
+        return 0 if self._closed else self.segments.retired.remove(self.files.fs, now_ms)
 
     # -- durability
 
@@ -420,7 +418,7 @@ class Log:
         """Whether `flush.messages`, `flush.ms` or a rolled segment ask for a flush."""
         if self.failed or self._closed:
             return False
-        return self.durability.is_due(now_ms, self.config, self.log_end_offset, self._segments.active.base_offset)
+        return self.durability.is_due(now_ms, self.config, self.log_end_offset, self.segments.active.base_offset)
 
     def flush(self) -> None:
         """Make everything appended so far durable, then move the recovery point. For any thread.
@@ -428,39 +426,39 @@ class Log:
         StorageError when the disk fails, from then on for good; but for want of room for the leader epochs, which
         passes. When the log is cut meanwhile, the recovery point stays, and the next flush moves it.
         """
-        self._check_usable()
+        self.check_usable()
         self._flush(sealed=False)
 
     def _flush(self, *, sealed: bool) -> None:
         try:
             self.durability.flush(self._take, self.epochs, sealed=sealed)
         except OSError as error:
-            raise self._fail(error, "flush", for_good=not isinstance(error, EpochsNotWrittenError)) from error
+            raise self.fail(error, "flush", for_good=not isinstance(error, EpochsNotWrittenError)) from error
 
     def _take(self) -> Snapshot:
         end = self.log_end_offset  # before the segments: a batch below it is in one of them
-        return list(self._segments.items), end
+        return list(self.segments.items), end
 
     def sync_identity(self) -> None:
         """Make `partition.metadata` durable; the caller syncs the folder above. For any thread."""
         try:
             self.durability.sync_identity()
         except OSError as error:
-            raise self._fail(error, "sync", for_good=True) from error
+            raise self.fail(error, "sync", for_good=True) from error
 
     def close(self) -> None:
         """Write indexes, flush, and let the files go. StorageError when that fails; the log is closed anyway."""
         if self._closed:
             return
         try:
-            self._check_usable()
-            active = self._segments.active
+            self.check_usable()
+            active = self.segments.active
             seals = active.exists and not active.is_sealed
             try:
                 active.seal()
                 self.durability.names_dirty |= self.producers.closing(self.log_end_offset) or seals
             except OSError as error:
-                raise self._fail(error, "close") from error
+                raise self.fail(error, "close") from error
             self._flush(sealed=seals)
         finally:
             self.abandon()
@@ -469,22 +467,24 @@ class Log:
         """Let the files go without writing anything; the folder may be renamed or removed."""
         self._closed = True
         self.durability.end()
-        self._segments.forget_files()
+        self.segments.forget_files()
 
     def move_to(self, folder: str) -> None:
         """Close without writing anything and give the folder another name; waits for a flush that runs. OSError."""
         self.abandon()
         self.durability.wait_for_flush()  # it may write the epochs, by a name that is soon another log's
         self.files.fs.rename(self.dir, folder)
-        self._segments.forget_files()  # again: a read on another thread may have opened some before the rename
+        self.segments.forget_files()  # again: a read on another thread may have opened some before the rename
 
-    def _check_usable(self) -> None:
+    def check_usable(self) -> None:
+        """StorageError when the log failed, KafkaError when it is closed."""
         if self.failed is not None:
             raise self.failed
         if self._closed:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{self!r} is closed")
 
-    def _fail(self, error: Exception, what: str, *, for_good: bool = False) -> StorageError:
+    def fail(self, error: Exception, what: str, *, for_good: bool = False) -> StorageError:
+        """What to raise; from now on everything raises it, unless the failure passes. For any thread."""
         raised = StorageError(f"cannot {what} {self.topic}-{self.partition}: {error}")
         passes = not for_good and isinstance(error, OSError) and is_no_space(error)
         if not passes and self.give_up(raised):

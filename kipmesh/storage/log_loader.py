@@ -13,6 +13,7 @@ What a crash can leave, and what becomes of it:
   from there on are built anew. Below the recovery point everything was synced: of such a segment only its index is
   looked at, and its last batches. Where it ends before the next one begins, it was cut, and what a power cut brought
   back of the segments behind the cut is removed.
+- Compaction leaves `.cleaned` and `.swap` files: see `kipmesh.storage.compaction_swap`.
 - An index that is missing or implausible is built anew, whatever the stop.
 """
 
@@ -32,6 +33,7 @@ from kipmesh.storage.checkpoint import (
     parse_partition_metadata,
     read_epochs,
 )
+from kipmesh.storage.compaction_swap import complete_swaps
 from kipmesh.storage.epochs import LeaderEpochs
 from kipmesh.storage.errors import StorageError
 from kipmesh.storage.fs import FileStat, FileSystem, read_file, write_file
@@ -185,6 +187,9 @@ class _Loading:
         return producers
 
     def _remove_leftovers(self) -> None:
+        if complete_swaps(self.files, self.folder, self.entries):
+            self.entries = self.files.fs.list_dir(self.folder)
+            self.names_changed = True
         for name in self.entries:
             is_index = name.endswith((INDEX_SUFFIX, TIME_INDEX_SUFFIX)) and _base_offset(name) is not None
             is_orphan = is_index and name[:_OFFSET_DIGITS] + LOG_SUFFIX not in self.entries

@@ -3,7 +3,7 @@
 Everything here blocks. `load` and `close` belong on a thread; `checkpoint_*` may run on one while the owner's loop
 creates and deletes partitions. The rest is the owner's.
 
-A data folder has `.lock` (one process at a time), `meta.properties` (one node of one cluster), three offset
+A data folder has `.lock` (one process at a time), `meta.properties` (one node of one cluster), four offset
 checkpoints, the clean-shutdown marker, and a folder `<topic>-<partition>` a log. The marker is written by `close` when
 everything is durable, and removed by `load` before anything is touched.
 
@@ -158,9 +158,10 @@ class LogManager:
             if key[0] == CLUSTER_METADATA_TOPIC and self._is_metadata_damaged(folder, key, recovery_point, log_start):
                 continue
             try:
-                self._open(
+                log = self._open(
                     folder, key, self._defaults, now_ms, recovery_point=recovery_point, log_start_offset=log_start
                 )
+                log.first_dirty_offset = min(folder.first_dirty_offsets.get(key, 0), log.recovery_point)
             except StorageError as error:
                 if folder.path == self.folders.metadata_path or not isinstance(error.__cause__, OSError):
                     raise
@@ -374,7 +375,7 @@ class LogManager:
         self._checkpoint(checkpoint.HIGH_WATERMARK_CHECKPOINT)
 
     def checkpoint_recovery_points(self) -> None:
-        """Write the recovery points, and make new partitions durable. StorageError."""
+        """Write the recovery points, up to where logs are compacted, and make new partitions durable. StorageError."""
         failed: StorageError | None = None
         for folder in self.folders.online:
             try:
@@ -438,6 +439,8 @@ class LogManager:
                 return
             logs = {(log.topic, log.partition): log for log in self._logs_in(folder)}
             points = {key: log.durability.to_checkpoint() for key, log in logs.items()}
+            # Before recovery points that were lowered: what was cut is not clean any more.
+            folder.write_first_dirty(self.fs, {key: log.first_dirty_offset for key, log in logs.items()})
             for name in names:
                 values: Mapping[TopicPartition, int]
                 if name == checkpoint.RECOVERY_POINT_CHECKPOINT:

@@ -26,10 +26,11 @@ def expired(segments: Sequence[Segment], config: TopicConfig, now_ms: int, offse
     """How many segments, from the oldest on, may go; the active one is among them only if all may.
 
     Nothing at or above the high watermark goes. By time a segment goes when its largest timestamp is older than
-    `retention.ms`; by size when what remains still has `retention.bytes`.
+    `retention.ms`; by size when what remains still has `retention.bytes`; below the log start whatever
+    `cleanup.policy` is.
     """
     total = sum(segment.size_bytes for segment in segments)
-    excess = total - config.retention_bytes if config.retention_bytes >= 0 else -1
+    excess = total - config.retention_bytes if config.is_deleted and config.retention_bytes >= 0 else -1
     for number, segment in enumerate(segments):
         is_active = number + 1 == len(segments)
         end = offsets.log_end_offset if is_active else segments[number + 1].base_offset
@@ -37,7 +38,7 @@ def expired(segments: Sequence[Segment], config: TopicConfig, now_ms: int, offse
             return number
         excess -= segment.size_bytes
         age_ms = now_ms - segment.largest_timestamp(segment.created_ms)
-        is_old = 0 <= config.retention_ms < age_ms
+        is_old = config.is_deleted and 0 <= config.retention_ms < age_ms
         is_below_start = not is_active and end <= offsets.log_start_offset
         if not (is_old or is_below_start or excess >= 0):
             return number
@@ -71,6 +72,8 @@ class RetiredFiles:
         for path in due:
             try:
                 fs.remove(path)
+            except FileNotFoundError:
+                pass  # a name that two compactions gave in turn
             except OSError as error:
                 _LOG.warning("cannot remove %s: %s", path, error)
         return len(due)

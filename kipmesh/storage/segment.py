@@ -28,6 +28,12 @@ LOG_SUFFIX = ".log"
 INDEX_SUFFIX = ".index"
 TIME_INDEX_SUFFIX = ".timeindex"
 DELETED_SUFFIX = ".deleted"
+CLEANED_SUFFIX = ".cleaned"
+"""Of a segment that compaction writes; worth nothing after a stop."""
+SWAP_SUFFIX = ".swap"
+"""Of a segment that compaction has written, until it has taken the place of others."""
+
+SUFFIXES = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX)
 
 NO_TIMESTAMP = -1
 MAX_RELATIVE_OFFSET = (1 << 31) - 1
@@ -70,17 +76,17 @@ class Segment:
         "time_index",
     )
 
-    def __init__(self, files: OpenFiles, folder: str, base_offset: int, created_ms: int) -> None:
+    def __init__(self, files: OpenFiles, folder: str, base_offset: int, created_ms: int, name_suffix: str = "") -> None:
         self.files = files
         self.folder = folder
         self.base_offset = base_offset
         self.created_ms = created_ms
         """When it was made; for one found on disk, when it was last written."""
-        self.path = segment_path(folder, base_offset, LOG_SUFFIX)
+        self.path = segment_path(folder, base_offset, LOG_SUFFIX) + name_suffix
         self.exists = False
         self.size_bytes = 0
-        self.offset_index = SparseIndex(segment_path(folder, base_offset, INDEX_SUFFIX), OFFSET_ENTRY)
-        self.time_index = SparseIndex(segment_path(folder, base_offset, TIME_INDEX_SUFFIX), TIME_ENTRY)
+        self.offset_index = SparseIndex(segment_path(folder, base_offset, INDEX_SUFFIX) + name_suffix, OFFSET_ENTRY)
+        self.time_index = SparseIndex(segment_path(folder, base_offset, TIME_INDEX_SUFFIX) + name_suffix, TIME_ENTRY)
         self.is_sealed = False
         """Whether the index files have everything that they should."""
         self.is_cut = False
@@ -171,7 +177,7 @@ class Segment:
         """Whether Kafka would roll before it appends a batch of that size, last offset and timestamp."""
         return (
             self.size_bytes > config.segment_bytes - size
-            or self.age_ms(now_ms, max_timestamp) > config.segment_ms
+            or self.age_ms(now_ms, max_timestamp) > config.roll_ms
             or last_offset - self.base_offset > MAX_RELATIVE_OFFSET
             or self._is_index_full(config.segment_index_bytes)
         )
@@ -262,8 +268,8 @@ class Segment:
             at = self.offset_index.floor(self.files, entry[1])
             position = self.offset_index.at(self.files, at)[1] if at >= 0 else 0
         for _, header in self.batches(position):
-            if header.max_timestamp > self.largest[0]:
-                self.largest = (header.max_timestamp, header.last_offset)
+            if header.largest_timestamp > self.largest[0]:
+                self.largest = (header.largest_timestamp, header.last_offset)
 
     # The open files are let go after the names went: until then another thread may open them again, and a file that
     # is later made under such a name must not be taken for the one that is gone.
@@ -282,6 +288,16 @@ class Segment:
             self.files.fs.rename(path, path + suffix)
         self.forget_files()
         return [path + suffix for path in found]
+
+    def move(self, name_suffix: str) -> None:
+        """Give the files there are their plain names, followed by a suffix, and go on with those. OSError."""
+        paths = [segment_path(self.folder, self.base_offset, kind) + name_suffix for kind in SUFFIXES]
+        for old, new in zip(self._paths, paths, strict=True):
+            if self.files.fs.exists(old):
+                self.files.fs.rename(old, new)
+        self.forget_files()
+        self.path, self.offset_index.path, self.time_index.path = paths
+        self.forget_files()
 
     def forget_files(self) -> None:
         """Let the open files go."""
@@ -355,7 +371,7 @@ class Segment:
                 break
             if header.partition_leader_epoch >= 0 and (not epochs or header.partition_leader_epoch > epochs[-1][0]):
                 epochs.append((header.partition_leader_epoch, header.base_offset))
-            self.note(position, header.size_bytes, header.last_offset, header.max_timestamp, interval_bytes)
+            self.note(position, header.size_bytes, header.last_offset, header.largest_timestamp, interval_bytes)
             position += header.size_bytes
             offset = header.next_offset
         return Recovered(offset, position, problem)

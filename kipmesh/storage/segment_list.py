@@ -7,6 +7,7 @@ list; another thread takes a copy, and asks `Durability` whether segments were c
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 
 from kipmesh.storage.open_files import OpenFiles
 from kipmesh.storage.positions import Positions
@@ -101,6 +102,20 @@ class SegmentList:
         del self.items[:count], self._bases[:count]
         self._positions.clear()
         return self._bases[0]
+
+    def replace(self, old: Sequence[Segment], new: Segment, due_ms: int) -> None:
+        """Let `new` be in the place of segments that follow each other; they are retired. OSError."""
+        for segment in old:
+            for renamed in segment.rename(DELETED_SUFFIX):
+                self.retired.add(due_ms, renamed)
+        first = self.items.index(old[0])
+        self.items[first : first + len(old)] = [new]
+        self._bases[first : first + len(old)] = [new.base_offset]
+        self._positions.clear()
+
+    def moved(self) -> None:
+        """A segment's files have other names."""
+        self._positions.clear()
 
     def forget_files(self) -> None:
         """Let the open files go."""

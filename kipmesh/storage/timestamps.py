@@ -49,7 +49,7 @@ def first_at_or_after(
         for position, header in segment.batches(_start(segment, timestamp_ms)):
             if header.base_offset >= max_offset:
                 return None
-            if header.max_timestamp < timestamp_ms or header.last_offset < start_offset:
+            if header.largest_timestamp < timestamp_ms or header.last_offset < start_offset:
                 continue
             for offset, timestamp in _records(segment, position, header):
                 if timestamp >= timestamp_ms and offset >= start_offset:
@@ -108,8 +108,8 @@ def _largest_within(segment: Segment, start_offset: int, max_offset: int) -> tup
     for _, header in segment.batches(position):
         if header.base_offset >= max_offset:
             break
-        if header.last_offset >= start_offset and header.max_timestamp > timestamp:
-            timestamp, offset = header.max_timestamp, header.last_offset
+        if header.last_offset >= start_offset and header.largest_timestamp > timestamp:
+            timestamp, offset = header.largest_timestamp, header.last_offset
     return timestamp, offset
 
 

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import CorruptRecordError, ErrorCode, KafkaError
-from kipmesh.core.record_batch import BatchHeader, Buffer, check_crc, parse_header
+from kipmesh.core.record_batch import HEADER_BYTES, BatchHeader, Buffer, check_crc, parse_header
+from kipmesh.storage.compaction_records import filler, validate_keys
 
 _COMPRESSION_MAX = 4
 
@@ -23,7 +24,7 @@ class AppendInfo(NamedTuple):
     size_bytes: int
 
 
-def validate_produced(batch: Buffer, config: TopicConfig, now_ms: int, *, is_internal: bool = False) -> BatchHeader:
+def validate_produced(batch: bytes, config: TopicConfig, now_ms: int, *, is_internal: bool = False) -> BatchHeader:
     """The header of a batch that may be appended; KafkaError otherwise.
 
     `is_internal` is for batches that this node made itself: they may hold control records, any base offset and size.
@@ -51,6 +52,8 @@ def validate_produced(batch: Buffer, config: TopicConfig, now_ms: int, *, is_int
         )
     if not is_internal:
         _validate_from_client(header, config, now_ms)
+        if config.is_compacted:
+            validate_keys(batch, header)
     return header
 
 
@@ -74,6 +77,24 @@ def _validate_from_client(header: BatchHeader, config: TopicConfig, now_ms: int)
                 ErrorCode.INVALID_TIMESTAMP,
                 f"timestamp {header.base_timestamp} is more than {config.message_timestamp_before_max_ms} ms ago",
             )
+
+
+def continuing(records: bytes, log_end: int) -> bytes:
+    """The leader's batches for a log that ends at `log_end`: all, but that the first may have begun before.
+
+    That is one without records, which compaction has put in the place of several on the leader and not here.
+    CorruptRecordError when the first header is damaged.
+    """
+    if len(records) < HEADER_BYTES:
+        return records
+    header = parse_header(records)
+    if header.record_count or header.is_control or header.producer_id >= 0 or header.size_bytes > len(records):
+        return records
+    if not header.base_offset < log_end <= header.last_offset:
+        return records
+    check_crc(records, 0, header)
+    rest = memoryview(records)[header.size_bytes :]
+    return b"".join((filler(log_end, header.last_offset, header.partition_leader_epoch), rest))
 
 
 def validate_replicated(records: Buffer, batches: Iterable[tuple[int, BatchHeader]], log_end: int, epoch: int) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from kipmesh.core.config.base import Config, MinusOneOrMore, NotNegative, Positive, StrList
-from kipmesh.core.config.topic import BROKER_DEFAULTS, TopicConfig
+from kipmesh.core.config.topic import BROKER_DEFAULTS, CleanupPolicy, TopicConfig
 from kipmesh.core.messages.limits import MAX_INT32, MAX_INT64
 
 PORT_MAX = 65535
@@ -215,6 +215,24 @@ class BrokerConfig(NodeConfig):
     """The listener that replicas use."""
     log_retention_check_interval_ms: Positive = 300_000
     """Time in ms between two looks for segments to delete."""
+    log_cleaner_backoff_ms: Positive = 15_000
+    """Time in ms between two looks for logs to compact, when there was none."""
+    log_cleaner_dedupe_buffer_size: Annotated[int, Field(ge=1 << 16)] = 128 << 20
+    """Bytes of memory for the keys of one compaction; a log with more of them takes several."""
+    log_cleaner_delete_retention_ms: NotNegative = 86_400_000
+    """Default of the topics' `delete.retention.ms`."""
+    log_cleaner_enable: bool = True
+    """Whether logs with `cleanup.policy=compact` are compacted."""
+    log_cleaner_io_max_bytes_per_second: Annotated[float, Field(gt=0)] = float(MAX_INT64)
+    """Bytes a second that compaction reads and writes together at most."""
+    log_cleaner_max_compaction_lag_ms: Positive = MAX_INT64
+    """Default of the topics' `max.compaction.lag.ms`."""
+    log_cleaner_min_cleanable_ratio: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Default of the topics' `min.cleanable.dirty.ratio`."""
+    log_cleaner_min_compaction_lag_ms: NotNegative = 0
+    """Default of the topics' `min.compaction.lag.ms`."""
+    log_cleanup_policy: CleanupPolicy = "delete"
+    """Default of the topics' `cleanup.policy`."""
     log_flush_interval_messages: Positive = MAX_INT64
     """Default of the topics' `flush.messages`."""
     log_flush_interval_ms: NotNegative = MAX_INT64

@@ -5,8 +5,7 @@ is its coordinator (`group_shard`). The topic is made when somebody first looks 
 FindCoordinator; the other calls are for the coordinator, elsewhere they get NOT_COORDINATOR. ListGroups lists what one
 broker coordinates.
 
-The topic's log keeps everything: `retention.ms` and `retention.bytes` are -1, for by time alone it would lose offsets
-that are in use.
+The topic is compacted (`cleanup.policy=compact`): its log keeps the last record of each group and offset.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from kipmesh.core.config import BrokerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.group.classic import GroupState
 from kipmesh.core.group.coordinator import GROUP_METADATA_TOPIC, partition_for
-from kipmesh.core.group.table import GroupTable
 from kipmesh.core.group.offsets import commit_response
+from kipmesh.core.group.table import GroupTable
 from kipmesh.core.group.types import Client
 from kipmesh.core.messages import (
     ConfigEntry,
@@ -177,7 +176,7 @@ class GroupsHandler:
                 config = self._config
                 brokers = sum(not broker.fenced for broker in self._partitions.image.brokers.values())
                 segment_bytes = config.offsets_topic_segment_bytes
-                configs = {"retention.ms": -1, "retention.bytes": -1, "segment.bytes": segment_bytes}
+                configs = {"cleanup.policy": "compact", "segment.bytes": segment_bytes}
                 topic = CreatableTopic(
                     GROUP_METADATA_TOPIC,
                     config.offsets_topic_num_partitions,
@@ -339,10 +338,10 @@ class GroupsHandler:
         for state in GroupState:
             name = f"{prefix}_numgroups{state.value.lower()}"
             yield name, f"Groups here that are {state.value}.", partial(self._group_count, state)
+
     def tables(self) -> list[GroupTable]:
         """What is committed, for a scrape on another thread."""
         return [one.coordinator.table for one in list(self._shards.values()) if one.coordinator]
-
 
     def _offset_count(self) -> float:
         return float(sum(one.coordinator.table.offset_count for one in self._shards.values() if one.coordinator))

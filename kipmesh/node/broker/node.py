@@ -25,12 +25,13 @@ from kipmesh.core.messages import DescribeQuorumRequest, DescribeQuorumResponse,
 from kipmesh.core.metadata.image import MetadataImage
 from kipmesh.node.broker.admin import AdminHandler
 from kipmesh.node.broker.changes import Changes
+from kipmesh.node.broker.cleaner import Cleaner
 from kipmesh.node.broker.controller_channel import ControllerChannel, is_inactive
 from kipmesh.node.broker.disk import Disk
 from kipmesh.node.broker.fetch import FetchHandler
 from kipmesh.node.broker.fetch_sessions import FetchSessionCollector, make_session_cache
-from kipmesh.node.broker.groups import GroupsHandler
 from kipmesh.node.broker.group_lag import GroupLagCollector
+from kipmesh.node.broker.groups import GroupsHandler
 from kipmesh.node.broker.isolation import Isolation
 from kipmesh.node.broker.isr_changes import IsrChanges
 from kipmesh.node.broker.lifecycle import BrokerLifecycle
@@ -125,6 +126,7 @@ class BrokerNode:
             metadata_dir=config.metadata_log_dir,
         )
         self._disk = Disk(f"broker-{config.node_id}")
+        self._cleaner = Cleaner(config, self.partitions, self._log_manager, self._disk, self._metrics, wall_ms)
         self._pool = ConnectionPool(f"broker-{config.node_id}")
         self._channel = ControllerChannel(config.voters, self._pool)
         self._changes = Changes()
@@ -250,6 +252,7 @@ class BrokerNode:
             monotonic_ms,
         )
         self._spawn(maintenance.run(), "maintenance")
+        self._spawn(self._cleaner.run(), "cleaner")
 
     def _mesh_endpoint(self) -> Endpoint:
         name = self.config.inter_broker_listener_name
@@ -318,10 +321,10 @@ class BrokerNode:
         self.registry.register(PartitionCollector(self.partitions))
         self.registry.register(LogDirCollector(self._log_manager.folders))
         self.registry.register(FetchSessionCollector(self.fetch_sessions))
+        self.registry.register(GroupLagCollector(self._groups.tables, self.partitions))
         for name, text, read in self._groups.gauges():
             gauge(name, text, read)
         gauge("kipmesh_broker_metadata_offset", "Last metadata offset applied.", lambda: self.partitions.image.offset)
-        self.registry.register(GroupLagCollector(self._groups.tables, self.partitions))
         gauge("kipmesh_broker_fenced", "1 while the controller fences this broker.", lambda: float(not self.ready))
         gauge(
             "kipmesh_broker_isolated",
@@ -376,9 +379,11 @@ class BrokerNode:
 
     async def _end(self, *, is_clean: bool) -> None:
         self._is_stopped = True
+        self._cleaner.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._cleaner.close()
         if self._quorum is not None:  # first: the loader's task is the one that uses the replica manager
             await (self._quorum.stop() if is_clean else self._quorum.abort())
         self._groups.stop()

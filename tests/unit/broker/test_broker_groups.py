@@ -296,7 +296,7 @@ async def test_foreign_and_compressed_records_do_not_stop_the_groups(mesh: Mesh)
     packed = bytes(cramjam.gzip.compress(body))
     compressed = record_batch.join(header.with_records(len(packed), 1), packed)
     foreign = record_batch.build(
-        [(None, b"?"), (b"\0\x03\0\x01g", b"newer"), (b"\0\x02\xff\xff", b"")],
+        [(b"?", b"?"), (b"\0\x03\0\x01g", b"newer"), (b"\0\x02\xff\xff", b"")],
         base_offset=0,
         leader_epoch=-1,
         timestamp_ms=1,

@@ -418,7 +418,7 @@ def test_a_search_during_a_cut_is_begun_anew(fs: HookedFileSystem) -> None:
             return super().get(path, create=create)
 
     files = CuttingFiles(fs)
-    for segment in log._segments.items:
+    for segment in log.segments.items:
         segment.files = files
     assert log.offset_for_timestamp(NOW + 2, 99) == (NOW + 5, 1, 0)
     assert log.failed is None

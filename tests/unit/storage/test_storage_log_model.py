@@ -307,7 +307,7 @@ class LogMachine(RuleBasedStateMachine):
         offset = self.first_base
         while offset < self.end:
             if offset < self.start:  # not readable, yet there
-                segment, position = self.log._segments.locate(offset)
+                segment, position = self.log.segments.locate(offset)
                 data = segment.read_at(1 << 20, position)
             else:
                 data = self.log.read(offset, 1 << 20, self.end, True)

@@ -1,0 +1,55 @@
+"""A compacted topic on a cluster of processes: it shrinks on every replica, and readers see each key's last value."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from mesh_of_tests import Mesh
+
+from kipmesh.client import AdminClient, Consumer, NewTopic, Producer, TopicPartition
+from kipmesh.testing.waiting import until as eventually
+
+KEYS = 5
+RECORDS = 400
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def sizes(folder: Path) -> list[int]:
+    """Bytes of the logs of the topic's partition, by replica."""
+    return [sum(path.stat().st_size for path in log.glob("*.log")) for log in folder.rglob("kept-0")]
+
+
+async def run(bootstrap: str, folder: Path) -> None:
+    configs = {"cleanup.policy": "compact", "segment.bytes": "8000", "file.delete.delay.ms": "0"}
+    async with AdminClient(bootstrap) as admin:
+        await admin.create_topics([NewTopic("kept", 1, 2, configs=configs)])
+    async with Producer(bootstrap, **{"batch.size": 1000}) as producer:
+        for number in range(RECORDS):
+            await producer.send("kept", b"value-%d" % number * 10, key=b"%d" % (number % KEYS))
+        await producer.flush()
+        assert len(sizes(folder)) == 2
+        full = RECORDS * 60
+        await eventually(lambda: all(size < full / 2 for size in sizes(folder)), "smaller replicas", 60)
+        await producer.send("kept", b"end", key=b"end")
+        await producer.flush()
+    seen: dict[bytes | None, bytes | None] = {}
+    offsets = []
+    async with Consumer(bootstrap, auto_offset_reset="earliest") as consumer:
+        consumer.assign([TopicPartition("kept", 0)])
+        while b"end" not in seen:
+            for record in await consumer.poll(500):
+                seen[record.key] = record.value
+                offsets.append(record.offset)
+    assert offsets == sorted(set(offsets))
+    assert len(offsets) < RECORDS
+    del seen[b"end"]
+    assert seen == {b"%d" % (n % KEYS): b"value-%d" % n * 10 for n in range(RECORDS - KEYS, RECORDS)}
+
+
+def test_a_compacted_topic_shrinks(mesh: Mesh) -> None:
+    settings = ("log.cleaner.backoff.ms=300", "log.flush.scheduler.interval.ms=200")
+    mesh.local("up", "--leaders", "1", "--followers", "1", *(text for each in settings for text in ("--config", each)))
+    asyncio.run(run(mesh.bootstrap, mesh.folder))
