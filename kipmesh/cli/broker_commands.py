@@ -25,7 +25,7 @@ from kipmesh.cli.common import (
     run,
 )
 from kipmesh.cli.logdirs_command import logdirs
-from kipmesh.cli.reassign_command import Throttle, progress, throttled
+from kipmesh.cli.moving import Deadline, Throttle, WaitTimeout, call_timeout_s, moved, stoppable, throttled
 
 if TYPE_CHECKING:
     from kipmesh.client import AdminClient
@@ -128,7 +128,7 @@ def drain(
     throttle: Throttle = None,
     bootstrap: Bootstrap = None,
     folder: Dir = DEFAULT_DIR,
-    timeout_s: AdminTimeout = ADMIN_TIMEOUT_S,
+    timeout_s: WaitTimeout = None,
     as_json: AsJson = False,
 ) -> None:
     """Move every replica of a broker to the others.
@@ -140,10 +140,11 @@ def drain(
     address = bootstrap_of(bootstrap, folder)
 
     async def work() -> DrainProgress:
-        async with admin_client(address, timeout_s) as admin:
-            return await _drain(admin, broker_id, throttle, wait=wait)
+        deadline = Deadline(timeout_s)
+        async with admin_client(address, call_timeout_s(timeout_s)) as admin:
+            return await _drain(admin, broker_id, throttle, deadline, wait=wait)
 
-    found = run(work)
+    found = stoppable(work)
     if as_json:
         print_json({"broker_id": broker_id, **found._asdict()})
     elif found.left:
@@ -152,12 +153,19 @@ def drain(
         print(f"broker {broker_id}: {found.total} replicas moved, it has none")
 
 
-async def _drain(admin: AdminClient, broker_id: int, throttle: int | None, *, wait: bool) -> DrainProgress:
+async def _drain(
+    admin: AdminClient, broker_id: int, throttle: int | None, deadline: Deadline, *, wait: bool
+) -> DrainProgress:
     async with throttled(admin, throttle, lift=wait):
-        with progress(f"moved away from broker {broker_id}") as on_progress:
-            return await admin.drain_broker(
-                broker_id, wait=wait, on_progress=lambda said: on_progress(said.total - said.left, said.total)
-            )
+        return await moved(
+            admin,
+            f"replicas of broker {broker_id}",
+            lambda _, one: broker_id in one.removing_replicas,
+            lambda on_moved: admin.drain_broker(
+                broker_id, wait=wait, on_progress=lambda said: on_moved(said.total - said.left, said.total)
+            ),
+            deadline,
+        )
 
 
 @app.command(
@@ -173,47 +181,48 @@ def decommission(
     throttle: Throttle = None,
     bootstrap: Bootstrap = None,
     folder: Dir = DEFAULT_DIR,
-    timeout_s: AdminTimeout = ADMIN_TIMEOUT_S,
+    timeout_s: WaitTimeout = None,
     as_json: AsJson = False,
 ) -> None:
     """Drain a broker, wait until its process is stopped, and let the cluster forget it.
 
-    The process is yours to stop, as soon as this says that the broker is empty; it waits for that for --timeout
-    seconds, and may be called again later. A broker that is stopped already, or dead, is drained as well: the other
-    in-sync replicas have its records.
+    The process is yours to stop, as soon as this says that the broker is empty; it waits 30 seconds for that, or what
+    is left of --timeout, and may be called again later. A broker that is stopped already, or dead, is drained as well:
+    the other in-sync replicas have its records.
     """
     address = bootstrap_of(bootstrap, folder)
 
     async def work() -> int:
-        async with admin_client(address, timeout_s) as admin:
-            moved = (await _drain(admin, broker_id, throttle, wait=True)).total
-            return moved + await _unregister(admin, broker_id, throttle, timeout_s)
+        deadline = Deadline(timeout_s)
+        async with admin_client(address, call_timeout_s(timeout_s)) as admin:
+            total = (await _drain(admin, broker_id, throttle, deadline, wait=True)).total
+            if timeout_s is None:
+                deadline = Deadline(ADMIN_TIMEOUT_S)
+            return total + await _unregister(admin, broker_id, throttle, deadline)
 
-    moved = run(work)
+    total = stoppable(work)
     if as_json:
-        print_json({"broker_id": broker_id, "moved": moved, "is_registered": False})
+        print_json({"broker_id": broker_id, "moved": total, "is_registered": False})
     else:
-        print(f"broker {broker_id}: {moved} replicas moved, unregistered")
+        print(f"broker {broker_id}: {total} replicas moved, unregistered")
 
 
-async def _unregister(admin: AdminClient, broker_id: int, throttle: int | None, timeout_s: float) -> int:
+async def _unregister(admin: AdminClient, broker_id: int, throttle: int | None, deadline: Deadline) -> int:
     """Until it is stopped and forgotten; gives how many replicas of topics made meanwhile were moved, too."""
     from kipmesh.core.errors import ErrorCode, KafkaError
 
-    moved, is_told = 0, False
-    deadline = asyncio.get_running_loop().time() + timeout_s
+    total, is_told = 0, False
     while True:
         try:
             await admin.unregister_broker(broker_id)
         except KafkaError as error:
             if error.code is ErrorCode.POLICY_VIOLATION:
-                moved += (await _drain(admin, broker_id, throttle, wait=True)).total
+                total += (await _drain(admin, broker_id, throttle, deadline, wait=True)).total
                 continue
-            is_over = asyncio.get_running_loop().time() >= deadline
-            if error.code is not ErrorCode.INVALID_REQUEST or is_over:
+            if error.code is not ErrorCode.INVALID_REQUEST or (is_told and deadline.is_over):
                 raise
         else:
-            return moved
+            return total
         if not is_told:
             is_told = True
             print(f"broker {broker_id} is empty: stop its process now", file=sys.stderr, flush=True)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kipmesh.cli.common import (
-    ADMIN_TIMEOUT_S,
     DEFAULT_DIR,
     EXIT_FAILED,
-    AdminTimeout,
     AsJson,
     Bootstrap,
     CommandError,
@@ -29,27 +26,16 @@ from kipmesh.cli.common import (
     print_table,
     run,
 )
+from kipmesh.cli.moving import Deadline, Throttle, WaitTimeout, call_timeout_s, moved, stoppable, throttled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Collection
 
     from kipmesh.client import AdminClient, TopicPartition
-    from kipmesh.client.reassignments import PartitionReassignment
+    from kipmesh.client.reassignments import NewReplicas, PartitionReassignment
     from kipmesh.core.errors import KafkaError
 
     Results = Mapping[TopicPartition, KafkaError | None]
-
-Throttle = Annotated[
-    int | None,
-    typer.Option(
-        "--throttle",
-        metavar="BYTES",
-        min=1,
-        max=2**63 - 1,
-        help="Bytes a second that each broker fetches at most for the replicas that it is given. Taken back at the "
-        "end of --wait; otherwise it stays.",
-    ),
-]
 
 
 def register(app: typer.Typer) -> None:
@@ -83,7 +69,7 @@ def reassign(
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when all has moved.")] = False,
     bootstrap: Bootstrap = None,
     folder: Dir = DEFAULT_DIR,
-    timeout_s: AdminTimeout = ADMIN_TIMEOUT_S,
+    timeout_s: WaitTimeout = None,
     as_json: AsJson = False,
 ) -> None:
     """Give partitions other replicas, while they are read and written.
@@ -100,25 +86,47 @@ def reassign(
     wanted = _read_plan(file, topic) if file is not None else [_parse(topic or "", text) for text in replicas or ()]
     if replicas and len(dict(wanted)) != len(wanted):
         raise typer.BadParameter("a partition is named twice", param_hint="--replicas")
-    address = bootstrap_of(bootstrap, folder)
+    address, call_s = bootstrap_of(bootstrap, folder), call_timeout_s(timeout_s)
     if list_:
-        _show_running(run(lambda: _running(address, timeout_s, topic)), as_json=as_json)
+        _show_running(run(lambda: _running(address, call_s, topic)), as_json=as_json)
         return
 
-    async def work() -> Results:
-        async with admin_client(address, timeout_s) as admin:
+    async def work() -> tuple[Results, Collection[TopicPartition]]:
+        deadline = Deadline(timeout_s)
+        async with admin_client(address, call_s) as admin:
             if cancel:
                 running = await _running_of(admin, topic)
-                return await admin.alter_partition_reassignments(dict.fromkeys(running)) if running else {}
+                return await admin.alter_partition_reassignments(dict.fromkeys(running)) if running else {}, ()
             async with throttled(admin, throttle, lift=wait):
-                results = await admin.alter_partition_reassignments(dict(wanted))
-                begun = [where for where, error in results.items() if error is None]
-                if wait:
-                    with progress("moved") as on_progress:
-                        await admin.wait_reassigned(begun, on_progress)
-            return results
+                return await _begin(admin, dict(wanted), deadline if wait else None)
 
-    _show_results(run(work), "cancelled" if cancel else "moved" if wait else "moving", as_json=as_json)
+    results, moving = stoppable(work)
+    _show_results(results, moving, "cancelled" if cancel else "moved", as_json=as_json)
+
+
+async def _begin(
+    admin: AdminClient, wanted: NewReplicas, deadline: Deadline | None
+) -> tuple[Results, Collection[TopicPartition]]:
+    """Begin, and wait if there is a deadline; the results, and what is being moved after that."""
+    from kipmesh.core.errors import KafkaError
+
+    results = await admin.alter_partition_reassignments(wanted)
+    begun = [where for where, error in results.items() if error is None]
+    if not begun:
+        return results, ()
+    if deadline is None:
+        try:
+            return results, await admin.list_partition_reassignments(begun)
+        except KafkaError:
+            return results, begun
+    await moved(
+        admin,
+        "partitions",
+        lambda where, _: where in begun,
+        lambda on_moved: admin.wait_reassigned(begun, on_moved),
+        deadline,
+    )
+    return results, ()
 
 
 def _parse(topic: str, text: str) -> tuple[TopicPartition, list[int]]:
@@ -172,15 +180,16 @@ def _show_running(running: Mapping[TopicPartition, PartitionReassignment], *, as
         sys.stdout.write("nothing is being moved\n")
 
 
-def _show_results(results: Results, done: str, *, as_json: bool) -> None:
+def _show_results(results: Results, moving: Collection[TopicPartition], done: str, *, as_json: bool) -> None:
     if as_json:
         for where, error in sorted(results.items(), key=lambda item: item[0]):
             code, message = (0, None) if error is None else (int(error.code), error.message)
             name = "NONE" if error is None else error.code.name
             print_json({**where._asdict(), "error_code": code, "error": name, "message": message})
     elif results:
+        said = {where: "moving" if where in moving else done for where in results}
         rows = [
-            (*where, done if error is None else f"{error.code.name}: {error.message}")
+            (*where, said[where] if error is None else f"{error.code.name}: {error.message}")
             for where, error in sorted(results.items(), key=lambda item: item[0])
         ]
         print_table(("TOPIC", "PARTITION", "RESULT"), rows)
@@ -188,63 +197,3 @@ def _show_results(results: Results, done: str, *, as_json: bool) -> None:
         sys.stdout.write("nothing is being moved\n")
     if any(results.values()):
         raise typer.Exit(EXIT_FAILED)
-
-
-# --- shared with `kipmesh broker` ---------------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def throttled(admin: AdminClient, rate: int | None, *, lift: bool) -> AsyncIterator[None]:
-    """Set the throttle of all brokers, and put it back as it was at the end if `lift`; None leaves it alone.
-
-    Whoever is interrupted leaves it: what was begun goes on.
-    """
-    if rate is None:
-        yield
-        return
-    from kipmesh.client.types import AlterOperation, ConfigAlteration, ConfigResource, ResourceType
-    from kipmesh.core.config.resources import FOLLOWER_THROTTLED_RATE
-
-    everybody = ConfigResource(ResourceType.BROKER, "")
-    found = (await admin.describe_configs([everybody]))[everybody].get(FOLLOWER_THROTTLED_RATE)
-    await admin.alter_configs({everybody: [ConfigAlteration(FOLLOWER_THROTTLED_RATE, str(rate))]})
-    try:
-        yield
-    except BaseException:
-        _say_it_stays()
-        raise
-    if lift:
-        back = ConfigAlteration(FOLLOWER_THROTTLED_RATE, None, AlterOperation.DELETE)
-        if found is not None and found.value is not None:
-            back = ConfigAlteration(FOLLOWER_THROTTLED_RATE, found.value)
-        await admin.alter_configs({everybody: [back]})
-    else:
-        _say_it_stays()
-
-
-def _say_it_stays() -> None:
-    from kipmesh.core.config.resources import FOLLOWER_THROTTLED_RATE
-
-    key = f"--delete {FOLLOWER_THROTTLED_RATE}"
-    print(f"the throttle stays until `kipmesh config alter broker all {key}`", file=sys.stderr)
-
-
-@contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal; elsewhere nothing. It is told how many are done, and of how many."""
-    if not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns: tuple[Any, ...] = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        bar = bars.add_task(what, total=1)
-        yield lambda done, total: bars.update(bar, completed=done, total=max(total, 1))

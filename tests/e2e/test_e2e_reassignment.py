@@ -48,7 +48,7 @@ async def test_a_broker_is_drained_and_decommissioned_under_load(mesh: Mesh) -> 
         assert (said["broker_id"], said["total"], said["left"]) == (leaving, PARTITIONS, 0)
         await writer.until(2000)
         wait_for(lambda: not [name for name in folders(mesh, "leader-1") if not name.endswith("-delete")], "files gone")
-        refused = mesh.run("broker", "decommission", str(leaving), "--timeout", "1", check=False)
+        refused = mesh.run("broker", "decommission", str(leaving), "--timeout", "5", check=False)
         assert (refused.returncode, "stop its process now" in refused.stderr) == (1, True)
         decommission = asyncio.create_task(command(mesh, "broker", "decommission", str(leaving), "--json"))
         mesh.local("kill", "leader-1")

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
+from kipmesh.cli import broker_commands, moving, reassign_command
 from kipmesh.cli.common import CommandError
 from kipmesh.cli.main import app
-from kipmesh.cli.reassign_command import throttled
-from kipmesh.client import AdminClient
+from kipmesh.cli.moving import Deadline, moved, stoppable, throttled
+from kipmesh.client import AdminClient, ClusterDescription, Node, TopicPartition
+from kipmesh.client.reassignments import DrainProgress, PartitionReassignment
+from kipmesh.core.errors import ErrorCode, KafkaError
 
 
 def kipmesh(*arguments: str) -> Result:
@@ -71,20 +79,134 @@ def test_help_has_examples() -> None:
         assert f"Examples:\n    kipmesh {' '.join(command)}" in done.output
 
 
-def test_whoever_is_interrupted_hears_that_the_throttle_stays(capsys: pytest.CaptureFixture[str]) -> None:
+class Admin:
+    """Two topics' partitions leave broker 1 for 2, which is alive, and 3, which is fenced; that never ends."""
+
+    def __init__(self) -> None:
+        self.running = {
+            TopicPartition("t", 0): PartitionReassignment((2, 1), (2,), (1,)),
+            TopicPartition("t", 1): PartitionReassignment((3, 1), (3,), (1,)),
+            TopicPartition("other", 0): PartitionReassignment((3, 2), (3,), (2,)),
+        }
+        self.is_active = True
+
+    async def describe_configs(self, resources: list[Any]) -> dict[Any, dict[str, Any]]:
+        return {resource: {} for resource in resources}
+
+    async def alter_configs(self, alterations: object) -> None:
+        pass
+
+    async def alter_partition_reassignments(self, targets: dict[Any, Any]) -> dict[TopicPartition, KafkaError | None]:
+        return {TopicPartition(*where): None for where in targets}
+
+    async def list_partition_reassignments(self, partitions: Any = None) -> dict[TopicPartition, PartitionReassignment]:
+        if not self.is_active:
+            raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, "no active controller")
+        return {where: one for where, one in self.running.items() if partitions is None or where in partitions}
+
+    async def wait_reassigned(self, partitions: list[TopicPartition], on_moved: Callable[[int, int], None]) -> None:
+        on_moved(len(partitions) - len(await self.list_partition_reassignments(partitions)), len(partitions))
+        await asyncio.Event().wait()
+
+    async def describe_cluster(self) -> ClusterDescription:
+        return ClusterDescription("c", 100, [Node(1, "h", 1, None), Node(2, "h", 2, None)])
+
+    async def drain_broker(
+        self, broker_id: int, *, wait: bool, on_progress: Callable[[DrainProgress], None]
+    ) -> DrainProgress:
+        on_progress(DrainProgress(5, 2, 2))
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+@pytest.fixture
+def admin(monkeypatch: pytest.MonkeyPatch) -> Admin:
+    found = Admin()
+
+    @asynccontextmanager
+    async def admin_client(_bootstrap: str, _timeout_s: float) -> AsyncIterator[Admin]:
+        yield found
+
+    for module in (broker_commands, reassign_command):
+        monkeypatch.setattr(module, "admin_client", admin_client)
+    return found
+
+
+GOES_ON = (
+    "after 0.2 s. What was begun goes on in the background; the same command waits for it again, `kipmesh topic "
+    "reassign --list` shows it, and `kipmesh topic reassign --cancel` takes it back"
+)
+
+
+@pytest.mark.parametrize("command", ["drain", "decommission"])
+@pytest.mark.usefixtures("admin")
+def test_the_time_limit_is_for_the_whole_drain(command: str) -> None:
+    done = kipmesh("broker", command, "1", "--timeout", "0.2", "--throttle", "9", "--bootstrap", "127.0.0.1:1")
+    assert isinstance(done.exception, CommandError)
+    said = "2 of 5 replicas of broker 1 are left to move; broker 3 is fenced and 1 wait for it, "
+    assert str(done.exception) == said + GOES_ON
+    assert "the throttle stays until" in done.stderr
+
+
+def test_the_time_limit_is_for_the_wait_of_a_reassignment(admin: Admin) -> None:
+    plan = ("topic", "reassign", "t", "--replicas", "0:2", "--replicas", "1:3", "--replicas", "2:2")
+    done = kipmesh(*plan, "--wait", "--timeout", "0.2", "--bootstrap", "127.0.0.1:1")
+    said = "2 of 3 partitions are left to move; broker 3 is fenced and 1 wait for it, "
+    assert str(done.exception) == said + GOES_ON
+    admin.running[TopicPartition("t", 1)] = admin.running[TopicPartition("t", 0)]
+    done = kipmesh(*plan, "--wait", "--timeout", "0.2", "--bootstrap", "127.0.0.1:1")
+    assert str(done.exception) == "2 of 3 partitions are left to move, " + GOES_ON
+
+
+def test_what_was_complete_at_once_is_not_being_moved(admin: Admin) -> None:
+    plan = ("topic", "reassign", "t", "--replicas", "0:2", "--replicas", "2:2", "--bootstrap", "127.0.0.1:1")
+    assert kipmesh(*plan).stdout.split()[3:] == ["t", "0", "moving", "t", "2", "moved"]
+    admin.is_active = False
+    assert kipmesh(*plan).stdout.split()[3:] == ["t", "0", "moving", "t", "2", "moving"]
+
+
+def test_what_is_waited_for_is_said_again_and_again(
+    admin: Admin, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(moving, "TELL_S", 0.01)
+
+    async def told(count: int) -> list[str]:
+        lines: list[str] = []
+
+        async def work(on_moved: Callable[[int, int], None]) -> None:
+            on_moved(3, 5)
+            while len(lines) < count:
+                await asyncio.sleep(0.001)
+                lines.extend(capsys.readouterr().err.splitlines())
+
+        await moved(
+            cast("AdminClient", admin), "replicas", lambda _, one: 1 in one.removing_replicas, work, Deadline(None)
+        )
+        return lines
+
+    assert set(asyncio.run(told(2))) == {
+        "kipmesh: 2 of 5 replicas are left to move; broker 3 is fenced and 1 wait for it"
+    }
+    del admin.running[TopicPartition("t", 1)]
+    assert set(asyncio.run(told(1))) == {"kipmesh: 2 of 5 replicas are left to move"}
+    admin.is_active = False
+    assert set(asyncio.run(told(1))) == {
+        "kipmesh: 2 of 5 replicas are left to move; no active controller says what they wait for"
+    }
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_whoever_is_interrupted_hears_that_the_throttle_stays(
+    number: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What was begun goes on, and as slowly, until somebody takes the throttle back."""
-
-    class Admin:
-        async def describe_configs(self, resources: list[Any]) -> dict[Any, dict[str, Any]]:
-            return {resource: {} for resource in resources}
-
-        async def alter_configs(self, alterations: object) -> None:
-            pass
 
     async def interrupted() -> None:
         async with throttled(cast("AdminClient", Admin()), 1000, lift=True):
-            raise asyncio.CancelledError
+            os.kill(os.getpid(), number)
+            await asyncio.Event().wait()
 
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(interrupted())
+    with pytest.raises((typer.Exit, KeyboardInterrupt)) as ended:
+        stoppable(interrupted)
+    assert getattr(ended.value, "exit_code", 128 + signal.SIGINT) == 128 + number
     assert "the throttle stays until `kipmesh config alter broker all --delete" in capsys.readouterr().err
