@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import sys
 from collections.abc import Iterator, Mapping
@@ -30,7 +31,16 @@ from kipmesh.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from kipmesh.client.types import ConfigValue, CreatedTopic, TopicMetadata
+    from collections.abc import Collection, Sequence
+
+    from kipmesh.client import AdminClient
+    from kipmesh.client.reassignments import PartitionReassignment
+    from kipmesh.client.types import ConfigValue, CreatedTopic, TopicMetadata, TopicPartition
+
+    Reassignments = Mapping[TopicPartition, PartitionReassignment]
+
+REASSIGNMENTS_TIMEOUT_S = 3.0
+"""So long `describe` waits for the active controller."""
 
 app = make_app(
     "Create, describe, list, delete and alter topics.",
@@ -132,40 +142,66 @@ def describe(
     timeout_s: AdminTimeout = ADMIN_TIMEOUT_S,
     as_json: AsJson = False,
 ) -> None:
-    """Show partitions, leaders, replicas, in-sync replicas, and for whom a partition without a leader waits."""
+    """Show partitions, leaders, replicas, in-sync replicas, and for whom a partition without a leader waits.
+
+    Where replicas are being moved, also which come and which leave.
+    """
     address = bootstrap_of(bootstrap, folder)
 
-    async def work() -> list[tuple[TopicMetadata, list[ConfigValue]]]:
+    async def work() -> tuple[list[tuple[TopicMetadata, list[ConfigValue]]], Reassignments]:
         from kipmesh.client.types import ConfigResource, ResourceType
 
         async with admin_client(address, timeout_s) as admin:
             found = await (admin.describe_topics(names) if names else admin.list_topics())
             resources = [ConfigResource(ResourceType.TOPIC, topic.name) for topic in found]
             configs = await admin.describe_configs(resources) if resources else {}
-            return [(topic, list(configs[resource].values())) for topic, resource in zip(found, resources, strict=True)]
+            named = [(topic.name, partition) for topic in found for partition in topic.partitions]
+            moving = await _reassignments(admin, named if names else None) if named else {}
+            described = zip(found, resources, strict=True)
+            return [(topic, list(configs[resource].values())) for topic, resource in described], moving
 
-    for index, (topic, configs) in enumerate(run(work)):
+    topics, moving = run(work)
+    for index, (topic, configs) in enumerate(topics):
         own = {value.name: value.value for value in configs if value.source == _topic_source()}
+        partitions = list(_partition_objects(topic, moving))
         if as_json:
-            print_json(_topic_object(topic, own))
+            print_json(_topic_object(topic, own, partitions))
             continue
         if index:
             print()
         settings = comma_list(f"{key}={value}" for key, value in own.items())
         print(f"topic {topic.name}  id {topic_id_text(topic.topic_id)}  partitions {len(topic.partitions)}  {settings}")
-        rows = [
-            (
-                one["partition_index"],
-                one["leader_id"] if one["leader_id"] >= 0 else "none",
-                one["leader_epoch"],
-                comma_list(one["replica_nodes"]),
-                comma_list(one["isr_nodes"]),
-                comma_list(one["offline_replicas"]),
-                comma_list(one["waits_for"]),
-            )
-            for one in _partition_objects(topic)
-        ]
-        print_table(("PARTITION", "LEADER", "EPOCH", "REPLICAS", "ISR", "OFFLINE", "WAITS FOR"), rows)
+        _show_partitions(partitions)
+
+
+async def _reassignments(admin: AdminClient, partitions: Collection[tuple[str, int]] | None) -> Reassignments:
+    """What is being moved; without an active controller that is not known, and said: the brokers know all the rest."""
+    from kipmesh.core.errors import KafkaError
+
+    try:
+        async with asyncio.timeout(REASSIGNMENTS_TIMEOUT_S):
+            return await admin.list_partition_reassignments(partitions)
+    except (KafkaError, TimeoutError):
+        print("kipmesh: no active controller says which replicas are being moved", file=sys.stderr)
+        return {}
+
+
+def _show_partitions(partitions: Sequence[Mapping[str, Any]]) -> None:
+    titles = ["PARTITION", "LEADER", "EPOCH", "REPLICAS", "ISR", "OFFLINE", "WAITS FOR"]
+    lists = ["replica_nodes", "isr_nodes", "offline_replicas", "waits_for"]
+    if any("addingReplicas" in one for one in partitions):
+        titles += ["ADDING", "REMOVING"]
+        lists += ["addingReplicas", "removingReplicas"]
+    rows = [
+        (
+            one["partition_index"],
+            one["leader_id"] if one["leader_id"] >= 0 else "none",
+            one["leader_epoch"],
+            *(comma_list(one.get(key, ())) for key in lists),
+        )
+        for one in partitions
+    ]
+    print_table(titles, rows)
 
 
 def _topic_source() -> int:
@@ -174,20 +210,24 @@ def _topic_source() -> int:
     return ConfigSource.TOPIC
 
 
-def _topic_object(topic: TopicMetadata, configs: Mapping[str, str | None]) -> dict[str, Any]:
+def _topic_object(
+    topic: TopicMetadata, configs: Mapping[str, str | None], partitions: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
     return {
         "name": topic.name,
         "topic_id": topic_id_text(topic.topic_id),
         "is_internal": topic.is_internal,
-        "partitions": list(_partition_objects(topic)),
+        "partitions": partitions,
         "configs": dict(configs),
     }
 
 
-def _partition_objects(topic: TopicMetadata) -> Iterator[dict[str, Any]]:
+def _partition_objects(topic: TopicMetadata, moving: Reassignments) -> Iterator[dict[str, Any]]:
+    from kipmesh.client.types import TopicPartition
+
     for number in sorted(topic.partitions):
         one = topic.partitions[number]
-        yield {
+        described = {
             "partition_index": one.partition,
             "error_code": one.error_code,
             "leader_id": one.leader_id,
@@ -198,6 +238,11 @@ def _partition_objects(topic: TopicMetadata) -> Iterator[dict[str, Any]]:
             "last_known_elr": list(one.last_known_elr),
             "waits_for": list(one.waits_for),
         }
+        running = moving.get(TopicPartition(topic.name, number))
+        if running is not None:
+            described["addingReplicas"] = list(running.adding_replicas)
+            described["removingReplicas"] = list(running.removing_replicas)
+        yield described
 
 
 @app.command(epilog=examples("kipmesh topic delete flights\nkipmesh topic delete flights events --if-exists"))

@@ -24,6 +24,9 @@ from kipmesh.core.messages import (
     ElectLeadersResponse,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+    OngoingTopicReassignment,
     PartitionResult,
     ReplicaElectionResult,
 )
@@ -155,3 +158,18 @@ class FakeAdmin:
             return ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, f"broker {preferred} is behind"
         self._cluster.move_leader(name, number, preferred)
         return ErrorCode.NONE, None
+
+    async def list_partition_reassignments(
+        self, request: ListPartitionReassignmentsRequest, _context: RequestContext
+    ) -> ListPartitionReassignmentsResponse:
+        """ListPartitionReassignments: what the test says (`FakeCluster.reassigning`)."""
+        code = await self._fault("ListPartitionReassignments", request)
+        if code is not None:
+            return ListPartitionReassignmentsResponse(error_code=code)
+        asked = {(topic.name, number) for topic in request.topics for number in topic.partition_indexes}
+        found = [
+            OngoingTopicReassignment(name, [one])
+            for name, one in self._cluster.reassigning
+            if request.all_topics or (name, one.partition_index) in asked
+        ]
+        return ListPartitionReassignmentsResponse(topics=found)

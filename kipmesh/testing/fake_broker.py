@@ -45,6 +45,7 @@ from kipmesh.core.messages import (
     OffsetForLeaderTopicResult,
     OffsetsForLeaderEpochRequest,
     OffsetsForLeaderEpochResponse,
+    OngoingPartitionReassignment,
     PartitionProduceResponse,
     ProduceRequest,
     ProduceResponse,
@@ -82,6 +83,7 @@ class FakeCluster:
         self.brokers: dict[int, FakeBroker] = {}
         self.calls: list[tuple[str, int, Any]] = []
         self.racks: dict[int, str] = {}
+        self.reassigning: list[tuple[str, OngoingPartitionReassignment]] = []
         self.message_bytes_max = 1 << 20
         self.hook: Hook | None = None
         self.appended = asyncio.Event()

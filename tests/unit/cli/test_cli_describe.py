@@ -1,0 +1,57 @@
+"""`kipmesh topic describe`, asked of brokers in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from typing import Any
+
+from kipmesh.core.errors import ErrorCode
+from kipmesh.core.messages import OngoingPartitionReassignment
+from kipmesh.testing.fake_broker import FakeCluster
+
+
+async def describe(cluster: FakeCluster, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "kipmesh.cli.main", "topic", "describe", "--bootstrap", cluster.bootstrap]
+    return await asyncio.to_thread(
+        subprocess.run, [*command, *arguments], capture_output=True, text=True, timeout=60, check=False, env={}
+    )
+
+
+def objects(done: subprocess.CompletedProcess[str]) -> dict[str, list[dict[str, Any]]]:
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    return {each["name"]: each["partitions"] for each in found}
+
+
+async def test_replicas_that_come_and_leave_are_shown_where_there_are_any() -> None:
+    async with FakeCluster(2) as cluster:
+        cluster.create_topic("t", 2, replicas=2)
+        cluster.create_topic("u")
+        done = await describe(cluster)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "ADDING" not in done.stdout
+        cluster.reassigning.append(("t", OngoingPartitionReassignment(1, (3, 4, 2, 1), (3, 4), (2, 1))))
+        done = await describe(cluster)
+        assert (done.returncode, done.stderr) == (0, "")
+        _, _, idle, moving, _, _, other, _ = done.stdout.splitlines()
+        assert done.stdout.splitlines()[1].split()[-2:] == ["ADDING", "REMOVING"]
+        assert idle.split()[-2:] == ["-", "-"]
+        assert moving.split()[-2:] == ["3,4", "2,1"]
+        assert other.split()[-2:] == ["WAITS", "FOR"]
+        for names in ((), ("t", "u")):
+            found = objects(await describe(cluster, *names, "--json"))
+            assert (found["t"][1]["addingReplicas"], found["t"][1]["removingReplicas"]) == ([3, 4], [2, 1])
+            assert not {"addingReplicas", "removingReplicas"} & (found["t"][0].keys() | found["u"][0].keys())
+        assert "addingReplicas" not in objects(await describe(cluster, "u", "--json"))["u"][0]
+
+
+async def test_without_an_active_controller_the_rest_is_shown() -> None:
+    async with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        cluster.inject("ListPartitionReassignments", ErrorCode.REQUEST_TIMED_OUT, times=1000)
+        done = await describe(cluster, "t", "--json")
+        assert done.returncode == 0
+        assert done.stderr == "kipmesh: no active controller says which replicas are being moved\n"
+        assert len(objects(done)["t"]) == 1
