@@ -9,8 +9,10 @@ import pytest
 import pytest_asyncio
 
 from kipmesh.client import AdminClient, Consumer, ConsumerRecord, NewTopic, Producer, ResetTo, TopicPartition, sync
+from kipmesh.client.group_channel import ELSEWHERE, error_codes
 from kipmesh.cluster import LocalCluster
 from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.core.messages import DeletableGroupResult, DeleteGroupsResponse
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # beside the cluster's own loop there is one only
 QUICK = {"heartbeat_interval_ms": 50, "session_timeout_ms": 6000, "auto_offset_reset": "earliest"}
@@ -157,6 +159,12 @@ async def test_what_is_refused(admin: AdminClient, bootstrap: str) -> None:
             await missing
         assert caught.value.code is ErrorCode.GROUP_ID_NOT_FOUND
     assert (await admin.describe_groups(["refused"]))["refused"].state == "Dead"
+
+
+async def test_who_is_asked_for_another_brokers_group_is_asked_no_more() -> None:
+    elsewhere = DeletableGroupResult("g", ErrorCode.NOT_COORDINATOR)
+    assert list(error_codes(DeleteGroupsResponse(results=[elsewhere]))) == [ErrorCode.NOT_COORDINATOR]
+    assert ErrorCode.NOT_COORDINATOR in ELSEWHERE
 
 
 async def test_the_blocking_client(admin: AdminClient, bootstrap: str) -> None:
