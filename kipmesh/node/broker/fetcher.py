@@ -327,8 +327,9 @@ class ReplicaFetcher:
             self._delay(replica, ErrorCode.of(data.error_code))
         else:
             self._failures.pop(replica, None)
+            was_held = self._throttle.applies_to(replica)
             size_bytes = replica.append_from_leader(data, now_ms)
             self._metrics.replicated(size_bytes)
-            self._throttle.received(replica, size_bytes)
+            self._throttle.received(replica, size_bytes, was_held=was_held)
             if data.records or replica.log.log_start_offset != asked.log_start_offset:
                 self._moved[replica] = None

@@ -79,11 +79,15 @@ class ReplicationThrottle:
         """How long who has no room should wait."""
         return min(max(self._limited().wait_ms(self._now_ms()) / 1000, 0.01), WAIT_S_MAX)
 
-    def received(self, replica: Replica, size_bytes: int) -> None:
-        """Bytes of the replica came and were appended."""
+    def received(self, replica: Replica, size_bytes: int, *, was_held: bool) -> None:
+        """Bytes of the replica came and were appended; `was_held` is what `applies_to` said before that.
+
+        What did not wait for room takes none from those that do.
+        """
         if size_bytes and replica in self._adding:
-            self._throttle.took(size_bytes, self._now_ms())
-            self._metrics.reassigned(size_bytes, is_throttled=self._throttle.rate is not None)
+            if was_held:
+                self._throttle.took(size_bytes, self._now_ms())
+            self._metrics.reassigned(size_bytes, is_throttled=was_held and self._throttle.rate is not None)
 
     def _limited(self) -> Throttle:
         config_of = self._partitions.image.broker_config
