@@ -124,11 +124,11 @@ class ActiveController:
 
     # --- operations
 
-    async def do(self, operation: str, decide: DecideWith) -> Any:
+    async def do(self, operation: str, decide: DecideWith, *, is_cleanup: bool = False) -> Any:
         """Decide, and return the response when it is committed in this epoch; raises KafkaError otherwise."""
         self._metrics.operations.labels(operation).inc()
         try:
-            return await self._owner.submit(lambda: decide(self._controller))
+            return await self._owner.submit(lambda: decide(self._controller), is_cleanup=is_cleanup)
         finally:
             self._arm_timer()  # the operation may have begun the first session
 

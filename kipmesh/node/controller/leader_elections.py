@@ -21,7 +21,7 @@ from kipmesh.core.messages import (
 from kipmesh.core.messages.elections import ElectionType
 from kipmesh.core.metadata.controller import MetadataController
 from kipmesh.core.metadata.preferred import ElectionResult, TopicPartition
-from kipmesh.node.controller.owner import Do
+from kipmesh.node.controller.owner import DoOrCleanUp
 from kipmesh.rpc.server import RequestContext
 
 OPERATION = "ElectLeaders"
@@ -34,7 +34,7 @@ LOOK_S = 0.1
 class LeaderElections:
     """Answers ElectLeaders."""
 
-    def __init__(self, do: Do) -> None:
+    def __init__(self, do: DoOrCleanUp) -> None:
         self._do = do
 
     async def elect_leaders(self, request: ElectLeadersRequest, context: RequestContext) -> ElectLeadersResponse:
@@ -70,7 +70,8 @@ class LeaderElections:
             # Without an answer, too: a wish that was left behind would be an unclean election that nobody waits for.
             left = [each for each in wanted if each not in found or found[each].is_pending]
             if left and election_type is ElectionType.UNCLEAN:
-                await self._do(OPERATION, lambda controller: controller.withdraw_elections(left))
+                # Nor is it one operation too many: what is full may be why there is no answer.
+                await self._do(OPERATION, lambda controller: controller.withdraw_elections(left), is_cleanup=True)
         return list(found.values())
 
     async def _decide(

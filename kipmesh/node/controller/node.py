@@ -315,7 +315,7 @@ class ControllerNode:
         if active is not None:
             active.end(refusal)
 
-    async def _do(self, operation: str, decide: DecideWith) -> Any:
+    async def _do(self, operation: str, decide: DecideWith, *, is_cleanup: bool = False) -> Any:
         active = self._active
         if active is None:
             raise self._refusal()
@@ -323,7 +323,7 @@ class ControllerNode:
         if leadership is None or leadership.has_lost_quorum(monotonic_ms()):
             # The process may have stood still: what lies in its sockets is no more for this epoch to answer.
             raise KafkaError(ErrorCode.NOT_CONTROLLER, f"controller {self.config.node_id} has lost its quorum")
-        return await active.do(operation, decide)
+        return await active.do(operation, decide, is_cleanup=is_cleanup)
 
     def _disconnected(self, broker_id: int, connection: int) -> None:
         """A broker's heartbeats have lost their connection; who was not active then has seen nothing."""

@@ -18,7 +18,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import structlog
 
@@ -38,6 +38,13 @@ Decide = Callable[[], Decision[Any]]
 DecideWith = Callable[[MetadataController], Decision[Any]]
 Do = Callable[[str, DecideWith], Awaitable[Any]]
 """Name and decision of an operation -> its response, once committed; raises KafkaError."""
+
+
+class DoOrCleanUp(Protocol):
+    """`Do`, and for what an operation must undo at its end a way past OPERATIONS_MAX (`Owner.submit`)."""
+
+    def __call__(self, operation: str, decide: DecideWith, /, *, is_cleanup: bool = False) -> Awaitable[Any]:
+        """The same arguments and errors; `is_cleanup` for that way."""
 
 
 class _Turn(NamedTuple):
@@ -83,12 +90,13 @@ class Owner:
         """Answers that wait for their turn or to be committed."""
         return len(self._waiting) + len(self._turns)
 
-    def submit(self, decide: Decide) -> asyncio.Future[Any]:
+    def submit(self, decide: Decide, *, is_cleanup: bool = False) -> asyncio.Future[Any]:
         """Decide as soon as nothing is half applied, most often now; the response comes when it is committed.
 
         Raises KafkaError for what is not decided or not appended now; what waits for its turn has it in the answer.
+        A cleanup ends what an earlier operation began, so there is at most one for each: it is never one too many.
         """
-        return self._begin(lambda answer: self._operation(decide, answer))
+        return self._begin(lambda answer: self._operation(decide, answer), is_limited=not is_cleanup)
 
     def decide_all(self, decisions: Iterable[Decide]) -> asyncio.Future[Any]:
         """The same with several decisions, asked for one by one, that nobody else's come between, nor wait for.
@@ -97,9 +105,11 @@ class Owner:
         """
         return self._begin(lambda answer: self._decide_all(decisions, answer))
 
-    def _begin(self, steps: Callable[[asyncio.Future[Any]], Iterator[None]]) -> asyncio.Future[Any]:
+    def _begin(
+        self, steps: Callable[[asyncio.Future[Any]], Iterator[None]], *, is_limited: bool = True
+    ) -> asyncio.Future[Any]:
         self._check()
-        if self.waiting >= OPERATIONS_MAX:
+        if is_limited and self.waiting >= OPERATIONS_MAX:
             raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"{OPERATIONS_MAX} operations are waiting")
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._turns.append(_Turn(steps(answer), answer))

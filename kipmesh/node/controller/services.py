@@ -40,7 +40,7 @@ from kipmesh.core.messages import (
 )
 from kipmesh.core.metadata.decision import Decision
 from kipmesh.node.controller.leader_elections import LeaderElections
-from kipmesh.node.controller.owner import Do
+from kipmesh.node.controller.owner import Do, DoOrCleanUp
 from kipmesh.node.controller.reassignment_service import ReassignmentService
 from kipmesh.rpc.server import RequestContext
 
@@ -137,7 +137,7 @@ class ControllerService:
 class AdminService(ReassignmentService):
     """Topics, configurations, elections, and what `ReassignmentService` has."""
 
-    def __init__(self, do: Do) -> None:
+    def __init__(self, do: DoOrCleanUp) -> None:
         super().__init__(do)
         self._elections = LeaderElections(do)
 

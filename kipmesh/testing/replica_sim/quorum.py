@@ -110,11 +110,11 @@ class ControllerNode:
         }
         world.network.start(process)
 
-    async def _do(self, operation: str, decide: DecideWith) -> Any:
+    async def _do(self, operation: str, decide: DecideWith, *, is_cleanup: bool = False) -> Any:
         active = self.active
         if active is None or self.quorum.leader_id != self.node_id:
             raise KafkaError(ErrorCode.NOT_CONTROLLER, "this controller is not active")
-        return await active.do(operation, decide)
+        return await active.do(operation, decide, is_cleanup=is_cleanup)
 
     def _next_offset(self) -> int:
         leadership = self.quorum.leadership

@@ -15,6 +15,7 @@ from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.metadata.image import PartitionState
 from kipmesh.core.metadata.preferred import ElectionResult
 from kipmesh.node.controller import leader_balance, leader_elections
+from kipmesh.node.controller import owner as owners
 from kipmesh.node.controller.leader_balance import LeaderBalance
 from kipmesh.rpc.server import RequestContext
 
@@ -153,6 +154,25 @@ async def test_an_unclean_election_that_nobody_answers_is_given_up(tmp_path: Pat
         assert not (await mesh.brokers[1].heartbeat()).wanted_log_ends, "nobody waits for it any more"
 
 
+async def test_an_unclean_election_is_given_up_where_nothing_more_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Operations wait up to their limit when its time is over: the wish goes all the same."""
+    async with LiveController(tmp_path, **MANUAL) as controller:
+        mesh = Mesh(controller)
+        topic_id = await mesh.start(1)
+        await mesh.alter_isr(topic_id, 0, [1])
+        await mesh.leave()
+        election = asyncio.create_task(mesh.elect(1, timeout_ms=1000))
+        wanted: list[m.TopicIdPartition] = []
+        while not wanted:
+            wanted = list((await mesh.brokers[1].heartbeat()).wanted_log_ends)
+        monkeypatch.setattr(owners, "OPERATIONS_MAX", 0)
+        assert (await election).error_code == ErrorCode.REQUEST_TIMED_OUT
+        monkeypatch.undo()
+        assert not (await mesh.brokers[1].heartbeat()).wanted_log_ends, "nobody waits for it any more"
+
+
 @pytest.mark.parametrize("error", [KafkaError(ErrorCode.REQUEST_TIMED_OUT), asyncio.CancelledError()])
 async def test_an_unclean_election_that_fails_half_way_leaves_no_wish(
     error: BaseException, monkeypatch: pytest.MonkeyPatch
@@ -161,7 +181,8 @@ async def test_an_unclean_election_that_fails_half_way_leaves_no_wish(
     withdrawn: list[Any] = []
     answers: list[Any] = [[ElectionResult("t", 0), ElectionResult("t", 1, is_pending=True)], error]
 
-    async def do(operation: str, decide: Any) -> Any:
+    async def do(operation: str, decide: Any, *, is_cleanup: bool = False) -> Any:
+        assert is_cleanup is not bool(answers)
         if not answers:
             decide(SimpleNamespace(withdraw_elections=withdrawn.extend))
             return None

@@ -143,8 +143,9 @@ async def test_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KafkaError) as caught:
         log.submit()
     assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
+    taken.append(log.owner.submit(lambda: Decision([], "undone"), is_cleanup=True))
     log.owner.committed(2)
-    assert await asyncio.gather(*taken) == ["one", "one"]
+    assert await asyncio.gather(*taken) == ["one", "one", "undone"]
 
 
 async def test_a_client_that_left_is_no_matter() -> None:
