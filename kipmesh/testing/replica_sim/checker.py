@@ -61,6 +61,8 @@ class Checker:
         self.durable: dict[Where, int] = {}
         """What of a log must be there when it is loaded next."""
         self.seen: dict[Where, Seen] = {}
+        self.committed_ms = 0.0
+        """When anything was committed last."""
 
     def fail(self, what: str) -> NoReturn:
         """An invariant is broken."""
@@ -154,6 +156,8 @@ class Checker:
             self.seen.pop(where, None)
             floor, before = self.durable.pop(where, 0), self.shadows.pop(where, Shadow())
             log = parts.manager.get(TOPIC, partition) if parts is not None else None
+            if log is not None and not log.topic_id:
+                log = None  # a power cut took the file with the id: nobody can tell whose it is, and it is set aside
             now = self._shadow(where)
             now.generation = -1
             if log is not None:
@@ -245,6 +249,7 @@ class Checker:
             self._leader_began(broker, partition, epoch, shadow, truth)
         end = replica.high_watermark
         if end > truth.end and epoch >= truth.cut_epoch:
+            self.committed_ms = self.world.scheduler.now_ms
             truth.entries += shadow.entries[truth.end - shadow.base : end - shadow.base]
             self._check_copies(partition, end - 1, truth)
         self._check_isr(partition)

@@ -35,6 +35,9 @@ QUIET_MS = 5_500.0
 """The last part of a run, without faults."""
 STILL_MS = 2_200.0
 """The last part of that, in which nobody produces."""
+SETTLE_MS = 1_000.0
+"""What followers and consumers are given for a record that came late, and how often a run goes on for one."""
+SETTLE_TIMES = 5
 RACKS = ("a", "b", "c")
 _SLICED: tuple[Any, ...] = (pacing, owner)
 
@@ -167,6 +170,8 @@ class World:
         for producer in self.producers:
             producer.is_done = True
         self.scheduler.run_until(VIRTUAL_MS)
+        for _ in range(SETTLE_TIMES):
+            self.scheduler.run_until(max(VIRTUAL_MS, self.checker.committed_ms + SETTLE_MS))
         self.check_problems()
         self.checker.converged()
         self.counts["steps"] = self.scheduler.steps
