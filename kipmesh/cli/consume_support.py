@@ -1,5 +1,5 @@
 """What `kipmesh consume` does beside reading: it ends its fetch sessions when it is told to stop, and says when nobody
-answers.
+answers, or nobody leads.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kipmesh.cli.common import EXIT_OK, EXIT_SIGNAL
 
 if TYPE_CHECKING:
-    from kipmesh.client import Consumer
+    from kipmesh.client import Consumer, TopicMetadata
 
 SILENCE_S = 5.0
 """For so long nobody has answered before that is said."""
@@ -87,3 +87,13 @@ async def tell_silence(consumer: Consumer, bootstrap: str) -> None:
         if silent_s >= SILENCE_S and not is_told:
             print(f"kipmesh: no broker answers at {bootstrap}; waiting", file=sys.stderr, flush=True)
         is_told = silent_s > 0 and (is_told or silent_s >= SILENCE_S)
+
+
+def tell_leaderless(topic: TopicMetadata, partitions: Iterable[int]) -> None:
+    """Say on stderr which of the partitions have no leader: nobody gives their records."""
+    found = [one for one in partitions if one in topic.partitions and topic.partitions[one].leader_id < 0]
+    if found:
+        numbers = ", ".join(map(str, found))
+        what = "partition" if len(found) == 1 else "partitions"
+        text = f"no leader for {what} {numbers} of topic {topic.name!r}: records are missing here"
+        print(f"kipmesh: {text}", file=sys.stderr, flush=True)

@@ -24,7 +24,7 @@ from kipmesh.cli.common import (
     print_json,
     run,
 )
-from kipmesh.cli.consume_support import Ending, tell_silence
+from kipmesh.cli.consume_support import Ending, tell_leaderless, tell_silence
 from kipmesh.cli.produce_command import produce
 
 if TYPE_CHECKING:
@@ -148,7 +148,8 @@ async def _consume(
             consumer.seek(places[0], int(begin))
         telling = asyncio.create_task(tell_silence(consumer, bootstrap))
         try:
-            await _read(consumer, max_messages, timeout_ms, show_all)
+            if not await _read(consumer, max_messages, timeout_ms, show_all):
+                tell_leaderless(await consumer.partitions_for(topic), wanted)
         finally:
             telling.cancel()
 
@@ -158,12 +159,14 @@ async def _read(
     max_messages: int | None,
     timeout_ms: int | None,
     show_all: Callable[[Sequence[ConsumerRecord]], None],
-) -> None:
+) -> bool:
+    """Whether there were `max_messages`; False at the end of `timeout_ms`."""
     left = max_messages
     while left is None or left > 0:
         wanted_records = POLL_RECORDS_MAX if left is None else min(left, POLL_RECORDS_MAX)
         records = await consumer.poll(timeout_ms=timeout_ms or IDLE_POLL_MS, max_records=wanted_records)
         if not records and timeout_ms is not None:
-            return
+            return False
         show_all(records)
         left = None if left is None else left - len(records)
+    return True

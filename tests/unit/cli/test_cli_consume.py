@@ -107,6 +107,24 @@ async def test_a_deleted_topic_ends_it_with_a_clear_line() -> None:
             assert await asyncio.wait_for(process.wait(), TIMEOUT_S) == 1
 
 
+async def test_it_says_at_the_end_which_partitions_have_no_leader() -> None:
+    async with FakeCluster() as cluster:
+        cluster.create_topic("t", 4)
+        for partition in cluster.topics["t"].partitions:
+            partition.append(encode_batch([(None, b"x")], timestamp_ms=0))
+        for number in (1, 3):
+            cluster.move_leader("t", number, -1)
+        for arguments, lines, said in (
+            ((), 2, "kipmesh: no leader for partitions 1, 3 of topic 't': records are missing here\n"),
+            (("--partition", "3"), 0, "kipmesh: no leader for partition 3 of topic 't': records are missing here\n"),
+            (("--partition", "2"), 1, ""),
+            (("--max-messages", "2"), 2, ""),
+        ):
+            async with consuming(cluster, "--timeout-ms", "1000", *arguments) as process:
+                out, err = await asyncio.wait_for(process.communicate(), TIMEOUT_S)
+                assert (process.returncode, out.count(b"x\n"), err.decode()) == (0, lines, said)
+
+
 async def test_silence_is_told_once_each_time(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
