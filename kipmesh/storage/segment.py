@@ -329,17 +329,23 @@ class Segment:
         self.is_sealed = True
 
     def end_offset(self) -> int:
-        """Offset after the last batch, by the index and the batches after it."""
-        last = self.offset_index.last
-        position = last[1] if last else 0
+        """Offset after the last batch, by the indexes and the batches after what they say last.
+
+        CorruptRecordError when one of them cannot be right: a cut that a crash took back in the log, but not in the
+        time index, leaves one that lacks its end, and whoever searched by it would skip records.
+        """
+        last, (largest, largest_at) = self.offset_index.last, self.largest
+        at = self.offset_index.floor(self.files, largest_at - self.base_offset)
         end = self.base_offset
-        for at, header in self.batches(position):
-            if at + header.size_bytes > self.size_bytes:
+        for position, header in self.batches(self.offset_index.at(self.files, at)[1] if at >= 0 else 0):
+            if position + header.size_bytes > self.size_bytes:
                 raise CorruptRecordError(f"{os.path.basename(self.path)} ends within a batch")
-            if last and at == position and header.last_offset != self.base_offset + last[0]:
+            if last and position == last[1] and header.last_offset != self.base_offset + last[0]:
                 raise CorruptRecordError(f"{os.path.basename(self.offset_index.path)} does not fit its log")
+            if header.largest_timestamp > largest:
+                raise CorruptRecordError(f"{os.path.basename(self.time_index.path)} lacks its end")
             end = header.next_offset
-        self.bytes_since_index = self.size_bytes - position
+        self.bytes_since_index = self.size_bytes - (last[1] if last else 0)
         return end
 
     def recover(self, interval_bytes: int, epochs: list[tuple[int, int]]) -> Recovered:

@@ -109,6 +109,24 @@ def test_indexes_of_rolled_segments_are_durable_after_a_flush(fs: FaultyFileSyst
     assert {suffix: read(fs, segment_path(0, suffix)) for suffix in before} == before
 
 
+@pytest.mark.parametrize("entries", [0, 1, 2])
+def test_a_time_index_that_lacks_its_end_is_made_anew(fs: FaultyFileSystem, entries: int) -> None:
+    """A cut that a power cut took back in the log, but not in the index."""
+    log = make_log(fs, config={"segment.bytes": 1000, "index.interval.bytes": 0})
+    for number in range(12):
+        append(log, now_ms=NOW + number)
+    log.flush()
+    end = log.segment_base_offsets[1]
+    assert end > 3
+    index = fs.open(segment_path(0, ".timeindex"))
+    index.truncate(12 * entries)
+    index.sync()
+    fs.crash()
+    again = make_log(fs, clean=False, recovery_point=12, config={"segment.bytes": 1000, "index.interval.bytes": 0})
+    found = [again.offset_for_timestamp(NOW + number, 12) for number in range(12)]
+    assert [each and each.offset for each in found] == list(range(12))
+
+
 # -- appends of followers
 
 
