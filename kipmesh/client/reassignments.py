@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from kipmesh.client.cluster import Cluster
@@ -24,6 +25,8 @@ from kipmesh.core.messages import (
 )
 
 POLL_S = 0.2
+PARTITIONS_MAX = 500
+"""Most partitions of one AlterPartitionReassignments: a short step of the controller."""
 
 
 class PartitionReassignment(NamedTuple):
@@ -45,6 +48,8 @@ class DrainProgress(NamedTuple):
     leaving: int
     """Those of them that are being moved."""
 
+
+_NOT_TOLD = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the answer does not say")
 
 OnDrain = Callable[[DrainProgress], None]
 OnMoved = Callable[[int, int], None]
@@ -83,7 +88,32 @@ def _request_timeout_ms(cluster: Cluster, timeout_s: float) -> int:
 async def alter_reassignments(
     cluster: Cluster, targets: Targets, timeout_s: float
 ) -> dict[TopicPartition, KafkaError | None]:
-    """Begin, change or cancel reassignments: for each partition why that was refused, or None."""
+    """Begin, change or cancel reassignments, some at a time: for each partition why that was refused, or None.
+
+    Raises KafkaError when nothing was answered. When that happens later, it is why the rest was refused.
+    """
+    left = dict(targets)
+    results: dict[TopicPartition, KafkaError | None] = {}
+    while left:
+        some = dict(islice(left.items(), PARTITIONS_MAX))
+        try:
+            answered = await _alter(cluster, some, timeout_s)
+        except KafkaError as error:
+            if not results:
+                raise
+            return results | dict.fromkeys(left, error)
+        begun = None in answered.values()
+        for where in some:
+            refused = answered.get(where, _NOT_TOLD)
+            # What is too many for one request, and alone is not, is asked for again.
+            if not begun or refused is None or refused.code is not ErrorCode.POLICY_VIOLATION:
+                results[where] = refused
+                del left[where]
+    return results
+
+
+async def _alter(cluster: Cluster, targets: Targets, timeout_s: float) -> dict[TopicPartition, KafkaError | None]:
+    """One request."""
     topics: dict[str, list[ReassignablePartition]] = {}
     for (topic, partition), replicas in targets.items():
         asked = ReassignablePartition(partition, tuple(replicas or ()), replicas is None)
