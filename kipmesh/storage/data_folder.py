@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import logging
+import os
 import re
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -77,6 +79,15 @@ class DataFolder:
         if lock is not None:
             with contextlib.suppress(OSError):
                 lock.release()
+
+    def is_gone(self, fs: FileSystem) -> bool:
+        """Whether it was removed or unmounted: open files go on taking writes then, which nobody finds again."""
+        return not fs.exists(f"{self.path}/{checkpoint.META_PROPERTIES}")
+
+    def check_there(self, fs: FileSystem) -> None:
+        """FileNotFoundError when it is gone: nothing may make it anew, in what is below a mount point, say."""
+        if self.is_gone(fs):
+            raise FileNotFoundError(errno.ENOENT, "the data folder is gone", self.path)
 
     def contents(self, fs: FileSystem) -> FolderContents:
         """What is there; logs that were deleted are removed. OSError."""
@@ -168,6 +179,34 @@ def _sync_parents(fs: FileSystem, path: str) -> None:
             return
 
 
+def check_no_duplicates(logs: Iterable[tuple[str, TopicPartition]]) -> None:
+    """Logs by data folder and partition; StorageError that names all that are in several folders."""
+    folders: dict[TopicPartition, list[str]] = {}
+    for path, key in logs:
+        folders.setdefault(key, []).append(path)
+    found = [
+        f"{topic}-{partition} in {' and '.join(paths)}"
+        for (topic, partition), paths in sorted(folders.items())
+        if len(paths) > 1
+    ]
+    if found:
+        raise StorageError(
+            f"logs are in more than one data folder: {', '.join(found)}. Move all but the newest of each somewhere "
+            "else, start again, and delete them when those partitions are in sync"
+        )
+
+
+def _check_apart(paths: Sequence[str]) -> None:
+    """InvalidConfigError when a folder is another one, or in it."""
+    absolute = [os.path.abspath(path) for path in paths]
+    for path, where in zip(paths, absolute, strict=True):
+        for other, place in zip(paths, absolute, strict=True):
+            if where != place and where.startswith(place.rstrip("/") + "/"):
+                raise InvalidConfigError(f"log.dirs: {path} is inside {other}; data folders are not nested")
+    if not paths or len(set(absolute)) != len(paths):
+        raise InvalidConfigError("log.dirs names no folder, or one twice")
+
+
 class DataFolders:
     """All of a node's. Changed by the thread that loads and creates logs alone."""
 
@@ -177,8 +216,7 @@ class DataFolders:
         """`metadata_dir` is where the metadata log is made, "" for the first of `log_dirs`; InvalidConfigError."""
         self.paths = [path.rstrip("/") or "/" for path in log_dirs]
         """Of the folders that partitions' logs are made in."""
-        if not log_dirs or len(set(self.paths)) != len(log_dirs):
-            raise InvalidConfigError("log.dirs names no folder, or one twice")
+        _check_apart(self.paths)
         self.metadata_path = (metadata_dir.rstrip("/") or "/") if metadata_dir else self.paths[0]
         """Where the metadata log is made; once it is loaded, where it is."""
         self._fs = fs
@@ -240,8 +278,8 @@ class DataFolders:
             self._on_failed(path, error)
 
     def met(self, folder: DataFolder, error: OSError, raised: StorageError) -> StorageError:
-        """An error in a folder's own files, or of a new log: told if the disk is at fault. Gives `raised`."""
-        if is_broken(error):
+        """An error in a folder's own files, or of a new log: told if the disk is at fault or gone. Gives `raised`."""
+        if is_broken(error) or folder.is_gone(self._fs):
             self.failed(folder.path, raised)
         return raised
 

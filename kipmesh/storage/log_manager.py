@@ -7,9 +7,10 @@ A data folder has `.lock` (one process at a time), `meta.properties` (one node o
 checkpoints, the clean-shutdown marker, and a folder `<topic>-<partition>` a log. The marker is written by `close` when
 everything is durable, and removed by `load` before anything is touched.
 
-A data folder whose disk fails is told to `on_folder_failed`, and goes offline when the owner says so (`take_offline`);
-one that cannot be opened is offline from the start. Its logs are no more until the next start, and none of them is made
-anew elsewhere. The folder of the metadata log is needed: `load` fails without it.
+A data folder whose disk fails, or that is gone (each checkpoint and new log looks), is told to `on_folder_failed`, and
+goes offline when the owner says so (`take_offline`); one that cannot be opened is offline from the start. Its logs are
+no more until the next start, and none of them is made anew elsewhere. The folder of the metadata log is needed: `load`
+fails without it.
 
 Invariants: a partition is in one data folder; an entry of a checkpoint belongs to the partition that is there now: one
 recreated under its name never meets the old one's offsets.
@@ -31,7 +32,7 @@ from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, CLUSTER_METADATA_TOPIC_ID
 from kipmesh.storage import checkpoint, metadata_check
 from kipmesh.storage.checkpoint import TopicPartition, uuid_text
-from kipmesh.storage.data_folder import DataFolder, DataFolders, OnFolderFailed
+from kipmesh.storage.data_folder import DataFolder, DataFolders, OnFolderFailed, check_no_duplicates
 from kipmesh.storage.errors import StorageError
 from kipmesh.storage.fs import FileSystem
 from kipmesh.storage.log import Log, OnFailed
@@ -148,13 +149,12 @@ class LogManager:
             found += [(folder, *entry) for entry in there.logs]
             self._high_watermarks |= there.high_watermarks
             self._stale |= there.checkpointed
+        check_no_duplicates((folder.path, key) for folder, key, *_ in found)
         # The metadata log first: where it is is the folder that is needed.
         found.sort(key=lambda item: item[1][0] != CLUSTER_METADATA_TOPIC)
         for number, (folder, key, recovery_point, log_start) in enumerate(found):
             if not folder.is_online:
                 continue
-            if key in self._folder_of:
-                raise StorageError(f"{key[0]}-{key[1]} is in {self._folder_of[key].path} and in {folder.path}")
             if key[0] == CLUSTER_METADATA_TOPIC and self._is_metadata_damaged(folder, key, recovery_point, log_start):
                 continue
             try:
@@ -209,6 +209,10 @@ class LogManager:
         recovery_point: int = 0,
         log_start_offset: int = 0,
     ) -> Log:
+        try:
+            folder.check_there(self.fs)
+        except OSError as error:
+            raise StorageError(f"cannot load {key[0]}-{key[1]}: {error}") from error
         log = open_log(
             self.files,
             f"{folder.path}/{key[0]}-{key[1]}",
@@ -437,6 +441,7 @@ class LogManager:
         with self._checkpoint_lock:  # around the values too: what is written last is what was read last
             if folder.error is not None:
                 return
+            folder.check_there(self.fs)
             logs = {(log.topic, log.partition): log for log in self._logs_in(folder)}
             points = {key: log.durability.to_checkpoint() for key, log in logs.items()}
             # Before recovery points that were lowered: what was cut is not clean any more.

@@ -198,8 +198,8 @@ class BrokerConfig(NodeConfig):
     """A leader or follower service."""
 
     log_dirs: StrList
-    """Folders of the partitions' logs, separated by commas. A new log goes to the one with the fewest; one whose disk
-    fails is taken offline while there are others."""
+    """Folders of the partitions' logs, separated by commas, none inside another. A new log goes to the one with the
+    fewest; one whose disk fails is taken offline while there are others."""
     metadata_log_dir: str = ""
     """Folder of the metadata log, by default the first of log.dirs; without it the broker cannot go on."""
     broker_rack: str | None = None

@@ -78,9 +78,82 @@ def test_a_folder_of_the_metadata_alone_gets_no_other_log() -> None:
     manager.close(1)
 
 
-def test_folders_named_twice_are_refused() -> None:
-    with pytest.raises(InvalidConfigError, match="one twice"):
-        start(FaultyFileSystem(), "/a", "/a/")
+@pytest.mark.parametrize(
+    ("paths", "said"),
+    [
+        (("/a", "/a/"), "one twice"),
+        (("/a", "/b/../a"), "one twice"),
+        (("/a", "/a/b"), "log.dirs: /a/b is inside /a; data folders are not nested"),
+        (("/c/d//e/", "/b", "/c"), "log.dirs: /c/d//e is inside /c; data folders are not nested"),
+        (("x/../data", "data/b"), "log.dirs: data/b is inside x/../data; data folders are not nested"),
+        (("/a", "/"), "log.dirs: /a is inside /; data folders are not nested"),
+    ],
+)
+def test_folders_named_twice_and_nested_ones_are_refused(paths: tuple[str, ...], said: str) -> None:
+    with pytest.raises(InvalidConfigError, match=f"{said}$"):
+        start(FaultyFileSystem(), *paths)
+
+
+def test_folders_whose_names_begin_alike_are_not_nested() -> None:
+    start(FaultyFileSystem(), "/a", "/ab", "/b/a").close(1)
+
+
+def test_all_logs_that_are_in_two_folders_are_named_at_once() -> None:
+    fs = FaultyFileSystem()
+    manager = start(fs, "/a", "/b")
+    create(manager, 4)
+    manager.close(1)
+    for path in ("/a/t-1", "/a/t-3", "/b/t-0", "/b/t-2", "/b/u-0"):
+        fs.make_dirs(path)
+    with pytest.raises(StorageError) as refused:
+        start(fs, "/a", "/b")
+    assert refused.value.message == (
+        "logs are in more than one data folder: t-0 in /a and /b, t-1 in /a and /b, t-2 in /a and /b, t-3 in /a and "
+        "/b. Move all but the newest of each somewhere else, start again, and delete them when those partitions are in "
+        "sync"
+    )
+    for path in ("/a/t-1", "/a/t-3", "/b/t-0", "/b/t-2"):
+        fs.remove_tree(path)
+    start(fs, "/a", "/b").close(2)
+
+
+@pytest.mark.parametrize("is_mount_point_left", [False, True])
+@pytest.mark.parametrize(
+    "notice",
+    [
+        lambda manager: manager.checkpoint_high_watermarks({("t", 0): 1, ("t", 1): 1}),
+        lambda manager: manager.checkpoint_recovery_points(),
+        lambda manager: manager.checkpoint_log_starts(),
+        lambda manager: manager.create("u", 0, OTHER_ID, CONFIG, NOW),
+    ],
+    ids=["high watermarks", "recovery points", "log starts", "a new log"],
+)
+def test_a_folder_that_is_gone_goes_offline_and_is_not_made_anew(
+    tmp_path: Path, notice: Callable[[LogManager], object], is_mount_point_left: bool
+) -> None:
+    """As after `rm -r`, or `umount -l`: the files of its logs stay open, and take everything that is written."""
+    told: list[tuple[str, StorageError]] = []
+    paths = [str(tmp_path / name) for name in "ab"]
+    manager = start(RealFileSystem(), *paths, on_folder_failed=lambda path, error: told.append((path, error)))
+    logs = create(manager, 2)
+    for log in logs:
+        append(log)
+    (tmp_path / "a").rename(tmp_path / "elsewhere")
+    if is_mount_point_left:
+        (tmp_path / "a").mkdir()
+    append(logs[0])
+    assert told == []
+    with pytest.raises(StorageError, match=r"the data folder is gone|cannot sync t-0"):
+        notice(manager)
+    assert {path for path, _ in told} == {paths[0]}
+    manager.take_offline(*told[0])
+    with pytest.raises(StorageError):
+        append(logs[0])
+    append(logs[1])
+    assert manager.create("u", 0, OTHER_ID, CONFIG, NOW).dir == f"{paths[1]}/u-0"
+    manager.checkpoint_high_watermarks({("t", 1): 1})
+    manager.close(1)
+    assert (list((tmp_path / "a").iterdir()) if is_mount_point_left else (tmp_path / "a").exists()) in ([], False)
 
 
 @pytest.mark.parametrize("operation", ["write", "read", "sync"])
