@@ -129,6 +129,25 @@ async def test_a_folder_that_fails_is_left_out_and_the_broker_goes_on(disks: tup
     await acknowledged(mesh, "u", other_id, 0, b"x")
 
 
+async def test_a_folder_that_is_unmounted_under_a_broker_is_left_out(disks: tuple[Mesh, Any]) -> None:
+    """Its files stay open and take everything, so that no error ever says so."""
+    mesh, systems = disks
+    topic_id = await mesh.create("t", partitions=PARTITIONS)
+    lost = [p for p in range(PARTITIONS) if folder_of(mesh, 2, topic_id, p) == "/b"]
+    assert lost
+    for partition in range(PARTITIONS):
+        await acknowledged(mesh, "t", topic_id, partition, b"before")
+    systems[2].rename("/b", "/elsewhere")
+    systems[2].make_dirs("/b")
+    for partition in range(PARTITIONS):
+        await acknowledged(mesh, "t", topic_id, partition, b"after")
+    for partition in lost:
+        await eventually(lambda p=partition: is_lost(state(mesh, topic_id, p), 2), "lost")
+        assert 2 not in state(mesh, topic_id, partition).isr
+    assert not mesh.brokers[2].failed.done()
+    assert systems[2].list_dir("/b") == {}
+
+
 async def test_a_folder_that_comes_back_with_a_restart_catches_up(disks: tuple[Mesh, Any]) -> None:
     mesh, systems = disks
     topic_id = await mesh.create("t", partitions=PARTITIONS)
