@@ -156,7 +156,7 @@ async def moved(
             telling.cancel()
     said = "; ".join(filter(None, await _what_is_left(admin, what, concerns, left, LAST_LOOK_S)))
     raise CommandError(
-        f"{said}, after {deadline.timeout_s:g} s. What was begun goes on in the background; the same command waits for "
+        f"after {deadline.timeout_s:g} s {said}. What was begun goes on in the background; the same command waits for "
         "it again, `kipmesh topic reassign --list` shows it, and `kipmesh topic reassign --cancel` takes it back"
     )
 
