@@ -14,6 +14,7 @@ from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.messages import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
+    DrainCursor,
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
     ListPartitionReassignmentsTopics,
@@ -46,7 +47,7 @@ class DrainProgress(NamedTuple):
     left: int
     """Replicas that it has now."""
     leaving: int
-    """Those of them that are being moved."""
+    """Those of them that are known to be moved, in the walk over all of them that is under way."""
 
 
 _NOT_TOLD = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the answer does not say")
@@ -182,40 +183,78 @@ async def drain_broker(
 ) -> DrainProgress:
     """Move every replica of a broker to others; with `wait` returns when it has none, for as long as that takes.
 
-    Raises KafkaError: INVALID_REPLICATION_FACTOR when there are too few other brokers, before anything is moved.
+    Raises KafkaError: INVALID_REPLICATION_FACTOR when there are too few other brokers, before anything is moved; what
+    was refused for `timeout_s` while nothing else began, after all that could begin.
     """
-    total = 0
+    drain = _Drain(cluster, broker_id, timeout_s, on_progress)
+    await drain.walk(is_check=True)
     refused_until = time.monotonic() + timeout_s
     while True:
-        request = PlanBrokerDrainRequest(broker_id, _request_timeout_ms(cluster, timeout_s))
-        plan: PlanBrokerDrainResponse = await _call(cluster, "PlanBrokerDrain", request, timeout_s)
-        total = max(total, plan.replicas)
-        progress = DrainProgress(total, plan.replicas, plan.leaving)
-        if on_progress is not None:
-            on_progress(progress)
+        started = time.monotonic()
+        begun = await drain.walk()
+        now = time.monotonic()
+        if begun:
+            refused_until = now + timeout_s
+        elif drain.refused and now >= refused_until:
+            raise drain.refusal()
+        if not drain.progress.left or not (begun or drain.refused or wait):
+            return drain.progress
+        # Nobody is kept busy by somebody who waits.
+        await asyncio.sleep(max(POLL_S, 9 * (now - started)) if not begun else 0)
+
+
+class _Drain:
+    """Walks over the replicas of a broker that is being drained."""
+
+    def __init__(self, cluster: Cluster, broker_id: int, timeout_s: float, on_progress: OnDrain | None) -> None:
+        self._cluster = cluster
+        self._broker_id = broker_id
+        self._timeout_s = timeout_s
+        self._on_progress = on_progress
+        self.progress = DrainProgress(0, 0, 0)
+        self.refused: dict[TopicPartition, KafkaError] = {}
+        """In the last walk; topics may be deleted meanwhile, which is no refusal."""
+
+    async def walk(self, *, is_check: bool = False) -> int:
+        """Once over all of them; begins what can begin unless it is a check. Returns how many reassignments began."""
+        cursor: DrainCursor | None = None
+        begun = leaving = 0
+        self.refused = {}
+        while True:
+            request = PlanBrokerDrainRequest(
+                self._broker_id, _request_timeout_ms(self._cluster, self._timeout_s), cursor, is_check
+            )
+            plan: PlanBrokerDrainResponse = await _call(self._cluster, "PlanBrokerDrain", request, self._timeout_s)
+            leaving += plan.leaving
+            if not is_check:
+                self._tell(plan.replicas, begun + leaving)
+                begun += await self._move(plan)
+            cursor = plan.next_cursor
+            if cursor is None:
+                return begun
+
+    def _tell(self, left: int, leaving: int) -> None:
+        self.progress = DrainProgress(max(self.progress.total, left), left, min(leaving, left))
+        if self._on_progress is not None:
+            self._on_progress(self.progress)
+
+    async def _move(self, plan: PlanBrokerDrainResponse) -> int:
         targets: dict[TopicPartition, Sequence[int] | None] = {
             TopicPartition(topic.name, each.partition_index): each.replicas
             for topic in plan.topics
             for each in topic.partitions
         }
-        if targets:
-            refused = await _move(cluster, targets, timeout_s)
-            if refused is None:
-                refused_until = time.monotonic() + timeout_s
-                continue
-            if time.monotonic() >= refused_until:
-                raise refused
-        elif not plan.replicas or not wait:
-            return progress
-        await asyncio.sleep(POLL_S)
+        results = await alter_reassignments(self._cluster, targets, self._timeout_s)
+        for where, error in results.items():
+            if error is not None and error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                self.refused[where] = error
+        return sum(error is None for error in results.values())
 
-
-async def _move(cluster: Cluster, targets: Targets, timeout_s: float) -> KafkaError | None:
-    """Begin these reassignments; when none began, an error that the next plan may get around."""
-    results = await alter_reassignments(cluster, targets, timeout_s)
-    # Topics may be deleted meanwhile.
-    errors = [e for e in results.values() if e is not None and e.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
-    return errors[0] if len(errors) == len(results) and errors else None
+    def refusal(self) -> KafkaError:
+        """What was refused to the end, as one error."""
+        (topic, partition), error = next(iter(self.refused.items()))
+        text = f"{len(self.refused)} partitions cannot be moved, such as partition {partition} of topic {topic!r}"
+        return KafkaError(error.code, f"{text}: {error.message}")
 
 
 async def unregister_broker(cluster: Cluster, broker_id: int, timeout_s: float) -> None:

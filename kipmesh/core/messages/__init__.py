@@ -214,6 +214,7 @@ from kipmesh.core.messages.quorum import (
 from kipmesh.core.messages.reassignments import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
+    DrainCursor,
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
     ListPartitionReassignmentsTopics,
@@ -304,6 +305,7 @@ __all__ = [
     "DescribeQuorumTopicResponse",
     "DescribedGroup",
     "DescribedGroupMember",
+    "DrainCursor",
     "ElectLeadersRequest",
     "ElectLeadersResponse",
     "EndQuorumEpochRequest",

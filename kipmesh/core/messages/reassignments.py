@@ -70,9 +70,17 @@ class ListPartitionReassignmentsResponse(NamedTuple):
     topics: Sequence[OngoingTopicReassignment] = ()
 
 
+class DrainCursor(NamedTuple):
+    walk_id: int = 0
+    topic_name: str = ""
+    partition_index: int = 0
+
+
 class PlanBrokerDrainRequest(NamedTuple):
     broker_id: int = 0
     timeout_ms: int = 60_000
+    cursor: DrainCursor | None = None
+    is_check: bool = False
 
 
 class PlanBrokerDrainResponse(NamedTuple):
@@ -82,6 +90,7 @@ class PlanBrokerDrainResponse(NamedTuple):
     topics: Sequence[ReassignableTopic] = ()
     replicas: int = 0
     leaving: int = 0
+    next_cursor: DrainCursor | None = None
 
 
 class UnregisterBrokerRequest(NamedTuple):

@@ -84,6 +84,7 @@ class MetadataController:
             {dotted(name) for name in config.model_fields_set},
         )
         self._new_topic_id = new_topic_id
+        self._drains = draining.Drains(image)
         # Reassignments that something else than AlterPartition has made complete.
         self._completable: dict[PartitionKey, None] = {}
 
@@ -241,7 +242,7 @@ class MetadataController:
 
     def plan_drain(self, request: PlanBrokerDrainRequest) -> Decision[PlanBrokerDrainResponse]:
         """PlanBrokerDrain."""
-        return Decision((), draining.plan_drain(self.image, request))
+        return Decision((), self._drains.plan(request))
 
     def unregister(self, request: UnregisterBrokerRequest) -> Decision[UnregisterBrokerResponse]:
         """UnregisterBroker."""

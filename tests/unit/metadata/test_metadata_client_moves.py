@@ -8,10 +8,11 @@ import pytest
 from metadata_support import Controller
 
 from kipmesh.client import reassignments
-from kipmesh.client.reassignments import alter_reassignments
+from kipmesh.client.reassignments import DrainProgress, alter_reassignments, drain_broker
 from kipmesh.client.types import TopicPartition
 from kipmesh.core import messages as m
 from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.core.metadata import draining
 
 
 class Link:
@@ -33,7 +34,10 @@ class Link:
         core = self.controller.core
         if method == "PlanBrokerDrain":
             self.plans += 1
-            return self.controller.run(core.plan_drain(request))
+            response = self.controller.run(core.plan_drain(request))
+            if response.error_code:
+                raise KafkaError(response.error_code, response.error_message)
+            return response
         assert method == "AlterPartitionReassignments"
         if len(self.altered) >= self.fail_after:
             raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, "nobody answers")
@@ -103,3 +107,46 @@ async def test_a_part_that_fails_is_why_the_rest_was_refused(monkeypatch: pytest
     link.fail_after = 0
     with pytest.raises(KafkaError, match="nobody answers"):
         await alter_reassignments(link, target(link, 25), 1.0)  # type: ignore[arg-type]
+
+
+async def test_what_is_refused_holds_up_nothing_else_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole plan is refused again and again: all others are moved, and then those are tried once more."""
+    monkeypatch.setattr(draining, "PLANNED_MAX", 5)
+    monkeypatch.setattr(reassignments, "POLL_S", 0.001)
+    link = cluster(25)
+    link.refused = set(range(7))
+    with pytest.raises(
+        KafkaError, match="7 partitions cannot be moved, such as partition 0 of topic 't': no"
+    ) as caught:
+        await drain_broker(link, 1, 0.05, wait=True)  # type: ignore[arg-type]
+    assert caught.value.code is ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    assert len(link.controller.image.reassigning) == 18
+    link.refused = set()
+    done = await drain_broker(link, 1, 10.0, wait=False)  # type: ignore[arg-type]
+    assert done == DrainProgress(25, 25, 25)
+    assert len(link.controller.image.reassigning) == 25
+
+
+async def test_a_drain_asks_as_often_as_there_are_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once over all to check, once to move, once to see that all leaves."""
+    monkeypatch.setattr(draining, "PLANNED_MAX", 5)
+    monkeypatch.setattr(draining, "LOOKED_MAX", 10)
+    link = cluster(45)
+    said: list[DrainProgress] = []
+    await drain_broker(link, 1, 10.0, wait=False, on_progress=said.append)  # type: ignore[arg-type]
+    assert sum(link.altered) == 45
+    assert len(link.altered) == 10
+    assert link.plans == 5 + 10 + 5
+    assert [one.leaving for one in said[:3]] == [0, 1, 6], "the topic's load is counted first"
+    assert [one.leaving for one in said[-2:]] == [40, 45]
+
+
+async def test_nothing_is_moved_when_one_has_nowhere_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draining, "PLANNED_MAX", 5)
+    monkeypatch.setattr(draining, "LOOKED_MAX", 5)
+    link = cluster(25)
+    link.controller.assigned("u", (1, 2, 3, 4))
+    with pytest.raises(KafkaError, match="'u'"):
+        await drain_broker(link, 1, 10.0, wait=False)  # type: ignore[arg-type]
+    assert not link.altered
+    assert not link.controller.image.reassigning

@@ -11,6 +11,7 @@ from test_metadata_reassignments import reassign
 
 from kipmesh.core import messages as m
 from kipmesh.core.errors import ErrorCode
+from kipmesh.core.metadata import draining
 from kipmesh.core.metadata.draining import PLANNED_MAX
 from kipmesh.core.metadata.reassignments import target_replicas
 
@@ -72,19 +73,93 @@ def test_loads_are_evened_out() -> None:
     assert taken == {2: 3, 3: 3, 4: 3}
 
 
-def test_a_plan_again_and_again_drains_the_broker() -> None:
-    controller = cluster(max_partitions_per_request=2 * PLANNED_MAX + 1)
-    topic = controller.assigned("t", *[(1, 2, 3)] * (2 * PLANNED_MAX + 1))
-    sizes = []
-    while (response := plan(controller, 1)).topics:
+def walk(
+    controller: Controller, broker: int, cursor: m.DrainCursor | None = None, *, is_check: bool = False
+) -> list[m.PlanBrokerDrainResponse]:
+    """The plans behind the cursor, of which nothing is done."""
+    plans = []
+    while True:
+        request = m.PlanBrokerDrainRequest(broker, 1000, cursor, is_check)
+        plans.append(controller.run(controller.core.plan_drain(request)))
+        cursor = plans[-1].next_cursor
+        if cursor is None:
+            return plans
+
+
+def test_a_walk_drains_the_broker() -> None:
+    total = 2 * PLANNED_MAX + 1
+    controller = cluster(max_partitions_per_request=total)
+    topic = controller.assigned("t", *[(1, 2, 3)] * total)
+    sizes, cursor = [], None
+    while True:
+        response = controller.run(controller.core.plan_drain(m.PlanBrokerDrainRequest(1, 1000, cursor)))
         sizes.append((len(wanted(response)), response.replicas, response.leaving))
         controller.run(controller.core.alter_reassignments(m.AlterPartitionReassignmentsRequest(1, response.topics)))
-    total = 2 * PLANNED_MAX + 1
-    assert sizes == [(PLANNED_MAX, total, 0), (PLANNED_MAX, total, PLANNED_MAX), (1, total, 2 * PLANNED_MAX)]
+        cursor = response.next_cursor
+        if cursor is None:
+            break
+    assert sizes == [(PLANNED_MAX, total, 0), (PLANNED_MAX, total, 0), (1, total, 0)]
+    assert plan(controller, 1) == m.PlanBrokerDrainResponse(replicas=total, leaving=total)
     for partition in range(total):
         assert 1 not in target_replicas(controller.state(topic, partition))
         controller.alter_isr(topic, partition, [1, 2, 3, 4])
     assert plan(controller, 1) == m.PlanBrokerDrainResponse()
+
+
+def test_a_walk_names_each_partition_once_whatever_becomes_of_them() -> None:
+    total = 2 * PLANNED_MAX + 1
+    controller = cluster(max_partitions_per_request=total)
+    controller.assigned("t", *[(1, 2, 3)] * total)
+    controller.assigned("u", (1, 2, 3))
+    plans = walk(controller, 1)
+    named = [where for one in plans for where in wanted(one)]
+    assert sorted(named) == [*[("t", number) for number in range(total)], ("u", 0)]
+    loads = Counter(broker for one in plans for replicas in wanted(one).values() for broker in replicas)
+    assert loads[4] == total + 1, "the only one of its rack"
+    first = plan(controller, 1)
+    controller.run(controller.core.delete_topics(m.DeleteTopicsRequest([m.DeleteTopicState("t")])))
+    (rest,) = walk(controller, 1, first.next_cursor)
+    assert wanted(rest) == {("u", 0): (4, 2, 3)}
+
+
+def test_loads_are_evened_out_over_a_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draining, "PLANNED_MAX", 2)
+    controller = Controller()
+    for broker in range(1, 5):
+        controller.join(broker)
+    controller.assigned("t", *[(1,)] * 9)
+    taken = Counter(replicas[0] for one in walk(controller, 1) for replicas in wanted(one).values())
+    assert taken == {2: 3, 3: 3, 4: 3}
+
+
+def test_a_step_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a huge topic some partitions are counted, and what leaves already, or is only checked, counts as looked at."""
+    monkeypatch.setattr(draining, "LOOKED_MAX", 10)
+    controller = cluster(max_partitions_per_request=100)
+    controller.assigned("t", *[(1, 2, 3)] * 35)
+    assert [len(wanted(one)) for one in walk(controller, 1, is_check=True)] == [0] * 4
+    plans = walk(controller, 1)
+    assert [len(wanted(one)) for one in plans] == [1, 10, 10, 10, 4]
+    for one in plans:
+        controller.run(controller.core.alter_reassignments(m.AlterPartitionReassignmentsRequest(1, one.topics)))
+    assert [one.leaving for one in walk(controller, 1)] == [10, 10, 10, 5]
+
+
+def test_a_forgotten_walk_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that drain one broker do not disturb each other; of too many walks the oldest is forgotten."""
+    monkeypatch.setattr(draining, "PLANNED_MAX", 1)
+    monkeypatch.setattr(draining, "WALKS_MAX", 2)
+    controller = cluster()
+    controller.assigned("t", *[(1, 2, 3)] * 3)
+    first, second = plan(controller, 1), plan(controller, 1)
+    assert first.next_cursor != second.next_cursor
+    for one in (second, first):
+        assert [list(wanted(each)) for each in walk(controller, 1, one.next_cursor)] == [[("t", 1)], [("t", 2)]]
+    forgotten, *_ = [plan(controller, 1).next_cursor for _ in range(3)]
+    for cursor in (forgotten, m.DrainCursor(77, "t", 1)):
+        assert len(walk(controller, 1, cursor)) == 3
+    other = plan(controller, 2).next_cursor
+    assert len(walk(controller, 1, other)) == 3, "another broker's"
 
 
 def test_too_few_brokers() -> None:
