@@ -45,7 +45,8 @@ def new_topic(mesh: LocalCluster) -> Callable[..., str]:
 
         name = f"topic-{next(_names)}"
         with AdminClient(mesh.bootstrap) as admin:
-            admin.create_topics([NewTopic(name, partitions, 3, configs)])
+            # The records are of 2023: on a slow machine the brokers come round to deleting what is older than a week.
+            admin.create_topics([NewTopic(name, partitions, 3, {"retention.ms": "-1", **configs})])
         return name
 
     return make
