@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import structlog
 
 from kipmesh.testing.kafka_tools import download_kafka_tools
 
@@ -21,6 +23,24 @@ POM = ROOT / "tests" / "golden" / "kafka-tools" / "pom.xml"
 JARS = ROOT / "build" / "kafka-tools"
 
 KafkaDump = Callable[..., str]
+
+
+_configure_logs = structlog.configure
+
+
+def _configure_without_cache(**config: Any) -> None:
+    _configure_logs(**{**config, "cache_logger_on_first_use": False})
+
+
+@pytest.fixture(autouse=True)
+def logs_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A command that a test runs in this process configures its logs, and the next test may read them."""
+    was_configured, config = structlog.is_configured(), structlog.get_config()
+    monkeypatch.setattr(structlog, "configure", _configure_without_cache)
+    yield
+    _configure_without_cache(**config)
+    if not was_configured:
+        structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")
