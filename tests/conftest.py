@@ -25,6 +25,10 @@ JARS = ROOT / "build" / "kafka-tools"
 KafkaDump = Callable[..., str]
 
 
+for _renderer in structlog.get_config()["processors"]:
+    if isinstance(_renderer, structlog.dev.ConsoleRenderer):
+        _renderer.exception_formatter = structlog.dev.plain_traceback  # its own prints locals: whole clusters
+
 _configure_logs = structlog.configure
 
 

@@ -63,7 +63,8 @@ def configure(*, level: str, form: str, context: dict[str, Any], stream: TextIO 
     if form == "json":
         render = structlog.processors.JSONRenderer(default=repr)
     else:
-        render = structlog.dev.ConsoleRenderer(colors=False)
+        # Not the renderer's own tracebacks, which print the locals: those of a node may be gigabytes.
+        render = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
     processors: list[Any] = [
         structlog.stdlib.add_log_level,
         add_context,
