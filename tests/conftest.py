@@ -6,7 +6,6 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import structlog
@@ -25,26 +24,14 @@ JARS = ROOT / "build" / "kafka-tools"
 KafkaDump = Callable[..., str]
 
 
-for _renderer in structlog.get_config()["processors"]:
-    if isinstance(_renderer, structlog.dev.ConsoleRenderer):
-        _renderer.exception_formatter = structlog.dev.plain_traceback  # its own prints locals: whole clusters
-
-_configure_logs = structlog.configure
-
-
-def _configure_without_cache(**config: Any) -> None:
-    _configure_logs(**{**config, "cache_logger_on_first_use": False})
-
-
-@pytest.fixture(autouse=True)
-def logs_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A command that a test runs in this process configures its logs, and the next test may read them."""
+@pytest.fixture
+def logs_that_can_be_read() -> Iterator[None]:
+    """A command that an earlier test ran in this process may have configured its logs for errors only."""
     was_configured, config = structlog.is_configured(), structlog.get_config()
-    monkeypatch.setattr(structlog, "configure", _configure_without_cache)
+    structlog.reset_defaults()
     yield
-    _configure_without_cache(**config)
-    if not was_configured:
-        structlog.reset_defaults()
+    if was_configured:
+        structlog.configure(**config)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import pytest
 import structlog
 
 from kipmesh.core.config import BrokerConfig
@@ -34,6 +35,7 @@ async def round_of(*replicas: FakeReplica) -> list[Any]:
     return lines
 
 
+@pytest.mark.usefixtures("logs_that_can_be_read")
 async def test_segments_that_wait_are_told_in_one_line() -> None:
     lines = await round_of(FakeReplica("a", 0, 2, 0), FakeReplica("b", 1, 0, 3), FakeReplica("c", 2, 0, 1))
     assert [line["event"] for line in lines] == [

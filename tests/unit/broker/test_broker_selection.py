@@ -255,6 +255,7 @@ def test_the_host_of_a_peer(peer: str, host: str) -> None:
         ({"replica.selector.config": "a=1"}, ["replica.selector.config"]),
     ],
 )
+@pytest.mark.usefixtures("logs_that_can_be_read")
 def test_settings_without_effect_are_told(more: dict[str, str], told: list[str]) -> None:
     keys = {
         "node.id": "1",

@@ -397,6 +397,7 @@ def test_below_the_level_each_partition_has_its_record(monkeypatch: pytest.Monke
 # --- what is told of it
 
 
+@pytest.mark.usefixtures("logs_that_can_be_read")
 def test_elections_of_an_event_are_counted_and_logged(three: Controller) -> None:
     three.assigned("t", (1, 2), (1, 3), (2, 1))
     single = three.assigned("single", (1,))
