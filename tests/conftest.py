@@ -24,6 +24,11 @@ JARS = ROOT / "build" / "kafka-tools"
 KafkaDump = Callable[..., str]
 
 
+for _renderer in structlog.get_config()["processors"]:
+    if isinstance(_renderer, structlog.dev.ConsoleRenderer):
+        _renderer.exception_formatter = structlog.dev.plain_traceback  # its own prints locals: whole clusters
+
+
 @pytest.fixture
 def logs_that_can_be_read() -> Iterator[None]:
     """A command that an earlier test ran in this process may have configured its logs for errors only."""
