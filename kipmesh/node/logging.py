@@ -77,7 +77,7 @@ def configure(*, level: str, form: str, context: dict[str, Any], stream: TextIO 
         processors=[*processors, render],
         wrapper_class=structlog.make_filtering_bound_logger(least),
         logger_factory=structlog.WriteLoggerFactory(file=out),
-        cache_logger_on_first_use=True,
+        cache_logger_on_first_use=False,  # a logger that was used before follows when this is called again
     )
     root = logging.getLogger()
     for handler in list(root.handlers):

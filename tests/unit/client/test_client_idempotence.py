@@ -129,9 +129,12 @@ async def test_a_batch_that_expires_leaves_no_gap_that_stops_the_others() -> Non
                 await (await producer.send("t", b"lost"))
             assert caught.value.code == ErrorCode.REQUEST_TIMED_OUT
             cluster._faults.clear()
-            assert (await (await producer.send("t", b"next"))).offset == 1
-        assert values(cluster) == [b"first", b"next"]
-        assert epochs(cluster) == [(1000, 0, 0), (1000, 1, 0)]
+            after = await (await producer.send("t", b"next"))
+        # A last attempt may have been on its way when the batch expired: whether it was written nobody promised.
+        written = values(cluster)
+        assert written in ([b"first", b"next"], [b"first", b"lost", b"next"])
+        assert written[after.offset] == b"next"
+        assert epochs(cluster)[-1] == (1000, 1, 0)
 
 
 async def test_a_batch_in_parts_is_numbered_like_the_whole() -> None:
