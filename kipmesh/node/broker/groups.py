@@ -14,6 +14,7 @@ import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
+from typing import TypeVar
 
 import structlog
 
@@ -61,11 +62,13 @@ from kipmesh.core.messages import (
 from kipmesh.core.metadata.image import MetadataDelta, TopicState
 from kipmesh.node.broker.admin import AdminHandler
 from kipmesh.node.broker.disk import Disk
-from kipmesh.node.broker.group_shard import GroupShard
+from kipmesh.node.broker.group_shard import GroupShard, Step
 from kipmesh.node.broker.partitions import Partitions
 from kipmesh.rpc.server import RequestContext
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 GROUP_KEY_TYPE = 0
 CREATE_TIMEOUT_S = 5.0
@@ -195,49 +198,53 @@ class GroupsHandler:
 
     # --- members -----------------------------------------------------------------------------------------------------
 
+    async def _ask(self, group_id: str, step: Step, refused: Callable[[ErrorCode], T]) -> T:
+        """What the group's coordinator answers, or `refused` with the error where this broker is not it, or not yet."""
+        try:
+            answer: T = await self._shard(group_id).ask(step)
+        except KafkaError as error:
+            return refused(error.code)
+        return answer
+
     async def join_group(self, request: JoinGroupRequest, context: RequestContext) -> JoinGroupResponse:
         """JoinGroup (API key 11): waits for the others."""
         client = Client(context.client_id, _host(context.peer))
         unique = str(uuid.uuid4())
-        try:
-            answer: JoinGroupResponse = await self._shard(request.group_id).ask(
-                lambda coordinator, number, now: coordinator.join(request, client, unique, number, now)
-            )
-        except KafkaError as error:
-            return JoinGroupResponse(error_code=error.code, member_id=request.member_id)
-        return answer
+        return await self._ask(
+            request.group_id,
+            lambda coordinator, number, now: coordinator.join(request, client, unique, number, now),
+            lambda code: JoinGroupResponse(error_code=code, member_id=request.member_id),
+        )
 
     async def sync_group(self, request: SyncGroupRequest, context: RequestContext) -> SyncGroupResponse:
         """SyncGroup (API key 14): waits for the leader's assignment."""
-        try:
-            answer: SyncGroupResponse = await self._shard(request.group_id).ask(
-                lambda coordinator, number, now: coordinator.sync(request, number, now)
-            )
-        except KafkaError as error:
-            return SyncGroupResponse(error_code=error.code)
-        return answer
+        return await self._ask(
+            request.group_id,
+            lambda coordinator, number, now: coordinator.sync(request, number, now),
+            lambda code: SyncGroupResponse(error_code=code),
+        )
 
     async def heartbeat(self, request: HeartbeatRequest, context: RequestContext) -> HeartbeatResponse:
         """Heartbeat (API key 12)."""
-        try:
-            answer: HeartbeatResponse = await self._shard(request.group_id).ask(
-                lambda coordinator, number, now: coordinator.heartbeat(request, number, now)
-            )
-        except KafkaError as error:
+
+        def refused(code: ErrorCode) -> HeartbeatResponse:
             # While the groups are read nobody's session ends: members that joined before need not join again.
-            is_loading = error.code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-            return HeartbeatResponse(error_code=ErrorCode.NONE if is_loading else error.code)
-        return answer
+            is_loading = code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+            return HeartbeatResponse(error_code=ErrorCode.NONE if is_loading else code)
+
+        return await self._ask(
+            request.group_id,
+            lambda coordinator, number, now: coordinator.heartbeat(request, number, now),
+            refused,
+        )
 
     async def leave_group(self, request: LeaveGroupRequest, context: RequestContext) -> LeaveGroupResponse:
         """LeaveGroup (API key 13)."""
-        try:
-            answer: LeaveGroupResponse = await self._shard(request.group_id).ask(
-                lambda coordinator, number, now: coordinator.leave(request, number, now)
-            )
-        except KafkaError as error:
-            return LeaveGroupResponse(error_code=error.code)
-        return answer
+        return await self._ask(
+            request.group_id,
+            lambda coordinator, number, now: coordinator.leave(request, number, now),
+            lambda code: LeaveGroupResponse(error_code=code),
+        )
 
     # --- offsets -----------------------------------------------------------------------------------------------------
 
@@ -270,25 +277,21 @@ class GroupsHandler:
         """OffsetFetch (API key 9), of several groups if they are here."""
 
         async def answer(group: OffsetFetchRequestGroup) -> OffsetFetchResponseGroup:
-            try:
-                found: OffsetFetchResponseGroup = await self._shard(group.group_id).ask(
-                    lambda coordinator, number, now: coordinator.fetch(group, number)
-                )
-            except KafkaError as error:
-                return OffsetFetchResponseGroup(group.group_id, (), error.code)
-            return found
+            return await self._ask(
+                group.group_id,
+                lambda coordinator, number, now: coordinator.fetch(group, number),
+                lambda code: OffsetFetchResponseGroup(group.group_id, (), code),
+            )
 
         return OffsetFetchResponse(groups=[await answer(group) for group in request.groups])
 
     async def offset_delete(self, request: OffsetDeleteRequest, context: RequestContext) -> OffsetDeleteResponse:
         """OffsetDelete (API key 47)."""
-        try:
-            answer: OffsetDeleteResponse = await self._shard(request.group_id).ask(
-                lambda coordinator, number, now: coordinator.delete_offsets(request, number, now)
-            )
-        except KafkaError as error:
-            return OffsetDeleteResponse(error.code)
-        return answer
+        return await self._ask(
+            request.group_id,
+            lambda coordinator, number, now: coordinator.delete_offsets(request, number, now),
+            OffsetDeleteResponse,
+        )
 
     # --- groups ------------------------------------------------------------------------------------------------------
 
@@ -318,13 +321,11 @@ class GroupsHandler:
         """DeleteGroups (API key 42)."""
 
         async def answer(group_id: str) -> DeletableGroupResult:
-            try:
-                result: DeletableGroupResult = await self._shard(group_id).ask(
-                    lambda coordinator, number, now: coordinator.delete_group(group_id, number, now)
-                )
-            except KafkaError as error:
-                return DeletableGroupResult(group_id, error.code)
-            return result
+            return await self._ask(
+                group_id,
+                lambda coordinator, number, now: coordinator.delete_group(group_id, number, now),
+                lambda code: DeletableGroupResult(group_id, code),
+            )
 
         return DeleteGroupsResponse(results=await asyncio.gather(*map(answer, dict.fromkeys(request.groups_names))))
 
