@@ -226,11 +226,11 @@ def build(
     body = bytearray()
     for delta, (key, value) in enumerate(records):
         record = bytearray(b"\0\0")  # attributes, timestamp delta
-        _put_varint(record, delta)
+        put_varint(record, delta)
         _put_bytes(record, key)
         _put_bytes(record, value)
-        _put_varint(record, 0)  # headers
-        _put_varint(body, len(record))
+        put_varint(record, 0)  # headers
+        put_varint(body, len(record))
         body += record
     head = bytearray(
         _HEADER.pack(
@@ -314,7 +314,8 @@ class _Reader:
             raise CorruptRecordError("a record header's key is not UTF-8") from None
 
 
-def _put_varint(out: bytearray, value: int) -> None:
+def put_varint(out: bytearray, value: int) -> None:
+    """Append a zigzag varint, as records have them."""
     encoded = (value << 1) ^ (value >> 63)
     while encoded > 0x7F:
         out.append(0x80 | (encoded & 0x7F))
@@ -326,5 +327,5 @@ def _put_bytes(out: bytearray, value: bytes | None) -> None:
     if value is None:
         out.append(1)
     else:
-        _put_varint(out, len(value))
+        put_varint(out, len(value))
         out += value

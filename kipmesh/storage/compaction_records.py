@@ -19,7 +19,7 @@ from typing import NamedTuple
 import cramjam
 
 from kipmesh.core.errors import CorruptRecordError, ErrorCode, KafkaError
-from kipmesh.core.record_batch import HEADER_BYTES, BatchHeader, join
+from kipmesh.core.record_batch import HEADER_BYTES, BatchHeader, join, put_varint
 from kipmesh.storage.decompress import decompress
 
 RECORDS_BYTES_MAX = 64 << 20
@@ -64,14 +64,6 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
             return (value >> 1) ^ -(value & 1), position + 1
         shift += 7
     raise CorruptRecordError("a varint is longer than ten bytes")
-
-
-def _put_varint(out: bytearray, value: int) -> None:
-    encoded = (value << 1) ^ (value >> 63)
-    while encoded > 0x7F:
-        out.append(0x80 | (encoded & 0x7F))
-        encoded >>= 7
-    out.append(encoded)
 
 
 def records_of(data: bytes, header: BatchHeader) -> bytes:
@@ -204,9 +196,9 @@ def cleaned(
 def _put_moved(out: bytearray, records: bytes, place: Place, by_ms: int) -> None:
     """The record in a batch whose base timestamp is another."""
     record = bytearray(records[place.attributes : place.attributes + 1])
-    _put_varint(record, place.timestamp_delta + by_ms)
+    put_varint(record, place.timestamp_delta + by_ms)
     record += records[place.rest : place.end]
-    _put_varint(out, len(record))
+    put_varint(out, len(record))
     out += record
 
 
