@@ -6,7 +6,6 @@ import pytest
 from replica_sim_support import CHUNKS, SEEDS, run_chunk
 
 from kipmesh.testing.replica_sim import InvariantError, World, run_seed, run_world
-from kipmesh.testing.replica_sim.__main__ import main
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
@@ -40,15 +39,3 @@ def test_a_failure_names_the_seed_and_how_to_replay_it(monkeypatch: pytest.Monke
     monkeypatch.setattr(World, "run", broken)
     with pytest.raises(InvariantError, match=r"seed 5 .*python -m kipmesh.testing.replica_sim --seed 5"):
         run_seed(5)
-
-
-def test_the_command_goes_on_where_it_stopped(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
-    progress = f"{tmp_path}/replicas.json"
-    assert main(["--seeds", "1", "--progress", progress]) == 0
-    assert main(["--seeds", "2", "--progress", progress]) == 0
-    told = capsys.readouterr().out
-    assert "0 of 1 seeds are done" in told
-    assert "1 of 2 seeds are done" in told
-    assert "elections" in told
-    assert main(["--seed", "1"]) == 0
-    assert "seed 1: clean" in capsys.readouterr().out
