@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,16 @@ from kipmesh.testing.waiting import until as eventually
 
 CLUSTER_ID = "broker-tests"
 TIMEOUT_S = 20.0
+
+
+def hosts(node: BrokerNode, name: str) -> bool:
+    """Whether the broker knows the topic and hosts its replicas of it."""
+    topic = node.partitions.image.topic_by_name(name)
+    return topic is not None and all(
+        node.partitions.get(topic.topic_id, index) is not None
+        for index, partition in topic.partitions.items()
+        if node.config.node_id in partition.replicas
+    )
 
 
 class Mesh:
@@ -112,21 +123,22 @@ class Mesh:
         return await self.connection(broker_id).call(service, method, request, TIMEOUT_S)
 
     async def create(
-        self, name: str, partitions: int = 1, replication_factor: int = 3, via: int = 1, **configs: str
+        self,
+        name: str,
+        partitions: int = 1,
+        replication_factor: int = 3,
+        via: int = 1,
+        but_not_hosted_by: Sequence[int] = (),
+        **configs: str,
     ) -> bytes:
-        """Create a topic and wait until every broker knows it; returns its id."""
+        """Create a topic and wait until every broker knows it and hosts its replicas; returns its id."""
         entries = [m.ConfigEntry(key.replace("_", "."), value) for key, value in configs.items()]
         topic = m.CreatableTopic(name, partitions, replication_factor, configs=entries)
         response = await self.call(via, "CreateTopics", m.CreateTopicsRequest([topic], 10_000), "Admin")
         (result,) = response.topics
         assert result.error_code == 0, result
-        for node in self.brokers.values():
-            await eventually(lambda node=node: node.partitions.image.topic_by_name(name), f"{name} known")
-        leader = self.brokers[1]
-        await eventually(
-            lambda: all(leader.partitions.get(result.topic_id, p) for p in range(partitions)) or 1 not in self.brokers,
-            f"{name} hosted",
-        )
+        for node in [node for broker_id, node in self.brokers.items() if broker_id not in but_not_hosted_by]:
+            await eventually(lambda node=node: hosts(node, name), f"{name} known and hosted")
         return result.topic_id
 
     async def produce(

@@ -236,7 +236,7 @@ async def test_a_folder_that_fails_while_a_log_is_made_there_loses_that_replica(
         return made
 
     monkeypatch.setattr(manager, "_create", failing)
-    topic_id = await mesh.create("t")
+    topic_id = await mesh.create("t", but_not_hosted_by=(3,))
     await eventually(lambda: is_lost(state(mesh, topic_id, 0), 3), "the controller knows")
     assert set(state(mesh, topic_id, 0).isr) == {1, 2}
     await acknowledged(mesh, "t", topic_id, 0, b"x")

@@ -218,7 +218,9 @@ class Controller:
     ) -> m.AlterPartitionPartitionResponse:
         state = self.state(topic_id, partition)
         broker_id = values.pop("broker_id", state.leader)
-        members = values.pop("members", [m.IsrMember(i, self.image.brokers[i].broker_epoch) for i in isr])
+        members = values.pop("members", None)
+        if members is None:
+            members = [m.IsrMember(i, self.image.brokers[i].broker_epoch) for i in isr]
         asked = m.AlterPartitionPartition(partition, state.leader_epoch, state.partition_epoch, members)._replace(
             **values
         )
