@@ -202,6 +202,7 @@ class PartitionQueue:
         "_on_closed",
         "_orders",
         "batches",
+        "failed_epoch",
         "in_flight",
         "loop",
         "open",
@@ -222,6 +223,7 @@ class PartitionQueue:
         self.in_flight: list[Batch] = []
         self.sequences: PartitionSequences | None = None
         self.retry_at_s = 0.0
+        self.failed_epoch = -1  # the leader epoch of the last try that failed
         self._on_closed = on_closed
         self._orders = count()
 

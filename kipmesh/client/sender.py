@@ -26,11 +26,7 @@ from kipmesh.client.records import read_batch
 from kipmesh.client.supervision import task_failure
 from kipmesh.core.config import ProducerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import (
-    PartitionProduceResponse,
-    ProduceRequest,
-    ProduceResponse,
-)
+from kipmesh.core.messages import PartitionProduceResponse, ProduceRequest, ProduceResponse
 from kipmesh.core.producer_sequences import Numbers, ProducerSequences, Verdict
 from kipmesh.core.record_batch import parse_header
 from kipmesh.core.sequences import UNRESOLVED_MAX
@@ -163,7 +159,7 @@ class Sender:
     def _drain(self, now: float) -> None:
         self._expire(now)
         self._ripen(now)
-        for queue in [queue for queue in self._delayed if queue.retry_at_s <= now]:
+        for queue in [queue for queue in self._delayed if queue.retry_at_s <= now or self._leader_is_new(queue)]:
             del self._delayed[queue]
             self._mark_ready(queue)
         for leader_id, batches in self._plan():
@@ -413,13 +409,17 @@ class Sender:
             self._complete(batch, None)
             self._memory.give(batch.reserved_bytes)
         elif error is not None:
-            self._failed(queue, batch, error, leader_is_new=self._leader_epoch(queue) > epoch >= 0)
+            self._failed(queue, batch, error, epoch)
         if queue.sequences is not None:
             self._drop(queue, queue.sequences.settled())
         self._resume(queue)
 
-    def _failed(self, queue: PartitionQueue, batch: Batch, error: KafkaError, *, leader_is_new: bool) -> None:
-        """Once more later; at once where somebody else leads since it was sent, whom nobody has asked (KIP-951)."""
+    def _leader_is_new(self, queue: PartitionQueue) -> bool:
+        """Whether somebody leads whom nobody has asked since the last try failed (KIP-951): no reason to wait."""
+        return self._leader_epoch(queue) > queue.failed_epoch >= 0
+
+    def _failed(self, queue: PartitionQueue, batch: Batch, error: KafkaError, epoch: int) -> None:
+        """A try in that leader epoch: once more later, or as soon as there is another leader."""
         batch.attempts += 1
         verdict = Verdict.AGAIN if error.retriable else Verdict.FAILED
         if queue.sequences is not None and batch.numbers is not None:
@@ -430,8 +430,9 @@ class Sender:
             batch.retried_for = error
             log.debug("produce to %s-%d failed: %s", queue.topic, queue.partition, error)
             queue.put_back(batch)
+            queue.failed_epoch = max(epoch, queue.failed_epoch) if queue in self._delayed else epoch
             is_turn = error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and batch.attempts <= UNRESOLVED_MAX
-            if not leader_is_new and not is_turn:
+            if not is_turn and not self._leader_is_new(queue):
                 queue.retry_at_s = self._loop.time() + self._backoff.delay_s(batch.attempts)
                 self._delayed[queue] = None
         else:

@@ -70,6 +70,27 @@ async def test_a_producer_waits_where_nobody_knows_better() -> None:
         assert count(fake, "Produce") - before == 2
 
 
+async def test_news_of_another_leader_ends_the_wait_between_two_tries() -> None:
+    """A leader that died is asked in vain; who leads next comes with metadata, while the next try is not due yet."""
+    async with moving() as fake, Producer(fake.bootstrap, **PATIENT) as producer:
+        await (await producer.send("t", b"1", partition=0))
+        fake.inject("Produce", ErrorCode.NOT_LEADER_OR_FOLLOWER, times=1)  # without a hint
+        sent = await producer.send("t", b"2", partition=0)
+        sender, metadata = producer._sender, producer._metadata
+        assert sender is not None
+        await until(lambda: bool(sender._delayed), "it waits")
+        metadata._notify()  # nothing new
+        await asyncio.sleep(0.05)
+        assert sender._delayed
+        assert not sent.done()
+        fake.move_leader("t", 0, 2)
+        epoch = fake.topics["t"].partitions[0].leader_epoch
+        endpoint = NodeEndpoint(2, "127.0.0.1", fake.brokers[2].port)
+        assert metadata.apply_leaders([("t", 0, LeaderIdAndEpoch(2, epoch))], [endpoint])
+        assert (await asyncio.wait_for(sent, IN_TIME_S)).offset == 1
+        assert not sender._delayed
+
+
 async def test_each_newer_leader_is_asked_once_without_waiting() -> None:
     async with moving(3) as fake, Producer(fake.bootstrap, **PATIENT) as producer:
         await (await producer.send("t", b"1", partition=0))
