@@ -8,7 +8,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -16,11 +16,35 @@ from typing import TYPE_CHECKING, Any
 from kipmesh.cli.common import EXIT_OK, EXIT_SIGNAL
 
 if TYPE_CHECKING:
-    from kipmesh.client import Consumer, TopicMetadata
+    from kipmesh.client import Consumer, ConsumerRecord, TopicMetadata
 
 SILENCE_S = 5.0
 """For so long nobody has answered before that is said."""
 LOOK_S = 0.5
+POLL_RECORDS_MAX = 5000
+IDLE_POLL_MS = 60_000
+CONNECT_TIMEOUT_S_MIN = 1.0
+
+ShowAll = Callable[[Sequence["ConsumerRecord"]], None]
+"""Prints records."""
+
+
+def connect_timeout_s(timeout_ms: int | None) -> float | None:
+    """How long to wait for a first broker, where the user says how long for records."""
+    return None if timeout_ms is None else max(timeout_ms / 1000, CONNECT_TIMEOUT_S_MIN)
+
+
+async def read(consumer: Consumer, max_messages: int | None, timeout_ms: int | None, show_all: ShowAll) -> bool:
+    """Whether there were `max_messages`; False at the end of `timeout_ms`."""
+    left = max_messages
+    while left is None or left > 0:
+        wanted_records = POLL_RECORDS_MAX if left is None else min(left, POLL_RECORDS_MAX)
+        records = await consumer.poll(timeout_ms=timeout_ms or IDLE_POLL_MS, max_records=wanted_records)
+        if not records and timeout_ms is not None:
+            return False
+        show_all(records)
+        left = None if left is None else left - len(records)
+    return True
 
 
 class Ending:

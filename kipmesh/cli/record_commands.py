@@ -21,18 +21,16 @@ from kipmesh.cli.common import (
     connected,
     examples,
     parse_pairs,
+    plain_text,
     print_json,
     run,
 )
-from kipmesh.cli.consume_support import Ending, tell_leaderless, tell_silence
+from kipmesh.cli.consume_group import consume_in_group, group_settings
+from kipmesh.cli.consume_support import Ending, connect_timeout_s, read, tell_leaderless, tell_silence
 from kipmesh.cli.produce_command import produce
 
 if TYPE_CHECKING:
-    from kipmesh.client import Consumer, ConsumerRecord
-
-POLL_RECORDS_MAX = 5000
-IDLE_POLL_MS = 60_000
-CONNECT_TIMEOUT_S_MIN = 1.0
+    from kipmesh.client import ConsumerRecord
 
 
 def register(app: typer.Typer) -> None:
@@ -52,6 +50,7 @@ def register(app: typer.Typer) -> None:
             kipmesh consume flights --from-beginning --max-messages 10
             kipmesh consume flights --partition 3 --offset 1000 --json
             kipmesh consume flights --from-beginning --timeout-ms 1000 --print-key
+            kipmesh consume flights --group readers --from-beginning
             """
         )
     )(consume)
@@ -62,6 +61,15 @@ def consume(
     from_beginning: Annotated[
         bool, typer.Option("--from-beginning", help="Begin with the first record instead of the next one.")
     ] = False,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            "--group",
+            callback=plain_text,
+            help="Share the topic with the other members of this group, go on where it is, and commit what was read. "
+            "--from-beginning is then for partitions without a committed offset.",
+        ),
+    ] = None,
     max_messages: Annotated[
         int | None, typer.Option("--max-messages", min=1, help="End after so many records.")
     ] = None,
@@ -86,9 +94,9 @@ def consume(
     if offset is not None and not (offset in ("earliest", "latest") or (offset.isascii() and offset.isdigit())):
         raise typer.BadParameter(f"{offset!r} is no number, earliest or latest", param_hint="--offset")
     begin = offset or ("earliest" if from_beginning else "latest")
-    settings = parse_pairs(config or (), "--config")
-    if "group.id" in settings:
-        raise typer.BadParameter("group.id: this reads by itself and for no group, leave it out", param_hint="--config")
+    settings = group_settings(parse_pairs(config or (), "--config"), group, from_beginning=from_beginning)
+    if partition is not None and "group.id" in settings:
+        raise typer.BadParameter("not together with a group, which gives partitions itself", param_hint="--partition")
     separator = os.fsencode(key_separator) if print_key else None
     address = bootstrap_of(bootstrap, folder)
 
@@ -110,6 +118,8 @@ def consume(
             sys.stdout.flush()
 
     def work() -> Coroutine[Any, Any, int]:
+        if "group.id" in settings:
+            return ending.run(consume_in_group(address, topic, settings, max_messages, timeout_ms, show_all))
         return ending.run(_consume(address, topic, partition, begin, max_messages, timeout_ms, settings, show_all))
 
     code = run(work)
@@ -130,9 +140,8 @@ async def _consume(
     from kipmesh.client import Consumer, TopicPartition
     from kipmesh.core.errors import ErrorCode, KafkaError
 
-    connect_timeout_s = None if timeout_ms is None else max(timeout_ms / 1000, CONNECT_TIMEOUT_S_MIN)
     client = Consumer(bootstrap, **{"auto.offset.reset": "none", **config})
-    async with connected(client, bootstrap, config, timeout_s=connect_timeout_s) as consumer:
+    async with connected(client, bootstrap, config, timeout_s=connect_timeout_s(timeout_ms)) as consumer:
         known = await consumer.partitions_for(topic)
         wanted = sorted(known.partitions) if partition is None else [partition]
         if partition is not None and partition not in known.partitions:
@@ -148,25 +157,7 @@ async def _consume(
             consumer.seek(places[0], int(begin))
         telling = asyncio.create_task(tell_silence(consumer, bootstrap))
         try:
-            if not await _read(consumer, max_messages, timeout_ms, show_all):
+            if not await read(consumer, max_messages, timeout_ms, show_all):
                 tell_leaderless(await consumer.partitions_for(topic), wanted)
         finally:
             telling.cancel()
-
-
-async def _read(
-    consumer: Consumer,
-    max_messages: int | None,
-    timeout_ms: int | None,
-    show_all: Callable[[Sequence[ConsumerRecord]], None],
-) -> bool:
-    """Whether there were `max_messages`; False at the end of `timeout_ms`."""
-    left = max_messages
-    while left is None or left > 0:
-        wanted_records = POLL_RECORDS_MAX if left is None else min(left, POLL_RECORDS_MAX)
-        records = await consumer.poll(timeout_ms=timeout_ms or IDLE_POLL_MS, max_records=wanted_records)
-        if not records and timeout_ms is not None:
-            return False
-        show_all(records)
-        left = None if left is None else left - len(records)
-    return True

@@ -10,7 +10,7 @@ from kipmesh.client.admin_groups import (
     ResetTo,
 )
 from kipmesh.client.consumer import Consumer
-from kipmesh.client.group import RebalanceListener
+from kipmesh.client.group import ConsumerGroupMetadata, RebalanceListener
 from kipmesh.client.producer import Producer, WouldBlockError
 from kipmesh.client.types import (
     TIMESTAMP_EARLIEST,
@@ -56,6 +56,7 @@ __all__ = [
     "ConfigSource",
     "ConfigValue",
     "Consumer",
+    "ConsumerGroupMetadata",
     "ConsumerRecord",
     "CreatedTopic",
     "Delivery",

@@ -16,7 +16,7 @@ from typing import Any, Self
 from kipmesh.client.cluster import Cluster
 from kipmesh.client.fetch_state import AskUser, Chunk, PartitionState
 from kipmesh.client.fetcher import Fetcher
-from kipmesh.client.group import Membership, RebalanceListener
+from kipmesh.client.group import ConsumerGroupMetadata, Membership, RebalanceListener
 from kipmesh.client.offsets import list_offsets
 from kipmesh.client.replica_choice import rack_in_metadata
 from kipmesh.client.settings import parse_config
@@ -79,17 +79,19 @@ class Consumer:
         self._started = True
         self._fetcher.start()
 
-    async def close(self) -> None:
+    async def close(self, *, commit: bool = True, leave: bool = True) -> None:
         """Stop, end the fetch sessions and disconnect; a second at most for brokers that are gone. May be repeated.
 
-        A member of a group commits and leaves before, for which it takes up to ten seconds more.
+        A member of a group commits, where `enable.auto.commit` says so, and leaves before, for which it takes up to ten
+        seconds more. Without `commit` what was read since the last commit is read again; without `leave` the group
+        waits for `session.timeout.ms`, as if the process had died.
         """
         if not self._closed:
             self._closed = True
             self._fetcher.arrived.set()
             try:
                 if self._group is not None and self._started:
-                    await self._group.close()
+                    await self._group.close(commit=commit, leave=leave)
                 await self._fetcher.close()
             finally:
                 await self._cluster.close()
@@ -240,6 +242,11 @@ class Consumer:
         self._check_open()
         wanted = [TopicPartition(*where) for where in partitions]
         return await self._membership.committed(wanted, self.config.default_api_timeout_ms / 1000)
+
+    def group_metadata(self) -> ConsumerGroupMetadata:
+        """What the group knows this consumer by: its generation and member id, -1 and empty outside."""
+        group = self._membership
+        return ConsumerGroupMetadata(group.group_id, group.generation_id, group.member_id)
 
     @property
     def _membership(self) -> Membership:

@@ -59,6 +59,14 @@ TOPIC_TIMEOUT_S = 5.0
 _LOST = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION})
 
 
+class ConsumerGroupMetadata(NamedTuple):
+    """Who a consumer is in its group."""
+
+    group_id: str
+    generation_id: int
+    member_id: str
+
+
 class RebalanceListener:
     """Told of partitions that come and go, within `poll` and `close`; the methods may be coroutines."""
 
@@ -111,6 +119,11 @@ class Membership:
     def is_subscribed(self) -> bool:
         """Whether partitions are the group's business; before `subscribe` only offsets are."""
         return self._topics is not None
+
+    @property
+    def group_id(self) -> str:
+        """The group's name."""
+        return self._group_id
 
     @property
     def generation_id(self) -> int:
@@ -406,21 +419,22 @@ class Membership:
         if task is not None:
             task.cancel()
 
-    async def close(self) -> None:
-        """Commit if that is automatic, give up all, and leave."""
+    async def close(self, *, commit: bool = True, leave: bool = True) -> None:
+        """Commit if that is automatic, give up all, and leave; or without one or the other."""
         tasks = [task for task in (self._joining, self._beating, self._committing) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._joining = self._beating = self._committing = None
-        if self._config.enable_auto_commit and not self._is_lost:
+        if commit and self._config.enable_auto_commit and not self._is_lost:
             await self._commit_quietly(list(self._fetcher.states), CLOSE_TIMEOUT_S)
         if self._topics is not None:
             owned, self._owned = self._owned, frozenset()
             if owned:
                 gone = self._listener.on_partitions_lost if self._is_lost else self._listener.on_partitions_revoked
                 await _told(gone(sorted(owned)))
-            await self._leave()
+            if leave:
+                await self._leave()
 
 
 async def _told(answer: Any) -> None:

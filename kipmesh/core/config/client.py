@@ -16,6 +16,14 @@ from kipmesh.core.sequences import UNRESOLVED_MAX
 _ASSIGNORS = ("range", "roundrobin", "cooperative-sticky")
 
 
+def check_assignors(value: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of `partition.assignment.strategy`, each once; raises ValueError for none, and for an unknown one."""
+    unknown = [name for name in value if name not in _ASSIGNORS]
+    if unknown or not value:
+        raise ValueError(f"{unknown[0] if unknown else value!r} is none of {', '.join(_ASSIGNORS)}")
+    return tuple(dict.fromkeys(value))
+
+
 class ClientConfig(Config):
     """What all clients share."""
 
@@ -182,10 +190,7 @@ class ConsumerConfig(ApiConfig):
     @field_validator("partition_assignment_strategy")
     @classmethod
     def _check_assignors(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        unknown = [name for name in value if name not in _ASSIGNORS]
-        if unknown or not value:
-            raise ValueError(f"{unknown[0] if unknown else value!r} is none of {', '.join(_ASSIGNORS)}")
-        return tuple(dict.fromkeys(value))
+        return check_assignors(value)
 
     @model_validator(mode="before")
     @classmethod

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from kipmesh.core.config.base import Config, NotNegative, Positive
+from kipmesh.core.config.base import Config, NotNegative, Positive, StrList
+from kipmesh.core.config.client import check_assignors
 from kipmesh.core.config.node import Endpoint
 
 
@@ -21,6 +22,23 @@ class ConsumerServiceConfig(Config):
     """The name that brokers see."""
     client_rack: str = ""
     """Where this service is."""
+    group_id: Annotated[str, Field(min_length=1, max_length=8192)] | None = None
+    """The group that the service's streams of `from=committed` are members of; none for a service without them."""
+    partition_assignment_strategy: StrList = ("range", "cooperative-sticky")
+    """How partitions are shared out, best first: `range`, `roundrobin`, `cooperative-sticky`. The group takes one that
+    all members know; they are cooperative if that is all they know."""
+    session_timeout_ms: Positive = 45_000
+    """Time in ms without a heartbeat after which the partitions of a service that died go to others."""
+    heartbeat_interval_ms: Positive = 3000
+    """Time in ms between two heartbeats."""
+    max_poll_interval_ms: Positive = 300_000
+    """Longest time in ms that a reader may take nothing before its partitions go to others."""
+    enable_auto_commit: bool = True
+    """Whether what was delivered is committed for the group."""
+    auto_commit_interval_ms: NotNegative = 5000
+    """Time in ms between two such commits."""
+    auto_offset_reset: Literal["earliest", "latest", "none"] = "latest"
+    """Where the group begins in a partition without a committed offset; `none` ends the stream with an error."""
     fetch_max_wait_ms: NotNegative = 500
     """Longest time in ms that a fetch waits at a broker."""
     fetch_max_bytes: Positive = 128 << 10
@@ -53,6 +71,11 @@ class ConsumerServiceConfig(Config):
     def _check_http(cls, value: str) -> str:
         Endpoint.from_text(f"HTTP://{value}")
         return value
+
+    @field_validator("partition_assignment_strategy")
+    @classmethod
+    def _check_assignors(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return check_assignors(value)
 
     @field_validator("bootstrap_servers")
     @classmethod

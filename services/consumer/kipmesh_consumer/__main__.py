@@ -14,6 +14,7 @@ _EXAMPLES = """\
 examples:
   python -m kipmesh_consumer --config-file consumer.properties
   python -m kipmesh_consumer --config bootstrap.servers=127.0.0.1:19092 --config http.listener=127.0.0.1:8080
+  python -m kipmesh_consumer --config bootstrap.servers=127.0.0.1:19092 --config group.id=readers
   curl 'http://127.0.0.1:8080/v1/topics/flights/records?from=earliest&limit=10'
   curl -H 'Accept: text/event-stream' 'http://127.0.0.1:8080/v1/topics/flights/records?from=latest&follow=true'
 """

@@ -26,7 +26,14 @@ from kipmesh.core.messages.limits import MAX_INT64
 from kipmesh_consumer import models, streams
 from kipmesh_consumer.backend import Backend
 from kipmesh_consumer.errors import error_object, status_of
-from kipmesh_consumer.parameters import bad_parameter, choose_format, choose_partitions, parse_start
+from kipmesh_consumer.parameters import (
+    Edge,
+    Start,
+    bad_parameter,
+    choose_format,
+    choose_partitions,
+    parse_start,
+)
 from kipmesh_consumer.response import RecordResponse
 from kipmesh_consumer.streams import StreamsExhaustedError
 
@@ -41,6 +48,8 @@ _RECORDS_DESCRIPTION = """\
 Streams records as NDJSON (a record a line) or as server-sent events. Without `follow` it ends at the end offsets of
 the moment of the request. Fields are Kafka's in snake case; `key_b64`, `value_b64` where the bytes are not UTF-8.
 The id of an SSE event is what `from` takes to go on after it; a reader that reconnects with Last-Event-ID does so.
+With `from=committed`, the default where the service has a `group.id`, the stream is a member of that group: it shares
+the topic's partitions with the others, follows, and what it delivered is committed.
 An error after the first byte comes as a last line `{"error": ...}` (SSE: event `error`)."""
 
 
@@ -123,13 +132,13 @@ def _add_records(app: FastAPI, backend: Backend) -> None:
     async def records(
         topic: TopicName,
         begin: Annotated[
-            str, Query(alias="from", max_length=200_000, description="earliest, latest, or partition:offset,...")
-        ] = "earliest",
+            str | None, Query(alias="from", max_length=200_000, description="earliest, latest, committed, or 0:100,...")
+        ] = None,
         partition: Annotated[
             list[int] | None, Query(max_length=10_000, description="Only this one; repeatable")
         ] = None,
         limit: Annotated[int | None, Query(ge=1, le=MAX_INT64, description="End after so many records")] = None,
-        follow: Annotated[bool, Query(description="Go on with new records as they come")] = False,
+        follow: Annotated[bool | None, Query(description="Go on with new records as they come")] = None,
         timeout_ms: Annotated[
             int | None, Query(ge=1, le=86_400_000, description="End after this long without a record")
         ] = None,
@@ -138,7 +147,12 @@ def _add_records(app: FastAPI, backend: Backend) -> None:
         last_event_id: Annotated[str | None, Header(max_length=200_000)] = None,
     ) -> Response:
         chosen = choose_format(form, accept)
-        start = parse_start(last_event_id or begin)
+        start = _start(begin, last_event_id, backend.group_id)
+        is_member = start.edge is Edge.COMMITTED
+        if is_member and (partition or follow is False):
+            raise bad_parameter(
+                "from=committed: the group gives partitions, and goes on (follow) until limit or timeout_ms"
+            )
         existing = await backend.partitions(topic)
         request = streams.Request(
             topic=topic,
@@ -146,10 +160,20 @@ def _add_records(app: FastAPI, backend: Backend) -> None:
             start=start,
             limit=limit,
             timeout_ms=timeout_ms,
-            follow=follow,
+            follow=is_member if follow is None else follow,
         )
         stream = await backend.open_stream(request)
         return RecordResponse(backend.streams, stream, chosen)
+
+
+def _start(begin: str | None, last_event_id: str | None, group_id: str | None) -> Start:
+    """A member goes on where its group is, which knows better than the reader that reconnects."""
+    start = parse_start(begin or (Edge.EARLIEST if group_id is None else Edge.COMMITTED))
+    if start.edge is Edge.COMMITTED:
+        if group_id is None:
+            raise bad_parameter("from=committed: this service is in no group (group.id)")
+        return start
+    return parse_start(last_event_id) if last_event_id else start
 
 
 def _add_views(app: FastAPI, backend: Backend) -> None:

@@ -17,7 +17,9 @@ from kipmesh.client import AdminClient, Consumer, TopicPartition
 from kipmesh.client.types import TIMESTAMP_LATEST, TopicMetadata
 from kipmesh.core.config.consumer_service import ConsumerServiceConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh_consumer.members import MemberStream
 from kipmesh_consumer.metrics import FetchCollector, ServiceMetrics
+from kipmesh_consumer.parameters import Edge
 from kipmesh_consumer.streams import Request, Stream, Streams
 
 CONNECT_RETRY_S_FIRST = 0.05
@@ -35,6 +37,11 @@ class Backend:
         registry.register(FetchCollector(lambda: self.streams.fetch_stats))
         self._config = config
         self._admin: AdminClient | None = None
+
+    @property
+    def group_id(self) -> str | None:
+        """The service's group, if it has one."""
+        return self._config.group_id
 
     @property
     def ready(self) -> bool:
@@ -88,15 +95,18 @@ class Backend:
         """A stream with a consumer of its own; raises StreamsExhaustedError or KafkaError."""
         self._connected()
         settings: dict[str, Any] = {
-            "auto.offset.reset": "none",
             "client.rack": self._config.client_rack,
             "enable.incremental.fetch": self._config.enable_incremental_fetch,
             "fetch.max.bytes": self._config.fetch_max_bytes,
             "fetch.max.wait.ms": self._config.fetch_max_wait_ms,
             "max.partition.fetch.bytes": self._config.max_partition_fetch_bytes,
         }
-        settings |= self._client_config()
-        return await self.streams.open_stream(request, lambda: Consumer(self._config.bootstrap_servers, **settings))
+        is_member = request.start.edge is Edge.COMMITTED
+        settings |= self._client_config() | (self._group_config() if is_member else {"auto.offset.reset": "none"})
+        kind = MemberStream if is_member else Stream
+        return await self.streams.open_stream(
+            request, lambda: Consumer(self._config.bootstrap_servers, **settings), kind
+        )
 
     def stop_streams(self) -> None:
         """Every stream ends at its next record; nothing is ready from here on."""
@@ -110,6 +120,19 @@ class Backend:
 
     def _client_config(self) -> dict[str, Any]:
         return {"client.id": self._config.client_id, "request.timeout.ms": self._config.request_timeout_ms}
+
+    def _group_config(self) -> dict[str, Any]:
+        config = self._config
+        return {
+            "group.id": config.group_id,
+            "partition.assignment.strategy": config.partition_assignment_strategy,
+            "session.timeout.ms": config.session_timeout_ms,
+            "heartbeat.interval.ms": config.heartbeat_interval_ms,
+            "max.poll.interval.ms": config.max_poll_interval_ms,
+            "enable.auto.commit": config.enable_auto_commit,
+            "auto.commit.interval.ms": config.auto_commit_interval_ms,
+            "auto.offset.reset": config.auto_offset_reset,
+        }
 
     def _connected(self) -> AdminClient:
         if self._admin is None:

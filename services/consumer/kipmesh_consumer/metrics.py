@@ -45,6 +45,9 @@ class ServiceMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.streams_open = Gauge("kipmesh_consumer_streams_open", "Streams that are open now", registry=registry)
+        self.partitions_assigned = Gauge(
+            "kipmesh_consumer_partitions_assigned", "Partitions that streams have by the group", registry=registry
+        )
         self.streams_refused = Counter(
             "kipmesh_consumer_streams_refused_total", "Streams refused for streams.max", registry=registry
         )

@@ -17,6 +17,8 @@ class Edge(StrEnum):
 
     EARLIEST = "earliest"
     LATEST = "latest"
+    COMMITTED = "committed"
+    """What the service's group says."""
 
 
 class StreamFormat(Enum):
@@ -40,14 +42,14 @@ def bad_parameter(text: str) -> KafkaError:
 
 
 def parse_start(text: str) -> Start:
-    """From `earliest`, `latest` or `0:100,1:50` (partition:offset); raises KafkaError(INVALID_REQUEST)."""
-    if text in (Edge.EARLIEST, Edge.LATEST):
+    """From `earliest`, `latest`, `committed` or `0:100,1:50` (partition:offset); raises KafkaError(INVALID_REQUEST)."""
+    if text in set(Edge):
         return Start(edge=Edge(text))
     offsets: dict[int, int] = {}
     for part in text.split(","):
         partition, colon, offset = part.strip().partition(":")
         if not (colon and _is_number(partition) and _is_number(offset)):
-            raise bad_parameter(f"from={text!r} is not 'earliest', 'latest' or partition:offset,partition:offset")
+            raise bad_parameter(f"from={text!r} is not 'earliest', 'latest', 'committed' or partition:offset,...")
         if int(partition) > MAX_INT32 or int(offset) > MAX_INT64:
             raise bad_parameter(f"from={text!r}: {part.strip()!r} is too large")
         if int(partition) in offsets:

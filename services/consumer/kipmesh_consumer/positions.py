@@ -1,7 +1,8 @@
 """What this service has delivered, a partition: the basis of its lag.
 
-As long as there are no consumer groups, lag is the end offset minus the offset after the last record that any
-stream of this service delivered. Only so many partitions are remembered; the one used longest ago goes first.
+Lag here is the end offset minus the offset after the last record that any stream of this service delivered; a group's
+lag, by what is committed, is its coordinator's business (`kafka_consumergroup_lag`). Only so many partitions are
+remembered; the one used longest ago goes first.
 """
 
 from __future__ import annotations

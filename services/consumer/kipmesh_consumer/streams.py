@@ -94,10 +94,10 @@ class Streams:
         """A stream's consumer was closed."""
         self._past_fetches += replace(stats, sessions=0, partitions=0)
 
-    async def open_stream(self, request: Request, make_consumer: Callable[[], Consumer]) -> Stream:
+    async def open_stream(self, request: Request, make_consumer: Callable[[], Consumer], kind: type[Stream]) -> Stream:
         """Begin a stream with a consumer of its own; raises StreamsExhaustedError or KafkaError."""
         stream_id = self.take_place()
-        stream = Stream(self, stream_id, request, make_consumer())
+        stream = kind(self, stream_id, request, make_consumer())
         try:
             await stream.begin()
         except BaseException:
@@ -186,7 +186,10 @@ class Stream:
         if self.end is not None:
             self._streams.metrics.streams_ended.labels(self.end.value).inc()
         with suppress(Exception):
-            await consumer.close()
+            await self._disconnect(consumer)
+
+    async def _disconnect(self, consumer: Consumer) -> None:
+        await consumer.close()
 
     def _require_consumer(self) -> Consumer:
         if self._consumer is None:

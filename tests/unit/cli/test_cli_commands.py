@@ -70,7 +70,9 @@ def test_usage_errors_have_exit_code_2() -> None:
         ["local", "up", "--controllers", "2"],
         ["produce", "t", "--key-separator", ""],
         ["topic", "list", "--bootstrap", ""],
-        ["consume", "t", "--config", "group.id=g"],
+        ["consume", "t", "--group", "g", "--partition", "0"],
+        ["consume", "t", "--group", "g", "--config", "group.id=h"],
+        ["consume", "t", "--group", "g", "--from-beginning", "--config", "auto.offset.reset=latest"],
         ["config", "describe", "client", "1"],
     ):
         assert run(*arguments).returncode == 2, arguments
