@@ -189,9 +189,9 @@ async def _reassignments(admin: AdminClient, partitions: Collection[tuple[str, i
 def _show_partitions(partitions: Sequence[Mapping[str, Any]]) -> None:
     titles = ["PARTITION", "LEADER", "EPOCH", "REPLICAS", "ISR", "OFFLINE", "WAITS FOR"]
     lists = ["replica_nodes", "isr_nodes", "offline_replicas", "waits_for"]
-    if any("addingReplicas" in one for one in partitions):
+    if any("adding_replicas" in one for one in partitions):
         titles += ["ADDING", "REMOVING"]
-        lists += ["addingReplicas", "removingReplicas"]
+        lists += ["adding_replicas", "removing_replicas"]
     rows = [
         (
             one["partition_index"],
@@ -240,8 +240,8 @@ def _partition_objects(topic: TopicMetadata, moving: Reassignments) -> Iterator[
         }
         running = moving.get(TopicPartition(topic.name, number))
         if running is not None:
-            described["addingReplicas"] = list(running.adding_replicas)
-            described["removingReplicas"] = list(running.removing_replicas)
+            described["adding_replicas"] = list(running.adding_replicas)
+            described["removing_replicas"] = list(running.removing_replicas)
         yield described
 
 

@@ -42,9 +42,9 @@ async def test_replicas_that_come_and_leave_are_shown_where_there_are_any() -> N
         assert other.split()[-2:] == ["WAITS", "FOR"]
         for names in ((), ("t", "u")):
             found = objects(await describe(cluster, *names, "--json"))
-            assert (found["t"][1]["addingReplicas"], found["t"][1]["removingReplicas"]) == ([3, 4], [2, 1])
-            assert not {"addingReplicas", "removingReplicas"} & (found["t"][0].keys() | found["u"][0].keys())
-        assert "addingReplicas" not in objects(await describe(cluster, "u", "--json"))["u"][0]
+            assert (found["t"][1]["adding_replicas"], found["t"][1]["removing_replicas"]) == ([3, 4], [2, 1])
+            assert not {"adding_replicas", "removing_replicas"} & (found["t"][0].keys() | found["u"][0].keys())
+        assert "adding_replicas" not in objects(await describe(cluster, "u", "--json"))["u"][0]
 
 
 async def test_without_an_active_controller_the_rest_is_shown() -> None:
