@@ -10,6 +10,7 @@ Invariant: rows leave in offset order, each offset at most once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import repeat
 from typing import Any, Final
 
 import numpy as np
@@ -20,6 +21,7 @@ from kipmesh.client.compression import decompressed
 from kipmesh.core import record_batch
 from kipmesh.core.errors import CorruptRecordError
 from kipmesh.spark.offsets import OffsetRange
+from kipmesh.spark.row_ids import record_id
 
 # Spark's own default of rows in an Arrow batch, and the bytes after which a batch of large records is sent.
 _ROWS: Final = 10_000
@@ -29,7 +31,7 @@ _CREATE_TIME: Final = 0
 _LOG_APPEND_TIME: Final = 1
 
 
-def arrow_schema(*, include_headers: bool) -> pa.Schema:
+def arrow_schema(*, include_headers: bool, include_record_id: bool = False) -> pa.Schema:
     """The columns of Spark's Kafka connector as Arrow types, exactly as Spark 4.2 expects them."""
     fields = [
         pa.field("key", pa.binary()),
@@ -43,6 +45,8 @@ def arrow_schema(*, include_headers: bool) -> pa.Schema:
     if include_headers:
         header = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
         fields.append(pa.field("headers", pa.list_(header)))
+    if include_record_id:
+        fields.append(pa.field("recordId", pa.string()))
     return pa.schema(fields)
 
 
@@ -73,7 +77,9 @@ class _Columns:
     def __init__(self, wanted: OffsetRange, schema: pa.Schema) -> None:
         self._wanted = wanted
         self._schema = schema
+        self._with_ids = "recordId" in schema.names
         self._with_headers = "headers" in schema.names
+        self._keeps_headers = self._with_headers or self._with_ids
         self._clear()
 
     def _clear(self) -> None:
@@ -116,7 +122,7 @@ class _Columns:
 
     def _take_all(self, records: DefaultRecordBatch) -> None:
         keys, values, timestamps = self._keys.append, self._values.append, self._timestamps.append
-        if self._with_headers:
+        if self._keeps_headers:
             headers = self._headers.append
             for record in records:
                 keys(record.key)
@@ -139,7 +145,7 @@ class _Columns:
             self._keys.append(record.key)
             self._values.append(record.value)
             self._timestamps.append(record.timestamp)
-            if self._with_headers:
+            if self._keeps_headers:
                 self._headers.append(record.headers)
         self._offsets.append(np.array(offsets, dtype=np.int64))
 
@@ -148,17 +154,21 @@ class _Columns:
         topic, partition = self._wanted.topic_partition
         count = self.rows
         timestamps = np.array(self._timestamps, dtype=np.int64) * 1000
+        offsets = np.concatenate(self._offsets)
         arrays = [
             pa.array(self._keys, pa.binary()),
             pa.array(self._values, pa.binary()),
             pa.repeat(topic, count),
             pa.repeat(pa.scalar(partition, pa.int32()), count),
-            pa.array(np.concatenate(self._offsets)),
+            pa.array(offsets),
             pa.array(timestamps).cast(pa.timestamp("us", tz="UTC")),
             pa.array(np.concatenate(self._types)),
         ]
         if self._with_headers:
             arrays.append(_headers_array(self._headers, self._schema.field("headers").type))
+        if self._with_ids:
+            ids = map(record_id, repeat(topic), repeat(partition), offsets.tolist(), self._headers)
+            arrays.append(pa.array(ids, pa.string(), size=count))
         self._clear()
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 

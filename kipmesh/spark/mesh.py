@@ -10,6 +10,7 @@ false) has reported what is missing. What waits undelivered is at most two fetch
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -25,7 +26,8 @@ from kipmesh.spark.options import SourceOptions
 from kipmesh.spark.planning import DataLoss
 
 _POLL_MS: Final = 500
-_STALL_SECONDS: Final = 60.0
+RACK_VARIABLE: Final = "KIPMESH_CLIENT_RACK"
+"""The environment variable of an executor that says in which rack it is."""
 
 
 class Mesh:
@@ -118,6 +120,7 @@ class Mesh:
         consumer.assign([where])
         consumer.seek(where, wanted.start)
         position, quiet_since = wanted.start, time.monotonic()
+        stall_seconds = self._options.poll_timeout_ms / 1000
         while position < wanted.end:
             try:
                 batches = consumer.fetch_batches(timeout_ms=_POLL_MS)
@@ -129,8 +132,11 @@ class Mesh:
                 continue
             if batches:
                 quiet_since = time.monotonic()
-            elif time.monotonic() - quiet_since > _STALL_SECONDS:
-                text = f"no records of {where.topic}-{where.partition} from offset {position} for {_STALL_SECONDS:g} s"
+            elif time.monotonic() - quiet_since > stall_seconds:
+                text = (
+                    f"no records of {where.topic}-{where.partition} from offset {position} for {stall_seconds:g} s"
+                    " (kafkaConsumer.pollTimeoutMs)"
+                )
                 raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, text)
             else:
                 position = self._next_there(wanted, position, loss)
@@ -165,9 +171,22 @@ class Mesh:
 
     def _open_consumer(self) -> Consumer:
         if self._consumer is None:
-            self._consumer = Consumer(self._options.bootstrap, **self._options.client_config)
+            config = in_rack_of_this_process(self._options.client_config, os.environ)
+            self._consumer = Consumer(self._options.bootstrap, **config)
             self._consumer.start()
         return self._consumer
+
+
+def in_rack_of_this_process(config: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+    """A consumer's settings, with the rack of the process that reads unless they name one (392-17).
+
+    Options travel from the driver to the executors, and each executor may be in another rack: so the rack is not among
+    them, but in the executor's own environment.
+    """
+    rack = environment.get(RACK_VARIABLE, "").strip()
+    if not rack or "client.rack" in config or "rack.id" in config:
+        return dict(config)
+    return {**config, "client.rack": rack}
 
 
 def _all_partitions(topics: Iterable[TopicMetadata]) -> list[TopicPartition]:

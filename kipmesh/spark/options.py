@@ -14,7 +14,6 @@ from enum import Enum
 from typing import Final
 
 from kipmesh.core.config import ConsumerConfig
-from kipmesh.core.errors import InvalidConfigError
 from kipmesh.spark.offsets import (
     EARLIEST_OFFSET,
     LATEST_OFFSET,
@@ -24,9 +23,20 @@ from kipmesh.spark.offsets import (
     parse_assignment,
     parse_partition_numbers,
 )
+from kipmesh.spark.option_values import (
+    canonical,
+    client_settings,
+    parse_bool,
+    parse_bootstrap,
+    parse_duration_ms,
+    parse_positive,
+)
 
-_CLIENT_PREFIX: Final = "kafka."
-_BOOTSTRAP: Final = "kafka.bootstrap.servers"
+_GROUP_ID: Final = "kafka.group.id"
+_GROUP_ID_PREFIX: Final = "spark-kipmesh-source"
+_CLIENT_ID_LENGTH_MAX: Final = 249
+_MAX_TRIGGER_DELAY_MS: Final = 15 * 60_000
+_POLL_TIMEOUT_MS: Final = 120_000
 _STRATEGIES: Final = ("assign", "subscribe", "subscribePattern")
 
 # What bounds the memory of a task: two fetches that wait to be decoded, and one Arrow batch.
@@ -47,20 +57,25 @@ _KNOWN: Final = (
     "startingOffsetsByTimestampStrategy",
     "failOnDataLoss",
     "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
     "minPartitions",
     "maxRecordsPerPartition",
     "includeHeaders",
+    "includeRecordId",
+    "groupIdPrefix",
+    "kafkaConsumer.pollTimeoutMs",
+    _GROUP_ID,
 )
+# Options that only streaming queries have.
+_OF_STREAMS: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 # Options of Spark's Kafka connector that this source does not have: refused by name, with the reason.
 _REFUSED: Final[Mapping[str, str]] = {
-    "minOffsetsPerTrigger": "Spark's Python streaming sources cannot wait for more data; use a longer trigger interval",
-    "maxTriggerDelay": "it belongs to minOffsetsPerTrigger, which this source does not have",
-    "groupIdPrefix": "the source reads by offsets and has no consumer group",
-    "kafka.group.id": "the source reads by offsets and has no consumer group",
-    "kafkaConsumer.pollTimeoutMs": "set kafka.request.timeout.ms",
-    "fetchOffset.numRetries": "set kafka.request.timeout.ms",
+    "fetchOffset.numRetries": "what passes is tried again until kafka.default.api.timeout.ms",
     "fetchOffset.retryIntervalMs": "set kafka.retry.backoff.ms",
-    "topic": "it is an option of writes, and this source only reads",
+    "topic": "it is an option of writes",
+    "batchId": "it is an option of writes",
+    "writeIds": "it is an option of writes; see includeRecordId",
     "includeTimestamp": "the timestamp is always a column",
     "kafka.auto.offset.reset": "set startingOffsets",
     "kafka.key.deserializer": "keys are always binary",
@@ -114,74 +129,54 @@ class SourceOptions:
     later_than_any_is_latest: bool
     fail_on_data_loss: bool
     include_headers: bool
+    include_record_id: bool
     max_offsets_per_trigger: int | None
+    min_offsets_per_trigger: int | None
+    max_trigger_delay_ms: int
     min_partitions: int | None
     max_records_per_partition: int | None
+    poll_timeout_ms: int
     client_config: Mapping[str, str]
 
 
 def parse_options(raw: Mapping[str, str], mode: Mode) -> SourceOptions:
     """Check the options of a query. Raises `InvalidOptionError`, which names the option."""
-    given = _canonical(raw)
+    given = canonical(raw, _KNOWN, _REFUSED)
     topics, pattern, assignment = _parse_strategy(given)
     starting, ending = _parse_bounds(given, mode)
+    least, most = parse_positive(given, "minOffsetsPerTrigger"), parse_positive(given, "maxOffsetsPerTrigger")
+    if least is not None and most is not None and least > most:
+        raise InvalidOptionError("minOffsetsPerTrigger", f"is {least}, and maxOffsetsPerTrigger only {most}")
     return SourceOptions(
-        bootstrap=_parse_bootstrap(given),
+        bootstrap=parse_bootstrap(given),
         topics=topics,
         pattern=pattern,
         assignment=assignment,
         starting=starting,
         ending=ending,
         later_than_any_is_latest=_parse_timestamp_strategy(given),
-        fail_on_data_loss=_parse_bool(given, "failOnDataLoss", default=True),
-        include_headers=_parse_bool(given, "includeHeaders", default=False),
-        max_offsets_per_trigger=_parse_positive(given, "maxOffsetsPerTrigger"),
-        min_partitions=_parse_positive(given, "minPartitions"),
-        max_records_per_partition=_parse_positive(given, "maxRecordsPerPartition"),
-        client_config=_parse_client_config(given),
+        fail_on_data_loss=parse_bool(given, "failOnDataLoss", default=True),
+        include_headers=parse_bool(given, "includeHeaders", default=False),
+        include_record_id=parse_bool(given, "includeRecordId", default=False),
+        max_offsets_per_trigger=most,
+        min_offsets_per_trigger=least,
+        max_trigger_delay_ms=parse_duration_ms(given, "maxTriggerDelay", default_ms=_MAX_TRIGGER_DELAY_MS),
+        min_partitions=parse_positive(given, "minPartitions"),
+        max_records_per_partition=parse_positive(given, "maxRecordsPerPartition"),
+        poll_timeout_ms=parse_positive(given, "kafkaConsumer.pollTimeoutMs") or _POLL_TIMEOUT_MS,
+        client_config=client_settings(
+            given, ConsumerConfig, {**_SCAN_CONFIG, "client.id": _parse_client_id(given)}, but=(_GROUP_ID,)
+        ),
     )
 
 
-def _canonical(raw: Mapping[str, str]) -> dict[str, str]:
-    """Names in their documented spelling, which errors then use; an unknown name is refused."""
-    spelling = {name.lower(): name for name in (*_KNOWN, *_REFUSED)}
-    given: dict[str, str] = {}
-    for name, value in raw.items():
-        canonical = spelling.get(name.lower(), name)
-        if canonical in _REFUSED:
-            raise InvalidOptionError(canonical, f"is not supported by kipmesh: {_REFUSED[canonical]}")
-        if canonical not in _KNOWN:
-            canonical = name.lower()
-            if not canonical.startswith(_CLIENT_PREFIX):
-                raise InvalidOptionError(name, f"is unknown; known are {', '.join(_KNOWN)} and {_CLIENT_PREFIX}*")
-        given[canonical] = str(value).strip()
-    return given
-
-
-def _parse_bootstrap(given: Mapping[str, str]) -> str:
-    servers = given.get(_BOOTSTRAP, "")
-    if not servers:
-        raise InvalidOptionError(_BOOTSTRAP, "must be given, as host:port,host:port")
-    for server in servers.split(","):
-        host, colon, port = server.strip().rpartition(":")
-        if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
-            raise InvalidOptionError(_BOOTSTRAP, f"wants host:port,host:port and not {server.strip()!r}")
-    return servers
-
-
-def _parse_client_config(given: Mapping[str, str]) -> dict[str, str]:
-    """The consumer's settings: the kafka.* options without the prefix, over what suits a scan of a whole topic."""
-    config = dict(_SCAN_CONFIG)
-    for name, value in given.items():
-        if name.startswith(_CLIENT_PREFIX) and name != _BOOTSTRAP:
-            config[name.removeprefix(_CLIENT_PREFIX)] = value
-    try:
-        ConsumerConfig.parse(config)
-    except InvalidConfigError as error:
-        named = re.search(r"key '([^']+)'", str(error))
-        key = named.group(1) if named else ""
-        raise InvalidOptionError(f"{_CLIENT_PREFIX}{key}", f"is refused by the client: {error}") from None
-    return config
+def _parse_client_id(given: Mapping[str, str]) -> str:
+    """By what name brokers know the readers. No group is joined, so the group's id and its prefix are names only."""
+    name = _GROUP_ID if _GROUP_ID in given else "groupIdPrefix"
+    value = given.get(name, _GROUP_ID_PREFIX)
+    if not 0 < len(value) <= _CLIENT_ID_LENGTH_MAX:
+        raise InvalidOptionError(name, f"wants 1 to {_CLIENT_ID_LENGTH_MAX} characters")
+    return value
 
 
 def _parse_strategy(given: Mapping[str, str]) -> tuple[tuple[str, ...], str, tuple[TopicPartition, ...]]:
@@ -213,8 +208,9 @@ def _parse_bounds(given: Mapping[str, str], mode: Mode) -> tuple[Bound, Bound]:
             if name in given:
                 raise InvalidOptionError(name, "belongs to batch queries; a streaming query has no end")
         return starting, Bound(BoundKind.LATEST, "endingOffsets")
-    if "maxOffsetsPerTrigger" in given:
-        raise InvalidOptionError("maxOffsetsPerTrigger", "belongs to streaming queries")
+    for name in _OF_STREAMS:
+        if name in given:
+            raise InvalidOptionError(name, "belongs to streaming queries")
     if starting.kind is BoundKind.LATEST or LATEST_OFFSET in _offsets_of(starting):
         raise InvalidOptionError(starting.option, "cannot be latest (-1) in a batch query")
     ending = _parse_bound(given, "ending", "latest")
@@ -260,23 +256,3 @@ def _parse_timestamp_strategy(given: Mapping[str, str]) -> bool:
             return True
         case value:
             raise InvalidOptionError(name, f"wants error or latest and not {value!r}")
-
-
-def _parse_bool(given: Mapping[str, str], name: str, *, default: bool) -> bool:
-    match given.get(name, str(default)).lower():
-        case "true":
-            return True
-        case "false":
-            return False
-        case value:
-            raise InvalidOptionError(name, f"wants true or false and not {value!r}")
-
-
-def _parse_positive(given: Mapping[str, str], name: str) -> int | None:
-    return _positive(name, given[name]) if name in given else None
-
-
-def _positive(name: str, value: str) -> int:
-    if not value.isdigit() or int(value) == 0:
-        raise InvalidOptionError(name, f"wants a positive whole number and not {value!r}")
-    return int(value)

@@ -108,6 +108,24 @@ def _check_same_partitions(bound: Bound, partitions: Collection[TopicPartition])
         )
 
 
+def plan_start(options: SourceOptions, cluster: Cluster, loss: DataLoss) -> Offsets:
+    """Where a streaming query without a checkpoint begins. Offsets given that are not there are data loss."""
+    partitions = cluster.partitions()
+    starting = options.starting
+    starts = resolve_bound(starting, cluster, partitions, later_than_any_is_latest=options.later_than_any_is_latest)
+    if starting.kind is not BoundKind.OFFSETS:
+        return starts
+    earliest, latest = cluster.earliest_offsets(partitions), cluster.latest_offsets(partitions)
+    for partition, start in sorted(starts.items()):
+        nearest = min(max(start, earliest[partition]), latest[partition])
+        if nearest != start:
+            what = "begins" if nearest > start else "ends"
+            problem = f"option {starting.option} is {start} for {_name(partition)}, which {what} at offset {nearest}"
+            loss.report(problem, max(0, nearest - start))
+        starts[partition] = nearest
+    return starts
+
+
 def plan_batch(options: SourceOptions, cluster: Cluster, loss: DataLoss) -> list[OffsetRange]:
     """The ranges of a batch query. Offsets given that are not (or no longer) there are data loss."""
     partitions = cluster.partitions()
@@ -127,21 +145,23 @@ def plan_batch(options: SourceOptions, cluster: Cluster, loss: DataLoss) -> list
             raise InvalidOptionError(
                 options.starting.option, f"is {start} for {_name(partition)}, after the end of the query, {end}"
             )
-        start, end = _clip(partition, (start, end), (earliest[partition], latest[partition]), loss)
+        named = f"(options {options.starting.option}, {options.ending.option})"
+        start, end = _clip(partition, (start, end), (earliest[partition], latest[partition]), loss, named)
         ranges.append(OffsetRange(partition, start, end))
     return ranges
 
 
 def _clip(
-    partition: TopicPartition, wanted: tuple[int, int], there: tuple[int, int], loss: DataLoss
+    partition: TopicPartition, wanted: tuple[int, int], there: tuple[int, int], loss: DataLoss, named: str
 ) -> tuple[int, int]:
     (start, end), (earliest, latest) = wanted, there
     if start < earliest < end or start < end <= earliest:
-        problem = f"{_name(partition)} begins at offset {earliest} now and {start} was to be read"
+        problem = f"{_name(partition)} begins at offset {earliest} now and {start} was to be read {named}"
         loss.report(problem, min(earliest, end) - start)
         start = min(earliest, end)
     if end > latest:
-        loss.report(f"{_name(partition)} ends at offset {latest} and {end} was to be read", end - max(start, latest))
+        problem = f"{_name(partition)} ends at offset {latest} and {end} was to be read {named}"
+        loss.report(problem, end - max(start, latest))
         end = max(start, latest)
     return start, end
 
@@ -168,6 +188,12 @@ def plan_latest(
     if limit is not None:
         ranges = limit_ranges(ranges, limit)
     return {each.topic_partition: each.end for each in ranges}
+
+
+def is_too_little(start: Offsets, end: Offsets, earliest_of_new: Offsets, least: int) -> bool:
+    """Whether there are offsets from `start` to `end`, and fewer than `least` of them."""
+    begins = ((each, start.get(each, earliest_of_new.get(each, 0))) for each in end)
+    return 0 < sum(max(0, end[each] - begin) for each, begin in begins) < least
 
 
 def plan_stream(start: Offsets, end: Offsets, earliest_of_new: Offsets, loss: DataLoss) -> list[OffsetRange]:

@@ -5,11 +5,13 @@ that uses it and never pickled. Exactly-once is by offsets alone: the ranges of 
 and the same range gives the same records again.
 
 On pyspark 4.1 streaming sources have neither read limits nor Trigger.AvailableNow's preparation:
-`maxOffsetsPerTrigger` is refused there by name.
+`maxOffsetsPerTrigger` and `minOffsetsPerTrigger` are refused there by name.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +26,15 @@ from kipmesh.spark.offsets import (
     split_ranges,
 )
 from kipmesh.spark.options import SourceOptions
-from kipmesh.spark.planning import DataLoss, new_partitions, plan_batch, plan_latest, plan_stream, resolve_bound
+from kipmesh.spark.planning import (
+    DataLoss,
+    is_too_little,
+    new_partitions,
+    plan_batch,
+    plan_latest,
+    plan_start,
+    plan_stream,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,6 +46,7 @@ try:
         ReadAllAvailable,
         ReadLimit,
         ReadMaxRows,
+        ReadMinRows,
         SupportsTriggerAvailableNow,
     )
 
@@ -94,10 +105,7 @@ class _StreamReader(DataSourceStreamReader):
 
     def initialOffset(self) -> Json:  # noqa: N802 (Spark's name)
         """Where a query without a checkpoint begins."""
-        options, mesh = self._options, self._mesh
-        late_is_latest = options.later_than_any_is_latest
-        start = resolve_bound(options.starting, mesh, mesh.partitions(), later_than_any_is_latest=late_is_latest)
-        return offsets_to_json(start)
+        return offsets_to_json(plan_start(self._options, self._mesh, self._loss))
 
     def partitions(self, start: Json, end: Json) -> Sequence[InputPartition]:
         """The tasks of one micro-batch."""
@@ -130,23 +138,43 @@ if _HAS_READ_LIMITS:
         def __init__(self, options: SourceOptions) -> None:
             super().__init__(options)
             self._target: Offsets | None = None
+            self._last_batch_s = -math.inf
 
         def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 (Spark's name)
             """Remember where the topics end now: the query goes there and no further."""
             self._target = self._latest()
 
         def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 (Spark's name)
-            """What maxOffsetsPerTrigger says."""
-            limit = self._options.max_offsets_per_trigger
-            return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+            """What maxOffsetsPerTrigger and minOffsetsPerTrigger say.
+
+            Both at once cannot be told to Spark; `latestOffset` looks at the least by itself.
+            """
+            most, least = self._options.max_offsets_per_trigger, self._options.min_offsets_per_trigger
+            if most is not None:
+                return ReadMaxRows(most)
+            return ReadAllAvailable() if least is None else ReadMinRows(least)
 
         def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # noqa: N802 (Spark's name)
             """Where the next micro-batch ends; `start` itself when there is nothing new."""
             begin = offsets_from_json(start)
             latest = self._latest() if self._target is None else self._target
             new = self._mesh.earliest_offsets(new_partitions(begin, latest))
+            if self._waits(begin, latest, new, limit):
+                return start
             rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
             return offsets_to_json(plan_latest(begin, latest, new, rows, self._loss))
+
+        def _waits(self, begin: Offsets, latest: Offsets, new: Offsets, limit: ReadLimit) -> bool:
+            """Whether minOffsetsPerTrigger holds the next batch back. Trigger.AvailableNow and Once never wait."""
+            least = self._options.min_offsets_per_trigger
+            if least is None or self._target is not None or isinstance(limit, ReadAllAvailable):
+                return False
+            now = time.monotonic()
+            in_time = (now - self._last_batch_s) * 1000 < self._options.max_trigger_delay_ms
+            if in_time and is_too_little(begin, latest, new, least):
+                return True
+            self._last_batch_s = now
+            return False
 
         def reportLatestOffset(self) -> Json:  # noqa: N802 (Spark's name)
             """Where the topics end now, for the progress of the query."""
@@ -159,12 +187,19 @@ else:
 
         def __init__(self, options: SourceOptions) -> None:
             super().__init__(options)
-            if options.max_offsets_per_trigger is not None:
-                raise InvalidOptionError("maxOffsetsPerTrigger", "needs pyspark 4.2, which has read limits")
+            refuse_read_limits(options)
 
         def latestOffset(self) -> Json:  # type: ignore[override]  # noqa: N802 (Spark's name)
             """Where the topics end now."""
             return offsets_to_json(self._latest())
+
+
+def refuse_read_limits(options: SourceOptions) -> None:
+    """What pyspark 4.1 cannot do, by name; raises `InvalidOptionError`."""
+    if options.max_offsets_per_trigger is not None:
+        raise InvalidOptionError("maxOffsetsPerTrigger", "needs pyspark 4.2, which has read limits")
+    if options.min_offsets_per_trigger is not None:
+        raise InvalidOptionError("minOffsetsPerTrigger", "needs pyspark 4.2, which has read limits")
 
 
 def _tasks(options: SourceOptions, ranges: list[OffsetRange]) -> list[InputPartition]:
@@ -180,6 +215,6 @@ def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.Reco
     from kipmesh.spark.mesh import Mesh
 
     with Mesh(options) as mesh:
-        schema = arrow_schema(include_headers=options.include_headers)
+        schema = arrow_schema(include_headers=options.include_headers, include_record_id=options.include_record_id)
         chunks = mesh.fetch(partition.wanted, DataLoss(fail=options.fail_on_data_loss))
         yield from decode(chunks, partition.wanted, schema)

@@ -6,11 +6,13 @@ import pytest
 
 pytest.importorskip("pyarrow", exc_type=ImportError)
 
-from kipmesh.client.records import encode_batch
+from kipmesh.client.compression import default_compression
+from kipmesh.client.records import encode_batch, new_builder, seal
 from kipmesh.core.errors import CorruptRecordError
-from kipmesh.core.record_batch import build
+from kipmesh.core.record_batch import assign, build
 from kipmesh.spark.decode import arrow_schema, decode
 from kipmesh.spark.offsets import OffsetRange, TopicPartition
+from kipmesh.spark.row_ids import BATCH_HEADER, ROW_HEADER
 
 SCHEMA = arrow_schema(include_headers=False)
 
@@ -74,3 +76,16 @@ def test_bad_bytes_are_refused(position: int) -> None:
     data[position] ^= 0xFF
     with pytest.raises(CorruptRecordError):
         decoded([(0, bytes(data))], 0, 10)
+
+
+def test_record_ids_are_of_the_write_or_of_the_place() -> None:
+    builder = new_builder(1 << 20)
+    builder.append(0, 1, None, b"a", [("own", b"x"), (BATCH_HEADER, b"q/4"), (ROW_HEADER, b"0-ab-0")])
+    builder.append(1, 1, None, b"b", [])
+    data = assign(seal(builder, default_compression("none")), 3, 0)
+    wanted = OffsetRange(TopicPartition("t", 7), 3, 5)
+    for include_headers in (False, True):
+        schema = arrow_schema(include_headers=include_headers, include_record_id=True)
+        (part,) = decode([(3, data)], wanted, schema)
+        assert part.column("recordId").to_pylist() == ["t/q/4/0-ab-0", "t-7-4"]
+        assert ("headers" in part.schema.names) is include_headers

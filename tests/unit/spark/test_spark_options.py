@@ -46,6 +46,35 @@ def test_client_settings_pass_without_the_prefix() -> None:
     assert "bootstrap.servers" not in options.client_config
 
 
+def test_a_group_is_a_name_only() -> None:
+    assert parse().client_config["client.id"] == "spark-kipmesh-source"
+    assert parse(groupIdPrefix="mine").client_config["client.id"] == "mine"
+    both = parse(**{"groupIdPrefix": "mine", "kafka.group.id": "g"})
+    assert both.client_config["client.id"] == "g"
+    assert "group.id" not in both.client_config
+    assert parse(**{"groupIdPrefix": "mine", "kafka.client.id": "me"}).client_config["client.id"] == "me"
+
+
+@pytest.mark.parametrize(
+    ("given", "delay_ms"),
+    [
+        ("250", 250),
+        ("250ms", 250),
+        ("30s", 30_000),
+        ("2m", 120_000),
+        ("2 min", 120_000),
+        ("1H", 3_600_000),
+        ("1d", 86_400_000),
+    ],
+)
+def test_a_delay_has_a_unit(given: str, delay_ms: int) -> None:
+    assert parse(Mode.STREAM, maxTriggerDelay=given).max_trigger_delay_ms == delay_ms
+
+
+def test_the_delay_is_the_connectors_by_default() -> None:
+    assert parse(Mode.STREAM).max_trigger_delay_ms == 15 * 60_000
+
+
 def test_offsets_json() -> None:
     options = parse(startingOffsets='{"a":{"0":23,"1":-2}}', endingOffsets='{"a":{"0":50,"1":-1}}')
     assert options.starting.positions == {TopicPartition("a", 0): 23, TopicPartition("a", 1): -2}
@@ -93,12 +122,22 @@ def test_assign_and_pattern() -> None:
         (Mode.BATCH, {"failOnDataLoss": "perhaps"}, "failOnDataLoss"),
         (Mode.BATCH, {"minPartitions": "0"}, "minPartitions"),
         (Mode.BATCH, {"maxRecordsPerPartition": "-4"}, "maxRecordsPerPartition"),
-        (Mode.BATCH, {"kafka.group.id": "g"}, "kafka.group.id"),
+        (Mode.BATCH, {"minOffsetsPerTrigger": "10"}, "minOffsetsPerTrigger"),
+        (Mode.BATCH, {"maxTriggerDelay": "10s"}, "maxTriggerDelay"),
+        (Mode.BATCH, {"groupIdPrefix": ""}, "groupIdPrefix"),
+        (Mode.BATCH, {"kafka.group.id": "x" * 250}, "kafka.group.id"),
+        (Mode.BATCH, {"kafkaConsumer.pollTimeoutMs": "0"}, "kafkaConsumer.pollTimeoutMs"),
+        (Mode.BATCH, {"includeRecordId": "1"}, "includeRecordId"),
+        (Mode.BATCH, {"fetchOffset.numRetries": "3"}, "fetchOffset.numRetries"),
+        (Mode.BATCH, {"topic": "a"}, "topic"),
         (Mode.BATCH, {"kafka.fetch.min.byte": "1"}, "kafka.fetch.min.byte"),
         (Mode.BATCH, {"kafka.max.partition.fetch.bytes": "x"}, "kafka.max.partition.fetch.bytes"),
         (Mode.STREAM, {"endingOffsets": "latest"}, "endingOffsets"),
         (Mode.STREAM, {"maxOffsetsPerTrigger": "many"}, "maxOffsetsPerTrigger"),
-        (Mode.STREAM, {"minOffsetsPerTrigger": "5"}, "minOffsetsPerTrigger"),
+        (Mode.STREAM, {"minOffsetsPerTrigger": "-5"}, "minOffsetsPerTrigger"),
+        (Mode.STREAM, {"minOffsetsPerTrigger": "6", "maxOffsetsPerTrigger": "5"}, "minOffsetsPerTrigger"),
+        (Mode.STREAM, {"maxTriggerDelay": "soon"}, "maxTriggerDelay"),
+        (Mode.STREAM, {"maxTriggerDelay": "5 weeks"}, "maxTriggerDelay"),
     ],
 )
 def test_a_bad_option_is_named(mode: Mode, given: dict[str, str], named: str) -> None:

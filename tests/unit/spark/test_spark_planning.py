@@ -9,7 +9,15 @@ import pytest
 
 from kipmesh.spark.offsets import DataLossError, InvalidOptionError, OffsetRange, Offsets, TopicPartition
 from kipmesh.spark.options import Mode, SourceOptions, parse_options
-from kipmesh.spark.planning import DataLoss, plan_batch, plan_latest, plan_stream, resolve_bound
+from kipmesh.spark.planning import (
+    DataLoss,
+    is_too_little,
+    plan_batch,
+    plan_latest,
+    plan_start,
+    plan_stream,
+    resolve_bound,
+)
 
 A0, A1 = TopicPartition("a", 0), TopicPartition("a", 1)
 
@@ -77,7 +85,7 @@ def test_timestamps() -> None:
 
 def test_a_start_before_the_log_is_data_loss() -> None:
     given = {"startingOffsets": '{"a":{"0":2,"1":0}}'}
-    with pytest.raises(DataLossError, match="a-0 begins at offset 5 now and 2 was to be read"):
+    with pytest.raises(DataLossError, match=r"a-0 begins at offset 5 now and 2 was .*startingOffsets"):
         planned(**given)
     assert planned(**given, failOnDataLoss="false")[A0] == (5, 20)
 
@@ -98,6 +106,34 @@ def test_streams_start_at_the_end_unless_told() -> None:
     chosen = options(Mode.STREAM)
     partitions = cluster().partitions()
     assert resolve_bound(chosen.starting, cluster(), partitions, later_than_any_is_latest=False) == {A0: 20, A1: 3}
+
+
+@pytest.mark.parametrize(
+    ("given", "found", "problem"),
+    [
+        ('{"a":{"0":21,"1":-1}}', {A0: 20, A1: 3}, "option startingOffsets is 21 for a-0, which ends at offset 20"),
+        ('{"a":{"0":4,"1":-2}}', {A0: 5, A1: 0}, "option startingOffsets is 4 for a-0, which begins at offset 5"),
+    ],
+)
+def test_a_stream_that_starts_where_nothing_is_loses_data(given: str, found: Offsets, problem: str) -> None:
+    chosen = options(Mode.STREAM, startingOffsets=given)
+    with pytest.raises(DataLossError, match=problem):
+        plan_start(chosen, cluster(), DataLoss(fail=True))
+    assert plan_start(chosen, cluster(), DataLoss(fail=False)) == found
+
+
+def test_a_stream_starts_where_it_is_told() -> None:
+    chosen = options(Mode.STREAM, startingOffsets='{"a":{"0":20,"1":-2}}')
+    assert plan_start(chosen, cluster(), DataLoss(fail=True)) == {A0: 20, A1: 0}
+    assert plan_start(options(Mode.STREAM), cluster(), DataLoss(fail=True)) == {A0: 20, A1: 3}
+
+
+def test_too_little_is_something_below_the_least() -> None:
+    assert is_too_little({A0: 5}, {A0: 9}, {}, 5)
+    assert not is_too_little({A0: 5}, {A0: 10}, {}, 5)
+    assert not is_too_little({A0: 5}, {A0: 5}, {}, 5)
+    assert is_too_little({A0: 5}, {A0: 7, A1: 4}, {A1: 2}, 5)
+    assert not is_too_little({A0: 5}, {A0: 7, A1: 4}, {A1: 1}, 5)
 
 
 def test_latest_goes_to_the_end_or_to_the_limit() -> None:

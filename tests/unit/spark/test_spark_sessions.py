@@ -10,7 +10,7 @@ import pytest
 
 from kipmesh.client.records import encode_batch
 from kipmesh.core.errors import KafkaError
-from kipmesh.spark.mesh import Mesh
+from kipmesh.spark.mesh import RACK_VARIABLE, Mesh, in_rack_of_this_process
 from kipmesh.spark.offsets import OffsetRange, TopicPartition
 from kipmesh.spark.options import Mode, SourceOptions, parse_options
 from kipmesh.spark.planning import DataLoss
@@ -97,3 +97,11 @@ async def test_switched_off() -> None:
 
     cluster, _ = await on_a_thread(task)
     assert [broker.sessions.cache.metrics.created for broker in cluster.brokers.values()] == [0, 0]
+
+
+def test_the_rack_is_that_of_the_process_that_reads() -> None:
+    here = {RACK_VARIABLE: " rack-b "}
+    assert in_rack_of_this_process({"fetch.min.bytes": "1"}, here) == {"fetch.min.bytes": "1", "client.rack": "rack-b"}
+    assert in_rack_of_this_process({"client.rack": "rack-a"}, here) == {"client.rack": "rack-a"}
+    assert in_rack_of_this_process({"rack.id": "rack-a"}, here) == {"rack.id": "rack-a"}
+    assert in_rack_of_this_process({}, {RACK_VARIABLE: ""}) == in_rack_of_this_process({}, {}) == {}

@@ -1,0 +1,157 @@
+"""What Spark calls: the writers of batch and streaming queries.
+
+A task sends its rows through an idempotent producer of its own and is done when all of them are acknowledged. A task
+that is run again, by Spark's retries or because a query was restarted, sends them again: under the same names
+(`kipmesh.spark.row_ids`), so that a reader can tell. What is promised is in docs/spark.md.
+
+Objects here travel by pickle between Python processes and hold options only. What a task needs to know of its query
+(which batch it is) is in the task's own properties.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from kipmesh.spark.offsets import InvalidOptionError
+from kipmesh.spark.row_ids import BATCH_HEADER, ROW_HEADER, Header, Row, RowNames, without_names
+from kipmesh.spark.write_options import WriteOptions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kipmesh.client.pump import PendingRecord
+    from kipmesh.client.sync import Producer
+
+# By these names Spark's streaming engine tells its tasks what they belong to.
+_QUERY_ID: Final = "sql.streaming.queryId"
+_BATCH_ID: Final = "streaming.sql.batchId"
+# Rows of an Arrow batch are sent in parts of so many; then those that are done are looked at and forgotten.
+_ROWS: Final = 1000
+
+
+@dataclass(frozen=True)
+class RowsWritten(WriterCommitMessage):
+    """What a task tells the driver."""
+
+    rows: int
+
+
+class KipmeshWriter(DataSourceArrowWriter):
+    """A batch write. The id of the write is made once, on the driver, unless the option batchId gives it."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+        self._batch = options.batch_id or uuid.uuid4().hex
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> RowsWritten:
+        """Send the rows of one task, on an executor."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        task = 0 if context is None else context.partitionId()
+        return write_rows(self._options, self._batch, task, iterator)
+
+
+class KipmeshStreamWriter(DataSourceStreamArrowWriter):
+    """A streaming write."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> RowsWritten:
+        """Send the rows of one task of a micro-batch, on an executor."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        query = batch = None
+        if context is not None:
+            query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
+        if context is None or query is None or batch is None:
+            raise RuntimeError(f"Spark told the task no {_QUERY_ID} and {_BATCH_ID}: no batch to write for")
+        return write_rows(self._options, f"{query}/{batch}", context.partitionId(), iterator)
+
+
+def write_rows(options: WriteOptions, batch: str, task: int, batches: Iterator[pa.RecordBatch]) -> RowsWritten:
+    """Returns when every row is acknowledged; raises the first error of a row, when the others are settled."""
+    names = RowNames(task) if options.write_ids else None
+    sender: _Sender | None = None
+    rows = 0
+    try:
+        for arrow in batches:
+            for first in range(0, arrow.num_rows, _ROWS):
+                part = rows_of(arrow.slice(first, _ROWS), options)
+                if sender is None:  # an empty task connects to nothing
+                    sender = _Sender(options)
+                sender.send(part, batch.encode(), names)
+                rows += len(part)
+        if sender is not None:
+            sender.finish()
+    finally:
+        if sender is not None:
+            sender.close()
+    return RowsWritten(rows)
+
+
+def rows_of(arrow: pa.RecordBatch, options: WriteOptions) -> list[Row]:
+    """The rows of an Arrow batch as records are made of them. Raises `InvalidOptionError` for a row without topic."""
+    import pyarrow as pa
+
+    count = arrow.num_rows
+    nothing = [None] * count
+
+    def column(name: str, kind: pa.DataType | None = None) -> Sequence[Any]:
+        if name not in arrow.schema.names:
+            return nothing
+        values = arrow.column(name)
+        found: list[Any] = (values if kind is None else values.cast(kind)).to_pylist()
+        return found
+
+    topics = column("topic") if options.topic is None else [options.topic] * count
+    if None in topics:
+        raise InvalidOptionError("topic", "must be given: there is a row whose topic is null")
+    keys, values = column("key", pa.binary()), column("value", pa.binary())
+    times_ms = (None if at is None else at // 1000 for at in column("timestamp", pa.int64()))
+    headers = map(_headers, column("headers") if options.include_headers else nothing)
+    return list(zip(topics, keys, values, column("partition"), times_ms, headers, strict=True))
+
+
+def _headers(given: list[dict[str, Any]] | None) -> list[Header]:
+    return [] if not given else [(each["key"], each["value"]) for each in given]
+
+
+class _Sender:
+    """A producer, and the records of it that are under way."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        from kipmesh.client.sync import Producer
+
+        self._producer: Producer = Producer(options.bootstrap, **options.client_config)
+        self._producer.start()
+        self._pending: deque[PendingRecord] = deque()
+
+    def send(self, rows: list[Row], batch: bytes, names: RowNames | None) -> None:
+        """Send rows; blocks when too many wait, and raises the error of an earlier one that failed."""
+        ids = [None] * len(rows) if names is None else names.take(rows)
+        send, append = self._producer.send, self._pending.append
+        for (topic, key, value, partition, timestamp_ms, headers), row_id in zip(rows, ids, strict=True):
+            if row_id is not None:
+                headers = [*without_names(headers), (BATCH_HEADER, batch), (ROW_HEADER, row_id)]
+            append(send(topic, value, key, partition, timestamp_ms, headers))
+        while self._pending and self._pending[0].done():
+            self._pending.popleft().result()
+
+    def finish(self) -> None:
+        """Wait until all is acknowledged; raises the first error."""
+        self._producer.flush()
+        while self._pending:
+            self._pending.popleft().result()
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._producer.close()

@@ -1,0 +1,87 @@
+"""Options and columns of writes: as Spark's Kafka connector has them, and every refusal names its option or column."""
+
+from __future__ import annotations
+
+import pytest
+
+from kipmesh.spark.offsets import InvalidOptionError
+from kipmesh.spark.options import Mode
+from kipmesh.spark.write_options import WriteOptions, check_columns, parse_write_options
+
+BASE = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
+HEADERS = "array<struct<key:string,value:binary>>"
+
+
+def parse(mode: Mode = Mode.BATCH, **given: str) -> WriteOptions:
+    return parse_write_options({**BASE, **given}, mode)
+
+
+def test_defaults() -> None:
+    options = parse()
+    assert (options.topic, options.batch_id) == (None, None)
+    assert options.write_ids
+    assert options.include_headers
+    assert parse(Mode.STREAM, TOPIC=" t ", checkpointlocation="/x").topic == "t"
+
+
+def test_client_settings_pass_without_the_prefix() -> None:
+    options = parse(**{"kafka.compression.type": "zstd", "kafka.linger.ms": "5", "kafka.client.id": "me"})
+    assert options.client_config["compression.type"] == "zstd"
+    assert options.client_config["linger.ms"] == "5"
+    assert options.client_config["client.id"] == "me"
+
+
+@pytest.mark.parametrize(
+    ("mode", "given", "named"),
+    [
+        (Mode.BATCH, {"topics": "t"}, "topics"),
+        (Mode.BATCH, {"topic": ""}, "topic"),
+        (Mode.BATCH, {"subscribe": "t"}, "subscribe"),
+        (Mode.BATCH, {"path": "/x"}, "path"),
+        (Mode.BATCH, {"kafka.bootstrap.servers": "host"}, "kafka.bootstrap.servers"),
+        (Mode.BATCH, {"kafka.value.serializer": "x"}, "kafka.value.serializer"),
+        (Mode.BATCH, {"kafka.transactional.id": "x"}, "kafka.transactional.id"),
+        (Mode.BATCH, {"kafka.partitioner.class": "x"}, "kafka.partitioner.class"),
+        (Mode.BATCH, {"kafka.compression.typ": "zstd"}, "kafka.compression.typ"),
+        (Mode.BATCH, {"kafka.compression.type": "brotli"}, "kafka.compression.type"),
+        (Mode.BATCH, {"writeIds": "sometimes"}, "writeIds"),
+        (Mode.BATCH, {"batchId": "x" * 201}, "batchId"),
+        (Mode.BATCH, {"batchId": "x", "writeIds": "false"}, "batchId"),
+        (Mode.STREAM, {"batchId": "x"}, "batchId"),
+    ],
+)
+def test_a_bad_option_is_named(mode: Mode, given: dict[str, str], named: str) -> None:
+    with pytest.raises(InvalidOptionError) as caught:
+        parse(mode, **given)
+    assert caught.value.option == named
+
+
+def test_columns() -> None:
+    check_columns({"value": "binary"}, parse(topic="t"))
+    check_columns({"value": "string", "topic": "string", "key": "binary", "other": "double"}, parse())
+    check_columns(
+        {"value": "string", "headers": HEADERS, "partition": "int", "timestamp": "timestamp"}, parse(topic="t")
+    )
+
+
+@pytest.mark.parametrize(
+    ("columns", "named"),
+    [
+        ({"key": "string"}, "column value is missing"),
+        ({"value": "int"}, "column value is int and must be string or binary"),
+        ({"value": "string", "key": "bigint"}, "column key is bigint"),
+        ({"value": "string", "partition": "bigint"}, "column partition is bigint and must be int"),
+        ({"value": "string", "headers": "array<string>"}, "column headers is array<string>"),
+        ({"value": "string", "timestamp": "bigint"}, "column timestamp is bigint"),
+    ],
+)
+def test_a_bad_column_is_named(columns: dict[str, str], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        check_columns(columns, parse(topic="t"))
+
+
+def test_a_topic_is_needed() -> None:
+    with pytest.raises(InvalidOptionError, match="option topic must be given"):
+        check_columns({"value": "string"}, parse())
+    with pytest.raises(ValueError, match="column topic is int"):
+        check_columns({"value": "string", "topic": "int"}, parse())

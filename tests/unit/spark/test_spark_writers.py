@@ -1,0 +1,135 @@
+"""What a task of a write does, without Spark: rows to records, names of rows, errors; beside a fake cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow", exc_type=ImportError)
+pytest.importorskip("pyspark", exc_type=ImportError)
+
+import pyarrow as pa
+
+from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.spark.mesh import Mesh
+from kipmesh.spark.offsets import InvalidOptionError, OffsetRange, TopicPartition
+from kipmesh.spark.options import Mode, parse_options
+from kipmesh.spark.planning import DataLoss
+from kipmesh.spark.write_options import WriteOptions, parse_write_options
+from kipmesh.spark.writers import rows_of, write_rows
+from kipmesh.testing.fake_broker import FakeCluster
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+def options(bootstrap: str = "127.0.0.1:1", **given: str) -> WriteOptions:
+    return parse_write_options({"kafka.bootstrap.servers": bootstrap, **given}, Mode.BATCH)
+
+
+def columns(**given: Any) -> Any:
+    return pa.RecordBatch.from_pydict(given)
+
+
+def written(cluster: FakeCluster) -> list[dict[str, Any]]:
+    """All records of topic t, as a read of Spark decodes them."""
+    from kipmesh.spark.decode import arrow_schema, decode
+
+    given = {"subscribe": "t", "kafka.bootstrap.servers": cluster.bootstrap}
+    schema = arrow_schema(include_headers=True, include_record_id=True)
+    rows: list[dict[str, Any]] = []
+    with Mesh(parse_options(given, Mode.BATCH)) as mesh:
+        for where, end in mesh.latest_offsets(mesh.partitions()).items():
+            wanted = OffsetRange(TopicPartition(*where), 0, end)
+            if end:
+                parts = decode(mesh.fetch(wanted, DataLoss(fail=True)), wanted, schema)
+                rows += [row for part in parts for row in part.to_pylist()]
+    return rows
+
+
+async def beside_a_cluster(work: Callable[[FakeCluster], Any]) -> Any:
+    async with FakeCluster(2) as cluster:
+        cluster.create_topic("t", 3)
+        return await asyncio.to_thread(work, cluster)
+
+
+def test_rows_are_made_of_the_columns_that_are_there() -> None:
+    batch = columns(
+        topic=["a", "b"],
+        key=["k", None],
+        value=pa.array([b"x", None], pa.binary()),
+        partition=pa.array([1, None], pa.int32()),
+        headers=pa.array([[{"key": "h", "value": b"y"}], None], HEADERS),
+        timestamp=pa.array([1_700_000_000_123_999, None], pa.timestamp("us", tz="UTC")),
+        other=[1.0, 2.0],
+    )
+    assert rows_of(batch, options()) == [
+        ("a", b"k", b"x", 1, 1_700_000_000_123, [("h", b"y")]),
+        ("b", None, None, None, None, []),
+    ]
+    of_option = rows_of(batch, options(topic="t", includeHeaders="false"))
+    assert [(row[0], row[5]) for row in of_option] == [("t", []), ("t", [])]
+    assert rows_of(columns(value=["ü"]), options(topic="t")) == [("t", None, "ü".encode(), None, None, [])]
+
+
+def test_a_row_needs_a_topic() -> None:
+    with pytest.raises(InvalidOptionError, match="option topic must be given: there is a row"):
+        rows_of(columns(topic=["a", None], value=["x", "y"]), options())
+
+
+def test_an_empty_task_connects_to_nothing() -> None:
+    empty = columns(value=pa.array([], pa.string()))
+    assert write_rows(options(topic="t"), "b", 0, iter([empty, empty])).rows == 0
+
+
+async def test_a_task_that_is_run_again_writes_the_same_names() -> None:
+    values = [f"v{i % 1500}" for i in range(2500)]
+
+    def work(cluster: FakeCluster) -> list[dict[str, Any]]:
+        chosen = options(cluster.bootstrap, topic="t")
+        done = write_rows(chosen, "q/7", 3, iter([columns(value=values[:1200]), columns(value=values[1200:])]))
+        assert done.rows == len(values)
+        write_rows(chosen, "q/7", 3, iter([columns(value=values[::-1])]))
+        write_rows(chosen, "q/8", 3, iter([columns(value=values[:1])]))
+        return written(cluster)
+
+    rows = await beside_a_cluster(work)
+    assert len(rows) == 2 * len(values) + 1
+    assert rows[0]["headers"][0] == {"key": "kipmesh.batch", "value": b"q/7"}
+    first_of_each = {row["recordId"]: row["value"].decode() for row in rows}
+    assert sorted(first_of_each.values()) == sorted([*values, values[0]])
+
+
+async def test_names_replace_those_of_a_record_that_was_read() -> None:
+    def work(cluster: FakeCluster) -> list[dict[str, Any]]:
+        old = [{"key": "kipmesh.batch", "value": b"old"}, {"key": "own", "value": None}]
+        batch = columns(value=["x"], headers=pa.array([old], HEADERS))
+        write_rows(options(cluster.bootstrap, topic="t"), "new", 0, iter([batch]))
+        write_rows(options(cluster.bootstrap, topic="t", writeIds="false"), "new", 0, iter([columns(value=["x"])]))
+        return written(cluster)
+
+    rows = await beside_a_cluster(work)
+    (named,) = [row for row in rows if row["headers"]]
+    assert [header["key"] for header in named["headers"]] == ["own", "kipmesh.batch", "kipmesh.row"]
+    assert named["headers"][1]["value"] == b"new"
+
+
+async def test_a_record_that_fails_fails_the_task() -> None:
+    def work(cluster: FakeCluster) -> None:
+        cluster.inject("Produce", ErrorCode.INVALID_RECORD, times=100)
+        with pytest.raises(KafkaError) as caught:
+            write_rows(options(cluster.bootstrap, topic="t"), "b", 0, iter([columns(value=["x"])]))
+        assert caught.value.code == ErrorCode.INVALID_RECORD
+
+    await beside_a_cluster(work)
+
+
+async def test_a_topic_that_is_not_there_fails_the_task() -> None:
+    def work(cluster: FakeCluster) -> None:
+        chosen = options(cluster.bootstrap, topic="nowhere", **{"kafka.max.block.ms": "300"})
+        with pytest.raises(KafkaError, match="nowhere"):
+            write_rows(chosen, "b", 0, iter([columns(value=["x"])]))
+
+    await beside_a_cluster(work)
