@@ -25,6 +25,8 @@ class ReaderKind(StrEnum):
 
     CONSUMER = "consumer"
     """A client that goes on where it stopped, from whichever replica."""
+    MEMBER = "member"
+    """A member of a consumer group, where the group says; `Assigned` says where it begins anew."""
     REPLICA = "replica"
     """A plain fetch from one replica, each at any offset."""
     FINAL = "final"
@@ -125,6 +127,56 @@ class Read(NamedTuple):
     session: int = 0
 
 
+class Assigned(NamedTuple):
+    """A member of a consumer group was told its partitions: all of a generation, and those among them that it takes up.
+
+    Comes before any record that it reads of these.
+    """
+
+    t: float
+    group: str
+    member: str
+    generation: int
+    partitions: Sequence[int]
+    added: Sequence[int]
+
+
+class Commit(NamedTuple):
+    """A member is about to commit (partition, offset of the next record) in its generation."""
+
+    t: float
+    commit: int
+    group: str
+    member: str
+    generation: int
+    offsets: Sequence[tuple[int, int]]
+
+
+class CommitOk(NamedTuple):
+    """A commit was acknowledged."""
+
+    t: float
+    commit: int
+
+
+class CommitUnknown(NamedTuple):
+    """A commit failed, and may have come true all the same, or do so later while its generation lasts."""
+
+    t: float
+    commit: int
+    error: str
+
+
+class OffsetsFetched(NamedTuple):
+    """A group's committed (partition, offset), -1 for none, as its coordinator told them between `since` and `t`."""
+
+    t: float
+    since: float
+    group: str
+    reader: str
+    offsets: Sequence[tuple[int, int]]
+
+
 class End(NamedTuple):
     """A partition when nobody writes any more: its high watermark and who is in sync, by its leader."""
 
@@ -210,6 +262,11 @@ Event: TypeAlias = (
     | Failed
     | Unknown
     | Read
+    | Assigned
+    | Commit
+    | CommitOk
+    | CommitUnknown
+    | OffsetsFetched
     | End
     | Dump
     | FaultBegan
@@ -228,6 +285,11 @@ _TYPES: Mapping[str, Any] = {
     "failed": Failed,
     "unknown": Unknown,
     "read": Read,
+    "assigned": Assigned,
+    "commit": Commit,
+    "commit-ok": CommitOk,
+    "commit-unknown": CommitUnknown,
+    "offsets-fetched": OffsetsFetched,
     "end": End,
     "dump": Dump,
     "fault-began": FaultBegan,
@@ -296,11 +358,11 @@ def _check(event: Event) -> None:
         if plain is not None:
             if not isinstance(value, plain):
                 raise TypeError(f"{name} is {value!r}")
-        elif name in ("records", "batches"):
-            width = 2 if name == "records" else 4
+        elif name in ("records", "batches", "offsets"):
+            width = 4 if name == "batches" else 2
             if not isinstance(value, list) or not all(isinstance(one, list) and len(one) == width for one in value):
                 raise TypeError(f"{name} is no list of lists of {width}")
-        elif name in ("nodes", "isr", "replicas", "consumers") and not isinstance(value, list):
+        elif name in ("nodes", "isr", "replicas", "consumers", "partitions", "added") and not isinstance(value, list):
             raise TypeError(f"{name} is no list")
 
 

@@ -10,7 +10,7 @@ What is checked, each under its name in `Kind`:
   transactional, and nothing is retired while the run lasts.)
 - A high watermark does not go back (392-10), and nothing at or above it is read (392-01).
 - In-sync replicas are the same below the high watermark: values, batches, CRCs, leader epochs; and all are there.
-- Progress: see `history_progress`.
+- Progress: see `history_progress`. Consumer groups: see `history_groups`.
 
 A retry after an answer that was lost may write a record twice. Of idempotent producers that is an anomaly; of others it
 is at-least-once delivery, and counted, not found.
@@ -25,7 +25,11 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from kipmesh.testing.history import (
+    Assigned,
     Begin,
+    Commit,
+    CommitOk,
+    CommitUnknown,
     Dump,
     End,
     Event,
@@ -35,6 +39,7 @@ from kipmesh.testing.history import (
     Invoke,
     Limits,
     NotRecovered,
+    OffsetsFetched,
     Ok,
     Phase,
     PhaseBegan,
@@ -42,6 +47,7 @@ from kipmesh.testing.history import (
     ReaderKind,
     Unknown,
 )
+from kipmesh.testing.history_groups import GroupAnomaly, GroupChecker
 from kipmesh.testing.history_progress import Acknowledged, Progress, Window
 
 FINDINGS_MAX = 20
@@ -61,6 +67,11 @@ class Kind(StrEnum):
     WATERMARK = "high watermark went back"
     ABOVE_WATERMARK = "record read above the high watermark"
     REPLICAS = "replicas differ"
+    TWO_OWNERS = GroupAnomaly.TWO_OWNERS.value
+    COMMIT_WENT_BACK = GroupAnomaly.WENT_BACK.value
+    COMMIT_PHANTOM = GroupAnomaly.PHANTOM.value
+    COMMIT_STALE = GroupAnomaly.STALE.value
+    GROUP_SKIPPED = GroupAnomaly.SKIPPED.value
     NO_PROGRESS = "no progress"
     NOT_RECOVERED = "not recovered"
     INCOMPLETE = "incomplete history"
@@ -86,6 +97,12 @@ class Figures(NamedTuple):
     """Records that are in the log once more."""
     read: int = 0
     """By all consumers together."""
+    commits: int = 0
+    """By members of groups, acknowledged."""
+    generations: int = 0
+    """Of groups."""
+    read_again: int = 0
+    """Records that were read by another member of a group already."""
     faults: int = 0
     longest_write_gap_s: float = 0.0
     longest_read_delay_s: float = 0.0
@@ -147,6 +164,7 @@ class Checker:
         self._faults: dict[int, FaultBegan] = {}
         self._windows: dict[int, Window] = {}
         self._progress = Progress()
+        self._groups = GroupChecker(lambda kind, t, text, where: self._found(Kind(kind.value), t, text, where))
         self._last_t = 0.0
 
     def add(self, event: Event) -> None:
@@ -159,6 +177,14 @@ class Checker:
                 self._ok(event)
             case Failed() | Unknown():
                 self._not_ok(event)
+            case Assigned():
+                self._assigned(event)
+            case Commit():
+                self._groups.commit(event)
+            case CommitOk() | CommitUnknown():
+                self._groups.outcome(event)
+            case OffsetsFetched():
+                self._groups.fetched(event)
             case Read():
                 self._read(event)
             case Begin():
@@ -197,6 +223,9 @@ class Checker:
             **{
                 name: self._figures[name] for name in ("invoked", "acknowledged", "failed", "unknown", "read", "faults")
             },
+            commits=self._groups.commits,
+            generations=self._groups.generations,
+            read_again=self._groups.read_again,
             repeated=sum(len(values) - len(set(values.values())) for values in self._final.values()),
             longest_write_gap_s=round(gaps[0], 3),
             longest_read_delay_s=round(gaps[1], 3),
@@ -261,10 +290,19 @@ class Checker:
             final.update((offset, value) for offset, value in event.records)
         if event.kind is not ReaderKind.REPLICA:
             self._check_order(event)
-        if event.kind is ReaderKind.CONSUMER:
+        if event.kind is ReaderKind.MEMBER:
+            self._groups.read(event)
+        if event.kind in (ReaderKind.CONSUMER, ReaderKind.MEMBER):
             self._figures["read"] += len(event.records)
-            self._progress.read(event.reader, event.partition, event.t, [offset for offset, _ in event.records])
+            reader = self._groups.group_of(event.reader) or event.reader
+            self._progress.read(reader, event.partition, event.t, [offset for offset, _ in event.records])
         self._check_watermark(event)
+
+    def _assigned(self, event: Assigned) -> None:
+        self._groups.assigned(event)
+        for partition in event.added:  # it begins anew there
+            self._positions.pop((event.member, partition, 0), None)
+            self._watermarks.pop((event.member, partition, -1, 0), None)
 
     def _check_order(self, event: Read) -> None:
         key = (event.reader, event.partition, event.session)

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 
 import pytest
+from groups_of_tests import GROUP_SPOILS
 from histories_of_tests import clean_history, indexes, with_fault
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -282,7 +283,7 @@ def test_each_anomaly_is_found_and_named(spoil: Spoil, kind: Kind) -> None:
 
 
 def test_every_kind_has_a_history() -> None:
-    assert {kind for _, kind in SPOILS} == set(Kind)
+    assert {kind for _, kind in [*SPOILS, *GROUP_SPOILS]} == set(Kind)
 
 
 def test_what_is_lost_alone_is_nothing_else() -> None:
