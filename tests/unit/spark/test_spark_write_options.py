@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from kipmesh.spark import options, write_options
 from kipmesh.spark.offsets import InvalidOptionError
 from kipmesh.spark.options import Mode
 from kipmesh.spark.write_options import WriteOptions, check_columns, parse_write_options
@@ -17,18 +20,16 @@ def parse(mode: Mode = Mode.BATCH, **given: str) -> WriteOptions:
 
 
 def test_defaults() -> None:
-    options = parse()
-    assert (options.topic, options.batch_id) == (None, None)
-    assert options.write_ids
-    assert options.include_headers
+    chosen = parse()
+    assert (chosen.topic, chosen.batch_id) == (None, None)
+    assert chosen.write_ids
+    assert chosen.include_headers
     assert parse(Mode.STREAM, TOPIC=" t ", checkpointlocation="/x").topic == "t"
 
 
 def test_client_settings_pass_without_the_prefix() -> None:
-    options = parse(**{"kafka.compression.type": "zstd", "kafka.linger.ms": "5", "kafka.client.id": "me"})
-    assert options.client_config["compression.type"] == "zstd"
-    assert options.client_config["linger.ms"] == "5"
-    assert options.client_config["client.id"] == "me"
+    config = parse(**{"kafka.compression.type": "zstd", "kafka.linger.ms": "5", "kafka.client.id": "me"}).client_config
+    assert (config["compression.type"], config["linger.ms"], config["client.id"]) == ("zstd", "5", "me")
 
 
 @pytest.mark.parametrize(
@@ -85,3 +86,13 @@ def test_a_topic_is_needed() -> None:
         check_columns({"value": "string"}, parse())
     with pytest.raises(ValueError, match="column topic is int"):
         check_columns({"value": "string", "topic": "int"}, parse())
+
+
+def test_the_page_lists_every_option() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
+    reads, writes = page.split("## Options of writes")
+    for names, part in ((options._KNOWN, reads), (write_options._KNOWN, writes)):
+        missing = [name for name in names if f"`{name}`" not in part and name != "checkpointLocation"]
+        assert missing == []
+    refused = {*options._REFUSED, *write_options._REFUSED} - {"includeTimestamp", "path"}
+    assert [name for name in sorted(refused) if f"`{name}`" not in page] == []
