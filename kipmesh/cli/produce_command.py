@@ -1,22 +1,22 @@
-"""`kipmesh produce`: lines of standard input as records.
+"""`kipmesh produce`: lines of files and of standard input as records (`produce_input` reads them).
 
 Rules:
 - The last line of stderr says how many records were acknowledged, and how many of those that were read were not:
   also after an error, Ctrl-C and SIGTERM.
 - SIGTERM and Ctrl-C end the reading. What was read is delivered within STOP_TIMEOUT_S; a second signal ends that, too.
-- No line is held that is longer than `max.request.size`.
+- On a terminal a line shows how far it is: a bar where all input has a size, of what is read and acknowledged.
 - With `--stats` the lines before the last one are the producer's counters (526-10), a name and a number each.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import Callable, Sequence
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -37,19 +37,56 @@ from kipmesh.cli.common import (
     run,
     separator_bytes,
 )
+from kipmesh.cli.produce_input import (
+    Chunk,
+    CsvParser,
+    Inputs,
+    JsonParser,
+    LineCutError,
+    LineParser,
+    LineTooLongError,
+    Parser,
+)
 
 if TYPE_CHECKING:
     from kipmesh.client import Producer
 
-READ_BYTES = 256 << 10
 WAITING_MAX = 1_000_000
 """Records whose acknowledgement is awaited, in the order of the input."""
 PROGRESS_INTERVAL_S = 0.2
 STOP_TIMEOUT_S = 5.0
+BAR_COLUMNS = 24
+
+MakeParser = Callable[[int], Parser]
+"""Makes the parser of one input; given is how long a row may be."""
+
+
+class Format(StrEnum):
+    """Of the input."""
+
+    LINES = "lines"
+    NDJSON = "ndjson"
+    CSV = "csv"
 
 
 def produce(
     topic: Topic,
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="FILE", help="Files to read, - for standard input.  [default: -]", show_default=False),
+    ] = None,
+    form: Annotated[
+        Format,
+        typer.Option(
+            "--format",
+            help="Each line is a value; or each line is one JSON value; or CSV with the names of its columns in the "
+            "first row, each other row of which becomes a JSON object.",
+        ),
+    ] = Format.LINES,
+    key_column: Annotated[
+        str | None, typer.Option("--key-column", help="The column (of NDJSON: the field) that is the key.")
+    ] = None,
+    delimiter: Annotated[str, typer.Option("--delimiter", help="Between columns of CSV.")] = ",",
     key_separator: Annotated[
         str | None, typer.Option("--key-separator", help="Split each line into key and value there.")
     ] = None,
@@ -60,37 +97,58 @@ def produce(
     bootstrap: Bootstrap = None,
     folder: Dir = DEFAULT_DIR,
 ) -> None:
-    """Write each line of standard input as a record. The last line of stderr says how many were acknowledged."""
+    """Write each line of files or standard input as a record. The last line of stderr says what was acknowledged."""
     settings = parse_pairs(config or (), "--config")
-    separator = None if key_separator is None else separator_bytes(key_separator)
+    make_parser = _parser_maker(form, key_separator, key_column, delimiter)
     address = bootstrap_of(bootstrap, folder)
-    code = run(lambda: _produce(address, topic, separator, settings, stats))
+    code = run(lambda: _produce(address, topic, files or (), make_parser, settings, stats))
     if code != EXIT_OK:
         raise typer.Exit(code)
 
 
-async def _produce(bootstrap: str, topic: str, separator: bytes | None, config: dict[str, Any], stats: bool) -> int:
+def _parser_maker(form: Format, key_separator: str | None, key_column: str | None, delimiter: str) -> MakeParser:
+    """Raises typer.BadParameter for options that do not go together."""
+    if key_separator is not None and form is not Format.LINES:
+        raise typer.BadParameter("is for --format lines; --key-column for the others", param_hint="--key-separator")
+    if key_column is not None and form is Format.LINES:
+        raise typer.BadParameter("is for --format ndjson and csv", param_hint="--key-column")
+    if len(delimiter) != 1 or (not delimiter.isprintable() and delimiter != "\t") or delimiter == '"':
+        raise typer.BadParameter("one character, and not a quote", param_hint="--delimiter")
+    separator = None if key_separator is None else separator_bytes(key_separator)
+    if form is Format.CSV:
+        return lambda row_bytes_max: CsvParser(key_column, delimiter, row_bytes_max)
+    if form is Format.NDJSON:
+        return lambda _: JsonParser(key_column)
+    return lambda _: LineParser(separator)
+
+
+async def _produce(
+    bootstrap: str, topic: str, files: Sequence[str], make_parser: MakeParser, config: dict[str, Any], stats: bool
+) -> int:
     """Run to the end of the input, an error or a signal; the exit code."""
-    progress = _Progress()
-    lines = _Lines()
+    inputs = Inputs(files)
+    progress = _Progress(inputs)
     signals: list[signal.Signals] = []
     arrived = asyncio.Event()
 
     def on_signal(number: signal.Signals) -> None:
         signals.append(number)
-        lines.stop()
+        inputs.stop()
         arrived.set()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal, number)
-    feeding = asyncio.create_task(_feed(bootstrap, topic, separator, config, lines, progress))
+    showing = asyncio.create_task(progress.show_on()) if progress.is_terminal else None
+    feeding = asyncio.create_task(_feed(bootstrap, topic, make_parser, config, inputs, progress))
     await _first(feeding, arrived, None)
     if not feeding.done():
         arrived.clear()
         await _first(feeding, arrived, STOP_TIMEOUT_S if progress.read else 0)
         feeding.cancel()
     (result,) = await asyncio.gather(feeding, return_exceptions=True)
+    if showing is not None:
+        showing.cancel()
     progress.clear()
     code = explain(result) if isinstance(result, Exception) else EXIT_OK
     if signals:
@@ -113,9 +171,9 @@ async def _first(task: asyncio.Task[None], event: asyncio.Event, timeout_s: floa
 async def _feed(
     bootstrap: str,
     topic: str,
-    separator: bytes | None,
+    make_parser: MakeParser,
     config: dict[str, Any],
-    lines: _Lines,
+    inputs: Inputs,
     progress: _Progress,
 ) -> None:
     """Send everything and wait until it is delivered; cancelled, it gives up what is under way."""
@@ -126,7 +184,7 @@ async def _feed(
     await connect(producer, bootstrap, config)
     close_timeout_s: float | None = None
     try:
-        await _send_all(producer, topic, separator, lines, progress)
+        await _Feeder(producer, topic, make_parser, inputs, progress).send_all()
         await producer.flush()
         progress.settle()
     except asyncio.CancelledError:
@@ -142,109 +200,87 @@ async def _feed(
         progress.count_rest()
 
 
-async def _send_all(
-    producer: Producer, topic: str, separator: bytes | None, lines: _Lines, progress: _Progress
-) -> None:
-    from kipmesh.core.errors import KafkaError
+class _Feeder:
+    """Sends the lines of the inputs, and says of which line an error is."""
 
-    number = 0
-    waiting = progress.waiting
-    limit = producer.config.max_request_size
-    async for some in lines.read(limit, progress):
-        for line in some:
-            number += 1
-            key, value = (None, line) if separator is None else _split(line, separator, number)
-            try:
-                waiting.append(await producer.send(topic, value, key=key))
-            except KafkaError as error:
-                raise KafkaError(error.code, f"line {number}: {error.message}") from None
-        if len(waiting) > WAITING_MAX:
-            await waiting[0]
-        progress.settle()
-        progress.show()
+    def __init__(
+        self, producer: Producer, topic: str, make_parser: MakeParser, inputs: Inputs, progress: _Progress
+    ) -> None:
+        self._producer = producer
+        self._topic = topic
+        self._make_parser = make_parser
+        self._inputs = inputs
+        self._progress = progress
+        self._row_bytes_max = producer.config.max_request_size
+        self._parser = make_parser(self._row_bytes_max)
+        self._place = 0  # of the input
+        self._number = 0  # of the line in it, from 1
 
-
-def _split(line: bytes, separator: bytes, number: int) -> tuple[bytes, bytes]:
-    key, found, value = line.partition(separator)
-    if not found:
-        begin = line[:80].decode(errors="replace")
-        text = separator.decode(errors="backslashreplace")
-        raise CommandError(f"line {number}: no key separator {text!r} in {begin!r}")
-    return key, value
-
-
-class _Lines:
-    """Lines of standard input as they come, without their ends."""
-
-    def __init__(self) -> None:
-        self._stopped = False
-        self._readable = asyncio.Event()
-
-    def stop(self) -> None:
-        """Read no more."""
-        self._stopped = True
-        self._readable.set()
-
-    async def read(self, line_bytes_max: int, progress: _Progress) -> AsyncIterator[list[bytes]]:
-        """Some lines at a time, counted as read; raises KafkaError(MESSAGE_TOO_LARGE)."""
-        from kipmesh.core.errors import ErrorCode, KafkaError
-
-        if sys.stdin is None:
-            raise CommandError("there is no standard input")
-        source = sys.stdin.fileno()
-        begin: list[bytes] = []  # of a line whose end is yet to come
-        size = 0
-        while True:
-            await self._wait_readable(source)
-            if self._stopped:
-                progress.read += bool(begin)
-                return
-            chunk = os.read(source, READ_BYTES)
-            if not chunk:
-                break
-            first, *others = chunk.split(b"\n")
-            begin.append(first)
-            size += len(first)
-            if others:
-                lines = [b"".join(begin), *others[:-1]]
-                begin, size = ([others[-1]], len(others[-1])) if others[-1] else ([], 0)
-                progress.read += len(lines)
-                yield lines
-            if size > line_bytes_max:
-                progress.read += 1
-                text = f"line {progress.read} is longer than max.request.size ({line_bytes_max} bytes)"
-                raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, text)
-        if begin:
+    async def send_all(self) -> None:
+        """Raises CommandError or KafkaError at the first record that cannot be made, sent or delivered."""
+        progress = self._progress
+        try:
+            async for chunk in self._inputs.read(self._row_bytes_max):
+                await self._send(chunk)
+                if len(progress.waiting) > WAITING_MAX:
+                    await progress.waiting[0]
+                progress.settle()
+        except LineCutError:
             progress.read += 1
-            yield [b"".join(begin)]
+        except LineTooLongError as error:
+            progress.read += 1
+            self._begin(error.place)
+            self._number += 1
+            text = f"{self._where()} is longer than max.request.size ({self._row_bytes_max} bytes)"
+            raise _too_large(text) from None
 
-    async def _wait_readable(self, source: int) -> None:
-        """Wait for input; a plain file always has some. (A thread in `read` would outlive Ctrl-C.)"""
-        loop = asyncio.get_running_loop()
+    def _begin(self, place: int) -> None:
+        if place != self._place:
+            self._parser, self._place, self._number = self._make_parser(self._row_bytes_max), place, 0
+
+    def _where(self) -> str:
+        return f"{self._inputs.label(self._place)}line {self._number}"
+
+    async def _send(self, chunk: Chunk) -> None:
+        from kipmesh.core.errors import KafkaError
+
+        self._begin(chunk.place)
+        progress = self._progress
+        progress.read += len(chunk.lines)
         try:
-            loop.add_reader(source, self._readable.set)
-        except (PermissionError, ValueError):
-            await asyncio.sleep(0)
-            return
-        try:
-            await self._readable.wait()
-        finally:
-            loop.remove_reader(source)
-            if not self._stopped:
-                self._readable.clear()
+            for line in chunk.lines:
+                self._number += 1
+                pair = self._parser.parse(line)
+                if pair is None:
+                    progress.read -= 1
+                else:
+                    progress.waiting.append(await self._producer.send(self._topic, pair.value, key=pair.key))
+            if chunk.is_end:
+                self._parser.end()
+        except CommandError as error:
+            raise CommandError(f"{self._where()}: {error}") from None
+        except KafkaError as error:
+            raise KafkaError(error.code, f"{self._where()}: {error.message}") from None
+
+
+def _too_large(text: str) -> Exception:
+    from kipmesh.core.errors import ErrorCode, KafkaError
+
+    return KafkaError(ErrorCode.MESSAGE_TOO_LARGE, text)
 
 
 class _Progress:
     """How many records were read and acknowledged: on a terminal while it runs, everywhere at the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: Inputs) -> None:
         self.read = 0
         self.acknowledged = 0
         self.has_acks = True
         self.waiting: deque[Any] = deque()
         self.counters: dict[str, int | float] = {}
-        self._begin = self._shown = time.monotonic()
-        self._is_terminal = sys.stderr.isatty()
+        self.is_terminal = sys.stderr.isatty()
+        self._inputs = inputs
+        self._begin = time.monotonic()
 
     def settle(self) -> None:
         """Count what was acknowledged; raises the KafkaError of the first record that was not."""
@@ -258,17 +294,19 @@ class _Progress:
         rest, self.waiting = self.waiting, deque()
         self.acknowledged += sum(one.done() and not one.cancelled() and one.exception() is None for one in rest)
 
-    def show(self) -> None:
-        """On a terminal, from time to time: how far it is."""
-        now = time.monotonic()
-        if self._is_terminal and now - self._shown >= PROGRESS_INTERVAL_S:
-            self._shown = now
-            sys.stderr.write(f"\r{self._line()}\x1b[K")
+    async def show_on(self) -> None:
+        """On a terminal: how far it is, again and again until cancelled."""
+        while True:
+            await asyncio.sleep(PROGRESS_INTERVAL_S)
+            while self.waiting and self.waiting[0].done() and self.waiting[0].exception() is None:
+                self.waiting.popleft()
+                self.acknowledged += 1
+            sys.stderr.write(f"\r{self._bar()}{self._line()}\x1b[K")
             sys.stderr.flush()
 
     def clear(self) -> None:
         """Make room for a line about something else."""
-        if self._is_terminal:
+        if self.is_terminal:
             sys.stderr.write("\r\x1b[K")
 
     def finish(self, why: str) -> None:
@@ -278,6 +316,14 @@ class _Progress:
         if missing:
             text = f"; {missing:,} not" + ("" if self.has_acks else " sent")
         sys.stderr.write(f"{self._line()}{text}{why}\n")
+
+    def _bar(self) -> str:
+        """Of the bytes of the input, those whose records are acknowledged, about; nothing where no size is known."""
+        total = self._inputs.total_bytes
+        if not total:
+            return ""
+        share = min(self._inputs.read_bytes / total, 1) * self.acknowledged / max(self.read, 1)
+        return f"[{'#' * int(share * BAR_COLUMNS):<{BAR_COLUMNS}}] {share:4.0%}  "
 
     def _line(self) -> str:
         count = self.acknowledged

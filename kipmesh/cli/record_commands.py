@@ -40,7 +40,9 @@ def register(app: typer.Typer) -> None:
             """
             seq 1000 | kipmesh produce flights
             printf 'UA:{"dep":517}\\n' | kipmesh produce flights --key-separator :
-            kipmesh produce flights --config compression.type=zstd --config linger.ms=20 < values.txt
+            kipmesh produce flights january.csv february.csv --format csv --key-column carrier
+            kipmesh produce flights - --format ndjson --key-column id < flights.ndjson
+            kipmesh produce flights values.txt --config compression.type=zstd --config linger.ms=20 --stats
             """
         )
     )(produce)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
 import re
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,6 +50,13 @@ def start(bootstrap: str, *arguments: Any, command: str = "produce") -> subproce
     )
 
 
+def wait_until_read(process: subprocess.Popen[bytes]) -> None:
+    """Until the process has taken all that was written to its standard input."""
+    assert process.stdin is not None
+    while process.poll() is None and any(fcntl.ioctl(process.stdin, termios.FIONREAD, bytes(4))):
+        time.sleep(0.05)
+
+
 def produce(bootstrap: str, *arguments: Any, stdin: bytes) -> tuple[int, list[str]]:
     process = start(bootstrap, *arguments)
     _, errors = process.communicate(stdin, timeout=60)
@@ -77,6 +88,82 @@ def test_stats_say_what_was_asked_for(cluster: LocalCluster, topic: str) -> None
     assert counters["metadata_urgent_requests"] == counters["metadata_urgent_topics"] == "1"
     assert int(counters["metadata_urgent_bytes"]) > 0
     assert float(counters["metadata_blocked_s"]) >= 0
+
+
+def test_files_of_each_form(cluster: LocalCluster, topic: str, tmp_path: Path) -> None:
+    table, other, objects = tmp_path / "a.csv", tmp_path / "b.csv", tmp_path / "c.ndjson"
+    table.write_text('id,note\n1,"two\nlines"\n')
+    other.write_text("id,note\n2,\n")
+    objects.write_text('{"id":3}\n\n{"id":null}\n')
+    form = ("--format", "csv", "--key-column", "id")
+    code, errors = produce(cluster.bootstrap, topic, table, "-", other, *form, stdin=b"id\n9\n")
+    assert code == 0, errors
+    assert errors[-1].startswith("3 records acknowledged, ")
+    assert produce(cluster.bootstrap, topic, objects, "--format", "ndjson", "--key-column", "id", stdin=b"")[0] == 0
+    assert values(cluster, topic) == [
+        (b"1", b'{"id":"1","note":"two\\nlines"}'),
+        (b"9", b'{"id":"9"}'),
+        (b"2", b'{"id":"2","note":""}'),
+        (b"3", b'{"id":3}'),
+        (None, b'{"id":null}'),
+    ]
+
+
+def test_errors_name_the_file_and_its_line(cluster: LocalCluster, topic: str, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("{}\n")
+    (tmp_path / "b").write_text("{}\nnope\n{}\n")
+    code, errors = produce(cluster.bootstrap, topic, tmp_path / "a", tmp_path / "b", "--format", "ndjson", stdin=b"")
+    assert code == 1
+    assert errors[0].startswith("kipmesh: b: line 2: no JSON: ")
+    assert re.fullmatch(r"2 records acknowledged, .* a second; 2 not", errors[1])
+    (tmp_path / "long").write_bytes(b"a\n" + b"x" * 2_000_000)
+    code, errors = produce(cluster.bootstrap, topic, tmp_path / "a", tmp_path / "long", stdin=b"")
+    assert code == 1
+    assert errors[0].startswith("kipmesh: MESSAGE_TOO_LARGE: long: line 2 is longer than max.request.size (1048576 ")
+    code, errors = produce(cluster.bootstrap, topic, tmp_path / "none", stdin=b"")
+    assert (code, errors) == (1, [f"kipmesh: {tmp_path / 'none'}: No such file or directory"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("--key-column", "id"), "--key-column"),
+        (("--format", "csv", "--key-separator", ":"), "--key-separator"),
+        (("--format", "csv", "--delimiter", '"'), "--delimiter"),
+    ],
+)
+def test_options_that_do_not_go_together(
+    cluster: LocalCluster, topic: str, arguments: tuple[str, ...], why: str
+) -> None:
+    code, errors = produce(cluster.bootstrap, topic, *arguments, stdin=b"a\n")
+    assert code == 2
+    assert why in errors[-1]
+
+
+def test_a_bar_on_a_terminal(cluster: LocalCluster, topic: str, tmp_path: Path) -> None:
+    """Of a file, whose size is known."""
+    lines = tmp_path / "lines"
+    lines.write_text("x\n" * 100_000)
+    leader, follower = pty.openpty()
+    with os.fdopen(leader, "rb", buffering=0) as screen:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "kipmesh.cli.main", "produce", topic, lines, "--bootstrap", cluster.bootstrap],
+            stderr=follower,
+        )
+        os.close(follower)
+        shown = b""
+        try:
+            while chunk := screen.read(4096):
+                shown += chunk
+        except OSError:  # nobody writes to the terminal any more
+            pass
+        assert process.wait(30) == 0
+    *bars, last = [part.strip() for part in re.split(r"\r|\x1b\[K", shown.decode()) if part.strip()]
+    assert re.fullmatch(r"100,000 records acknowledged, .* a second", last)
+    assert all(re.fullmatch(r"\[#* *\] +\d+%  [\d,]+ records? acknowledged, [\d,]+ a second", bar) for bar in bars), (
+        bars
+    )
+    assert bars
 
 
 def test_nobody_acknowledges_with_acks_0(cluster: LocalCluster, topic: str) -> None:
@@ -119,7 +206,7 @@ def test_a_signal_delivers_what_was_read(cluster: LocalCluster, topic: str, numb
     assert process.stdin is not None
     process.stdin.write(b"a\nb\nunfinished")
     process.stdin.flush()
-    time.sleep(2.0)
+    wait_until_read(process)
     process.send_signal(number)
     process.wait(30)  # its input is still open
     _, errors = process.communicate(timeout=30)
@@ -136,11 +223,12 @@ def test_a_signal_while_nobody_answers() -> None:
         assert process.stdin is not None
         process.stdin.write(b"a\n")
         process.stdin.flush()
-        time.sleep(2.0)
+        silent.settimeout(60)
+        silent.accept()[0].close()  # it is there
         process.send_signal(signal.SIGTERM)
         began = time.monotonic()
         _, errors = process.communicate(timeout=30)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 20  # and not the 60 s of a request
     assert process.returncode == 143
     assert errors.decode().startswith("0 records acknowledged, 0 a second (stopped by SIGTERM)")
 
