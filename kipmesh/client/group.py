@@ -8,7 +8,11 @@ leaves the group, so that others go on with its partitions.
     outside --(advance)--> joining --(the assignment)--> member --(a rebalance, a loss, other topics)--> joining ...
 
 Eager members give up all before they join; cooperative ones keep what they have, give up what the new assignment lacks,
-and join once more so that others get it. What is lost is dropped without a commit: somebody else may have it already.
+and join once more so that others get it; `poll` returns records of what they keep while they join. What is lost is
+dropped without a commit: somebody else may have it already.
+
+Invariants: `_is_lost` is never set without `_must_join`, and only a join that begins later clears them; so nothing that
+is heard while partitions are taken or given up is forgotten.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from typing import Any, NamedTuple
 
 from kipmesh.client.cluster import Cluster
 from kipmesh.client.fetcher import Fetcher
-from kipmesh.client.group_channel import GroupChannel
+from kipmesh.client.group_channel import ELSEWHERE, GroupChannel
 from kipmesh.client.group_offsets import GroupOffsets, Identity
 from kipmesh.client.types import TopicPartition
 from kipmesh.core.config import ConsumerConfig
@@ -109,6 +113,8 @@ class Membership:
         self._counts: dict[str, int] | None = None
         """As the leader: how many partitions the topics had that it assigned."""
         self._must_join = self._is_lost = False
+        self._is_between = False
+        """Partitions are being given up or taken; whoever is cancelled there joins again."""
         self._failure: KafkaError | None = None
         self._joining: asyncio.Task[_Joined | None] | None = None
         self._beating: asyncio.Task[None] | None = None
@@ -159,11 +165,13 @@ class Membership:
                 await self._drop_lost()
                 raise failure
             if self._joining is None:
-                if not (self._must_join or self._topics_changed()):
+                if not (self._must_join or self._is_between or self._topics_changed()):
                     return
                 await self._prepare()
                 self._joining = asyncio.create_task(self._join(), name="join-group")
-            left = deadline - asyncio.get_running_loop().time()
+                self._joining.add_done_callback(lambda _: self._fetcher.arrived.set())
+            # Who keeps partitions reads them meanwhile: a rebalance may take as long as a session that is to end.
+            left = 0.0 if self._owned else deadline - asyncio.get_running_loop().time()
             await asyncio.wait({self._joining}, timeout=max(left, 0))
             if not self._joining.done():
                 return
@@ -186,16 +194,16 @@ class Membership:
 
     async def _prepare(self) -> None:
         """Before a join: what is lost goes, and eager members give up the rest."""
-        self._must_join = True
+        self._is_between = True
+        if not self._is_lost and not self._is_cooperative:
+            await self._give_up(self._owned)
         if self._is_lost:
             await self._drop_lost()
-        elif not self._is_cooperative:
-            await self._give_up(self._owned)
-        self._must_join = False
         self._stop(self._beating)
+        self._must_join = self._is_lost = self._is_between = False
 
     async def _drop_lost(self) -> None:
-        self._is_lost = False
+        self._is_lost, self._must_join = False, True
         lost, self._owned = self._owned, frozenset()
         self._fetcher.assign([])
         if lost:
@@ -206,14 +214,21 @@ class Membership:
             return
         if self._config.enable_auto_commit:
             await self._commit_quietly(gone, self._config.default_api_timeout_ms / 1000)
+        if self._is_lost:  # that is what the commit was told, or a heartbeat meanwhile
+            await self._drop_lost()
+            return
         await _told(self._listener.on_partitions_revoked(sorted(gone)))
         self._owned -= gone
         self._fetcher.assign(sorted(self._owned))
 
     async def _take(self, joined: _Joined) -> None:
-        self._must_join = True  # whoever is cancelled here joins again
+        if self._is_lost:  # a heartbeat since then
+            return
+        self._is_between = True
         before = self._owned
         await self._give_up(before - joined.owned)
+        if self._generation_id != joined.generation_id:  # lost meanwhile
+            return
         added = joined.owned - before
         self._owned = joined.owned
         self._fetcher.assign(sorted(self._owned))
@@ -221,7 +236,8 @@ class Membership:
             self._fetcher.states[where].seek(offset)
         self._fetcher.wake()
         await _told(self._listener.on_partitions_assigned(sorted(added)))
-        self._must_join = self._is_cooperative and bool(before - joined.owned)
+        self._must_join |= self._is_cooperative and bool(before - joined.owned)
+        self._is_between = False
         self._committed_at = asyncio.get_running_loop().time()
 
     # --- joining -----------------------------------------------------------------------------------------------------
@@ -232,7 +248,6 @@ class Membership:
         while True:
             code, joined = await self._join_once()
             if joined is not None:
-                self._beating = asyncio.create_task(self._beat(), name="heartbeat")
                 return joined
             if code in _LOST:
                 self._generation_id = -1
@@ -293,6 +308,7 @@ class Membership:
         synced = await self._channel.call("SyncGroup", sync, max(timeout_s, wait_s), answer_within_s=wait_s)
         if synced.error_code:
             return ErrorCode.of(synced.error_code), None
+        self._beating = asyncio.create_task(self._beat(), name="heartbeat")  # the offsets may be long in coming
         lists = decode_assignment(synced.assignment).assigned_partitions
         mine = frozenset(TopicPartition(*where) for where in flat(lists))
         committed = await self._offsets.committed(mine - owned, timeout_s)
@@ -326,8 +342,10 @@ class Membership:
     async def _beat(self) -> None:
         config, loop = self._config, asyncio.get_running_loop()
         request = HeartbeatRequest(self._group_id, self._generation_id, self._member_id, config.group_instance_id)
+        interval_s, attempts = config.heartbeat_interval_ms / 1000, 0
         while True:
-            await asyncio.sleep(config.heartbeat_interval_ms / 1000)
+            # Without an answer the next one is not far: a new coordinator takes who is silent for dead before long.
+            await asyncio.sleep(min(self._cluster.backoff.delay_s(attempts), interval_s) if attempts else interval_s)
             if loop.time() - self._polled_at > config.max_poll_interval_ms / 1000:
                 log.warning("no poll within max.poll.interval.ms: leaving group %s", self._group_id)
                 await self._leave()
@@ -337,8 +355,10 @@ class Membership:
                     answer = await self._channel.once("Heartbeat", request, config.session_timeout_ms / 1000)
                 except KafkaError as error:
                     log.info("no answer to a heartbeat of group %s: %s", self._group_id, error)
+                    attempts += 1
                     continue
                 code = ErrorCode.of(answer.error_code)
+                attempts = attempts + 1 if code in ELSEWHERE else 0
             if code is ErrorCode.REBALANCE_IN_PROGRESS:
                 self._must_join = True
                 self._fetcher.arrived.set()
@@ -379,7 +399,8 @@ class Membership:
         try:
             await self._offsets.commit(given, who, timeout_s)
         except KafkaError as error:
-            is_ours = who.generation_id == self._generation_id
+            # While it joins, the answer to that says whether it is a member.
+            is_ours = who.generation_id == self._generation_id and self._joining is None
             if is_ours and (error.code in _LOST or error.code is ErrorCode.FENCED_INSTANCE_ID):
                 self._lose(error.code)
             elif is_ours and error.code is ErrorCode.REBALANCE_IN_PROGRESS:

@@ -1,0 +1,153 @@
+"""Members of a group that are told of changes at awkward moments: nothing that they are told is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from kipmesh.client import Consumer, ConsumerRecord, Producer, RebalanceListener, TopicPartition
+from kipmesh.client.admin import AdminClient
+from kipmesh.client.types import NewTopic, Node
+from kipmesh.cluster import LocalCluster
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # beside the cluster's own loop there is one only
+PARTITIONS = 4
+
+
+@pytest.fixture(scope="module")
+def bootstrap() -> Iterator[str]:
+    config = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "2"}
+    with LocalCluster(mode="single", config=config) as cluster:
+        yield cluster.bootstrap
+
+
+async def topic_of(bootstrap: str, name: str) -> str:
+    async with AdminClient(bootstrap) as admin:
+        await admin.create_topics([NewTopic(name, PARTITIONS, 1)])
+    return name
+
+
+async def produce(bootstrap: str, topic: str) -> None:
+    """One record to each partition."""
+    async with Producer(bootstrap) as producer:
+        for partition in range(PARTITIONS):
+            await producer.send(topic, b"x", partition=partition)
+        await producer.flush()
+
+
+def member(bootstrap: str, group: str, **config: object) -> Consumer:
+    given = {"heartbeat_interval_ms": 50, "session_timeout_ms": 6000, "auto_offset_reset": "earliest", **config}
+    return Consumer(bootstrap, group_id=group, **given)
+
+
+async def put_out(consumer: Consumer) -> None:
+    """The coordinator forgets a member that knows nothing of it."""
+    assert consumer._group is not None
+    await consumer._group._leave()
+
+
+class Slow(RebalanceListener):
+    """Takes its first partitions for as long as it takes to lose them again."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+        self.told: list[str] = []
+
+    async def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
+        self.told.append("assigned")
+        if len(self.told) == 1:
+            await put_out(self._consumer)
+            while self._consumer.group_metadata().generation_id >= 0:  # noqa: ASYNC110 - a heartbeat does that
+                await asyncio.sleep(0.01)
+
+    def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
+        self.told.append("revoked")
+
+    def on_partitions_lost(self, partitions: list[TopicPartition]) -> None:
+        self.told.append("lost")
+
+
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+async def test_who_is_put_out_while_taking_partitions_joins_again(bootstrap: str, strategy: str) -> None:
+    topic = await topic_of(bootstrap, f"put-out-{strategy}")
+    async with member(bootstrap, topic, partition_assignment_strategy=strategy) as consumer:
+        listener = Slow(consumer)
+        consumer.subscribe([topic], listener)
+        async with asyncio.timeout(60):
+            while listener.told.count("assigned") < 2:
+                await consumer.poll(20)
+        assert listener.told == ["assigned", "lost", "assigned"]
+        assert len(consumer.assignment()) == PARTITIONS
+        assert consumer.group_metadata().generation_id > 0
+
+
+async def test_a_loss_that_a_commit_brings_to_light_is_over_with_the_next_join(bootstrap: str) -> None:
+    topic = await topic_of(bootstrap, "old-loss")
+    where = [TopicPartition(topic, partition) for partition in range(PARTITIONS)]
+    consumer = member(bootstrap, topic, partition_assignment_strategy="range", heartbeat_interval_ms=3000)
+    async with consumer:
+        listener = Slow(consumer)
+        listener.told.append("begin")  # nothing slow here
+        consumer.subscribe([topic], listener)
+        await produce(bootstrap, topic)
+        await read(consumer, PARTITIONS)
+        before = consumer.group_metadata()
+        await put_out(consumer)
+        consumer.subscribe([topic], listener)  # joins again, and commits before
+        await read(consumer, PARTITIONS)  # what was not committed
+        assert consumer.group_metadata() != before
+        assert listener.told == ["begin", "assigned", "lost", "assigned"]
+    async with member(bootstrap, topic) as other:
+        assert await other.committed(where) == dict.fromkeys(where, 1)
+
+
+async def read(consumer: Consumer, count: int) -> list[ConsumerRecord]:
+    records: list[ConsumerRecord] = []
+    async with asyncio.timeout(60):
+        while len(records) < count:
+            records += await consumer.poll(1000)
+    return records
+
+
+async def test_cooperative_members_read_while_others_are_waited_for(bootstrap: str) -> None:
+    topic = await topic_of(bootstrap, "meanwhile")
+    config = {"partition_assignment_strategy": "cooperative-sticky"}
+    async with member(bootstrap, topic, **config) as first, member(bootstrap, topic, **config) as second:
+        for one in (first, second):
+            one.subscribe([topic])
+        async with asyncio.timeout(60):
+            while not len(first.assignment()) == len(second.assignment()) == PARTITIONS // 2:
+                await asyncio.gather(first.poll(20), second.poll(20))
+            async with member(bootstrap, topic, **config) as third, AdminClient(bootstrap) as admin:
+                third.subscribe([topic])
+                assert first._group is not None
+                while first._group._joining is None:  # the second one does not poll, and so does not join
+                    await asyncio.gather(first.poll(20), third.poll(20))
+                await produce(bootstrap, topic)
+                found: set[int] = set()
+                while len(found) < PARTITIONS // 2:
+                    found.update(record.partition for record in await first.poll(600_000))
+                assert found == {where.partition for where in first.assignment()}
+                assert (await admin.describe_groups([topic]))[topic].state == "PreparingRebalance"
+
+
+async def test_a_heartbeat_without_an_answer_is_soon_repeated(bootstrap: str) -> None:
+    topic = await topic_of(bootstrap, "again-soon")
+    interval_s = 6.0
+    config = {"heartbeat_interval_ms": int(interval_s * 1000), "session_timeout_ms": 60_000}
+    async with member(bootstrap, topic, **config) as consumer:
+        consumer.subscribe([topic])
+        async with asyncio.timeout(60):
+            while not consumer.assignment():
+                await consumer.poll(20)
+            assert consumer._group is not None
+            channel = consumer._group._channel
+            right, channel.coordinator = channel.coordinator, Node(99, "127.0.0.1", 1)
+            while channel.coordinator is not None:  # noqa: ASYNC110 - the heartbeat fails, and forgets it
+                await asyncio.sleep(0.001)
+            began = asyncio.get_running_loop().time()
+            while channel.coordinator != right:  # noqa: ASYNC110 - the next one looks for it
+                await asyncio.sleep(0.001)
+        assert asyncio.get_running_loop().time() - began < interval_s - 1
