@@ -17,6 +17,7 @@ _TARGET = re.compile(
     r"(?:(?:leader|follower):(?:\d{1,4}|any))"
     r"|controller:(?:active|other|any)"
     r"|broker:any"
+    r"|coordinator"
     r"|node:[a-z]+-\d{1,2}"
     r"|all:(?:brokers|controllers|nodes)"
 )
@@ -34,7 +35,7 @@ def _target(text: str) -> str:
     if not _TARGET.fullmatch(text):
         raise ValueError(
             f"{text!r} is none of leader:N, follower:N (a partition's number or `any`), "
-            "controller:active|other|any, broker:any, node:NAME, all:brokers|controllers|nodes"
+            "controller:active|other|any, broker:any, coordinator, node:NAME, all:brokers|controllers|nodes"
         )
     return text
 
@@ -65,6 +66,17 @@ class ClusterPart(_Part):
     config: Config = {}
 
 
+class GroupPart(_Part):
+    """A consumer group that reads the topic as well; its members commit what they have read."""
+
+    members: Annotated[int, Field(ge=1, le=64)] = 3
+    commit_interval_s: Seconds = 0.5
+    churn_s: Annotated[float, Field(gt=0, le=86_400)] | None = None
+    """Time on average until a member leaves or dies, and another one comes; null: none does."""
+    config: Config = {}
+    """Of each member."""
+
+
 class WorkloadPart(_Part):
     """One topic, producers with several records in flight (producer n writes to partition n), consumers by rack."""
 
@@ -76,6 +88,7 @@ class WorkloadPart(_Part):
     """Of each producer, at most."""
     value_bytes: Annotated[int, Field(ge=16, le=100_000)] = 100
     racks: Annotated[tuple[str, ...], Field(max_length=9)] = ("rack-a", "rack-b", "rack-c")
+    group: GroupPart | None = None
     probes: bool = True
     """Whether plain fetches watch each replica by itself."""
     producer_config: Config = {}
@@ -104,7 +117,7 @@ class Fault(_Part):
 
     @property
     def nodes_kind(self) -> str:
-        """`leader`, `follower`, `controller`, `broker`, `node` or `all`."""
+        """`leader`, `follower`, `controller`, `broker`, `coordinator`, `node` or `all`."""
         return self.target.partition(":")[0]
 
     def describe(self) -> str:
@@ -256,6 +269,8 @@ class Experiment(_Part):
         what, _, which = fault.target.partition(":")
         if what in ("leader", "follower") and which != "any" and int(which) >= self.workload.partitions:
             raise ValueError(f"there is no partition {which} for {fault.target}")
+        if what == "coordinator" and self.workload.group is None:
+            raise ValueError("there is no coordinator without workload.group")
         if isinstance(fault, TornTail | BitFlip | FailedFolder) and (
             what == "controller" or fault.target in ("all:controllers", "all:nodes") or "controller-" in which
         ):

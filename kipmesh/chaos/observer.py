@@ -22,6 +22,7 @@ from kipmesh.core.messages import (
     FetchRequest,
     FetchResponse,
     FetchTopic,
+    FindCoordinatorRequest,
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,
@@ -52,9 +53,12 @@ def _believed(versions: Sequence[tuple[int, _Partition]]) -> _Partition:
 class Observer:
     """Sees the mesh; `run` keeps looking and records changes. One event loop; `close` at the end."""
 
-    def __init__(self, nodes: Callable[[], Sequence[Node]], topic: str, recorder: Recorder) -> None:
+    def __init__(
+        self, nodes: Callable[[], Sequence[Node]], topic: str, recorder: Recorder, group: str | None = None
+    ) -> None:
         self._nodes = nodes
         self._topic = topic
+        self._group = group
         self._recorder = recorder
         self._pool = ConnectionPool("kipmesh-chaos")
         self._topic_id = b""
@@ -99,7 +103,7 @@ class Observer:
         with suppress(KafkaError, TransportError):  # nobody answers: nobody is active
             active = (await describe_quorum(controllers, timeout_s=ASK_TIMEOUT_S)).leader_id
         partitions = {number: PartitionView(one.leader, one.isr) for number, one in self.partitions.items()}
-        return View(nodes, partitions, active)
+        return View(nodes, partitions, active, await self._coordinator())
 
     def out_of_sync(self) -> list[str]:
         """What is not as it should be: partitions without a leader, or with replicas that are not in sync."""
@@ -115,6 +119,24 @@ class Observer:
     async def close(self) -> None:
         """Disconnect."""
         await self._pool.close()
+
+    async def _coordinator(self) -> int:
+        """The broker that most brokers name as the group's coordinator; -1 for none."""
+        if self._group is None:
+            return -1
+        request = FindCoordinatorRequest(coordinator_keys=[self._group])
+        brokers = [node for node in self._nodes() if is_broker(node) and node.pid is not None and node.grpc]
+
+        async def ask(address: str) -> list[int]:
+            try:
+                answer = await self._pool.get(address).call("Groups", "FindCoordinator", request, ASK_TIMEOUT_S)
+            except TransportError:
+                return []
+            return [one.node_id for one in answer.coordinators if not one.error_code]
+
+        answers = await asyncio.gather(*(ask(str(node.grpc)) for node in brokers))
+        named = [node_id for answer in answers for node_id in answer]
+        return max(named, key=named.count, default=-1)
 
     async def _ask(self, address: str) -> MetadataResponse | None:
         request = MetadataRequest([MetadataRequestTopic(name=self._topic)])

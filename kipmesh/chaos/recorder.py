@@ -18,7 +18,7 @@ class Recorder:
         self.read = 0
         self._begin = time.monotonic()
         self._output = file.open("w", encoding="utf-8")
-        self._operations = 0
+        self._operations = self._commits = 0
         self._noted: set[str] = set()
 
     @property
@@ -31,6 +31,11 @@ class Recorder:
         self._operations += 1
         return self._operations
 
+    def next_commit(self) -> int:
+        """A number that no other commit of this run has."""
+        self._commits += 1
+        return self._commits
+
     def add(self, event: Event) -> None:
         """The next event. Those of an operation are written before they can have an effect."""
         match event:
@@ -38,7 +43,7 @@ class Recorder:
                 self.acknowledged += 1
             case Unknown():
                 self.unknown += 1
-            case Read(kind=ReaderKind.CONSUMER):
+            case Read(kind=ReaderKind.CONSUMER | ReaderKind.MEMBER):
                 self.read += len(event.records)
         self._output.write(to_line(event) + "\n")
         if not isinstance(event, Invoke | Ok | Read):

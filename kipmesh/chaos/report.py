@@ -80,7 +80,7 @@ def story(events: Iterable[Event], duration_s: float) -> Story:
                 told.latencies_ms[place].append(1000 * (event.t - begun.pop(event.operation, event.t)))
             case Unknown():
                 told.unknown[place] += 1
-            case Read(kind=ReaderKind.CONSUMER):
+            case Read(kind=ReaderKind.CONSUMER | ReaderKind.MEMBER):
                 told.read[place] += len(event.records)
             case FaultBegan():
                 told.faults[event.fault] = FaultSpan(event.kind, event.nodes, event.text, event.t)

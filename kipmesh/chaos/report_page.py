@@ -47,10 +47,22 @@ def _figures(about: dict[str, Any]) -> str:
         ("outcome unknown", f"{about['unknown']:,}"),
         ("written again by retries", f"{about['repeated']:,}"),
         ("records read", f"{about['read']:,}"),
+        *_group_figures(about),
         ("longest write gap", f"{about['longest_write_gap_s']:.2f} s"),
         ("longest read delay", f"{about['longest_read_delay_s']:.2f} s"),
     ]
     return "".join(f"<div><b>{escape(str(value))}</b>{escape(name)}</div>" for name, value in shown)
+
+
+def _group_figures(about: dict[str, Any]) -> list[tuple[str, str]]:
+    """Of runs with a consumer group."""
+    if not about["generations"]:
+        return []
+    return [
+        ("generations of the group", f"{about['generations']:,}"),
+        ("commits acknowledged", f"{about['commits']:,}"),
+        ("read again after a rebalance", f"{about['read_again']:,}"),
+    ]
 
 
 def _findings(verdict: Verdict) -> str:

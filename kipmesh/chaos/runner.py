@@ -17,6 +17,7 @@ from typing import NamedTuple
 from kipmesh.chaos import disk, dumps, report
 from kipmesh.chaos.experiment import Experiment, Fault
 from kipmesh.chaos.faults import Hooks, Injector, data_folder, second_folder
+from kipmesh.chaos.group_workload import GROUP
 from kipmesh.chaos.mesh import ChaosError, Cluster, MakeCluster, bootstrap, is_broker
 from kipmesh.chaos.network import Network
 from kipmesh.chaos.observer import Observer
@@ -115,7 +116,7 @@ class _Run:
                 )
             )
             await self._create_topic(bootstrap(nodes))
-            observer = Observer(cluster.nodes, TOPIC, self._recorder)
+            observer = Observer(cluster.nodes, TOPIC, self._recorder, GROUP if part.group is not None else None)
             stack.push_async_callback(observer.close)
             injector = Injector(cluster, hooks.network, observer, self._recorder, self._random, TOPIC)
             await self._under_load(cluster, observer, injector)
@@ -154,14 +155,17 @@ class _Run:
 
     async def _under_load(self, cluster: Cluster, observer: Observer, injector: Injector) -> None:
         part, address = self._experiment.workload, bootstrap(cluster.nodes())
-        async with Workload(address, TOPIC, part, self._recorder) as workload, asyncio.TaskGroup() as group:
+        workload = Workload(address, TOPIC, part, self._recorder, self._seed)
+        async with workload, asyncio.TaskGroup() as group:
             watching = [group.create_task(observer.run())]
             if part.probes:
                 brokers = [node for node in cluster.nodes() if is_broker(node)]
                 watching += [group.create_task(observer.probe(node, injector.starts)) for node in brokers]
             await self._warm_up(workload, observer)
             self._recorder.add(PhaseBegan(self._recorder.now, Phase.FAULTS))
+            workload.start_churning()
             await self._faults(injector, observer, workload)
+            await workload.stop_churning()
             self._recorder.add(PhaseBegan(self._recorder.now, Phase.RECOVERY))
             await self._recover(injector, observer, workload)
             self._on_progress("reading everything once more", 0.0, self._recorder)
@@ -169,6 +173,7 @@ class _Run:
             self._recorder.add(PhaseBegan(self._recorder.now, Phase.FINAL))
             ends = await dumps.final_read(address, TOPIC, part.partitions, self._recorder, FINAL_TIMEOUT_S)
             await workload.catch_up(ends, FINAL_TIMEOUT_S)
+            await workload.end_group()
             await observer.look()
             dumps.record_ends(self._recorder, ends, observer.partitions)
             for task in watching:

@@ -17,11 +17,12 @@ class PartitionView(NamedTuple):
 
 
 class View(NamedTuple):
-    """What is known of the mesh now; -1 when no controller is active."""
+    """What is known of the mesh now; -1 when no controller is active, or nobody says who coordinates the group."""
 
     nodes: Sequence[Node]
     partitions: Mapping[int, PartitionView]
     active_controller: int
+    coordinator: int = -1
 
 
 class NoTargetError(ChaosError):
@@ -50,6 +51,8 @@ def resolve(target: str, view: View, source: random.Random) -> list[Node]:
             return [_one(others, source, "other controller")]
         case "broker":
             return [_one([node for node in view.nodes if is_broker(node)], source, "broker")]
+        case "coordinator":
+            return [_by_id(view, view.coordinator, "coordinator of the group")]
         case "node":
             found = [node for node in view.nodes if node.name == which]
             return [_one(found, source, f"node {which}")]

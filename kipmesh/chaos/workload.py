@@ -1,4 +1,4 @@
-"""The workload of an experiment: idempotent producers with five in flight each, and a consumer in each rack.
+"""The workload of an experiment: idempotent producers with five in flight each, a consumer in each rack, and a group.
 
 A workload whose `producer_config` turns idempotence off has one in flight a producer: only so is the order kept.
 """
@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from kipmesh.chaos import values
 from kipmesh.chaos.experiment import WorkloadPart
+from kipmesh.chaos.group_workload import GROUP, Members
 from kipmesh.chaos.recorder import Recorder
 from kipmesh.client import Consumer, Producer, RecordMetadata, TopicPartition
 from kipmesh.core.config import ProducerConfig
@@ -45,14 +46,14 @@ def is_exactly_once(part: WorkloadPart) -> bool:
 
 
 def consumer_names(part: WorkloadPart) -> list[str]:
-    """Their names in the history."""
-    return [f"consumer-{rack}" for rack in part.racks]
+    """Their names in the history; a group is one reader."""
+    return [*(f"consumer-{rack}" for rack in part.racks), *([GROUP] if part.group is not None else [])]
 
 
 class Workload:
-    """`async with Workload(...)`: works from then on. `stop_producing`, then `catch_up`, end it in order."""
+    """`async with Workload(...)`: works from then on. `stop_producing`, `catch_up`, `end_group` end it in order."""
 
-    def __init__(self, bootstrap: str, topic: str, part: WorkloadPart, recorder: Recorder) -> None:
+    def __init__(self, bootstrap: str, topic: str, part: WorkloadPart, recorder: Recorder, seed: int = 0) -> None:
         self._bootstrap = bootstrap
         self._topic = topic
         self._part = part
@@ -65,6 +66,10 @@ class Workload:
         """Of each partition."""
         self.positions: dict[str, dict[int, int]] = {}
         """The next offset of each consumer in each partition."""
+        self._members: Members | None = None
+        if part.group is not None:
+            self._members = Members(bootstrap, topic, part.partitions, part.group, recorder, seed)
+            self.positions[GROUP] = self._members.positions
 
     async def __aenter__(self) -> Self:
         try:
@@ -80,7 +85,7 @@ class Workload:
             await producer.start()
             partition = (number - 1) % self._part.partitions
             self._producing.append(asyncio.create_task(self._produce(producer, f"producer-{number}", partition)))
-        for rack, name in zip(self._part.racks, consumer_names(self._part), strict=True):
+        for rack, name in zip(self._part.racks, consumer_names(self._part), strict=False):
             config = {**CONSUMER_CONFIG, "client.rack": rack, "client.id": name, **self._part.consumer_config}
             consumer = Consumer(self._bootstrap, **config)
             self._clients.append(consumer)
@@ -89,6 +94,8 @@ class Workload:
             consumer.seek_to_beginning()
             self.positions[name] = {}
             self._consuming.append(asyncio.create_task(self._consume(consumer, name)))
+        if self._members is not None:
+            self._members.start()
         return self
 
     async def __aexit__(
@@ -100,7 +107,8 @@ class Workload:
         await asyncio.gather(*tasks, return_exceptions=True)
         # A run that ends early does not wait until its last records are delivered: maybe nobody is there.
         limit_s = None if error is None else ABORT_S
-        closing = [asyncio.wait_for(client.close(), limit_s) for client in self._clients]
+        clients = [*self._clients, *([self._members] if self._members is not None else [])]
+        closing = [asyncio.wait_for(client.close(), limit_s) for client in clients]
         await asyncio.gather(*closing, return_exceptions=error is not None)
 
     def check(self) -> None:
@@ -108,6 +116,18 @@ class Workload:
         for task in [*self._producing, *self._consuming]:
             if task.done() and not task.cancelled():
                 task.result()
+        if self._members is not None:
+            self._members.check()
+
+    def start_churning(self) -> None:
+        """Members of the group leave and die from now on, if there is a group and they are to."""
+        if self._members is not None:
+            self._members.start_churning()
+
+    async def stop_churning(self) -> None:
+        """Those that are there stay."""
+        if self._members is not None:
+            await self._members.stop_churning()
 
     async def stop_producing(self) -> None:
         """Begin no more operations; each has its outcome then."""
@@ -123,6 +143,12 @@ class Workload:
                 return False
             await asyncio.sleep(0.05)
         return True
+
+    async def end_group(self) -> None:
+        """The members commit and leave, and what is committed then is recorded."""
+        if self._members is not None:
+            await self._members.close()
+            await self._members.record_end()
 
     # -- inside
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kipmesh.chaos.runner import OnProgress, Result
     from kipmesh.cluster.layout import NodeInfo
     from kipmesh.cluster.process_cluster import ProcessCluster
-    from kipmesh.testing.history_checker import Verdict
+    from kipmesh.testing.history_checker import Figures, Verdict
 
 EXIT_SKIPPED = 77
 """This machine cannot do what an experiment needs."""
@@ -118,13 +118,19 @@ def check(
         raise typer.Exit(1)
 
 
+def _told_of_groups(figures: Figures) -> str:
+    if not figures.generations:
+        return ""
+    return f"; {figures.generations} generations, {figures.commits} commits, {figures.read_again} read again"
+
+
 def _print_verdict(name: str, verdict: Verdict) -> None:
     figures = verdict.figures
     told = "no anomaly" if verdict.is_clean else f"{sum(verdict.counts.values())} anomalies"
     print(
         f"{name}: {told}; {figures.faults} faults, {figures.acknowledged} acknowledged, {figures.unknown} unknown, "
         f"{figures.read} read, longest gap {figures.longest_write_gap_s:.2f} s, longest read delay "
-        f"{figures.longest_read_delay_s:.2f} s"
+        f"{figures.longest_read_delay_s:.2f} s{_told_of_groups(figures)}"
     )
     for kind, count in sorted(verdict.counts.items()):
         first = next(one for one in verdict.findings if one.kind.value == kind)

@@ -97,6 +97,22 @@ def test_dead_held_and_damaged_nodes_lose_nothing(tmp_path: Path, folder: Path) 
     assert json.loads(again.stdout)["acknowledged"] == summary["acknowledged"]
 
 
+def test_a_group_whose_coordinator_dies_skips_nothing(tmp_path: Path, folder: Path) -> None:
+    faults = [{"kind": "kill", "target": "coordinator", "at_s": 1, "for_s": 2}]
+    workload = {"partitions": 3, "producers": 3, "racks": [], "group": {"members": 2, "churn_s": 3}}
+    steady = {
+        "write_gap_s": 20,
+        "read_delay_s": 60,
+        "recovered_within_s": 40,
+    }  # a member that dies has 6 s to come back
+    summary, printed = run(experiment(tmp_path, faults, 8, workload=workload, steady_state=steady), folder)
+    assert summary["clean"] is True
+    assert summary["faults_by_kind"] == {"kill": 1}
+    assert summary["generations"] > 1
+    assert summary["commits"] > 10
+    assert f"{summary['commits']} commits" in printed
+
+
 @linux
 def test_a_broken_network_and_clocks_lose_nothing(tmp_path: Path, folder: Path) -> None:
     faults = [

@@ -52,7 +52,7 @@ NODES = [
     FakeNode("follower-1", 2),
     FakeNode("follower-2", 3),
 ]
-VIEW = View(NODES, {0: PartitionView(1, (1, 2, 3)), 1: PartitionView(3, (3,))}, 1002)
+VIEW = View(NODES, {0: PartitionView(1, (1, 2, 3)), 1: PartitionView(3, (3,))}, 1002, 3)
 
 
 @pytest.mark.parametrize(
@@ -64,6 +64,7 @@ VIEW = View(NODES, {0: PartitionView(1, (1, 2, 3)), 1: PartitionView(3, (3,))}, 
         ("controller:active", {"controller-2"}),
         ("controller:other", {"controller-1", "controller-3"}),
         ("controller:any", {"controller-1", "controller-2", "controller-3"}),
+        ("coordinator", {"follower-2"}),
         ("broker:any", {"leader-1", "follower-1", "follower-2"}),
         ("node:follower-2", {"follower-2"}),
     ],
@@ -79,11 +80,11 @@ def test_all_of_a_kind_are_found() -> None:
     assert len(resolve("all:nodes", VIEW, random.Random(1))) == 6
 
 
-@pytest.mark.parametrize("target", ["follower:1", "node:follower-9", "leader:2", "controller:active"])
+@pytest.mark.parametrize("target", ["follower:1", "node:follower-9", "leader:2", "controller:active", "coordinator"])
 def test_nobody_may_be_the_target(target: str) -> None:
     partitions = {**VIEW.partitions, 2: PartitionView(-1, ())}
     with pytest.raises(NoTargetError, match="no "):
-        resolve(target, VIEW._replace(partitions=partitions, active_controller=-1), random.Random(1))
+        resolve(target, VIEW._replace(partitions=partitions, active_controller=-1, coordinator=-1), random.Random(1))
 
 
 def test_pairs_between_a_node_and_its_peers() -> None:

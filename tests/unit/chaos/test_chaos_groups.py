@@ -1,0 +1,130 @@
+"""The group of a workload against real brokers: its history is true, and what members do wrong is found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kipmesh.chaos import dumps
+from kipmesh.chaos.experiment import WorkloadPart
+from kipmesh.chaos.group_workload import GROUP, OBSERVER
+from kipmesh.chaos.mesh import Node
+from kipmesh.chaos.observer import Observer
+from kipmesh.chaos.recorder import Recorder
+from kipmesh.chaos.workload import Workload, consumer_names
+from kipmesh.client import AdminClient, NewTopic
+from kipmesh.cluster import LocalCluster
+from kipmesh.testing.history import (
+    Assigned,
+    Begin,
+    CommitOk,
+    Event,
+    Limits,
+    Note,
+    OffsetsFetched,
+    Phase,
+    PhaseBegan,
+    read_history,
+)
+from kipmesh.testing.history_checker import Verdict, check
+from kipmesh.testing.waiting import until
+
+PART = WorkloadPart.model_validate(
+    {
+        "partitions": 3,
+        "replication_factor": 1,
+        "producers": 3,
+        "records_per_s": 50,
+        "racks": [],
+        "group": {
+            "members": 3,
+            "commit_interval_s": 0.05,
+            "config": {"heartbeat.interval.ms": 50, "session.timeout.ms": 1500},
+        },
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    config = {
+        "group.initial.rebalance.delay.ms": "0",
+        "group.min.session.timeout.ms": "1000",
+        "offsets.topic.num.partitions": "1",
+    }
+    with LocalCluster(mode="single", followers=0, config=config) as it:
+        yield it
+
+
+class State:
+    """Files are not looked at."""
+
+    replicas: tuple[int, ...] = ()
+    isr: tuple[int, ...] = ()
+
+
+async def worked(bootstrap: str, topic: str, folder: Path, churn_s: float | None) -> tuple[Verdict, list[Event]]:
+    """The verdict about a run, and its history."""
+    assert PART.group is not None
+    part = PART.model_copy(update={"group": PART.group.model_copy(update={"churn_s": churn_s})})
+    async with AdminClient(bootstrap) as admin:
+        await admin.create_topics([NewTopic(topic, part.partitions, 1)])
+    recorder = Recorder(folder / "history.jsonl")
+    recorder.add(Begin(0, "test", 1, part.partitions, Limits(), consumer_names(part), (), True))
+    recorder.add(PhaseBegan(recorder.now, Phase.FAULTS))
+    async with Workload(bootstrap, topic, part, recorder, seed=1) as workload:
+        workload.start_churning()
+        wanted = 20 if churn_s is None else 100
+        await until(
+            lambda: (
+                workload.check() is None
+                and min((workload.positions[GROUP].get(number, 0) for number in range(3)), default=0) >= wanted
+            ),
+            "records that the group has read",
+            60,
+        )
+        recorder.add(PhaseBegan(recorder.now, Phase.RECOVERY))
+        await workload.stop_churning()
+        await workload.stop_producing()
+        ends = await dumps.final_read(bootstrap, topic, part.partitions, recorder, 10)
+        assert await workload.catch_up(ends, 60)
+        await workload.end_group()
+    dumps.record_ends(recorder, ends, dict.fromkeys(range(3), State()))
+    recorder.add(PhaseBegan(recorder.now, Phase.END))
+    recorder.close()
+    events = list(read_history(recorder.file))
+    return check(events), events
+
+
+async def test_a_group_reads_and_commits_everything(cluster: LocalCluster, tmp_path: Path) -> None:
+    verdict, events = await worked(cluster.bootstrap, "quiet", tmp_path, None)
+    assert verdict.findings == ()
+    assert verdict.figures.commits == sum(isinstance(event, CommitOk) for event in events) > 0
+    assert verdict.figures.read == verdict.figures.acknowledged
+    assert len({event.member for event in events if isinstance(event, Assigned)}) == 3
+    last = [event for event in events if isinstance(event, OffsetsFetched)][-1]
+    assert last.reader == OBSERVER
+    assert sum(offset for _, offset in last.offsets) == verdict.figures.acknowledged
+
+
+async def test_members_that_leave_and_die_are_no_anomaly(cluster: LocalCluster, tmp_path: Path) -> None:
+    verdict, events = await worked(cluster.bootstrap, "churning", tmp_path, 1)
+    assert verdict.findings == ()
+    assert verdict.figures.generations > 1
+    told = {event.text.split()[-1] for event in events if isinstance(event, Note)}
+    assert "leaves" in told or "dies" in told
+
+
+async def test_the_coordinator_is_seen(cluster: LocalCluster, tmp_path: Path) -> None:
+    def nodes() -> list[Node]:
+        return [replace(node, pid=1) for node in cluster.nodes]  # in one process, which has no number here
+
+    recorder = Recorder(tmp_path / "history.jsonl")
+    for group, wanted in ((None, -1), (GROUP, 1)):
+        observer = Observer(nodes, "quiet", recorder, group)
+        assert (await observer.view()).coordinator == wanted
+        await observer.close()
+    recorder.close()
