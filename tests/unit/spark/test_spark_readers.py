@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import pickle
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -173,3 +175,23 @@ def test_what_pyspark_4_1_lacks_is_refused_by_name() -> None:
     for name in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger"):
         with pytest.raises(InvalidOptionError, match=f"option {name} needs pyspark 4.2"):
             refuse_read_limits(options(**{name: 5}))
+
+
+async def test_on_pyspark_4_1_a_micro_batch_takes_all_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark.sql.streaming.datasource", None)
+    spec = importlib.util.find_spec("kipmesh.spark.readers")
+    assert spec is not None
+    assert spec.loader is not None
+    older = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(older)
+    with pytest.raises(InvalidOptionError, match=r"option maxOffsetsPerTrigger needs pyspark 4\.2"):
+        older.KipmeshStreamReader(options(maxOffsetsPerTrigger=5))
+
+    def work(cluster: FakeCluster) -> None:
+        reader = older.KipmeshStreamReader(options(cluster.bootstrap))
+        start, end = reader.initialOffset(), reader.latestOffset()
+        assert (start, end) == ({"t": {"0": 0, "1": 0}}, {"t": {"0": 6, "1": 3}})
+        assert len(reader.partitions(start, end)) == 2
+        reader.stop()
+
+    await beside_a_cluster(work)
