@@ -1,8 +1,8 @@
-"""The group of a workload against real brokers: its history is true, and what members do wrong is found."""
+"""The group of a workload against real brokers: its history is true, and offsets that somebody changes are found."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from kipmesh.chaos.mesh import Node
 from kipmesh.chaos.observer import Observer
 from kipmesh.chaos.recorder import Recorder
 from kipmesh.chaos.workload import Workload, consumer_names
-from kipmesh.client import AdminClient, NewTopic
+from kipmesh.client import AdminClient, NewTopic, TopicPartition
 from kipmesh.cluster import LocalCluster
 from kipmesh.testing.history import (
     Assigned,
@@ -29,7 +29,7 @@ from kipmesh.testing.history import (
     PhaseBegan,
     read_history,
 )
-from kipmesh.testing.history_checker import Verdict, check
+from kipmesh.testing.history_checker import Kind, Verdict, check
 from kipmesh.testing.waiting import until
 
 PART = WorkloadPart.model_validate(
@@ -66,8 +66,13 @@ class State:
     isr: tuple[int, ...] = ()
 
 
-async def worked(bootstrap: str, topic: str, folder: Path, churn_s: float | None) -> tuple[Verdict, list[Event]]:
-    """The verdict about a run, and its history."""
+Spoil = Callable[[AdminClient, list[TopicPartition]], Awaitable[object]]
+
+
+async def worked(
+    bootstrap: str, topic: str, folder: Path, churn_s: float | None = None, spoil: Spoil | None = None
+) -> tuple[Verdict, list[Event]]:
+    """The verdict about a run, and its history. What spoils it comes when the members have left."""
     assert PART.group is not None
     part = PART.model_copy(update={"group": PART.group.model_copy(update={"churn_s": churn_s})})
     async with AdminClient(bootstrap) as admin:
@@ -92,6 +97,10 @@ async def worked(bootstrap: str, topic: str, folder: Path, churn_s: float | None
         ends = await dumps.final_read(bootstrap, topic, part.partitions, recorder, 10)
         assert await workload.catch_up(ends, 60)
         await workload.end_group()
+        if spoil is not None:
+            async with AdminClient(bootstrap) as admin:
+                await spoil(admin, [TopicPartition(topic, number) for number in range(3)])
+            await workload.end_group()
     dumps.record_ends(recorder, ends, dict.fromkeys(range(3), State()))
     recorder.add(PhaseBegan(recorder.now, Phase.END))
     recorder.close()
@@ -100,7 +109,7 @@ async def worked(bootstrap: str, topic: str, folder: Path, churn_s: float | None
 
 
 async def test_a_group_reads_and_commits_everything(cluster: LocalCluster, tmp_path: Path) -> None:
-    verdict, events = await worked(cluster.bootstrap, "quiet", tmp_path, None)
+    verdict, events = await worked(cluster.bootstrap, "quiet", tmp_path)
     assert verdict.findings == ()
     assert verdict.figures.commits == sum(isinstance(event, CommitOk) for event in events) > 0
     assert verdict.figures.read == verdict.figures.acknowledged
@@ -116,6 +125,23 @@ async def test_members_that_leave_and_die_are_no_anomaly(cluster: LocalCluster, 
     assert verdict.figures.generations > 1
     told = {event.text.split()[-1] for event in events if isinstance(event, Note)}
     assert "leaves" in told or "dies" in told
+
+
+async def test_offsets_that_are_gone_or_others_are_found(cluster: LocalCluster, tmp_path: Path) -> None:
+    def forget(admin: AdminClient, places: list[TopicPartition]) -> Awaitable[object]:
+        return admin.delete_group_offsets(GROUP, places)
+
+    def move(admin: AdminClient, places: list[TopicPartition]) -> Awaitable[object]:
+        return admin.alter_group_offsets(GROUP, dict.fromkeys(places, 10_000))
+
+    wanted: list[tuple[str, Spoil, Kind]] = [
+        ("forgotten", forget, Kind.COMMIT_WENT_BACK),
+        ("moved", move, Kind.COMMIT_PHANTOM),
+    ]
+    for topic, spoil, kind in wanted:
+        verdict, _ = await worked(cluster.bootstrap, topic, tmp_path, spoil=spoil)
+        assert {finding.kind for finding in verdict.findings} == {kind}
+        assert {finding.partition for finding in verdict.findings} == {0, 1, 2}
 
 
 async def test_the_coordinator_is_seen(cluster: LocalCluster, tmp_path: Path) -> None:
