@@ -100,6 +100,8 @@ class Member(RebalanceListener):
     async def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
         """Written down before anything is read of them; then the group's offsets are asked for once more."""
         who, recorder = self._consumer.group_metadata(), self._recorder
+        if who.generation_id < 0:
+            return  # lost meanwhile: they go before anything is read of them
         mine = [where.partition for where in self._consumer.assignment()]
         added = [where.partition for where in partitions]
         for number in added:
@@ -213,12 +215,14 @@ class Members:
         await _cancelled(task)
 
     async def close(self) -> None:
-        """All leave, with what they have read committed."""
+        """All leave, with what they have read committed; raises what one of them had ended with before."""
         await self.stop_churning()
         members, self._running = self._running, {}
-        for task in members.values():
-            await _cancelled(task)
+        ended = await asyncio.gather(*(_cancelled(task) for task in members.values()), return_exceptions=True)
         await asyncio.gather(*(member.leave() for member in members))
+        for error in ended:
+            if error is not None:
+                raise error
 
     async def record_end(self) -> None:
         """What is committed when no member is left, asked by somebody who is none."""
