@@ -21,7 +21,7 @@ from kipmesh.client.accumulator import Batch, BufferMemory, Delivery, PartitionQ
 from kipmesh.client.metadata import parse_bootstrap
 from kipmesh.client.partitioner import StickyPartitioner, partition_of_key
 from kipmesh.client.producer_metadata import ProducerMetadata
-from kipmesh.client.records import record_bytes_max
+from kipmesh.client.records import check_fields, record_bytes_max
 from kipmesh.client.sender import Sender
 from kipmesh.client.settings import parse_config
 from kipmesh.client.supervision import raise_failure
@@ -146,12 +146,16 @@ class Producer:
         """Append a record; the result is a future of its RecordMetadata, or of the KafkaError that it failed with.
 
         Raises KafkaError when the record cannot be taken: MESSAGE_TOO_LARGE, UNKNOWN_TOPIC_OR_PARTITION, or
-        REQUEST_TIMED_OUT when there is no room within `max.block.ms`.
+        REQUEST_TIMED_OUT when there is no room within `max.block.ms`; TypeError or ValueError for what is no record.
         """
         timestamp_ms = int(time() * 1000) if timestamp_ms is None else _checked_timestamp(timestamp_ms)
-        delivery = self._append(topic, value, key, partition, timestamp_ms, headers, 0)
-        if delivery is None:
-            return await self._append_waiting(topic, value, key, partition, timestamp_ms, headers)
+        try:
+            delivery = self._append(topic, value, key, partition, timestamp_ms, headers, 0)
+            if delivery is None:
+                return await self._append_waiting(topic, value, key, partition, timestamp_ms, headers)
+        except (TypeError, ValueError):
+            check_fields(topic, key, value, partition, headers)
+            raise
         if self._batch_closed:
             self._batch_closed = False
             await asyncio.sleep(0)
@@ -168,7 +172,11 @@ class Producer:
     ) -> Delivery:
         """Like `send`, but raises WouldBlockError instead of waiting. Let the event loop run between calls."""
         timestamp_ms = int(time() * 1000) if timestamp_ms is None else _checked_timestamp(timestamp_ms)
-        delivery = self._append(topic, value, key, partition, timestamp_ms, headers, 0)
+        try:
+            delivery = self._append(topic, value, key, partition, timestamp_ms, headers, 0)
+        except (TypeError, ValueError):
+            check_fields(topic, key, value, partition, headers)
+            raise
         if delivery is None:
             self._running()
             if topic not in self._topics:
@@ -312,6 +320,8 @@ class Producer:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.config.max_block_ms / 1000
         needed = self._needed_bytes(key, value, headers)
+        if partition is not None and not isinstance(partition, int):
+            raise TypeError
         check_topic_name(topic)
         await self._wait_for_partition(topic, partition, deadline)
         delivery = self._append(topic, value, key, partition, timestamp_ms, headers, 0)

@@ -154,13 +154,19 @@ class Pump:
                         self._appending = None
                         return
                     record = self._waiting.popleft()
-                if not self._put_aside(record):
+                if not self._is_put_aside(record):
                     self._room.release()
                     await record.append(self._client)
         except BaseException:  # the portal's end: what still waits is tried by the next send, and refused by it
             with self._lock:
                 self._appending = None
             raise
+
+    def _is_put_aside(self, record: PendingRecord) -> bool:
+        try:
+            return self._put_aside(record)
+        except (TypeError, ValueError):  # what is no topic or partition: the producer says so
+            return False
 
     def _put_aside(self, record: PendingRecord) -> bool:
         topic, partition = record.where

@@ -7,7 +7,7 @@ raise `CorruptRecordError` (`UNSUPPORTED_COMPRESSION_TYPE` for an unknown compre
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
@@ -29,6 +29,32 @@ def new_builder(size_bytes_max: int) -> Any:
 def record_bytes_max(key: bytes | None, value: bytes | None, headers: Headers) -> int:
     """Upper bound of the bytes of a batch with this one record."""
     return int(DefaultRecordBatchBuilder.estimate_size_in_bytes(key, value, list(headers)))
+
+
+def check_fields(topic: object, key: object, value: object, partition: object, headers: object) -> None:
+    """Which argument cannot be sent, once something has refused them; TypeError, or ValueError for text."""
+    if not isinstance(topic, str):
+        raise TypeError(f"topic: str, and not {type(topic).__name__}")
+    for name, field in (("key", key), ("value", value)):
+        if field is not None and not isinstance(field, bytes):
+            raise TypeError(f"{name}: bytes or None, and not {type(field).__name__}; encode it before")
+    if partition is not None and not isinstance(partition, int):
+        raise TypeError(f"partition: int or None, and not {type(partition).__name__}")
+    if not isinstance(headers, Iterable) or isinstance(headers, str | bytes):
+        raise TypeError(f"headers: pairs of str and bytes or None, and not {type(headers).__name__}")
+    for header in headers:
+        match header:
+            case (str() as name, bytes() | None):
+                _check_unicode(name)
+            case _:
+                raise TypeError(f"headers: pairs of str and bytes or None, and not {header!r}")
+
+
+def _check_unicode(name: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"headers: the name {name!r} is no Unicode text") from None
 
 
 def seal(builder: Any, compression: Compression) -> bytes:
@@ -143,6 +169,7 @@ __all__ = [
     "COMPRESSIONS",
     "Columns",
     "Compression",
+    "check_fields",
     "consumer_records",
     "decode_columns",
     "default_compression",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
+from typing import Any
 
 import pytest
 
@@ -221,6 +223,32 @@ async def test_what_is_not_bytes_is_refused_and_harms_nothing() -> None:
                 await producer.send("t", b"v", headers=[("h", "text")])  # type: ignore[list-item]
             assert (await good).offset == 0
         assert values(cluster, "t", 0) == [b"1"]
+
+
+@pytest.mark.parametrize(
+    ("bad", "kind", "says"),
+    [
+        ({"value": "text"}, TypeError, "value: bytes or None, and not str; encode it before"),
+        ({"key": 5}, TypeError, "key: bytes or None, and not int; encode it before"),
+        ({"partition": "1"}, TypeError, "partition: int or None, and not str"),
+        ({"headers": [("h", 3)]}, TypeError, "headers: pairs of str and bytes or None, and not ('h', 3)"),
+        ({"headers": 7}, TypeError, "headers: pairs of str and bytes or None, and not int"),
+        ({"headers": [("\ud800", b"")]}, ValueError, r"headers: the name '\ud800' is no Unicode text"),
+        ({"topic": []}, TypeError, "topic: str, and not list"),
+    ],
+)
+async def test_what_is_no_record_is_named(bad: dict[str, Any], kind: type[Exception], says: str) -> None:
+    async with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        async with Producer(cluster.bootstrap, **FAST) as producer:
+            arguments = {"topic": "t", "value": b"v", **bad}
+            for _ in range(2):  # without metadata, and with it
+                with pytest.raises(kind, match=f"^{re.escape(says)}$"):
+                    await producer.send(**arguments)
+                await producer.partitions_for("t")
+            with pytest.raises(kind, match=f"^{re.escape(says)}$"):
+                producer.send_nowait(**arguments)
+            assert (await (await producer.send("t", b"v"))).offset == 0
 
 
 async def test_what_partitions_for_has_asked_for_can_be_sent_without_waiting() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -100,6 +101,18 @@ def test_errors_come_to_the_caller(bootstrap: str) -> None:
     with pytest.raises(KafkaError, match=r"127\.0\.0\.1:1"):
         Consumer("127.0.0.1:1", request_timeout_ms=100).poll()
     assert kipmesh_threads() == []
+
+
+def test_what_is_no_record_ends_at_once_and_stops_nobody(bootstrap: str) -> None:
+    with AdminClient(bootstrap) as admin:
+        admin.create_topics([NewTopic("t", 1)])
+    with Producer(bootstrap, **FAST) as producer:
+        bad: list[dict[str, Any]] = [{"topic": []}, {"key": 5}, {"partition": "a"}, {"headers": [("h", 3)]}]
+        for _ in range(2):  # without metadata, and with it
+            for one in bad:
+                with pytest.raises(TypeError, match=next(iter(one))):
+                    producer.send(**{"topic": "t", "value": b"v", **one}).result(20)
+            producer.send("t", b"v").result(20)
 
 
 def test_threads_may_share_a_client(bootstrap: str) -> None:
