@@ -260,7 +260,7 @@ class Log:
             raise self.fail(error, "roll") from error
 
     def _roll(self, now_ms: int) -> None:
-        self.segments.active.seal()
+        self.segments.active.finish()
         self.producers.rolled(self.log_end_offset)
         self.segments.add(self.log_end_offset, now_ms)
         self.durability.names_dirty = True

@@ -167,6 +167,19 @@ class Segment:
             self.files.get(self.offset_index.path).sync()
             self.files.get(self.time_index.path).sync()
 
+    def finish(self) -> None:
+        """Seal, before a segment follows; a cut is made durable first, the one sync that an append waits for. OSError.
+
+        Otherwise a power failure may bring back what was cut, and where that ends just as the next segment begins
+        nobody can tell that its records are of another history.
+        """
+        self.seal()
+        if self.is_cut:
+            try:
+                self.sync(with_indexes=False)
+            except OSError as error:
+                raise OSError(errno.EIO, f"could not sync {self.path} after a cut: {error}") from error
+
     def _is_index_full(self, index_bytes_max: int) -> bool:
         return (
             self.offset_index.count >= index_bytes_max // OFFSET_ENTRY.size

@@ -1,8 +1,9 @@
-"""A cut is durable before what follows it is: seeds 513, 1078 and 20097 of the metadata quorum's simulation."""
+"""A cut is durable before what follows it is: found by seeds of the metadata quorum's simulation."""
 
 from __future__ import annotations
 
 import errno
+from random import Random
 
 import pytest
 
@@ -69,6 +70,41 @@ def test_part_of_a_batch_that_did_not_fit_the_disk_does_not_come_back_and_end_th
     fs.crash(FirstWritten())  # type: ignore[arg-type]
     found = open_log(fs, "/data/t-0", "t", 0, CONFIG, 0, recovery_point=2)
     assert found.log_end_offset == 3
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_what_was_cut_does_not_come_back_below_the_segment_that_follows(seed: int) -> None:
+    fs = FaultyFileSystem()
+    fs.make_dirs("/data")
+    fs.sync_dir("/")
+    log = open_log(fs, "/data/t-0", "t", 0, CONFIG, 0)
+    log.append_as_leader(batch(40), 1, 0)
+    log.flush()
+    log.append_as_leader(batch(40), 1, 0)  # not durable, and nobody else has it
+    log.append_as_leader(batch(40), 1, 0)
+    log.truncate_to(1)
+    log.append_as_leader(batch(40), 2, 0)
+    log.append_as_leader(batch(300), 2, 0)  # does not fit the segment
+    assert log.segment_base_offsets == (0, 2)
+    fs.crash(Random(seed))
+    found = open_log(fs, "/data/t-0", "t", 0, CONFIG, 0, recovery_point=1)
+    batches = [found.read(offset, 1, found.log_end_offset, True) for offset in range(found.log_end_offset)]
+    history = [record_batch.parse_header(each, 0).partition_leader_epoch for each in batches]
+    assert history in ([1], [1, 1], [1, 1, 1], [1, 2], [1, 2, 2])
+
+
+def test_a_cut_that_cannot_be_synced_ends_the_log() -> None:
+    fs = FaultyFileSystem()
+    fs.make_dirs("/data")
+    log = open_log(fs, "/data/t-0", "t", 0, CONFIG, 0)
+    for _ in range(3):
+        log.append_as_leader(batch(40), 1, 0)
+    log.truncate_to(2)
+    fs.fail("sync", errno.ENOSPC, path=".log")
+    for _ in range(2):
+        with pytest.raises(KafkaError):
+            log.append_as_leader(batch(300), 2, 0)
+    assert log.log_end_offset == 2
 
 
 def test_epochs_of_a_log_start_that_was_not_kept_are_read_from_the_batches() -> None:
