@@ -24,7 +24,7 @@ endif
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install demo test check lint format types imports tidy unit e2e spark golden sim sim-replicas chaos bench \
-  bench-spark bench-closest bench-failover bench-fencing bench-metadata bench-sessions bench-snapshot protos lock wheel docs clean \
+  bench-spark bench-closest bench-failover bench-fencing bench-groups bench-metadata bench-sessions bench-snapshot protos lock wheel docs clean \
   distclean stale
 
 help: ## list the targets
@@ -100,7 +100,10 @@ bench-closest: install ## bytes read across racks with and without a selector (A
 bench-fencing: install ## one broker's failure by event and by partition; snapshots and compaction (ARGS="--quick", "--markdown")
 	$(PY) -m bench.fencing $(ARGS)
 
-bench-metadata: install ## metadata of a producer of 10,000 topics (ARGS="--picture F.svg", or "--day": 100,000, simulated)
+bench-groups: install ## members of a group come, go and die for ten minutes; its coordinator is killed (ARGS="--quick", "--markdown")
+	$(PY) -m bench.groups $(ARGS)
+
+bench-metadata: install ## metadata of a producer of 10,000 topics, beside the Java producer (or ARGS="--day": simulated)
 	$(PY) -m bench.metadata $(ARGS)
 
 bench-sessions: install ## what a fetch costs by the size of its session (ARGS="--quick", "--markdown", "--picture F.svg")

@@ -1,102 +1,65 @@
 """`python -m bench.metadata`: what metadata costs a producer of many topics (KIP-526).
 
-- Start-up: one record to each of many topics, each awaited before the next, and all at once, by producers with
-  `metadata.refresh=paced` and `=all` on one local cluster, each in a process of its own.
+- Start-up (`bench.metadata_start`): one record to each of many topics, each awaited before the next, and all at once,
+  by producers with `metadata.refresh=paced` and `=all` on a local cluster, and by the Java producer on Apache Kafka.
 - Steady state in simulated time (`kipmesh.testing.producer_day`): the same topics in use for ten hours, paced and
-  literal; `--picture F.svg` draws requests and topics by window of ten seconds.
+  literal, and then idle; `--picture F.svg` draws requests and topics by window of ten seconds.
 - `--day`: instead, a simulated day with 100,000 topics under each pattern of use, its invariants checked.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
-import resource
-import subprocess
+import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import system
-from bench.metadata_picture import Series, picture
-from kipmesh.client import NewTopic, Producer
-from kipmesh.client.sync import AdminClient
-from kipmesh.cluster import LocalCluster
+from bench import metadata_start, system
+from bench.metadata_picture import Bars, Series, bars, picture
 from kipmesh.testing.producer_day import WINDOW_MS, Day, DayConfig, DayResult
 
-SHAPES = ("awaited", "burst")
-MODES = ("paced", "all")
-CREATED_AT_ONCE = 500
-VALUE = b"x" * 100
-CONFIG = {"linger.ms": 0, "acks": "all", "max.block.ms": 600_000, "delivery.timeout.ms": 600_000}
 HOURS = 10
 USES_A_TOPIC_S = 240
 """In the steady state each topic gets a record so often: none is evicted."""
+QUIET_S = 900
+"""After the steady state there are no records for so long: each topic is evicted."""
 DAY_TOPICS = 100_000
-DAY_RECORDS_PER_S = {"uniform": 500.0, "zipf": 300.0, "bursts": 1.0, "idle": 1.0, "steady": 1000.0}
-
-
-def _name(number: int) -> str:
-    return f"metadata-{number:06}"
-
-
-async def _produce(bootstrap: str, shape: str, mode: str, topics: int) -> dict[str, Any]:
-    names = [_name(number) for number in range(topics)]
-    async with Producer(bootstrap, **CONFIG, **{"metadata.refresh": mode}) as producer:
-        begin = time.perf_counter()
-        if shape == "awaited":
-            for name in names:
-                await (await producer.send(name, VALUE))
-        else:
-            await asyncio.gather(*await asyncio.gather(*[producer.send(name, VALUE) for name in names]))
-        total_s = time.perf_counter() - begin
-        metrics = producer.metrics()
-    kinds = ("urgent", "non_urgent")
-    return {
-        "shape": shape,
-        "mode": mode,
-        "total_s": total_s,
-        **{what: sum(metrics[f"metadata_{kind}_{what}"] for kind in kinds) for what in ("requests", "topics", "bytes")},
-        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-    }
-
-
-def _in_process(bootstrap: str, shape: str, mode: str, topics: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", "bench.metadata", "--topics", str(topics)]
-    command += ["--step", f"{shape},{mode}", "--bootstrap", bootstrap]
-    figures: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
-    return figures
-
-
-def start_up(topics: int, shapes: Sequence[str]) -> list[dict[str, Any]]:
-    """Rows of figures, by shape and mode."""
-    with LocalCluster(mode="processes", controllers=1, leaders=1, followers=0) as cluster:
-        with AdminClient(cluster.bootstrap) as admin:
-            for first in range(0, topics, CREATED_AT_ONCE):
-                last = min(first + CREATED_AT_ONCE, topics)
-                admin.create_topics([NewTopic(_name(number), 1, 1) for number in range(first, last)])
-        return [_in_process(cluster.bootstrap, shape, mode, topics) for shape in shapes for mode in MODES]
+DAY_RECORDS_PER_S = {"uniform": 500.0, "zipf": 300.0, "bursts": 1.0, "idle": 1.0, "steady": 400.0}
 
 
 def steady(topics: int, hours: int) -> dict[str, DayResult]:
     """Simulated hours by mode; raises DayError when an invariant does not hold."""
-    config = {"topics": topics, "duration_s": hours * 3600, "records_per_s": topics / USES_A_TOPIC_S}
     found = {}
     for mode in ("paced", "literal"):
         kind: Any = mode
-        found[mode] = Day(DayConfig("steady", kind, scan_every_ms=600_000, **config)).run()  # type: ignore[arg-type]
+        config = DayConfig(
+            "steady",
+            kind,
+            topics=topics,
+            duration_s=hours * 3600 + QUIET_S,
+            quiet_s=QUIET_S,
+            records_per_s=topics / USES_A_TOPIC_S,
+            scan_every_ms=600_000,
+        )
+        found[mode] = Day(config).run()
     return found
 
 
-def day(topics: int, hours: int) -> list[str]:
-    """Lines about a simulated day under each pattern; raises DayError when an invariant does not hold."""
-    lines = []
-    for pattern, rate in DAY_RECORDS_PER_S.items():
+def day(topics: int, hours: int, patterns: Sequence[str] = tuple(DAY_RECORDS_PER_S)) -> list[str]:
+    """Rows about a simulated day under each pattern; raises DayError when an invariant does not hold."""
+    lines = [
+        "| pattern | records | urgent requests | their topics | other requests | their topics | evictions "
+        "| most topics cached | oldest metadata | longest idle |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    sys.stdout.write("\n".join(lines) + "\n")
+    for pattern in patterns:
         kind: Any = pattern
-        begin = time.perf_counter()
+        rate = DAY_RECORDS_PER_S[pattern]
+        begin = time.process_time()
         config = DayConfig(
             kind,
             topics=topics,
@@ -109,41 +72,23 @@ def day(topics: int, hours: int) -> list[str]:
         result = Day(config).run()
         counts = result.metrics
         lines.append(
-            f"{pattern:<8} {result.records:>11,} records, {counts.urgent_requests:,} urgent and "
-            f"{counts.non_urgent_requests:,} other requests for {counts.urgent_topics:,} and "
-            f"{counts.non_urgent_topics:,} topics; {counts.evictions:,} evictions, at most {result.cached_most:,} "
-            f"cached, oldest metadata {result.oldest_ms / 1000:.1f} s; {time.perf_counter() - begin:.0f} s"
+            f"| `{pattern}` | {result.records:,} | {counts.urgent_requests:,} | {counts.urgent_topics:,} "
+            f"| {counts.non_urgent_requests:,} | {counts.non_urgent_topics:,} | {counts.evictions:,} "
+            f"| {result.cached_most:,} | {result.oldest_ms / 1000:.2f} s | {result.idle_longest_ms / 1000:.2f} s |"
         )
+        sys.stderr.write(f"bench: {pattern}: {time.process_time() - begin:.0f} s of CPU\n")
         sys.stdout.write(lines[-1] + "\n")
         sys.stdout.flush()
     return lines
 
 
-def _start_up_text(rows: Sequence[dict[str, Any]], topics: int) -> list[str]:
-    lines = [
-        f"One record to each of {topics:,} topics.",
-        "",
-        "| shape | `metadata.refresh` | requests | topics asked for | bytes of metadata | total | peak memory |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {row['shape']} | `{row['mode']}` | {row['requests']:,} | {row['topics']:,} | {row['bytes']:,} | "
-        f"{row['total_s']:.1f} s | {row['peak_mib']:.0f} MiB |"
-        for row in rows
-    ]
-    for few, all_ in zip(rows[::2], rows[1::2], strict=True):
-        ratio, times = all_["bytes"] / few["bytes"], all_["total_s"] / few["total_s"]
-        lines.append(f"\n{few['shape']}: `all` took {ratio:,.1f} times the bytes and {times:.1f} times the time.")
-    return lines
-
-
 def _steady_text(found: dict[str, DayResult], topics: int, hours: int) -> list[str]:
     lines = [
-        f"{topics:,} topics in use for {hours} simulated hours.",
+        f"{topics:,} topics in use for {hours} simulated hours, and then idle.",
         "",
         "| `metadata.refresh` | requests | topics asked for | most requests in 10 s | most topics in 10 s | "
-        "windows without a request | oldest metadata |",
-        "|---|---|---|---|---|---|---|",
+        "windows without a request | oldest metadata | evictions | idle until then |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     begin = 300_000 // WINDOW_MS  # the start, which is urgent, and the first spreading are not the steady state
     for mode, result in found.items():
@@ -152,7 +97,8 @@ def _steady_text(found: dict[str, DayResult], topics: int, hours: int) -> list[s
             f"| `{mode}` | {sum(result.requests.values()):,} | {sum(result.topics.values()):,} | "
             f"{max(result.requests[each] for each in windows)} | {max(result.topics[each] for each in windows):,} | "
             f"{sum(not result.requests[each] for each in windows):,} of {len(windows):,} | "
-            f"{result.oldest_ms / 1000:.2f} s |"
+            f"{result.oldest_ms / 1000:.2f} s | {result.metrics.evictions:,} | "
+            f"{result.idle_shortest_ms / 1000:.2f} to {result.idle_longest_ms / 1000:.2f} s |"
         )
     return lines
 
@@ -169,35 +115,67 @@ def _draw(found: dict[str, DayResult], hours: int) -> str:
     return picture(series, hours)
 
 
+def _draw_start(rows: Sequence[metadata_start.Row]) -> str:
+    """Bars: bytes, on a logarithmic axis, and time."""
+    panels = []
+    for shape in dict.fromkeys(row.shape for row in rows):
+        of_shape = [row for row in rows if row.shape == shape]
+        names = [row.who.replace("`", "") for row in of_shape]
+        panels.append(Bars(f"{shape}: bytes of metadata", names, [row.bytes for row in of_shape], is_log=True))
+        panels.append(Bars(f"{shape}: seconds to the last acknowledgement", names, [row.total_s for row in of_shape]))
+    return bars(panels)
+
+
+def _interrupted(signum: int, frame: object) -> None:
+    raise KeyboardInterrupt  # so that clusters are stopped
+
+
 def main(given: Sequence[str]) -> int:
     """Run what is asked for and print it."""
     parser = argparse.ArgumentParser(prog="python -m bench.metadata", description=__doc__)
     parser.add_argument("--topics", type=int, help="10,000; with --day 100,000")
     parser.add_argument("--hours", type=int, help="of simulated time: 10; with --day 24")
-    parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=SHAPES, help="of the start-up; or none of it")
+    parser.add_argument(
+        "--shapes",
+        nargs="*",
+        choices=metadata_start.SHAPES,
+        default=metadata_start.SHAPES,
+        help="of the start-up, or none",
+    )
+    parser.add_argument("--no-kafka", action="store_true", help="the start-up without the Java producer")
+    parser.add_argument(
+        "--all-minutes", type=float, default=metadata_start.ALL_LIMIT_S / 60, help="`all`, awaited, stops then (5)"
+    )
+    parser.add_argument("--no-steady", action="store_true", help="the start-up only")
     parser.add_argument("--day", action="store_true", help="a simulated day under each pattern of use instead")
+    parser.add_argument("--patterns", nargs="+", choices=list(DAY_RECORDS_PER_S), default=list(DAY_RECORDS_PER_S))
     parser.add_argument("--picture", type=Path, help="draw the steady state to this SVG file")
+    parser.add_argument("--start-picture", type=Path, help="draw the start-up to this SVG file")
     parser.add_argument("--step", help=argparse.SUPPRESS)
-    parser.add_argument("--bootstrap", help=argparse.SUPPRESS)
     options = parser.parse_args(given)
+    signal.signal(signal.SIGTERM, _interrupted)
     topics = options.topics or (DAY_TOPICS if options.day else 10_000)
     hours = options.hours or (24 if options.day else HOURS)
     if topics < 1 or hours < 1:
         parser.error("at least one topic and one hour")
     if options.step:
-        shape, mode = options.step.split(",")
-        sys.stdout.write(json.dumps(asyncio.run(_produce(options.bootstrap, shape, mode, topics))))
+        sys.stdout.write(metadata_start.step(options.step))
         return 0
     if options.day:
-        day(topics, hours)
+        day(topics, hours, options.patterns)
         return 0
     lines = [f"{key}: {value}" for key, value in system.describe_machine().items()]
     if options.shapes:
-        lines += ["", *_start_up_text(start_up(topics, options.shapes), topics)]
-    found = steady(topics, hours)
-    lines += ["", *_steady_text(found, topics, hours)]
-    if options.picture:
-        options.picture.write_text(_draw(found, hours), encoding="utf-8")
+        limit_s = options.all_minutes * 60
+        rows = metadata_start.start_up(topics, options.shapes, with_kafka=not options.no_kafka, all_limit_s=limit_s)
+        lines += ["", *metadata_start.as_markdown(rows, topics)]
+        if options.start_picture:
+            options.start_picture.write_text(_draw_start(rows), encoding="utf-8")
+    if not options.no_steady:
+        found = steady(topics, hours)
+        lines += ["", *_steady_text(found, topics, hours)]
+        if options.picture:
+            options.picture.write_text(_draw(found, hours), encoding="utf-8")
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
 

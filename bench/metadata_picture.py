@@ -1,7 +1,8 @@
-"""Counts by window of time as columns, one panel below the other, as SVG of plain text."""
+"""Counts by window of time as columns, and figures of few things as bars, one panel below the other, as SVG."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 from xml.sax.saxutils import escape
@@ -60,3 +61,51 @@ def picture(panels: Sequence[Series], hours: int) -> str:
         most = max(max(each.counts, default=0) for each in pair) or 1
         parts += _panel(place * PANEL, series, most, COLOURS[place % 2], hours)
     return "\n".join([*parts, "</svg>", ""])
+
+
+class Bars(NamedTuple):
+    """One panel: a bar for each name. A logarithmic axis begins at a hundredth of the largest power of ten or below."""
+
+    title: str
+    names: Sequence[str]
+    values: Sequence[float]
+    is_log: bool = False
+
+
+BAR, NAMES, FIGURES = 18, 190, 90
+BAR_COLOURS = ("#0072b2", "#e69f00", "#009e73")
+
+
+def _share(panel: Bars, value: float) -> float:
+    """Of the width that there is for bars; 0 to 1."""
+    if not panel.is_log:
+        return value / max(panel.values) if value else 0.0
+    logs = [math.log10(max(each, 1)) for each in panel.values]
+    most, least = math.ceil(max(logs)), math.floor(min(logs)) - 1
+    return (math.log10(max(value, 1)) - least) / (most - least)
+
+
+def bars(panels: Sequence[Bars]) -> str:
+    """The panels, each with a scale of its own."""
+    parts: list[str] = []
+    top = 0
+    inner = WIDTH - NAMES - FIGURES
+    for panel in panels:
+        title = panel.title + (" (logarithmic)" if panel.is_log else "")
+        parts.append(_text(10, top + 20, title, "start"))
+        top += 30
+        for place, (name, value) in enumerate(zip(panel.names, panel.values, strict=True)):
+            width = inner * _share(panel, value)
+            colour = BAR_COLOURS[place % len(BAR_COLOURS)]
+            parts.append(_text(NAMES - 6, top + 13, name, "end"))
+            parts.append(f'<rect x="{NAMES}" y="{top}" width="{width:.1f}" height="{BAR - 4}" fill="{colour}"/>')
+            parts.append(
+                _text(NAMES + width + 5, top + 13, f"{value:,.0f}" if value >= 100 else f"{value:.1f}", "start")
+            )
+            top += BAR
+        top += 8
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{top}" viewBox="0 0 {WIDTH} {top}" '
+        f'font-family="sans-serif" fill="{INK}">'
+    )
+    return "\n".join([head, f'<rect width="{WIDTH}" height="{top}" fill="#ffffff"/>', *parts, "</svg>", ""])

@@ -45,6 +45,14 @@ def cpu_seconds(pids: Iterable[int]) -> float:
     return ticks / _TICKS_PER_SECOND
 
 
+def peak_resident_bytes() -> int:
+    """The most memory that this process ever had; `getrusage` gives the parent's if that was larger when it forked."""
+    for line in (PROC / "self" / "status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("no VmHWM in /proc/self/status")
+
+
 def loopback_bytes() -> int:
     """Bytes that the loopback interface has received so far, of everything on this machine."""
     for line in (PROC / "net" / "dev").read_text().splitlines():

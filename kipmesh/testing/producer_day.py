@@ -42,6 +42,8 @@ class DayConfig:
     mode: RefreshMode = "paced"
     topics: int = 1000
     duration_s: int = 3600
+    quiet_s: int = 0
+    """The last of it, without records."""
     records_per_s: float = 100.0
     seed: int = 1
     rtt_ms: tuple[int, int] = (2, 30)
@@ -64,12 +66,15 @@ class DayResult:
     records: int = 0
     polls: int = 0
     cached_most: int = 0
+    idle_shortest_ms: float = 0.0
+    """Of topics that were evicted, from their last use on; 0 when none was."""
+    idle_longest_ms: float = 0.0
     metrics: TrackerMetrics = field(default_factory=TrackerMetrics)
 
 
 def uses(config: DayConfig, rng: random.Random) -> Iterator[tuple[float, int]]:
     """(ms, topic) of each record, in order of time."""
-    end_ms = config.duration_s * 1000
+    end_ms = (config.duration_s - config.quiet_s) * 1000
     many = config.topics
     match config.pattern:
         case "uniform" | "zipf":
@@ -256,6 +261,10 @@ class Day:
             raise self._broken(f"{name} is forgotten while a record waits for it")
         if name in books.refreshed and books.used[name] + self.config.evict_ms > now_ms:
             raise self._broken(f"{name} is evicted {now_ms - books.used[name]:.0f} ms after its last use")
+        if name in books.refreshed:
+            idle_ms, result = now_ms - books.used[name], self.result
+            result.idle_shortest_ms = min(result.idle_shortest_ms or idle_ms, idle_ms)
+            result.idle_longest_ms = max(result.idle_longest_ms, idle_ms)
         for known in (books.refreshed, books.used, books.retry):
             known.pop(name, None)
         books.told.discard(name)
