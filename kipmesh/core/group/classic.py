@@ -56,6 +56,7 @@ class Member:
         "client_host",
         "client_id",
         "group_instance_id",
+        "has_hung_up",
         "is_new",
         "member_id",
         "protocols",
@@ -84,6 +85,8 @@ class Member:
         self.assignment = assignment
         self.is_new = False
         """It has had no JoinGroup response yet, and so cannot send heartbeats."""
+        self.has_hung_up = False
+        """It does not wait for the answer to its JoinGroup any more: it may be dead."""
         self.awaiting_join: int | None = None
         self.awaiting_sync: int | None = None
 
@@ -363,15 +366,17 @@ class ClassicGroup:
         member.session_timeout_ms = session_timeout_ms
 
     def elect_joined_leader(self) -> bool:
-        """See to it that the leader is one that has joined; whether there is one."""
-        leader = self.members.get(self.leader_id or "")
-        if leader is None:
-            return False
-        if leader.awaiting_join is None:
-            joined = next((member for member in self.members.values() if member.awaiting_join is not None), None)
-            if joined is None:
+        """See to it that the leader is one that has joined; whether there is one.
+
+        One that waits is preferred to one that hung up: a dead leader would assign nothing until its session ends, and
+        where members come and go all the time the next one would be dead by then, too. Kafka does not look at that.
+        """
+        joined = [member for member in self.members.values() if member.awaiting_join is not None]
+        candidates = [member for member in joined if not member.has_hung_up] or joined
+        if self.leader_id not in {member.member_id for member in candidates}:
+            if not candidates or self.leader_id is None:
                 return False
-            self.leader_id = joined.member_id
+            self.leader_id = candidates[0].member_id
         return True
 
     def begin_generation(self, wall_ms: int) -> None:

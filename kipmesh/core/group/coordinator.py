@@ -97,6 +97,13 @@ class GroupCoordinator:
         self._membership.join(request, client, unique, request_id, now)
         return self._book.take()
 
+    def hung_up(self, group_id: str, request_id: int) -> None:
+        """Who sent that JoinGroup waits for the answer no more: it keeps its place, but is not to lead."""
+        group = self._book.live.get(group_id)
+        for member in group.members.values() if group is not None else ():
+            if member.awaiting_join == request_id:
+                member.has_hung_up = True
+
     def sync(self, request: SyncGroupRequest, request_id: int, now: Instant) -> Decision:
         """SyncGroup (API key 14)."""
         self._membership.sync(request, request_id, now)

@@ -156,7 +156,7 @@ class Rebalances:
     def park_join(self, member: Member, request_id: int) -> None:
         """The join waits for the next generation; who asks twice has given up the first request."""
         self.answer_join(member, JoinGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS))
-        member.awaiting_join = request_id
+        member.awaiting_join, member.has_hung_up = request_id, False
 
     def park_sync(self, member: Member, request_id: int) -> None:
         """The sync waits for the assignment; who asks twice has given up the first request."""

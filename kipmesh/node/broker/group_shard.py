@@ -34,6 +34,8 @@ RELOAD_BACKOFF_S = 0.5
 
 Step = Callable[[GroupCoordinator, int, Instant], Decision]
 """A request: from the coordinator, the request's number and the time to what is to be done."""
+Gone = Callable[[GroupCoordinator, int], None]
+"""Who sent the request of that number has gone."""
 
 
 def settings_of(config: BrokerConfig) -> Settings:
@@ -142,14 +144,21 @@ class GroupShard:
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    async def ask(self, step: Step) -> Any:
-        """The answer to a request; raises KafkaError where this broker is not the coordinator, or not yet."""
+    async def ask(self, step: Step, gone: Gone | None = None) -> Any:
+        """The answer to a request; raises KafkaError where this broker is not the coordinator, or not yet.
+
+        `gone` is called where who asked does not wait for the answer.
+        """
         coordinator = self.active()
         number = next(self._numbers)
         future = self._futures[number] = self._loop.create_future()
         try:
             self._carry_out(step(coordinator, number, self._now()))
             return await future
+        except asyncio.CancelledError:
+            if gone is not None:
+                gone(coordinator, number)
+            raise
         finally:
             self._futures.pop(number, None)  # who asked may have gone
 

@@ -62,7 +62,7 @@ from kipmesh.core.messages import (
 from kipmesh.core.metadata.image import MetadataDelta, TopicState
 from kipmesh.node.broker.admin import AdminHandler
 from kipmesh.node.broker.disk import Disk
-from kipmesh.node.broker.group_shard import GroupShard, Step
+from kipmesh.node.broker.group_shard import Gone, GroupShard, Step
 from kipmesh.node.broker.partitions import Partitions
 from kipmesh.rpc.server import RequestContext
 
@@ -198,10 +198,10 @@ class GroupsHandler:
 
     # --- members -----------------------------------------------------------------------------------------------------
 
-    async def _ask(self, group_id: str, step: Step, refused: Callable[[ErrorCode], T]) -> T:
+    async def _ask(self, group_id: str, step: Step, refused: Callable[[ErrorCode], T], gone: Gone | None = None) -> T:
         """What the group's coordinator answers, or `refused` with the error where this broker is not it, or not yet."""
         try:
-            answer: T = await self._shard(group_id).ask(step)
+            answer: T = await self._shard(group_id).ask(step, gone)
         except KafkaError as error:
             return refused(error.code)
         return answer
@@ -214,6 +214,7 @@ class GroupsHandler:
             request.group_id,
             lambda coordinator, number, now: coordinator.join(request, client, unique, number, now),
             lambda code: JoinGroupResponse(error_code=code, member_id=request.member_id),
+            lambda coordinator, number: coordinator.hung_up(request.group_id, number),
         )
 
     async def sync_group(self, request: SyncGroupRequest, context: RequestContext) -> SyncGroupResponse:

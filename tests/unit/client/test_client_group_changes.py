@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -151,3 +152,31 @@ async def test_a_heartbeat_without_an_answer_is_soon_repeated(bootstrap: str) ->
             while channel.coordinator != right:  # noqa: ASYNC110 - the next one looks for it
                 await asyncio.sleep(0.001)
         assert asyncio.get_running_loop().time() - began < interval_s - 1
+
+
+async def test_who_died_while_it_waited_does_not_lead() -> None:
+    config = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "1"}
+    with LocalCluster(mode="single", leaders=1, followers=0, config=config) as cluster:
+        topic = await topic_of(cluster.bootstrap, "dead-leader")
+        waits: dict[str, object] = {"partition_assignment_strategy": "range", "session_timeout_ms": 600_000}
+        first, second, third = (member(cluster.bootstrap, topic, **waits) for _ in range(3))
+
+        def members() -> list[Any]:
+            (shard,) = cluster._backend.node_object("leader-1")._groups._shards.values()  # type: ignore[union-attr]
+            return list(shard.coordinator._book.live[topic].members.values())
+
+        async with first, third, asyncio.timeout(60):
+            await second.start()
+            for one in (first, second, third):
+                one.subscribe([topic])
+            while not first.assignment():
+                await first.poll(20)
+            for count, one in ((2, second), (3, third)):  # they wait for the first one, which does not poll
+                while len(members()) < count:
+                    await one.poll(20)
+            await second.close(commit=False, leave=False)
+            while not any(one.has_hung_up for one in members()):
+                await third.poll(20)
+            await first.close()  # the second one was there next, and would lead
+            while not third.assignment():
+                await third.poll(20)

@@ -54,6 +54,29 @@ def test_the_leader_alone_is_told_of_the_members() -> None:
     assert all(member.metadata == PROTOCOLS[0].metadata for member in answers[0].members)
 
 
+def test_who_hung_up_while_it_waited_keeps_its_place_and_does_not_lead() -> None:
+    world = World()
+    (first, gone), (second, number), (third, _) = (world.join_new() for _ in range(3))
+    world.coordinator.hung_up(GROUP, gone)
+    world.coordinator.hung_up("nowhere", gone)
+    world.pass_ms(9001)
+    answer = world.joined(number)
+    assert answer.leader == second
+    assert [member.member_id for member in answer.members] == [first, second, third]
+    again = world.join(second)  # the leader asks for another rebalance, and the others join again: who is back may lead
+    back, _ = world.join(first), world.join(third)
+    assert world.joined(again).leader == second
+    world.coordinator.hung_up(GROUP, back)  # answered before: nothing to hang up
+
+
+def test_if_all_hung_up_one_of_them_leads() -> None:
+    world = World()
+    member, number = world.join_new()
+    world.coordinator.hung_up(GROUP, number)
+    world.pass_ms(9001)
+    assert world.joined(number).leader == member
+
+
 def test_the_first_rebalance_waits_longer_while_members_come_up_to_the_rebalance_timeout() -> None:
     world = World()
     first = world.join_new(rebalance_ms=10_000)[1]
