@@ -24,8 +24,8 @@ endif
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install demo test check lint format types imports tidy unit e2e spark golden sim sim-replicas chaos bench \
-  bench-spark bench-closest bench-failover bench-fencing bench-groups bench-metadata bench-sessions bench-snapshot protos lock wheel docs clean \
-  distclean stale
+  bench-spark bench-closest bench-failover bench-fencing bench-groups bench-metadata bench-sessions bench-snapshot protos lock wheel \
+  docs clean distclean stale
 
 help: ## list the targets
 	@echo "make TARGET [PYTHON=python3.12] [SCALE=n] [SEEDS=n] [WORKERS=n] [ARGS='...']"
