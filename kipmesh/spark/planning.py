@@ -190,10 +190,10 @@ def plan_latest(
     return {each.topic_partition: each.end for each in ranges}
 
 
-def is_too_little(start: Offsets, end: Offsets, earliest_of_new: Offsets, least: int) -> bool:
-    """Whether there are offsets from `start` to `end`, and fewer than `least` of them."""
+def count_new(start: Offsets, end: Offsets, earliest_of_new: Offsets) -> int:
+    """How many offsets there are from `start` to `end`; a partition that is new begins at its earliest."""
     begins = ((each, start.get(each, earliest_of_new.get(each, 0))) for each in end)
-    return 0 < sum(max(0, end[each] - begin) for each, begin in begins) < least
+    return sum(max(0, end[each] - begin) for each, begin in begins)
 
 
 def plan_stream(start: Offsets, end: Offsets, earliest_of_new: Offsets, loss: DataLoss) -> list[OffsetRange]:

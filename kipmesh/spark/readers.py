@@ -28,7 +28,7 @@ from kipmesh.spark.offsets import (
 from kipmesh.spark.options import SourceOptions
 from kipmesh.spark.planning import (
     DataLoss,
-    is_too_little,
+    count_new,
     new_partitions,
     plan_batch,
     plan_latest,
@@ -169,9 +169,10 @@ if _HAS_READ_LIMITS:
             least = self._options.min_offsets_per_trigger
             if least is None or self._target is not None or isinstance(limit, ReadAllAvailable):
                 return False
-            now = time.monotonic()
-            in_time = (now - self._last_batch_s) * 1000 < self._options.max_trigger_delay_ms
-            if in_time and is_too_little(begin, latest, new, least):
+            count, now = count_new(begin, latest, new), time.monotonic()
+            if count == 0:
+                return False
+            if count < least and (now - self._last_batch_s) * 1000 < self._options.max_trigger_delay_ms:
                 return True
             self._last_batch_s = now
             return False

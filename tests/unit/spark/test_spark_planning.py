@@ -11,7 +11,7 @@ from kipmesh.spark.offsets import DataLossError, InvalidOptionError, OffsetRange
 from kipmesh.spark.options import Mode, SourceOptions, parse_options
 from kipmesh.spark.planning import (
     DataLoss,
-    is_too_little,
+    count_new,
     plan_batch,
     plan_latest,
     plan_start,
@@ -128,12 +128,11 @@ def test_a_stream_starts_where_it_is_told() -> None:
     assert plan_start(options(Mode.STREAM), cluster(), DataLoss(fail=True)) == {A0: 20, A1: 3}
 
 
-def test_too_little_is_something_below_the_least() -> None:
-    assert is_too_little({A0: 5}, {A0: 9}, {}, 5)
-    assert not is_too_little({A0: 5}, {A0: 10}, {}, 5)
-    assert not is_too_little({A0: 5}, {A0: 5}, {}, 5)
-    assert is_too_little({A0: 5}, {A0: 7, A1: 4}, {A1: 2}, 5)
-    assert not is_too_little({A0: 5}, {A0: 7, A1: 4}, {A1: 1}, 5)
+def test_new_offsets_are_counted() -> None:
+    assert count_new({A0: 5}, {A0: 9}, {}) == 4
+    assert count_new({A0: 5}, {A0: 5}, {}) == 0
+    assert count_new({A0: 5}, {A0: 7, A1: 4}, {A1: 2}) == 4
+    assert count_new({A0: 5}, {A0: 3, A1: 4}, {A1: 4}) == 0
 
 
 def test_latest_goes_to_the_end_or_to_the_limit() -> None:
