@@ -10,6 +10,7 @@ import pytest
 from bench import groups
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("strategy", ["cooperative-sticky", "range"])
 def test_members_come_go_and_die(strategy: str) -> None:
     options = groups.arguments(["--quick", "--strategy", strategy, "--seed", "7"])
