@@ -54,7 +54,7 @@ class Consumer:
         self._topics: tuple[str, ...] | None = None
         self._seen_topics: set[str] = set()
         self._tracked: set[str] = set()
-        self._started = self._closed = False
+        self._started = self._closed = self._leaving = False
         self._idle = False
 
     async def __aenter__(self) -> Self:
@@ -91,9 +91,11 @@ class Consumer:
             self._fetcher.arrived.set()
             try:
                 if self._group is not None and self._started:
+                    self._leaving = True  # a listener that is told what goes may still commit it
                     await self._group.close(commit=commit, leave=leave)
                 await self._fetcher.close()
             finally:
+                self._leaving = False
                 await self._cluster.close()
 
     # -- what to read
@@ -233,13 +235,13 @@ class Consumer:
 
     async def commit(self, offsets: Mapping[tuple[str, int], int] | None = None) -> None:
         """Commit for the group the positions of all assigned partitions, or these offsets; raises KafkaError."""
-        self._check_open()
+        self._check_open(or_leaving=True)
         given = None if offsets is None else {TopicPartition(*where): offset for where, offset in offsets.items()}
         await self._membership.commit(given, self.config.default_api_timeout_ms / 1000)
 
     async def committed(self, partitions: Partitions) -> dict[TopicPartition, int]:
         """The group's committed offsets of these; partitions without one are left out."""
-        self._check_open()
+        self._check_open(or_leaving=True)
         wanted = [TopicPartition(*where) for where in partitions]
         return await self._membership.committed(wanted, self.config.default_api_timeout_ms / 1000)
 
@@ -297,8 +299,8 @@ class Consumer:
 
     # -- inside
 
-    def _check_open(self) -> None:
-        if self._closed or not self._started:
+    def _check_open(self, *, or_leaving: bool = False) -> None:
+        if (self._closed and not (or_leaving and self._leaving)) or not self._started:
             raise RuntimeError("the consumer is closed" if self._closed else "the consumer is not started")
         raise_failure(self._fetcher.failure)
         raise_failure(self._metadata.failure)

@@ -451,11 +451,13 @@ class Membership:
             await self._commit_quietly(list(self._fetcher.states), CLOSE_TIMEOUT_S)
         if self._topics is not None:
             owned, self._owned = self._owned, frozenset()
-            if owned:
-                gone = self._listener.on_partitions_lost if self._is_lost else self._listener.on_partitions_revoked
-                await _told(gone(sorted(owned)))
-            if leave:
-                await self._leave()
+            try:
+                if owned:
+                    gone = self._listener.on_partitions_lost if self._is_lost else self._listener.on_partitions_revoked
+                    await _told(gone(sorted(owned)))
+            finally:
+                if leave:
+                    await self._leave()
 
 
 async def _told(answer: Any) -> None:

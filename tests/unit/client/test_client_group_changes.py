@@ -180,3 +180,31 @@ async def test_who_died_while_it_waited_does_not_lead() -> None:
             await first.close()  # the second one was there next, and would lead
             while not third.assignment():
                 await third.poll(20)
+
+
+class Committing(RebalanceListener):
+    """Commits what is about to go, and then fails."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+
+    async def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
+        await self._consumer.commit()
+        assert await self._consumer.committed(partitions) == dict.fromkeys(partitions, 1)
+        raise LookupError("the listener's own")
+
+
+async def test_a_listener_may_commit_what_goes_when_the_consumer_closes(bootstrap: str) -> None:
+    topic = await topic_of(bootstrap, "commits-at-the-end")
+    await produce(bootstrap, topic)
+    consumer = member(bootstrap, topic, enable_auto_commit=False)
+    await consumer.start()
+    consumer.subscribe([topic], Committing(consumer))
+    await read(consumer, PARTITIONS)
+    with pytest.raises(LookupError, match="the listener's own"):
+        await consumer.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        await consumer.commit()
+    async with AdminClient(bootstrap) as admin:
+        group = (await admin.describe_groups([topic]))[topic]
+    assert (group.state, len(group.members)) == ("Empty", 0)  # it has left all the same
