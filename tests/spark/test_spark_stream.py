@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,17 +39,7 @@ def run(spark: SparkSession, mesh: LocalCluster, tmp_path: Path) -> Run:
     return start
 
 
-def wait_until(query: StreamingQuery, condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 150
-    while not condition():
-        assert query.isActive, query.exception()
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-
-
 def written(spark: SparkSession, tmp_path: Path) -> list[int]:
-    if not list((tmp_path / "out").glob("*.parquet")):
-        return []
     rows = spark.read.parquet(str(tmp_path / "out")).select("value").collect()
     return sorted(int(bytes(row.value)[1:]) for row in rows)
 
@@ -117,35 +106,6 @@ def test_retention_that_overtakes_a_query_is_data_loss(
         run(topic)
     run(topic, failOnDataLoss="false")
     assert written(spark, tmp_path) == [i for i in range(200) if i < 100 or i % 2 or i >= 120]
-
-
-def test_topics_come_and_go_while_a_query_runs(
-    mesh: LocalCluster, spark: SparkSession, new_topic: NewTopic, send: Send, tmp_path: Path
-) -> None:
-    from kipmesh.client import NewTopic as NewTopicOf
-    from kipmesh.client.sync import AdminClient
-
-    first = new_topic()
-    send(first, 10)
-    reader = spark.readStream.format("kipmesh").option("kafka.bootstrap.servers", mesh.bootstrap)
-    pattern = reader.option("subscribePattern", first + "(-2)?").option("startingOffsets", "earliest")
-    pattern = pattern.option("minOffsetsPerTrigger", 8).option("maxTriggerDelay", "1h").option("groupIdPrefix", "mine")
-    writer = pattern.load().writeStream.format("parquet").option("path", str(tmp_path / "out"))
-    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(processingTime="200 ms").start()
-    try:
-        wait_until(query, lambda: len(written(spark, tmp_path)) == 10)
-        with AdminClient(mesh.bootstrap) as admin:
-            admin.create_topics([NewTopicOf(f"{first}-2", 1, 3, {"retention.ms": "-1"})])
-            send(f"{first}-2", 7, first=10, partitions=1)
-            send(first, 1, first=17)
-            wait_until(query, lambda: written(spark, tmp_path) == list(range(18)))
-            batches = [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
-            assert batches == [10, 8], "7 are less than the least"
-            admin.delete_topics([first])
-        with pytest.raises(Exception, match=f"partitions are gone: {first}-0, {first}-1"):
-            query.awaitTermination(120)
-    finally:
-        query.stop()
 
 
 def test_a_subscribed_topic_that_is_deleted_is_named(
