@@ -24,7 +24,7 @@ endif
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install demo test check lint format types imports tidy unit e2e spark golden sim sim-replicas chaos bench \
-  bench-spark bench-closest bench-failover bench-fencing bench-groups bench-metadata bench-sessions bench-snapshot protos lock wheel \
+  bench-clients bench-spark bench-closest bench-failover bench-fencing bench-groups bench-metadata bench-sessions bench-snapshot protos lock wheel \
   docs clean distclean stale
 
 help: ## list the targets
@@ -96,6 +96,9 @@ bench-failover: install ## gaps when controllers and leaders fail (ARGS="--runs 
 
 bench-closest: install ## bytes read across racks with and without a selector (ARGS="--quick", "--modes off fetch", "--markdown")
 	$(PY) -m bench.closest $(ARGS)
+
+bench-clients: install ## our producers beside aiokafka's and kafka-python's on Apache Kafka (ARGS="--quick", "--markdown")
+	$(PY) -m bench.clients $(ARGS)
 
 bench-fencing: install ## one broker's failure by event and by partition; snapshots and compaction (ARGS="--quick", "--markdown")
 	$(PY) -m bench.fencing $(ARGS)

@@ -1,6 +1,6 @@
-"""A real Apache Kafka broker as a JVM of its own, for benchmarks that compare; and Java programs beside it.
+"""Real Apache Kafka brokers, each a JVM of its own, for benchmarks that compare; and Java programs beside them.
 
-The jars are those of the golden tests (`bench.kafka.prepare`). The broker is its own controller, listens on this
+The jars are those of the golden tests (`bench.kafka.prepare`). Each broker is a controller as well, listens on this
 machine only, and keeps its logs in a temporary folder.
 """
 
@@ -12,6 +12,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -28,27 +29,32 @@ HEAP = ("-Xms512m", "-Xmx1g")
 
 _PROPERTIES = """\
 process.roles=broker,controller
-node.id=1
-controller.quorum.voters=1@127.0.0.1:{controller}
+node.id={node_id}
+controller.quorum.voters={voters}
 listeners=PLAINTEXT://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}
 advertised.listeners=PLAINTEXT://127.0.0.1:{broker}
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=PLAINTEXT
 log.dirs={folder}/data
-offsets.topic.replication.factor=1
-transaction.state.log.replication.factor=1
+offsets.topic.replication.factor={replicas}
+transaction.state.log.replication.factor={replicas}
 transaction.state.log.min.isr=1
 """
 
 
 class KafkaBroker:
-    """One broker, ready inside `with`; raises KafkaMissingError where it cannot be run."""
+    """One broker, ready inside `with`; raises KafkaMissingError where it cannot be run.
 
-    def __init__(self) -> None:
+    By itself, or number `node_id` of those whose controllers listen on `controller_ports`.
+    """
+
+    def __init__(self, node_id: int = 1, controller_ports: Sequence[int] = ()) -> None:
         prepare()
         self._folder = tempfile.TemporaryDirectory()
         self._process: subprocess.Popen[bytes] | None = None
-        self.port, self._controller_port, self.jmx_port = ports.choose(3)
+        self._node_id = node_id
+        self.port, own, self.jmx_port = ports.choose(3)
+        self._controller_ports = controller_ports or [own]
         self.bootstrap = f"127.0.0.1:{self.port}"
 
     @property
@@ -58,9 +64,25 @@ class KafkaBroker:
         return self._process.pid
 
     def __enter__(self) -> Self:
+        self.start()
+        self.wait_until_ready()
+        return self
+
+    def _properties(self) -> str:
+        return _PROPERTIES.format(
+            node_id=self._node_id,
+            broker=self.port,
+            controller=self._controller_ports[self._node_id - 1],
+            voters=",".join(f"{number}@127.0.0.1:{port}" for number, port in enumerate(self._controller_ports, 1)),
+            replicas=min(3, len(self._controller_ports)),
+            folder=self._folder.name,
+        )
+
+    def start(self) -> None:
+        """Make its folder and begin; after an exception nothing runs."""
         folder = Path(self._folder.name)
         properties = folder / "server.properties"
-        properties.write_text(_PROPERTIES.format(broker=self.port, controller=self._controller_port, folder=folder))
+        properties.write_text(self._properties())
         jars = ["-cp", f"{JARS}/*"]
         try:
             made = subprocess.run(
@@ -78,18 +100,24 @@ class KafkaBroker:
                 self._process = subprocess.Popen(
                     ["java", *HEAP, *options, *jars, "kafka.Kafka", str(properties)], stdout=log, stderr=log
                 )
-            self._wait_until_ready()
         except BaseException:
-            self._stop()
+            self.stop()
             raise
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop()
+        self.stop()
 
-    def _wait_until_ready(self) -> None:
+    def wait_until_ready(self) -> None:
+        """Until it answers; after an exception it is stopped."""
+        try:
+            self._wait()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _wait(self) -> None:
         assert self._process is not None
         deadline = time.monotonic() + READY_TIMEOUT_S
         while time.monotonic() < deadline:
@@ -106,7 +134,8 @@ class KafkaBroker:
         text = (Path(self._folder.name) / "server.log").read_text(errors="replace").strip()
         raise KafkaMissingError(f"Apache Kafka's broker did not start: {text[-300:] or 'it says nothing'}")
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """End it, and forget what it kept; may be called again."""
         if self._process is not None:
             self._process.terminate()
             try:
@@ -116,6 +145,44 @@ class KafkaBroker:
                 self._process.wait()
         with contextlib.suppress(OSError):
             self._folder.cleanup()
+
+
+class KafkaCluster:
+    """Several brokers, ready inside `with`."""
+
+    def __init__(self, brokers: int) -> None:
+        controller_ports = ports.choose(brokers)
+        self._brokers = [KafkaBroker(number, controller_ports) for number in range(1, brokers + 1)]
+        self.bootstrap = ",".join(broker.bootstrap for broker in self._brokers)
+
+    def __enter__(self) -> Self:
+        try:
+            for broker in self._brokers:  # one alone is no quorum, and never ready
+                broker.start()
+            for broker in self._brokers:
+                broker.wait_until_ready()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        for broker in self._brokers:
+            broker.stop()
+
+    def create_topic(self, name: str, partitions: int, replicas: int) -> None:
+        """By Kafka's own tool; raises KafkaMissingError."""
+        command = ["java", "-cp", f"{JARS}/*", "org.apache.kafka.tools.TopicCommand", "--create", "--topic", name]
+        command += ["--bootstrap-server", self.bootstrap, "--partitions", str(partitions)]
+        command += ["--replication-factor", str(replicas)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=READY_TIMEOUT_S, check=False)
+        if done.returncode:
+            raise KafkaMissingError(f"Apache Kafka made no topic: {(done.stdout + done.stderr).strip()[:300]}")
 
 
 def compile_program(name: str, into: Path) -> None:
