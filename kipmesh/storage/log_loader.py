@@ -214,7 +214,7 @@ class _Loading:
             else:
                 end, whole = self._load(segment, sizes, following if clean else None)
             if not clean and (following is None or following >= recovery_point):
-                segment.is_cut = True  # nobody knows whether the process that ended had cut it
+                segment.cuts += 1  # nobody knows whether the process that ended had cut it
             self.segments.append(segment)
             if not whole or (following is not None and end != following):
                 if following is not None:
@@ -255,7 +255,7 @@ class _Loading:
                 recovered.problem,
             )
             self.files.get(segment.path).truncate(recovered.size_bytes)
-            segment.is_cut = True
+            segment.cuts += 1
             segment.size_bytes = recovered.size_bytes
         return recovered.end_offset, not recovered.problem
 

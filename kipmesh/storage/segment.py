@@ -63,11 +63,12 @@ class Segment:
         "base_offset",
         "bytes_since_index",
         "created_ms",
+        "cuts",
+        "cuts_synced",
         "exists",
         "files",
         "first_timestamp",
         "folder",
-        "is_cut",
         "is_sealed",
         "largest",
         "offset_index",
@@ -89,8 +90,8 @@ class Segment:
         self.time_index = SparseIndex(segment_path(folder, base_offset, TIME_INDEX_SUFFIX) + name_suffix, TIME_ENTRY)
         self.is_sealed = False
         """Whether the index files have everything that they should."""
-        self.is_cut = False
-        """Whether it was cut since it was last synced: a crash may bring back what was cut."""
+        self.cuts = self.cuts_synced = 0
+        """How often it was cut, or may have been, and how many of these are durable."""
         self.bytes_since_index = 0
         self.largest = (NO_TIMESTAMP, base_offset)
         """The largest timestamp and the last offset of the batch that has it; one value, replaced at once."""
@@ -123,7 +124,7 @@ class Segment:
                 file.truncate(position)
             except OSError as second:
                 raise OSError(errno.EIO, f"could not cut {self.path} after a failed write: {second}") from error
-            self.is_cut = True  # part of the batch may have been written
+            self.cuts += 1  # part of the batch may have been written
             raise
         self.size_bytes = position + len(data)
         return position
@@ -161,11 +162,17 @@ class Segment:
         """Make the log, and for a sealed segment its indexes, durable. Called from any thread."""
         if not self.exists:
             return
-        self.is_cut = False  # first: a cut meanwhile is not in it
+        cuts = self.cuts  # first: a cut meanwhile is not in it
         self.files.get(self.path).sync()
+        self.cuts_synced = max(self.cuts_synced, cuts)
         if with_indexes:
             self.files.get(self.offset_index.path).sync()
             self.files.get(self.time_index.path).sync()
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it was cut since what is durable of it: a crash may bring back what was cut."""
+        return self.cuts != self.cuts_synced
 
     def finish(self) -> None:
         """Seal, before a segment follows; a cut is made durable first, the one sync that an append waits for. OSError.
@@ -260,7 +267,7 @@ class Segment:
         """Cut at the position of the batch that begins at `offset`."""
         if self.exists:
             self.files.get(self.path).truncate(position)
-            self.is_cut = True
+            self.cuts += 1
         self.size_bytes = position
         self.is_sealed = False
         relative = offset - self.base_offset

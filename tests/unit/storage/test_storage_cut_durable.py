@@ -93,6 +93,30 @@ def test_what_was_cut_does_not_come_back_below_the_segment_that_follows(seed: in
     assert history in ([1], [1, 1], [1, 1, 1], [1, 2], [1, 2, 2])
 
 
+def test_a_flush_that_is_under_way_does_not_stand_for_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    fs = FaultyFileSystem()
+    fs.make_dirs("/data")
+    log = open_log(fs, "/data/t-0", "t", 0, CONFIG, 0)
+    for _ in range(3):
+        log.append_as_leader(batch(40), 1, 0)
+    log.truncate_to(2)
+    segment = log.segments.active
+    file = segment.files.get(segment.path)
+    sync, synced = file.sync, []
+
+    def slow() -> None:
+        """Of a flush on another thread: the log rolls before it is done."""
+        monkeypatch.setattr(type(file), "sync", lambda self: synced.append(self) or sync())
+        log.append_as_leader(batch(300), 2, 0)
+        assert log.segment_base_offsets == (0, 2)
+        assert synced == [file]
+        sync()
+
+    monkeypatch.setattr(type(file), "sync", lambda _self: slow())
+    log.flush()
+    assert not segment.is_cut
+
+
 def test_a_cut_that_cannot_be_synced_ends_the_log() -> None:
     fs = FaultyFileSystem()
     fs.make_dirs("/data")
