@@ -8,11 +8,16 @@ Rules:
 - A stream that ends otherwise than by itself (its reader is gone, or takes nothing) commits nothing at its end: what
   its reader may not have got since the last commit goes to another one, so records are delivered at least once as far
   as the service can see. What lies in the buffers between service and reader it cannot see.
+- The time without a record (`timeout_ms`) begins with the first assignment, also an empty one: joining takes what it
+  takes (`group.initial.rebalance.delay.ms`, other members), but no longer than `default.api.timeout.ms`.
 """
 
 from __future__ import annotations
 
+import time
+
 from kipmesh.client import Consumer, RebalanceListener, TopicPartition
+from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh_consumer.streams import End, Stream
 
 _BY_ITSELF = frozenset({End.LIMIT, End.TIMEOUT, End.SHUTDOWN})
@@ -21,6 +26,8 @@ _BY_ITSELF = frozenset({End.LIMIT, End.TIMEOUT, End.SHUTDOWN})
 class MemberStream(Stream):
     """A stream of `from=committed`. It goes on with new records until a limit, a time or the service ends it."""
 
+    _assigned_at: float | None = None
+
     async def begin(self) -> None:
         """Connect; the group is joined by the first polls. Raises KafkaError."""
         consumer = self._require_consumer()
@@ -28,7 +35,9 @@ class MemberStream(Stream):
         consumer.subscribe([self.request.topic], _Listener(self))
 
     def came(self, partitions: list[TopicPartition]) -> None:
-        """The group gave these."""
+        """The group gave these; it may give none."""
+        if self._assigned_at is None:
+            self._assigned_at = time.monotonic()
         self._streams.metrics.partitions_assigned.inc(len(partitions))
 
     def went(self, partitions: list[TopicPartition]) -> None:
@@ -36,6 +45,13 @@ class MemberStream(Stream):
         for one in partitions:
             self.positions.pop(one.partition, None)
         self._streams.metrics.partitions_assigned.dec(len(partitions))
+
+    def _reading_since(self, begun: float) -> float | None:
+        """Since the first assignment; raises KafkaError(REQUEST_TIMED_OUT) when the group takes too long to give it."""
+        config = self._require_consumer().config
+        if self._assigned_at is None and time.monotonic() > begun + config.default_api_timeout_ms / 1000:
+            raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"group {config.group_id!r} lets nobody in")
+        return self._assigned_at
 
     async def _disconnect(self, consumer: Consumer) -> None:
         await consumer.close(commit=self.end in _BY_ITSELF)

@@ -26,6 +26,8 @@ from kipmesh_consumer.positions import DeliveredPositions
 
 IDLE_POLL_MS_MAX = 60_000
 """A follower of a quiet topic looks at its own limits at least this often; records wake it at once."""
+JOIN_POLL_S = 0.5
+"""So often a stream with a time limit looks whether its group has let it in."""
 
 
 class StreamsExhaustedError(Exception):
@@ -142,16 +144,19 @@ class Stream:
         """Records as they come, some at a time, and `()` when a heartbeat is due; then `end` says why it ended."""
         heartbeat_s = self._streams.config.stream_heartbeat_interval_ms / 1000
         limit_s = self.request.timeout_ms / 1000 if self.request.timeout_ms is not None else None
-        last_record = last_sign = time.monotonic()
+        begun = last_sign = time.monotonic()
+        last_record: float | None = None
         while True:
             if await self._is_done():
                 return
-            now = time.monotonic()
-            left_s = None if limit_s is None else last_record + limit_s - now
-            if left_s is not None and left_s <= 0:
-                self.end = End.TIMEOUT
-                return
-            wait_s = min(heartbeat_s, IDLE_POLL_MS_MAX / 1000, heartbeat_s if left_s is None else left_s)
+            wait_s = min(heartbeat_s, IDLE_POLL_MS_MAX / 1000)
+            if limit_s is not None:
+                quiet_since = self._reading_since(begun) if last_record is None else last_record
+                left_s = JOIN_POLL_S if quiet_since is None else quiet_since + limit_s - time.monotonic()
+                if left_s <= 0:
+                    self.end = End.TIMEOUT
+                    return
+                wait_s = min(wait_s, left_s)
             records = self._wanted(await self._poll(wait_s))
             now = time.monotonic()
             if records:
@@ -187,6 +192,10 @@ class Stream:
             self._streams.metrics.streams_ended.labels(self.end.value).inc()
         with suppress(Exception):
             await self._disconnect(consumer)
+
+    def _reading_since(self, begun: float) -> float | None:
+        """When it could begin to read (monotonic, s), from where `timeout_ms` counts; None: it cannot yet."""
+        return begun
 
     async def _disconnect(self, consumer: Consumer) -> None:
         await consumer.close()
