@@ -16,7 +16,7 @@ from typing import Any, Self
 from kipmesh.client.cluster import Cluster
 from kipmesh.client.fetch_state import AskUser, Chunk, PartitionState
 from kipmesh.client.fetcher import Fetcher
-from kipmesh.client.group import ConsumerGroupMetadata, Membership, RebalanceListener
+from kipmesh.client.group import CLOSE_TIMEOUT_S, ConsumerGroupMetadata, Membership, RebalanceListener
 from kipmesh.client.offsets import list_offsets
 from kipmesh.client.replica_choice import rack_in_metadata
 from kipmesh.client.settings import parse_config
@@ -93,10 +93,12 @@ class Consumer:
                 if self._group is not None and self._started:
                     self._leaving = True  # a listener that is told what goes may still commit it
                     await self._group.close(commit=commit, leave=leave)
-                await self._fetcher.close()
             finally:
                 self._leaving = False
-                await self._cluster.close()
+                try:
+                    await self._fetcher.close()
+                finally:
+                    await self._cluster.close()
 
     # -- what to read
 
@@ -237,7 +239,8 @@ class Consumer:
         """Commit for the group the positions of all assigned partitions, or these offsets; raises KafkaError."""
         self._check_open(or_leaving=True)
         given = None if offsets is None else {TopicPartition(*where): offset for where, offset in offsets.items()}
-        await self._membership.commit(given, self.config.default_api_timeout_ms / 1000)
+        timeout_s = CLOSE_TIMEOUT_S if self._leaving else self.config.default_api_timeout_ms / 1000
+        await self._membership.commit(given, timeout_s)
 
     async def committed(self, partitions: Partitions) -> dict[TopicPartition, int]:
         """The group's committed offsets of these; partitions without one are left out."""

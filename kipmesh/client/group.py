@@ -213,7 +213,11 @@ class Membership:
         if not gone:
             return
         if self._config.enable_auto_commit:
-            await self._commit_quietly(gone, self._config.default_api_timeout_ms / 1000)
+            if self._committing is not None:
+                await asyncio.wait({self._committing})  # it has older positions: it must not come second
+            positions = self.positions()
+            offsets = {where: positions[where] for where in gone if where in positions}
+            await self._commit_quietly(offsets, self._config.default_api_timeout_ms / 1000)
         if self._is_lost:  # that is what the commit was told, or a heartbeat meanwhile
             await self._drop_lost()
             return
@@ -416,10 +420,9 @@ class Membership:
         states = self._fetcher.states
         return {where: state.position for where, state in states.items() if state.position is not None}
 
-    async def _commit_quietly(self, partitions: Iterable[TopicPartition], timeout_s: float) -> None:
-        positions = self.positions()
+    async def _commit_quietly(self, offsets: Mapping[TopicPartition, int], timeout_s: float) -> None:
         try:
-            await self.commit({where: positions[where] for where in partitions if where in positions}, timeout_s)
+            await self.commit(offsets, timeout_s)
         except KafkaError as error:
             log.warning("offsets of group %s not committed: %s", self._group_id, error)
 
@@ -427,11 +430,12 @@ class Membership:
         now = asyncio.get_running_loop().time()
         is_due = now - self._committed_at >= self._config.auto_commit_interval_ms / 1000
         is_under_way = self._committing is not None and not self._committing.done()
-        if not (self._config.enable_auto_commit and is_due) or is_under_way or self._joining is not None:
+        is_joining = self._joining is not None and not self._owned
+        if not (self._config.enable_auto_commit and is_due) or is_under_way or is_joining:
             return
         self._committed_at = now
         timeout_s = self._config.default_api_timeout_ms / 1000
-        work = self._commit_quietly(list(self._fetcher.states), timeout_s)
+        work = self._commit_quietly(self.positions(), timeout_s)  # now: the same poll moves them before the task runs
         self._committing = asyncio.create_task(work, name="auto-commit")
 
     # --- the end -----------------------------------------------------------------------------------------------------
@@ -448,7 +452,7 @@ class Membership:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._joining = self._beating = self._committing = None
         if commit and self._config.enable_auto_commit and not self._is_lost:
-            await self._commit_quietly(list(self._fetcher.states), CLOSE_TIMEOUT_S)
+            await self._commit_quietly(self.positions(), CLOSE_TIMEOUT_S)
         if self._topics is not None:
             owned, self._owned = self._owned, frozenset()
             try:

@@ -12,6 +12,7 @@ from kipmesh.client import Consumer, ConsumerRecord, Producer, RebalanceListener
 from kipmesh.client.admin import AdminClient
 from kipmesh.client.types import NewTopic, Node
 from kipmesh.cluster import LocalCluster
+from kipmesh.testing.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # beside the cluster's own loop there is one only
 PARTITIONS = 4
@@ -208,3 +209,23 @@ async def test_a_listener_may_commit_what_goes_when_the_consumer_closes(bootstra
     async with AdminClient(bootstrap) as admin:
         group = (await admin.describe_groups([topic]))[topic]
     assert (group.state, len(group.members)) == ("Empty", 0)  # it has left all the same
+
+
+async def test_an_automatic_commit_has_no_record_of_the_poll_that_makes_it(bootstrap: str) -> None:
+    topic = await topic_of(bootstrap, "commits-what-was-read-before")
+    where = [TopicPartition(topic, partition) for partition in range(PARTITIONS)]
+    await produce(bootstrap, topic)
+    async with member(bootstrap, topic, auto_commit_interval_ms=1) as consumer:
+        consumer.subscribe([topic])
+        async with asyncio.timeout(60):
+            while not await consumer.poll(1000, max_records=1):
+                pass
+            states, group = consumer._fetcher.states, consumer._group
+            assert group is not None
+            await until(lambda: all(each.buffer or each.position for each in states.values()), "all are buffered")
+            await until(lambda: group._committing is None or group._committing.done(), "the commits so far")
+            await asyncio.sleep(0.01)  # the next commit is due
+            assert len(await consumer.poll(0, max_records=1)) == 1  # from the buffer: nothing is waited for
+            assert group._committing is not None
+            await group._committing
+            assert sum((await consumer.committed(where)).values()) == 1
