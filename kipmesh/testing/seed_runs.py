@@ -151,4 +151,6 @@ def _load(path: Path | None) -> Progress:
 def _save(path: Path | None, progress: Progress) -> None:
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({one.name: getattr(progress, one.name) for one in fields(progress)}))
+        beside = path.with_name(f"{path.name}.tmp")
+        beside.write_text(json.dumps({one.name: getattr(progress, one.name) for one in fields(progress)}))
+        beside.replace(path)
