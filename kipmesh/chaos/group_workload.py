@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 from kipmesh.chaos import values
@@ -32,6 +31,8 @@ GROUP = "chaos-group"
 OBSERVER = "observer"
 POLL_MS = 250
 RETRY_S = 0.1
+GOING_S = 60.0
+"""More than a commit, a goodbye and the end of the connections may take."""
 MEMBER_CONFIG = {
     "auto.offset.reset": "earliest",
     "request.timeout.ms": "2000",
@@ -85,10 +86,12 @@ class Member(RebalanceListener):
                 await self._commit(self._read)
 
     async def leave(self) -> None:
-        """Commit what it has read, and say goodbye."""
-        await self._commit(self._read)
-        self._is_closing = True
-        await self._consumer.close(commit=False)
+        """Commit what it has read, and say goodbye; its consumer is closed however the commit ends."""
+        try:
+            await self._commit(self._read)
+        finally:
+            self._is_closing = True
+            await self._consumer.close(commit=False)
 
     async def die(self) -> None:
         """No commit and no goodbye."""
@@ -190,6 +193,9 @@ class Members:
         self._running: dict[Member, asyncio.Task[None]] = {}
         self._count = 0
         self._churning: asyncio.Task[None] | None = None
+        self._going: set[asyncio.Task[None]] = set()
+        """Those that leave or die, and those whose end has failed."""
+        self._is_closing = False
         self.positions: dict[int, int] = {}
         """How far the group has read, by partition."""
 
@@ -205,22 +211,32 @@ class Members:
 
     def check(self) -> None:
         """Raise what a member ended with: a bug of its, or of a client."""
-        for task in [*self._running.values(), self._churning]:
+        for task in [*self._running.values(), *self._going, self._churning]:
             if task is not None and task.done() and not task.cancelled():
                 task.result()
 
     async def stop_churning(self) -> None:
-        """Nobody else leaves, and nobody comes."""
+        """Nobody else leaves; one that is about to is not held up, and another one comes for it.
+
+        Raises what the churning had ended with before.
+        """
         task, self._churning = self._churning, None
         await _cancelled(task)
 
     async def close(self) -> None:
-        """All leave, with what they have read committed; raises what one of them had ended with before."""
-        await self.stop_churning()
+        """All leave, with what they have read committed, and those that were going are gone.
+
+        Raises what one of them had ended with before, else what its leaving ended with; all consumers are closed then.
+        """
+        self._is_closing = True
+        ended: list[BaseException | None] = [*await asyncio.gather(self.stop_churning(), return_exceptions=True)]
         members, self._running = self._running, {}
-        ended = await asyncio.gather(*(_cancelled(task) for task in members.values()), return_exceptions=True)
-        await asyncio.gather(*(member.leave() for member in members))
-        for error in ended:
+        try:
+            ended += await asyncio.gather(*(_cancelled(task) for task in members.values()), return_exceptions=True)
+        finally:  # also if the caller waits no longer
+            leaving = [member.leave() for member in members]
+            left = await asyncio.gather(self._wait_gone(), *leaving, return_exceptions=True)
+        for error in [*ended, *left]:
             if error is not None:
                 raise error
 
@@ -251,17 +267,34 @@ class Members:
             member = self._random.choice(list(self._running))
             dies = self._random.random() < 0.5
             self._recorder.note(f"{member.name} {'dies' if dies else 'leaves'}")
-            task = self._running.pop(member)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            going = asyncio.create_task(self._replace(member, self._running.pop(member), dies))
+            self._going.add(going)
+            await asyncio.shield(going)  # one that is half gone would be a member that nobody closes
+            self._going.discard(going)
+
+    async def _replace(self, member: Member, task: asyncio.Task[None], dies: bool) -> None:
+        """It goes, and another one comes for it; raises what it had ended with before, when it is gone."""
+        try:
+            await _cancelled(task)
+        finally:
             await (member.die() if dies else member.leave())
+        if not self._is_closing:
             self._add()
+
+    async def _wait_gone(self) -> None:
+        """Until those that were going are gone; raises what one of them ended with, TimeoutError after `GOING_S`."""
+        going, self._going = self._going, set()
+        ended = await asyncio.wait_for(asyncio.gather(*going, return_exceptions=True), GOING_S)
+        for error in ended:
+            if error is not None:
+                raise error
 
 
 async def _cancelled(task: asyncio.Task[None] | None) -> None:
-    """Cancel it; raises what it had ended with before."""
+    """Cancel it and wait for its end; raises what it had ended with before. The caller may be cancelled meanwhile."""
     if task is None:
         return
     task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.result()
