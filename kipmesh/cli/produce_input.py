@@ -27,6 +27,8 @@ from kipmesh.cli.common import CommandError
 READ_BYTES = 256 << 10
 STANDARD_INPUT = "-"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_FIELD_MAX = 2**31 - 1
+"""What `csv.field_size_limit` takes on every platform (a C long)."""
 
 
 class Pair(NamedTuple):
@@ -98,6 +100,8 @@ class CsvParser:
         self._key_place = -1
         self._delimiter = delimiter
         self._row_bytes_max = row_bytes_max
+        # Of the whole process, which is this command. A row in full is no longer than that, so no field is.
+        csv.field_size_limit(max(csv.field_size_limit(), min(row_bytes_max, _FIELD_MAX)))
         self._columns: list[str] = []
         self._begin: list[bytes] = []  # of a row that goes on
         self._begin_bytes = 0
@@ -112,10 +116,12 @@ class CsvParser:
         self._begin.append(line)
         self._begin_bytes += len(line) + 1
         self._is_open ^= line.count(b'"') % 2 == 1
+        goes_on = self._is_open or len(self._begin) > 1
+        if goes_on and self._begin_bytes > self._row_bytes_max + (not self._is_open):
+            quote = "; a quote is open" if self._is_open else ""
+            text = f"the row is longer than max.request.size ({self._row_bytes_max} bytes){quote}"
+            raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, text)
         if self._is_open:
-            if self._begin_bytes > self._row_bytes_max:
-                text = f"the row is longer than max.request.size ({self._row_bytes_max} bytes); a quote is open"
-                raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, text)
             return None
         row, self._begin, self._begin_bytes = b"\n".join(self._begin), [], 0
         fields = self._fields(row)

@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,33 @@ def test_csv_that_is_none() -> None:
     with pytest.raises(KafkaError) as caught:
         pairs(parser(), b'id,b\n1,"' + b"line\n" * 30)
     assert caught.value.code is ErrorCode.MESSAGE_TOO_LARGE
+
+
+@pytest.fixture
+def field_limit() -> Iterator[None]:
+    before = csv.field_size_limit(131_072)
+    yield
+    csv.field_size_limit(before)
+
+
+@pytest.mark.usefixtures("field_limit")
+def test_csv_fields_are_as_long_as_a_request() -> None:
+    """`csv` by itself refuses a field above 128 KiB."""
+    long = "x" * 200_000
+    for field in (long, f'"{long}\n{long}"'):
+        found = pairs(CsvParser("id", ",", 1 << 20), f"id,b\n1,{field}\n".encode())
+        assert [(key, json.loads(value)["b"]) for key, value in found] == [(b"1", field.strip('"'))]
+    for text in (f"{long}\n{long}\n", f'{long}\n{long}"\n'):  # its quote is open, or closed with the last line
+        with pytest.raises(KafkaError) as caught:
+            pairs(CsvParser("id", ",", 300_000), f'id,b\n1,"{text}'.encode())
+        assert caught.value.code is ErrorCode.MESSAGE_TOO_LARGE
+
+
+@pytest.mark.usefixtures("field_limit")
+def test_no_size_of_requests_is_too_large_for_csv() -> None:
+    CsvParser("id", ",", 1 << 80)
+    CsvParser("id", ",", 10)
+    assert csv.field_size_limit() == 2**31 - 1, "it is never made smaller"
 
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0\r\ufeff"), min_size=1)
