@@ -99,7 +99,10 @@ def write_rows(options: WriteOptions, batch: str, task: int, batches: Iterator[p
 
 
 def rows_of(arrow: pa.RecordBatch, options: WriteOptions) -> list[Row]:
-    """The rows of an Arrow batch as records are made of them. Raises `InvalidOptionError` for a row without topic."""
+    """The rows of an Arrow batch as records are made of them.
+
+    Raises `InvalidOptionError` for a row without topic, ValueError for a header that is null or has no key.
+    """
     import pyarrow as pa
 
     count = arrow.num_rows
@@ -121,8 +124,15 @@ def rows_of(arrow: pa.RecordBatch, options: WriteOptions) -> list[Row]:
     return list(zip(topics, keys, values, column("partition"), times_ms, headers, strict=True))
 
 
-def _headers(given: list[dict[str, Any]] | None) -> list[Header]:
-    return [] if not given else [(each["key"], each["value"]) for each in given]
+def _headers(given: list[dict[str, Any] | None] | None) -> list[Header]:
+    headers: list[Header] = []
+    for each in given or ():
+        if each is None:
+            raise ValueError("the column headers has a header that is null; leave it out of the array")
+        if each["key"] is None:
+            raise ValueError("the column headers has a header whose key is null, and a header must have a key")
+        headers.append((each["key"], each["value"]))
+    return headers
 
 
 class _Sender:

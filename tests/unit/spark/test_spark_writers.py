@@ -79,6 +79,17 @@ def test_a_row_needs_a_topic() -> None:
         rows_of(columns(topic=["a", None], value=["x", "y"]), options())
 
 
+@pytest.mark.parametrize(
+    ("header", "problem"), [(None, "a header that is null"), ({"key": None, "value": b"v"}, "whose key is null")]
+)
+@pytest.mark.parametrize("write_ids", ["true", "false"])
+def test_a_header_needs_a_key(header: dict[str, Any] | None, problem: str, write_ids: str) -> None:
+    batch = columns(value=["x", "y"], headers=pa.array([[{"key": "a", "value": None}], [header]], HEADERS))
+    with pytest.raises(ValueError, match=f"the column headers has .*{problem}"):
+        write_rows(options(topic="t", writeIds=write_ids), "b", 0, iter([batch]))
+    assert len(rows_of(batch, options(topic="t", includeHeaders="false"))) == 2
+
+
 def test_an_empty_task_connects_to_nothing() -> None:
     empty = columns(value=pa.array([], pa.string()))
     assert write_rows(options(topic="t"), "b", 0, iter([empty, empty])).rows == 0
