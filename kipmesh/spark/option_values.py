@@ -70,7 +70,7 @@ def client_settings(
         kind.parse(config)
     except InvalidConfigError as error:
         named = re.search(r"key '([^']+)'", str(error))
-        key = named.group(1) if named else ""
+        key = named.group(1) if named else "*"  # of several keys: the text names them
         raise InvalidOptionError(f"{CLIENT_PREFIX}{key}", f"is refused by the client: {error}") from None
     return config
 

@@ -74,6 +74,15 @@ class WriteOptions:
     client_config: Mapping[str, str]
 
 
+def _check_acknowledged(given: Mapping[str, str]) -> None:
+    """A task promises that its rows are in the log, each once: what gives that up is refused."""
+    acks = given.get("kafka.acks", "all")
+    if acks not in ("all", "-1"):
+        raise InvalidOptionError("kafka.acks", f"must be all (or -1) and not {acks!r}: a task waits for all replicas")
+    if not parse_bool(given, "kafka.enable.idempotence", default=True):
+        raise InvalidOptionError("kafka.enable.idempotence", "must not be false: a task writes each of its rows once")
+
+
 def parse_write_options(raw: Mapping[str, str], mode: Mode) -> WriteOptions:
     """Check the options of a write. Raises `InvalidOptionError`, which names the option."""
     given = canonical(raw, _KNOWN, _REFUSED)
@@ -88,13 +97,18 @@ def parse_write_options(raw: Mapping[str, str], mode: Mode) -> WriteOptions:
             raise InvalidOptionError("batchId", f"wants 1 to {_BATCH_ID_LENGTH_MAX} characters")
         if not write_ids:
             raise InvalidOptionError("batchId", "needs writeIds, which is false")
+    _check_acknowledged(given)
+    client_config = client_settings(given, ProducerConfig, _PRODUCER_CONFIG)
+    if not ProducerConfig.parse(client_config).enable_idempotence:  # without a word these two turn it off
+        name = "retries" if client_config.get("retries") == "0" else "max.in.flight.requests.per.connection"
+        raise InvalidOptionError(f"kafka.{name}", "turns off the idempotent producer, which writes need")
     return WriteOptions(
         bootstrap=parse_bootstrap(given),
         topic=topic,
         include_headers=parse_bool(given, "includeHeaders", default=True),
         write_ids=write_ids,
         batch_id=batch_id,
-        client_config=client_settings(given, ProducerConfig, _PRODUCER_CONFIG),
+        client_config=client_config,
     )
 
 

@@ -32,6 +32,12 @@ def test_client_settings_pass_without_the_prefix() -> None:
     assert (config["compression.type"], config["linger.ms"], config["client.id"]) == ("zstd", "5", "me")
 
 
+@pytest.mark.parametrize("acks", ["all", "-1"])
+def test_what_is_promised_may_be_said(acks: str) -> None:
+    config = parse(**{"kafka.acks": acks, "kafka.enable.idempotence": "true", "kafka.retries": "9"}).client_config
+    assert (config["acks"], config["enable.idempotence"], config["retries"]) == (acks, "true", "9")
+
+
 @pytest.mark.parametrize(
     ("mode", "given", "named"),
     [
@@ -45,6 +51,17 @@ def test_client_settings_pass_without_the_prefix() -> None:
         (Mode.BATCH, {"kafka.partitioner.class": "x"}, "kafka.partitioner.class"),
         (Mode.BATCH, {"kafka.compression.typ": "zstd"}, "kafka.compression.typ"),
         (Mode.BATCH, {"kafka.compression.type": "brotli"}, "kafka.compression.type"),
+        (Mode.BATCH, {"kafka.acks": "0"}, "kafka.acks"),
+        (Mode.STREAM, {"kafka.acks": "1"}, "kafka.acks"),
+        (Mode.BATCH, {"kafka.acks": "1", "kafka.enable.idempotence": "true"}, "kafka.acks"),
+        (Mode.BATCH, {"kafka.enable.idempotence": "false"}, "kafka.enable.idempotence"),
+        (Mode.STREAM, {"KAFKA.Enable.Idempotence": "False"}, "kafka.enable.idempotence"),
+        (Mode.BATCH, {"kafka.retries": "0"}, "kafka.retries"),
+        (
+            Mode.BATCH,
+            {"kafka.max.in.flight.requests.per.connection": "6"},
+            "kafka.max.in.flight.requests.per.connection",
+        ),
         (Mode.BATCH, {"writeIds": "sometimes"}, "writeIds"),
         (Mode.BATCH, {"batchId": "x" * 201}, "batchId"),
         (Mode.BATCH, {"batchId": "x", "writeIds": "false"}, "batchId"),
