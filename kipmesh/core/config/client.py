@@ -5,7 +5,7 @@ Keys of what is not built yet are refused (`transactional.id`).
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Protocol, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -22,6 +22,20 @@ def check_assignors(value: tuple[str, ...]) -> tuple[str, ...]:
     if unknown or not value:
         raise ValueError(f"{unknown[0] if unknown else value!r} is none of {', '.join(_ASSIGNORS)}")
     return tuple(dict.fromkeys(value))
+
+
+class _Session(Protocol):
+    @property
+    def heartbeat_interval_ms(self) -> int: ...
+    @property
+    def session_timeout_ms(self) -> int: ...
+
+
+def check_session(config: _Session) -> None:
+    """Whether a member is heard of within its session, as Kafka asks; raises ValueError."""
+    beat_ms, session_ms = config.heartbeat_interval_ms, config.session_timeout_ms
+    if beat_ms >= session_ms:
+        raise ValueError(f"heartbeat.interval.ms ({beat_ms}) must be less than session.timeout.ms ({session_ms})")
 
 
 class ClientConfig(Config):
@@ -151,7 +165,7 @@ class ConsumerConfig(ApiConfig):
     session_timeout_ms: Positive = 45_000
     """Time in ms without a heartbeat after which the coordinator removes a member."""
     heartbeat_interval_ms: Positive = 3000
-    """Time in ms between two heartbeats."""
+    """Time in ms between two heartbeats, less than `session.timeout.ms`."""
     max_poll_interval_ms: Positive = 300_000
     """Longest time in ms between two polls of a member, and that a rebalance waits for it."""
     enable_auto_commit: bool = True
@@ -191,6 +205,11 @@ class ConsumerConfig(ApiConfig):
     @classmethod
     def _check_assignors(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return check_assignors(value)
+
+    @model_validator(mode="after")
+    def _check_session(self) -> Self:
+        check_session(self)
+        return self
 
     @model_validator(mode="before")
     @classmethod

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from kipmesh.core.config.base import Config, NotNegative, Positive, StrList
-from kipmesh.core.config.client import check_assignors
+from kipmesh.core.config.client import check_assignors, check_session
 from kipmesh.core.config.node import Endpoint
 
 
@@ -30,7 +30,7 @@ class ConsumerServiceConfig(Config):
     session_timeout_ms: Positive = 45_000
     """Time in ms without a heartbeat after which the partitions of a service that died go to others."""
     heartbeat_interval_ms: Positive = 3000
-    """Time in ms between two heartbeats."""
+    """Time in ms between two heartbeats, less than `session.timeout.ms`."""
     max_poll_interval_ms: Positive = 300_000
     """Longest time in ms that a reader may take nothing before its partitions go to others."""
     enable_auto_commit: bool = True
@@ -76,6 +76,11 @@ class ConsumerServiceConfig(Config):
     @classmethod
     def _check_assignors(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return check_assignors(value)
+
+    @model_validator(mode="after")
+    def _check_session(self) -> Self:
+        check_session(self)
+        return self
 
     @field_validator("bootstrap_servers")
     @classmethod

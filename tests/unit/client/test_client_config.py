@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from kipmesh.client import AdminClient, Consumer, Producer
 from kipmesh.client.replica_choice import ineffective
 from kipmesh.core.config import ConsumerConfig, ProducerConfig
+from kipmesh.core.config.consumer_service import ConsumerServiceConfig
 from kipmesh.core.errors import InvalidConfigError
 
 
@@ -69,6 +72,24 @@ def test_mistakes_are_one_clear_line(kind: type, bootstrap: str, config: dict[st
         kind(bootstrap, **config)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "beat_ms", "session_ms"),
+    [
+        ({"session.timeout.ms": "3000"}, 3000, 3000),
+        ({"heartbeat.interval.ms": 45_001}, 45_001, 45_000),
+    ],
+)
+def test_a_session_is_longer_than_the_time_between_heartbeats(
+    config: dict[str, object], beat_ms: int, session_ms: int
+) -> None:
+    text = f"heartbeat.interval.ms ({beat_ms}) must be less than session.timeout.ms ({session_ms})"
+    for kind, more in ((ConsumerConfig, {}), (ConsumerServiceConfig, {"bootstrap.servers": "h:1"})):
+        with pytest.raises(InvalidConfigError, match=re.escape(text)):
+            kind.parse({**more, **config})
+        shorter = {"session.timeout.ms": 1000, "heartbeat.interval.ms": 999}
+        assert kind.parse({**more, **shorter}).as_dict()["heartbeat.interval.ms"] == 999
 
 
 SELECTOR = {"replica.selector.class": "RackAwareReplicaSelector"}

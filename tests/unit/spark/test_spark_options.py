@@ -131,6 +131,7 @@ def test_assign_and_pattern() -> None:
         (Mode.BATCH, {"fetchOffset.numRetries": "3"}, "fetchOffset.numRetries"),
         (Mode.BATCH, {"topic": "a"}, "topic"),
         (Mode.BATCH, {"kafka.fetch.min.byte": "1"}, "kafka.fetch.min.byte"),
+        (Mode.BATCH, {"kafka.session.timeout.ms": "10"}, "kafka.*"),
         (Mode.BATCH, {"kafka.max.partition.fetch.bytes": "x"}, "kafka.max.partition.fetch.bytes"),
         (Mode.STREAM, {"endingOffsets": "latest"}, "endingOffsets"),
         (Mode.STREAM, {"maxOffsetsPerTrigger": "many"}, "maxOffsetsPerTrigger"),
