@@ -27,6 +27,14 @@ def bootstrap() -> Iterator[str]:
         yield cluster.bootstrap
 
 
+@pytest.fixture(autouse=True)
+def interrupts_are_heard() -> Iterator[None]:
+    """Whoever runs the tests may ignore SIGINT, and commands inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 async def filled(bootstrap: str, topic: str, first: int = 0, width: int = 1) -> str:
     async with AdminClient(bootstrap) as admin, Producer(bootstrap) as producer:
         if topic not in {one.name for one in await admin.list_topics()}:
