@@ -15,9 +15,10 @@ from itertools import pairwise
 from random import Random
 from typing import TYPE_CHECKING
 
+from kipmesh.core import record_batch
 from kipmesh.core.raft import State
 from kipmesh.core.raft.types import ResignRequested
-from kipmesh.core.record_batch import HEADER_BYTES
+from kipmesh.core.record_batch import HEADER_BYTES, LOG_OVERHEAD_BYTES
 from kipmesh.core.snapshot.ids import file_name
 from kipmesh.storage.checkpoint import CLEAN_SHUTDOWN
 from kipmesh.storage.fs import read_file
@@ -395,11 +396,12 @@ class Faults:
         if self.rng.random() < 0.5:
             # Within a batch: where one ends, a snapshot may stand for what is missing.
             file.truncate(sizes[path] - self.rng.randint(1, HEADER_BYTES))
-        else:
+            node.is_log_damaged = True
+        elif not _is_unused(read_file(fs, path), position, start):
             file.write_at(bytes([file.read_at(1, position)[0] ^ bit]), position)
+            node.is_log_damaged = True
         file.sync()
         file.close()
-        node.is_log_damaged = True
         return True
 
     def _is_voter_damaged(self) -> bool:
@@ -437,3 +439,11 @@ class Faults:
         else:
             self.world.counts["crashes"] += 1
             node.stop(power=self.rng.random() < 0.5, restart_ms=self.rng.uniform(1, 3000))
+
+
+def _is_unused(data: bytes, position: int, log_start_offset: int) -> bool:
+    """Whether it is in the leader epoch of a batch below the log start: nobody reads it, and no CRC covers it."""
+    return any(
+        header.base_offset < log_start_offset and 0 <= position - at - LOG_OVERHEAD_BYTES < 4
+        for at, header in record_batch.iterate(data)
+    )
