@@ -62,7 +62,7 @@ def test_the_topic_may_be_a_column(spark: SparkSession, mesh: LocalCluster, read
         ("'x' as key", {}, "append", "column value is missing"),
         ("'x' as value", {"topics": "t"}, "append", "option topics is unknown"),
         ("'x' as value", {}, "overwrite", "option mode cannot be overwrite"),
-        ("'x' as value", {"kafka.acks": "2"}, "append", "option kafka.acks is refused"),
+        ("'x' as value", {"kafka.acks": "2"}, "append", "option kafka.acks must be all"),
     ],
 )
 def test_what_is_wrong_is_named(

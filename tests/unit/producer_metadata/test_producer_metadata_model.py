@@ -39,6 +39,8 @@ class Oracle:
         self.asked: RefreshRequest | None = None
         self.told_before: set[str] = set()
         self.told_meanwhile: set[str] = set()
+        self.gone_meanwhile: set[str] = set()
+        """Forgotten since they were asked for: one that comes back is another, and not asked for."""
         self.not_before_ms = 0
 
     def cached(self) -> list[str]:
@@ -68,7 +70,7 @@ class Oracle:
         return found
 
     def forgotten(self, now_ms: int) -> set[str]:
-        asked = set(self.asked.topics) if self.asked is not None else set()
+        asked = set(self.asked.topics) - self.gone_meanwhile if self.asked is not None else set()
         found = set()
         for name, topic in self.topics.items():
             if topic.holds:
@@ -111,6 +113,7 @@ class Model(RuleBasedStateMachine):
         forgotten = oracle.forgotten(now_ms)
         for name in forgotten:
             del oracle.topics[name]
+        oracle.gone_meanwhile |= forgotten
         step = self.tracker.poll(now_ms)
         assert set(step.forgotten) == forgotten
         if step.request is not None:
@@ -121,6 +124,7 @@ class Model(RuleBasedStateMachine):
         if step.request is not None:
             oracle.asked = step.request
             oracle.told_meanwhile = set()
+            oracle.gone_meanwhile = set()
             oracle.told_before = {name for name in step.request.topics if oracle.topics[name].told}
             for name in step.request.topics:
                 oracle.topics[name].told = False
