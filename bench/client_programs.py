@@ -42,15 +42,20 @@ def values_of(size_bytes: int, count: int = 997) -> list[bytes]:
     return values
 
 
-async def _ours_async(bootstrap: str, topic: str, values: Sequence[bytes], count: int) -> float:
-    async with asyncio.timeout(STEP_SECONDS_MAX), Producer(bootstrap, **_OURS) as producer:
-        await producer.partitions_for(topic)
-        begin = time.perf_counter()
-        sent = [await producer.send(topic, values[i % len(values)]) for i in range(count)]
-        await producer.flush()
-        seconds = time.perf_counter() - begin
+async def _timed(producer: Any, topic: str, values: Sequence[bytes], count: int) -> float:
+    """Of a started asynchronous producer: the two are used alike."""
+    await producer.partitions_for(topic)
+    begin = time.perf_counter()
+    sent = [await producer.send(topic, values[i % len(values)]) for i in range(count)]
+    await producer.flush()
+    seconds = time.perf_counter() - begin
     _check(each.exception() for each in sent)
     return seconds
+
+
+async def _ours_async(bootstrap: str, topic: str, values: Sequence[bytes], count: int) -> float:
+    async with asyncio.timeout(STEP_SECONDS_MAX), Producer(bootstrap, **_OURS) as producer:
+        return await _timed(producer, topic, values, count)
 
 
 def ours_async(bootstrap: str, topic: str, values: Sequence[bytes], count: int) -> float:
@@ -82,13 +87,7 @@ async def _aiokafka(bootstrap: str, topic: str, values: Sequence[bytes], count: 
         max_batch_size=BATCH_BYTES,
     )
     async with asyncio.timeout(STEP_SECONDS_MAX), producer:
-        await producer.partitions_for(topic)
-        begin = time.perf_counter()
-        sent = [await producer.send(topic, values[i % len(values)]) for i in range(count)]
-        await producer.flush()
-        seconds = time.perf_counter() - begin
-    _check(each.exception() for each in sent)
-    return seconds
+        return await _timed(producer, topic, values, count)
 
 
 def aiokafka(bootstrap: str, topic: str, values: Sequence[bytes], count: int) -> float:

@@ -46,7 +46,7 @@ _SCAN_CONFIG: Final[Mapping[str, str]] = {
     "auto.offset.reset": "none",
 }
 
-_KNOWN: Final = (
+READ_OPTIONS: Final = (
     *_STRATEGIES,
     "startingOffsets",
     "endingOffsets",
@@ -61,12 +61,11 @@ _KNOWN: Final = (
     "maxTriggerDelay",
     "minPartitions",
     "maxRecordsPerPartition",
-    "includeHeaders",
     "includeRecordId",
     "groupIdPrefix",
-    "kafkaConsumer.pollTimeoutMs",
-    _GROUP_ID,
 )
+"""Those that only reads have."""
+_KNOWN: Final = (*READ_OPTIONS, "includeHeaders", "kafkaConsumer.pollTimeoutMs", _GROUP_ID)
 # Options that only streaming queries have.
 _OF_STREAMS: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 # Options of Spark's Kafka connector that this source does not have: refused by name, with the reason.

@@ -13,34 +13,12 @@ from typing import Final
 from kipmesh.core.config import ProducerConfig
 from kipmesh.spark.offsets import InvalidOptionError
 from kipmesh.spark.option_values import canonical, client_settings, parse_bool, parse_bootstrap
-from kipmesh.spark.options import Mode
+from kipmesh.spark.options import READ_OPTIONS, Mode
 
 _KNOWN: Final = ("topic", "includeHeaders", "writeIds", "batchId", "checkpointLocation")
 # Options of Spark's Kafka connector or of its reads that writes do not have.
 _REFUSED: Final[Mapping[str, str]] = {
-    **dict.fromkeys(
-        (
-            "assign",
-            "subscribe",
-            "subscribePattern",
-            "startingOffsets",
-            "endingOffsets",
-            "startingTimestamp",
-            "endingTimestamp",
-            "startingOffsetsByTimestamp",
-            "endingOffsetsByTimestamp",
-            "startingOffsetsByTimestampStrategy",
-            "failOnDataLoss",
-            "maxOffsetsPerTrigger",
-            "minOffsetsPerTrigger",
-            "maxTriggerDelay",
-            "minPartitions",
-            "maxRecordsPerPartition",
-            "includeRecordId",
-            "groupIdPrefix",
-        ),
-        "it is an option of reads",
-    ),
+    **dict.fromkeys(READ_OPTIONS, "it is an option of reads"),
     "path": "set the option topic",
     "kafka.key.serializer": "keys are binary or strings in UTF-8",
     "kafka.value.serializer": "values are binary or strings in UTF-8",
