@@ -1,0 +1,51 @@
+"""Prometheus' own checks of deploy/prometheus: syntax, and the unit tests of rules and alerts."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+import yaml
+from prometheus_of_tests import MISSING, PROMTOOL
+from promql_of_tests import PROMETHEUS
+
+pytestmark = pytest.mark.skipif(PROMTOOL is None, reason=MISSING)
+
+
+def _promtool(*arguments: str) -> str:
+    assert PROMTOOL is not None
+    done = subprocess.run(
+        [PROMTOOL, *arguments], cwd=PROMETHEUS, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_configuration_is_valid() -> None:
+    assert "is valid prometheus config file syntax" in _promtool("check", "config", "prometheus.yml")
+
+
+@pytest.mark.parametrize("path", sorted((PROMETHEUS / "tests").glob("*.yml")), ids=lambda path: path.stem)
+def test_rules_do_what_their_tests_say(path) -> None:
+    assert "SUCCESS" in _promtool("test", "rules", f"tests/{path.name}")
+
+
+def test_a_wrong_rule_is_found(tmp_path) -> None:
+    """That these checks can fail: a threshold that is another one."""
+    assert PROMTOOL is not None
+    (tmp_path / "rules").mkdir()
+    (tmp_path / "tests").mkdir()
+    for path in (PROMETHEUS / "rules").glob("*.yml"):
+        (tmp_path / "rules" / path.name).write_text(path.read_text())
+    alerts = tmp_path / "rules" / "alerts.yml"
+    changed = alerts.read_text().replace("snapshotlag > 1000000", "snapshotlag > 10000000")
+    assert changed != alerts.read_text()
+    alerts.write_text(changed)
+    cases = yaml.safe_load((PROMETHEUS / "tests" / "kip_alerts_test.yml").read_text())
+    cases["tests"] = [case for case in cases["tests"] if case["name"] == "KipmeshSnapshotLag fires"]
+    assert len(cases["tests"]) == 1
+    (tmp_path / "tests" / "one.yml").write_text(yaml.safe_dump(cases))
+    command = [PROMTOOL, "test", "rules", "tests/one.yml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    assert "KipmeshSnapshotLag" in done.stdout + done.stderr

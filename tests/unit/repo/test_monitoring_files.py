@@ -1,0 +1,117 @@
+"""What watches a mesh is in step: dashboards with their code, alerts with their tests and with the operator's page."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from repo_checks import HEADING, ROOT, slug
+
+PROMETHEUS = ROOT / "deploy" / "prometheus"
+GRAFANA = ROOT / "deploy" / "grafana"
+DASHBOARDS = sorted((GRAFANA / "dashboards").glob("*.json"))
+PAGE = ROOT / "docs" / "monitoring.md"
+CASES = [
+    case
+    for path in sorted((PROMETHEUS / "tests").glob("*.yml"))
+    for case in yaml.safe_load(path.read_text(encoding="utf-8"))["tests"]
+]
+
+
+def _rules(kind: str) -> list[dict[str, Any]]:
+    files = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted((PROMETHEUS / "rules").glob("*.yml"))]
+    return [rule for file in files for group in file["groups"] for rule in group["rules"] if kind in rule]
+
+
+ALERTS, RECORDED = _rules("alert"), _rules("record")
+
+
+def test_dashboards_are_what_the_code_makes() -> None:
+    result = subprocess.run(
+        [sys.executable, "tools/gen_dashboards.py", "--check"], cwd=ROOT, check=False, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_what_the_code_does_not_make_is_found(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; sys.path.insert(0, 'tools'); import gen_dashboards as g;"
+        "files = g.render(); target = Path(sys.argv[1]);"
+        "[(target / name).write_text(text) for name, text in files.items()];"
+        "print(g.stale(files, target));"
+        "(target / 'mesh.json').write_text('{}'); (target / 'kip_227.json').unlink();"
+        "(target / 'of_before.json').write_text('{}'); print(g.stale(files, target))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["[]", "['kip_227.json', 'mesh.json', 'of_before.json']"], done.stderr
+
+
+def test_there_is_a_dashboard_for_the_mesh_and_for_each_kip() -> None:
+    assert {path.stem for path in DASHBOARDS} == {"mesh", "kip_227", "kip_392", "kip_526", "kip_630"}
+    made = [json.loads(path.read_text(encoding="utf-8")) for path in DASHBOARDS]
+    assert len({one["uid"] for one in made}) == len(made)
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_panels_say_what_they_show_and_do_not_overlap(path: Path) -> None:
+    dashboard = json.loads(path.read_text(encoding="utf-8"))
+    places: set[tuple[int, int]] = set()
+    for panel in dashboard["panels"]:
+        at = panel["gridPos"]
+        assert at["x"] + at["w"] <= 24, panel["title"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not places & cells, f"{panel['title']} is on top of another panel"
+        places |= cells
+        if panel["type"] != "row":
+            assert panel["description"].endswith("."), panel["title"]
+            assert panel["datasource"]["uid"] == "$datasource"
+            assert [target["refId"] for target in panel["targets"]] == [*"ABCDEFGH"][: len(panel["targets"])]
+    ids = [panel["id"] for panel in dashboard["panels"] if panel["type"] != "row"]
+    assert len(set(ids)) == len(ids)
+
+
+def test_each_alert_fires_in_one_case_and_is_quiet_in_another() -> None:
+    fires: Counter[str] = Counter()
+    quiet: Counter[str] = Counter()
+    for case in CASES:
+        for each in case.get("alert_rule_test", ()):
+            (fires if each["exp_alerts"] else quiet)[each["alertname"]] += 1
+    names = {rule["alert"] for rule in ALERTS}
+    assert len(names) == len(ALERTS)
+    assert set(fires) == set(quiet) == names
+
+
+def test_each_recorded_value_is_tested() -> None:
+    """By itself, or by an alert that is on it."""
+    asked = " ".join(each["expr"] for case in CASES for each in case.get("promql_expr_test", ()))
+    asked += " ".join(rule["expr"] for rule in ALERTS)
+    assert [rule["record"] for rule in RECORDED if rule["record"] not in asked] == []
+
+
+def test_names_of_recorded_values_have_three_parts() -> None:
+    form = re.compile(r"[a-z_]+:(kafka|kipmesh)_\w+:[a-z0-9_]+")
+    assert [rule["record"] for rule in RECORDED if not form.fullmatch(rule["record"])] == []
+
+
+def test_each_alert_is_on_the_operator_s_page() -> None:
+    headings = set(map(slug, HEADING.findall(PAGE.read_text(encoding="utf-8"))))
+    for rule in ALERTS:
+        assert rule["labels"]["severity"] in ("critical", "warning"), rule["alert"]
+        assert rule["annotations"]["summary"]
+        assert rule["annotations"]["runbook"] == f"docs/monitoring.md#{rule['alert'].lower()}"
+        assert rule["alert"].lower() in headings, f"{rule['alert']} has no section in docs/monitoring.md"
+    known = {rule["alert"].lower() for rule in ALERTS}
+    assert {heading for heading in headings if heading.startswith("kipmesh")} <= known
+
+
+def test_rates_of_dashboards_know_the_interval_of_scrapes() -> None:
+    interval = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text(encoding="utf-8"))["global"]["scrape_interval"]
+    sources = yaml.safe_load((GRAFANA / "provisioning/datasources/prometheus.yml").read_text(encoding="utf-8"))
+    assert [one["jsonData"]["timeInterval"] for one in sources["datasources"]] == [interval]

@@ -1,0 +1,55 @@
+"""Write deploy/grafana/dashboards from the code in `tools/dashboards`; `--check` only says whether they are current."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from dashboards import kip_227, kip_392, kip_526, kip_630, mesh
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+
+TARGET = Path(__file__).resolve().parent.parent / "deploy" / "grafana" / "dashboards"
+
+
+def render() -> Mapping[str, str]:
+    """The dashboards' files by name."""
+    made = {
+        "mesh": mesh.make(),
+        "kip_227": kip_227.make(),
+        "kip_392": kip_392.make(),
+        "kip_526": kip_526.make(),
+        "kip_630": kip_630.make(),
+    }
+    return {
+        f"{name}.json": json.dumps(one.build(), cls=JSONEncoder, indent=2, sort_keys=True) + "\n"
+        for name, one in made.items()
+    }
+
+
+def stale(files: Mapping[str, str], target: Path = TARGET) -> list[str]:
+    """Names of files that are missing, different, or made by nothing any more."""
+    there = {path.name: path.read_text(encoding="utf-8") for path in target.glob("*.json")}
+    return sorted(name for name in files.keys() | there.keys() if files.get(name) != there.get(name))
+
+
+def main(arguments: list[str]) -> int:
+    """Write, or with `--check` compare; 1 when something is not current."""
+    files = render()
+    names = stale(files)
+    if "--check" in arguments:
+        for name in names:
+            sys.stderr.write(f"deploy/grafana/dashboards/{name} is not what tools/dashboards says: make dashboards\n")
+        return 1 if names else 0
+    TARGET.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        if name in files:
+            (TARGET / name).write_text(files[name], encoding="utf-8")
+        else:
+            (TARGET / name).unlink()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
