@@ -3,6 +3,9 @@
 The topic is what `make demo` makes: flights as JSON keyed by carrier, 6 partitions, 3 replicas. The first read starts
 Python workers and compiles; the figure is that of the later ones. Every read counts the records and adds up their
 lengths, so that all of them go through Arrow into Spark, and is checked against what was sent.
+
+With `--kafka` it is another benchmark (`bench.spark_beside`): our source on our mesh beside Spark's own Kafka connector
+on Apache Kafka.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import report, system, workload
+from bench import report, spark_beside, system, workload
 from kipmesh.client import Producer
 from kipmesh.cluster import LocalCluster
 from kipmesh.spark import register
@@ -67,7 +70,19 @@ def main(given: Sequence[str]) -> int:
     parser.add_argument("--limit", type=int, default=None, help="flights of each year")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("--markdown", action="store_true", help="a table for docs/benchmarks.md")
+    parser.add_argument("--kafka", action="store_true", help="beside Spark's Kafka connector on Apache Kafka")
+    sizes, partitions = tuple(spark_beside.SIZES), spark_beside.PARTITIONS
+    parser.add_argument("--sizes", type=int, nargs="+", choices=sizes, default=sizes, help="--kafka: bytes of values")
+    parser.add_argument("--partitions", type=int, nargs="+", default=partitions, help="--kafka: of the topics (6 60)")
+    parser.add_argument("--share", type=float, default=1.0, help="--kafka: of 2,000,000 (500,000) records (1)")
     options = parser.parse_args(given)
+    if options.kafka:
+        loads = [
+            spark_beside.Workload(size, int(spark_beside.SIZES[size] * options.share), count)
+            for size in options.sizes
+            for count in options.partitions
+        ]
+        return spark_beside.main(loads, options.runs)
     if options.runs < 2 or not 1 <= options.scale <= 30:
         parser.error("runs from 2, scale from 1 to 30")
     samples: dict[str, list[float]] = {"spark_first_records_s": [], "spark_records_s": []}

@@ -188,9 +188,12 @@ class _Process:
     def _start_probes(self, node: Node) -> Any:
         from prometheus_client import ProcessCollector
 
+        from kipmesh.node.disk_space import DiskSpaceCollector, data_folders
         from kipmesh.node.http import ProbeServer
 
         ProcessCollector(registry=node.registry)
+        if folders := data_folders(self._config):
+            node.registry.register(DiskSpaceCollector(folders))
         host, _, port = self._config.http_listener.rpartition(":")
         probes = ProbeServer(node.registry, lambda: node.ready, asyncio.get_running_loop())
         bound = probes.start(host.strip("[]"), int(port))

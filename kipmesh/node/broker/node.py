@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -52,6 +52,9 @@ from kipmesh.rpc.client import ConnectionPool, TransportError
 from kipmesh.rpc.server import RequestContext, Server
 from kipmesh.storage.fs import FileSystem, RealFileSystem
 from kipmesh.storage.log_manager import LogManager
+
+if TYPE_CHECKING:
+    from kipmesh.node.broker.trace import MeshTrace
 
 log = structlog.get_logger(__name__)
 
@@ -170,6 +173,7 @@ class BrokerNode:
         self._isr_changes = IsrChanges(
             config.node_id, self.partitions, self._channel, self._metrics, self._broker_epoch, monotonic_ms
         )
+        self._trace = self._make_trace() if config.mesh_trace_sample else None
 
     def _broker_epoch(self) -> int:
         return self._lifecycle.broker_epoch if self._lifecycle else -1
@@ -214,6 +218,7 @@ class BrokerNode:
                 self.registry,
                 self._fail,
                 self._isolation.controller_changed,
+                None if self._trace is None else self._trace.snapshot,
             )
             self._lifecycle = BrokerLifecycle(
                 self.config,
@@ -252,6 +257,8 @@ class BrokerNode:
             monotonic_ms,
         )
         self._spawn(maintenance.run(), "maintenance")
+        if self._trace is not None:
+            self._spawn(self._trace.run(self._admin, self._pool, lambda: self.ready), "mesh-trace")
         self._spawn(self._cleaner.run(), "cleaner")
 
     def _mesh_endpoint(self) -> Endpoint:
@@ -314,7 +321,19 @@ class BrokerNode:
             "Admin": self._admin,
             "Quorum": _QuorumService(self._channel),
         }
-        return Server(services, config.socket_request_max_bytes)
+        observers = None if self._trace is None else self._trace.observers()
+        return Server(services, config.socket_request_max_bytes, observers)
+
+    def _make_trace(self) -> MeshTrace:
+        from kipmesh.node.broker.trace import MeshTrace  # seldom wanted: a start does not pay for it
+
+        return MeshTrace(
+            self.config,
+            self.partitions,
+            self.fetch_sessions,
+            self.registry,
+            lambda: None if self._quorum is None else self._quorum.replica.log,
+        )
 
     def _add_gauges(self) -> None:
         gauge = self._metrics.gauge

@@ -7,6 +7,7 @@ publisher lets the broker act on it, and the channel to the active controller go
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from prometheus_client import CollectorRegistry
 
@@ -15,12 +16,13 @@ from kipmesh.core.messages import SnapshotId
 from kipmesh.core.raft import State
 from kipmesh.node.broker.controller_channel import ControllerChannel
 from kipmesh.node.broker.publisher import MetadataPublisher
-from kipmesh.node.clock import wall_ms
+from kipmesh.node.clock import monotonic_ms, wall_ms
 from kipmesh.node.quorum.driver import QuorumDriver, raft_config
 from kipmesh.node.quorum.loader import MetadataLoader
-from kipmesh.node.quorum.metrics import QuorumMetrics
+from kipmesh.node.quorum.metrics import QuorumMetrics, SnapshotSeen
 from kipmesh.node.quorum.snapshot_maker import CLEAN_INTERVAL_S, retention_limits, snapshot_limits
 from kipmesh.rpc.client import ConnectionPool
+from kipmesh.storage.errors import StorageError
 from kipmesh.storage.fs import FileSystem
 from kipmesh.storage.log_manager import LogManager
 from kipmesh.storage.quorum_replica import QuorumReplica
@@ -52,9 +54,12 @@ class BrokerQuorum:
         registry: CollectorRegistry,
         on_failure: Callable[[BaseException], None],
         controller_changed: Callable[[int, int], None],
+        on_snapshot: Callable[[SnapshotSeen], None] | None = None,
     ) -> None:
         """`controller_changed` is given the leader, -1 for none that is known, and its epoch."""
         self.replica = replica
+        self._metrics = QuorumMetrics(registry)
+        self._metrics.on_snapshot = on_snapshot
         self._controller_changed = controller_changed
         self._channel = channel
         self._voters = {voter.id: voter for voter in config.voters}
@@ -64,7 +69,7 @@ class BrokerQuorum:
             publisher.publish,
             snapshots=snapshot_limits(config),
             retention=retention_limits(config),
-            metrics=QuorumMetrics(registry),
+            metrics=self._metrics,
             on_failure=on_failure,
             idle=publisher.idle,
             clean_interval_s=CLEAN_INTERVAL_S,
@@ -103,3 +108,9 @@ class BrokerQuorum:
     def snapshot_installed(self, snapshot_id: SnapshotId) -> None:
         """A snapshot took the log's place."""
         self.loader.snapshot_installed(snapshot_id)
+        fetcher = self.driver.fetcher
+        took_ms = None if fetcher is None else monotonic_ms() - fetcher.begun_ms
+        size_bytes = None
+        with suppress(StorageError):
+            size_bytes = self.replica.store.size(snapshot_id)
+        self._metrics.snapshot_fetched(snapshot_id, size_bytes, took_ms)

@@ -146,7 +146,7 @@ class QuorumDriver:
         self._open: dict[int, tuple[Request, asyncio.Future[Response]]] = {}
         self._request_ids = 0
         self._appended: int | KafkaError | None = None
-        self._fetcher: SnapshotFetcher | None = None
+        self.fetcher: SnapshotFetcher | None = None
         self._installing: asyncio.Future[bool] | None = None
         self._successors_told: asyncio.Future[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
@@ -366,8 +366,8 @@ class QuorumDriver:
             self._listener.truncated(end)
 
     def _change_state(self, effect: StateChanged) -> None:
-        if self._fetcher is not None:
-            self._fetcher.cancel()
+        if self.fetcher is not None:
+            self.fetcher.cancel()
         self._state = effect.state
         self._leader = ElectionState(effect.epoch, effect.leader_id)
         log.info("metadata quorum", state=effect.state.value, epoch=effect.epoch, leader_id=effect.leader_id)
@@ -406,9 +406,9 @@ class QuorumDriver:
     def _fetch_snapshot(self, effect: FetchSnapshot) -> None:
         leader = next(voter for voter in self.voters if voter.id == effect.leader_id)
         log.info("fetching a metadata snapshot", snapshot_id=effect.snapshot_id, leader_id=leader.id)
-        before = self._fetcher
-        self._fetcher = SnapshotFetcher(self.config, self.replica, self._pool.get(leader.address), effect, self)
-        self._fetcher.start(before, self._fail)
+        before = self.fetcher
+        self.fetcher = SnapshotFetcher(self.config, self.replica, self._pool.get(leader.address), effect, self)
+        self.fetcher.start(before, self._fail)
 
     def snapshot_progressed(self) -> None:
         """For the fetcher: the leader lives (630-12)."""
@@ -460,8 +460,8 @@ class QuorumDriver:
             await asyncio.wait([self._persisting])
         await self._flusher.ended()
         await self._transport.close()
-        if self._fetcher is not None:
-            await self._fetcher.ended()
+        if self.fetcher is not None:
+            await self.fetcher.ended()
         await asyncio.to_thread(self._last_flush if may_write else self._executor.shutdown)
 
     def _last_flush(self) -> None:
@@ -488,8 +488,8 @@ class QuorumDriver:
         self._effects.clear()
         self._alarm.cancel()
         self._flusher.end()
-        if self._fetcher is not None:
-            self._fetcher.cancel()
+        if self.fetcher is not None:
+            self.fetcher.cancel()
         if self._installing is not None and not self._installing.done():
             self._installing.set_result(True)
         if self._successors_told is not None and not self._successors_told.done():

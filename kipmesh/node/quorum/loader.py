@@ -335,8 +335,7 @@ class MetadataLoader:
             raise
         took_ms = monotonic_ms() - begin_ms
         metrics.load_progress.set(1)
-        metrics.load_ms.observe(took_ms)
-        metrics.snapshot_bytes.set(reader.size_bytes)
+        metrics.snapshot_loaded(snapshot_id, loader.records, reader.size_bytes, took_ms)
         self._maker.loaded(loader.records)
         log.info(
             "snapshot loaded",

@@ -7,11 +7,13 @@ the probe server: they only look.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from kipmesh.core.messages import SnapshotId
 from kipmesh.core.raft import ElectionState, State
 from kipmesh.node.quorum.views import Quorum
 
@@ -20,11 +22,23 @@ _RAFT = "kafka_server_raftmetrics_"
 _BUCKETS_MS = (1, 5, 10, 50, 100, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000)
 
 
+class SnapshotSeen(NamedTuple):
+    """A snapshot that was made, fetched or loaded here; what is not known is None."""
+
+    event: str
+    snapshot_id: SnapshotId
+    records: int | None
+    size_bytes: int | None
+    took_ms: int | None
+
+
 class QuorumMetrics:
     """Registers everything in `registry`; `watch` binds the gauges to a driver."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
+        self.on_snapshot: Callable[[SnapshotSeen], None] | None = None
+        """Told of each snapshot, in the event loop."""
         self.generate_ms = Histogram(
             f"{_CONTROLLER}gensnapshotlatencyms",
             "Time to make a snapshot, in ms",
@@ -55,6 +69,26 @@ class QuorumMetrics:
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(name, text, registry=self._registry)
+
+    def snapshot_made(self, snapshot_id: SnapshotId, records: int, size_bytes: int, took_ms: int) -> None:
+        """A snapshot was made here."""
+        self.generate_ms.observe(took_ms)
+        self.snapshot_bytes.set(size_bytes)
+        self._tell(SnapshotSeen("made", snapshot_id, records, size_bytes, took_ms))
+
+    def snapshot_loaded(self, snapshot_id: SnapshotId, records: int, size_bytes: int, took_ms: int) -> None:
+        """A snapshot was read into an image."""
+        self.load_ms.observe(took_ms)
+        self.snapshot_bytes.set(size_bytes)
+        self._tell(SnapshotSeen("loaded", snapshot_id, records, size_bytes, took_ms))
+
+    def snapshot_fetched(self, snapshot_id: SnapshotId, size_bytes: int | None, took_ms: int | None) -> None:
+        """A snapshot came from the leader, and took the log's place."""
+        self._tell(SnapshotSeen("fetched", snapshot_id, None, size_bytes, took_ms))
+
+    def _tell(self, seen: SnapshotSeen) -> None:
+        if self.on_snapshot is not None:
+            self.on_snapshot(seen)
 
     def watch(self, quorum: Quorum, applied_end: Callable[[], int]) -> None:
         """Gauges over a driver; `applied_end` is the offset after the last applied record."""

@@ -26,6 +26,7 @@ from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC
 from kipmesh.core.raft import RaftConfig
 from kipmesh.core.raft.types import FetchSnapshot
 from kipmesh.core.snapshot.fetching import Ended, FetchState, Ignored, SnapshotFetch, WriteBytes, fetch_request, steps
+from kipmesh.node.clock import monotonic_ms
 from kipmesh.node.quorum.transport import SERVICE
 from kipmesh.rpc.client import Connection, TransportError
 from kipmesh.storage.errors import StorageError
@@ -76,6 +77,7 @@ class SnapshotFetcher:
         owner: SnapshotFetcherOwner,
     ) -> None:
         self.snapshot_id = wanted.snapshot_id
+        self.begun_ms = monotonic_ms()
         self._config = config
         self._replica = replica
         self._connection = connection

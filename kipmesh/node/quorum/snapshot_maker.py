@@ -191,8 +191,7 @@ class SnapshotMaker:
         else:
             took_ms = monotonic_ms() - begin_ms
             self._schedule.made(records, monotonic_ms())
-            self._metrics.generate_ms.observe(took_ms)
-            self._metrics.snapshot_bytes.set(size)
+            self._metrics.snapshot_made(snapshot_id, records, size, took_ms)
             self._to_clean.set()
             log.info(
                 "snapshot made", end_offset=snapshot_id.end_offset, records=records, size_bytes=size, took_ms=took_ms

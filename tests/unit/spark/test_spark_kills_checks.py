@@ -1,0 +1,78 @@
+"""The checks of `bench.spark_kills` find what they are for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from bench.spark_kills import Load, check_files
+from bench.spark_query import FILES, Place
+
+WRITTEN = {number: (number % 2, number // 2) for number in range(6)}
+
+
+def row(number: int, offset: int | None = None) -> tuple[int, int, bytes]:
+    partition, where = WRITTEN[number]
+    return partition, where if offset is None else offset, b"%d abc" % number
+
+
+def made(tmp_path: Path, *files: list[tuple[int, int, bytes]], committed: int) -> Place:
+    place = Place("nowhere:1", "source", "sink", tmp_path)
+    log = place.parquet / "_spark_metadata"
+    log.mkdir(parents=True)
+    for index, rows in enumerate(files):
+        names = dict(zip(("partition", "offset", "value"), zip(*rows, strict=True), strict=True))
+        parquet.write_table(
+            pa.table({name: list(column) for name, column in names.items()}), place.parquet / f"{index}"
+        )
+        if index < committed:
+            entry = json.dumps({"path": f"file://{place.parquet / str(index)}", "action": "add"})
+            (log / f"{index}").write_text(f"v1\n{entry}\n")
+    return place
+
+
+@pytest.fixture
+def load() -> Load:
+    load = Load("nowhere:1", "source")
+    load.written = dict(WRITTEN)
+    return load
+
+
+def test_whole_files_are_right_and_uncommitted_ones_do_not_count(tmp_path: Path, load: Load) -> None:
+    place = made(tmp_path, [row(0), row(1), row(2)], [row(3), row(4), row(5)], [row(0)], committed=2)
+    assert check_files(place, load) == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "text"),
+    [
+        ([row(n) for n in range(5)], "((1, 2), 5) is missing (1 such)"),
+        ([row(n) for n in (0, 1, 2, 3, 3, 4, 5)], "((1, 1), 3) is once too often there (1 such)"),
+        ([row(n) for n in range(5)] + [row(5, offset=7)], "((1, 7), 5) is once too often there (1 such)"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, load: Load, rows: list[tuple[int, int, bytes]], text: str) -> None:
+    problems = check_files(made(tmp_path, rows, committed=1), load)
+    assert f"files: {text}" in problems
+
+
+def test_compacted_logs_of_files_go_before_what_they_hold(tmp_path: Path, load: Load) -> None:
+    place = made(tmp_path, [row(0), row(1), row(2)], [row(3), row(4), row(5)], committed=2)
+    log = place.parquet / "_spark_metadata"
+    entries = [line for name in ("0", "1") for line in (log / name).read_text().splitlines()[1:]]
+    (log / "1.compact").write_text("\n".join(["v1", *entries]) + "\n")
+    assert check_files(place, load) == []
+
+
+def test_batches_are_counted_by_their_commits(tmp_path: Path) -> None:
+    place = Place("nowhere:1", "source", "sink", tmp_path)
+    assert place.committed(FILES) == 0
+    commits = place.checkpoint(FILES) / "commits"
+    commits.mkdir(parents=True)
+    for name in ("0", "1", ".1.crc", "tmp"):
+        (commits / name).touch()
+    assert place.committed(FILES) == 2
