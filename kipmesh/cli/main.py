@@ -20,6 +20,7 @@ from kipmesh.cli import (
     cluster_commands,
     config_commands,
     group_commands,
+    job,
     local_commands,
     log_commands,
     record_commands,
@@ -50,6 +51,7 @@ app.add_typer(cluster_commands.cluster_app, name="cluster")
 app.add_typer(broker_commands.app, name="broker")
 app.add_typer(config_commands.app, name="config")
 app.add_typer(chaos_commands.app, name="chaos")
+app.add_typer(job.app, name="job")
 
 
 def _print_version(wanted: bool) -> None:

@@ -15,11 +15,19 @@ if TYPE_CHECKING:
 __all__ = ["KipmeshDataSource", "register"]
 
 
+_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+
+
 def register(spark: SparkSession) -> None:
-    """Make ``format("kipmesh")`` known to `spark`; harmless when it is known already."""
+    """Make ``format("kipmesh")`` known to `spark`; harmless when it is known already.
+
+    Turns on that Spark hands filters to Python sources, unless the session says something about it already.
+    """
     from kipmesh.spark.source import KipmeshDataSource
 
     spark.dataSource.register(KipmeshDataSource)
+    if spark.conf.get(_PUSHDOWN, None) is None:
+        spark.conf.set(_PUSHDOWN, "true")
 
 
 def __getattr__(name: str) -> Any:

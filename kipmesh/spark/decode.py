@@ -1,34 +1,46 @@
 """Batches v2 to Arrow, column by column: the part of a Spark task that takes the time.
 
-The topic, partition and timestamp type of a batch are constants, offsets of a batch without holes are a range; only
-keys, values and timestamps are taken from the records. Control batches are skipped, records outside of the range asked
-for are dropped, and one Arrow batch holds at most `_ROWS` rows or `_BYTES` of wire data, whichever comes first.
+The topic, partition and timestamp type of a batch are constants; the rest is taken from the records of several batches
+at once (`kipmesh.spark.record_columns`), and keys, values and headers are copied once, from the buffer that the batches
+are in to Arrow's. Control batches are skipped, records outside of the range asked for are dropped. What waits to
+become an Arrow batch is at most `_ROWS` rows or `_BYTES` of records, or one batch where that is more; the fetches that
+it is in are at most `_BYTES` and one fetch.
 
-Invariant: rows leave in offset order, each offset at most once.
+Invariant: rows of a partition leave in offset order, each offset at most once.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
-from itertools import repeat
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from aiokafka.record.default_records import DefaultRecordBatch
 
 from kipmesh.client.compression import decompressed
 from kipmesh.core import record_batch
 from kipmesh.core.errors import CorruptRecordError
 from kipmesh.spark.offsets import OffsetRange
-from kipmesh.spark.row_ids import record_id
+from kipmesh.spark.record_columns import (
+    Numbers,
+    RecordColumns,
+    RecordHeaders,
+    Spans,
+    parse_records,
+    record_starts,
+)
+from kipmesh.spark.row_ids import Header, record_id
 
-# Spark's own default of rows in an Arrow batch, and the bytes after which a batch of large records is sent.
-_ROWS: Final = 10_000
+# What makes one Arrow batch: large enough that its fixed costs do not count.
+_ROWS: Final = 64 * 1024
 _BYTES: Final = 4 * 1024 * 1024
 
-_CREATE_TIME: Final = 0
+_UNREADABLE: Final = (CorruptRecordError, IndexError, pa.ArrowInvalid)
 _LOG_APPEND_TIME: Final = 1
+_MICROSECONDS: Final = 1000
+# Fetches of so many bytes are read where they are; smaller ones, and decompressed batches, are put together before.
+_BYTES_ALONE: Final = _BYTES // 8
 
 
 def arrow_schema(*, include_headers: bool, include_record_id: bool = False) -> pa.Schema:
@@ -55,124 +67,235 @@ def decode(chunks: Iterable[tuple[int, bytes]], wanted: OffsetRange, schema: pa.
 
     Raises `CorruptRecordError` for bytes that are no batch or whose CRC is wrong.
     """
-    columns = _Columns(wanted, schema)
-    for first, chunk in chunks:
-        view = memoryview(chunk)
+    return decode_all(((wanted, first, chunk) for first, chunk in chunks), schema)
+
+
+def decode_all(chunks: Iterable[tuple[OffsetRange, int, bytes]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The same of several ranges, whose chunks come in turns."""
+    decoder = _Decoder(schema)
+    for wanted, first, chunk in chunks:
+        yield from decoder.add(wanted, first, chunk)
+    yield from decoder.finish()
+
+
+class _Body(NamedTuple):
+    """The records of one batch, decompressed, where they are in a buffer; those from offset `first` on count."""
+
+    wanted: OffsetRange
+    header: record_batch.BatchHeader
+    data: bytes | memoryview
+    begin: int
+    first: int
+
+    @property
+    def records(self) -> memoryview:
+        return memoryview(self.data)[self.begin : self.begin + self.size_bytes]
+
+    @property
+    def size_bytes(self) -> int:
+        if self.header.compression:
+            return len(self.data) - self.begin
+        return self.header.size_bytes - record_batch.HEADER_BYTES
+
+
+class _Decoder:
+    """Batches in, Arrow batches out."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._bodies: list[_Body] = []
+        self._rows = self._bytes = 0
+        self._held_bytes = 0
+        """Of the fetches that bodies lie in: of each there may be one small batch that counts."""
+
+    def add(self, wanted: OffsetRange, first: int, chunk: bytes) -> Iterator[pa.RecordBatch]:
+        """Take whole batches, of which the records from offset `first` on count."""
         for position, header in record_batch.iterate(chunk):
-            if header.last_offset < first or header.is_control:
+            if header.last_offset < first or header.is_control or not header.record_count:
                 continue
             if header.base_offset >= wanted.end:
                 break
             record_batch.check_crc(chunk, position, header)
-            columns.add(view[position : position + header.size_bytes], header, first)
-            if columns.is_full:
-                yield columns.take()
-    if columns.rows:
-        yield columns.take()
+            body = _body(wanted, chunk, position, header, first)
+            rows, size = self._rows + header.record_count, self._bytes + body.size_bytes
+            if self._bodies and (rows > _ROWS or size > _BYTES):
+                yield from self.finish()
+            self._bodies.append(body)
+            self._rows += header.record_count
+            self._bytes += body.size_bytes
+        if self._bodies:
+            self._held_bytes += len(chunk)
+        if self._bytes >= _BYTES_ALONE or self._held_bytes >= _BYTES:
+            yield from self.finish()
 
-
-class _Columns:
-    """The Arrow batch that is being built."""
-
-    def __init__(self, wanted: OffsetRange, schema: pa.Schema) -> None:
-        self._wanted = wanted
-        self._schema = schema
-        self._with_ids = "recordId" in schema.names
-        self._with_headers = "headers" in schema.names
-        self._keeps_headers = self._with_headers or self._with_ids
-        self._clear()
-
-    def _clear(self) -> None:
-        self._keys: list[bytes | None] = []
-        self._values: list[bytes | None] = []
-        self._offsets: list[np.ndarray[Any, Any]] = []
-        self._timestamps: list[int] = []
-        self._types: list[np.ndarray[Any, Any]] = []
-        self._headers: list[Any] = []
-        self._bytes = 0
-
-    @property
-    def rows(self) -> int:
-        return len(self._values)
-
-    @property
-    def is_full(self) -> bool:
-        return self.rows >= _ROWS or self._bytes >= _BYTES
-
-    def add(self, batch: memoryview, header: record_batch.BatchHeader, first: int) -> None:
-        """Take the records of one batch over, those from offset `first` on. Raises `CorruptRecordError`."""
-        before = self.rows
-        whole = header.base_offset >= first and header.last_offset < self._wanted.end
-        try:
-            records = DefaultRecordBatch(decompressed(batch, header))
-            if whole and header.record_count == header.last_offset_delta + 1:
-                self._take_all(records)
-                self._offsets.append(np.arange(header.base_offset, header.next_offset, dtype=np.int64))
-            else:
-                self._take_wanted(records, first)
-        except Exception as error:
-            # The decoder and five decompressors have an exception each for bytes that they cannot read.
-            topic, partition = self._wanted.topic_partition
-            text = f"batch at offset {header.base_offset} of {topic}-{partition} cannot be read: {error}"
-            raise CorruptRecordError(text) from error
-        taken = self.rows - before
-        kind = _LOG_APPEND_TIME if header.is_log_append_time else _CREATE_TIME
-        self._types.append(np.full(taken, kind, dtype=np.int32))
-        self._bytes += header.size_bytes
-
-    def _take_all(self, records: DefaultRecordBatch) -> None:
-        keys, values, timestamps = self._keys.append, self._values.append, self._timestamps.append
-        if self._keeps_headers:
-            headers = self._headers.append
-            for record in records:
-                keys(record.key)
-                values(record.value)
-                timestamps(record.timestamp)
-                headers(record.headers)
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """What is left."""
+        bodies, self._bodies = self._bodies, []
+        self._rows = self._bytes = self._held_bytes = 0
+        if not bodies:
             return
-        for record in records:
-            keys(record.key)
-            values(record.value)
-            timestamps(record.timestamp)
+        try:
+            columns = self._columns(bodies)
+        except _UNREADABLE:
+            for body in bodies:  # which of them it is
+                try:
+                    self._columns([body])
+                except _UNREADABLE as error:
+                    raise _unreadable(body.wanted, body.header, error) from error
+            raise
+        if columns.num_rows:
+            yield columns
 
-    def _take_wanted(self, records: DefaultRecordBatch, first: int) -> None:
-        """For the batches at the edges of a range, and those that compaction left holes in."""
-        offsets: list[int] = []
-        for record in records:
-            if not first <= record.offset < self._wanted.end:
-                continue
-            offsets.append(record.offset)
-            self._keys.append(record.key)
-            self._values.append(record.value)
-            self._timestamps.append(record.timestamp)
-            if self._keeps_headers:
-                self._headers.append(record.headers)
-        self._offsets.append(np.array(offsets, dtype=np.int64))
+    def _columns(self, bodies: list[_Body]) -> pa.RecordBatch:
+        data, begins = _one_buffer(bodies)
+        octets = np.frombuffer(data, np.uint8)
+        last_ends = [begin + body.size_bytes for begin, body in zip(begins, bodies, strict=True)]
+        parts = record_starts(data, octets, begins, last_ends)
+        for body, starts in zip(bodies, parts, strict=True):
+            if len(starts) != body.header.record_count:
+                raise CorruptRecordError(f"{len(starts)} records where its header says {body.header.record_count}")
+        counts = np.array([len(part) for part in parts])
+        starts = np.concatenate(parts)
+        ends = np.append(starts[1:], 0)
+        ends[np.cumsum(counts) - 1] = last_ends
+        records = parse_records(octets, starts, ends)
+        return self._arrow(pa.py_buffer(data), records, _BatchValues(bodies, counts))
 
-    def take(self) -> pa.RecordBatch:
-        """The batch as built so far; the next one starts empty."""
-        topic, partition = self._wanted.topic_partition
-        count = self.rows
-        timestamps = np.array(self._timestamps, dtype=np.int64) * 1000
-        offsets = np.concatenate(self._offsets)
+    def _arrow(self, data: pa.Buffer, records: RecordColumns, batches: _BatchValues) -> pa.RecordBatch:
+        offsets = batches.offsets(records.offset_deltas)
+        timestamps = batches.timestamps(records.timestamp_deltas)
+        keys, values = _two_columns(data, records.keys, records.values)
+        count = len(offsets)
         arrays = [
-            pa.array(self._keys, pa.binary()),
-            pa.array(self._values, pa.binary()),
-            pa.repeat(topic, count),
-            pa.repeat(pa.scalar(partition, pa.int32()), count),
+            keys,
+            values,
+            batches.topics(),
+            pa.array(batches.partitions),
             pa.array(offsets),
-            pa.array(timestamps).cast(pa.timestamp("us", tz="UTC")),
-            pa.array(np.concatenate(self._types)),
+            pa.array(timestamps * _MICROSECONDS).cast(pa.timestamp("us", tz="UTC")),
+            pa.array(batches.types),
         ]
-        if self._with_headers:
-            arrays.append(_headers_array(self._headers, self._schema.field("headers").type))
-        if self._with_ids:
-            ids = map(record_id, repeat(topic), repeat(partition), offsets.tolist(), self._headers)
-            arrays.append(pa.array(ids, pa.string(), size=count))
-        self._clear()
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        headers = None
+        if len(self._schema) > len(arrays):
+            headers = _headers(data, records.headers, count)
+            if "headers" in self._schema.names:
+                arrays.append(headers)
+        if "recordId" in self._schema.names:
+            arrays.append(_record_ids(batches, offsets, headers))
+        found = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        is_wanted = (offsets >= batches.firsts) & (offsets < batches.ends)
+        return found if is_wanted.all() else found.filter(pa.array(is_wanted))
 
 
-def _headers_array(rows: list[Any], kind: pa.DataType) -> pa.Array:
+def _body(wanted: OffsetRange, chunk: bytes, position: int, header: record_batch.BatchHeader, first: int) -> _Body:
+    if not header.compression:
+        return _Body(wanted, header, chunk, position + record_batch.HEADER_BYTES, first)
+    try:
+        data = decompressed(memoryview(chunk)[position : position + header.size_bytes], header)
+    except Exception as error:
+        # Five decompressors have an exception each for bytes that they cannot read.
+        raise _unreadable(wanted, header, error) from error
+    return _Body(wanted, header, data, record_batch.HEADER_BYTES, first)
+
+
+def _unreadable(wanted: OffsetRange, header: record_batch.BatchHeader, error: Exception) -> CorruptRecordError:
+    topic, partition = wanted.topic_partition
+    return CorruptRecordError(f"batch at offset {header.base_offset} of {topic}-{partition} cannot be read: {error}")
+
+
+def _one_buffer(bodies: list[_Body]) -> tuple[bytes, list[int]]:
+    """What all bodies are in, and where each begins: as fetched where that is one buffer."""
+    data = bodies[0].data
+    if isinstance(data, bytes) and all(body.data is data for body in bodies):
+        return data, [body.begin for body in bodies]
+    begins, end = [], 0
+    for body in bodies:
+        begins.append(end)
+        end += body.size_bytes
+    return b"".join([body.records for body in bodies]), begins
+
+
+class _BatchValues:
+    """What the headers of batches and their places say, once for each of their records."""
+
+    def __init__(self, bodies: list[_Body], counts: Numbers) -> None:
+        headers = [body.header for body in bodies]
+        self._counts = counts
+        self._topics = [body.wanted.topic_partition.topic for body in bodies]
+        self.partitions = self._each([body.wanted.topic_partition.partition for body in bodies]).astype(np.int32)
+        self._base_offsets = self._each([header.base_offset for header in headers])
+        self._last_deltas = self._each([header.last_offset_delta for header in headers])
+        self.firsts = self._each([body.first for body in bodies])
+        self.ends = self._each([body.wanted.end for body in bodies])
+        self.types = self._each([int(header.is_log_append_time) for header in headers]).astype(np.int32)
+        self._base_timestamps = self._each([header.base_timestamp for header in headers])
+        self._append_times = self._each([header.max_timestamp for header in headers])
+        # Where the batch before is of another partition, offsets need not go on.
+        places = [body.wanted.topic_partition for body in bodies]
+        changes = [0, *(int(a != b) for a, b in itertools.pairwise(places))]
+        self._runs = self._each(np.cumsum(changes).tolist())
+
+    def _each(self, values: list[int]) -> Numbers:
+        return np.repeat(np.array(values, np.int64), self._counts)
+
+    def topics(self) -> pa.Array:
+        """Of each record."""
+        names = list(dict.fromkeys(self._topics))
+        if len(names) == 1:
+            return pa.repeat(names[0], int(self._counts.sum()))
+        return pa.array(names).take(pa.array(self._each([names.index(each) for each in self._topics])))
+
+    def offsets(self, deltas: Numbers) -> Numbers:
+        """Of each record."""
+        offsets = self._base_offsets + deltas
+        falls = (offsets[1:] <= offsets[:-1]) & (self._runs[1:] == self._runs[:-1])
+        if (deltas < 0).any() or (deltas > self._last_deltas).any() or falls.any():
+            raise CorruptRecordError("the offsets of records are not in order, or not those of their batch")
+        return offsets
+
+    def timestamps(self, deltas: Numbers) -> Numbers:
+        """Of each record, in ms: of the producer, or of the log where the batch says so."""
+        times = self._base_timestamps + deltas
+        return np.where(self.types == _LOG_APPEND_TIME, self._append_times, times) if self.types.any() else times
+
+
+def _two_columns(data: pa.Buffer, one: Spans, other: Spans) -> tuple[pa.Array, pa.Array]:
+    """Two binary columns of fields that lie in turn in the buffer: each is one copy of what it holds."""
+    count = len(one.starts)
+    bounds = np.empty(4 * count + 1, np.int32)
+    bounds[0:-1:4], bounds[1:-1:4] = one.starts, one.ends
+    bounds[2:-1:4], bounds[3:-1:4] = other.starts, other.ends
+    bounds[-1] = bounds[-2]
+    # Every second piece of this is a field, and the ones in between are lengths and the like.
+    pieces = pa.BinaryArray.from_buffers(pa.binary(), 4 * count, [None, pa.py_buffer(bounds), data])
+    return _taken(pieces, 0, one.is_null), _taken(pieces, 2, other.is_null)
+
+
+def _taken(pieces: pa.Array, first: int, is_null: np.ndarray[Any, Any]) -> pa.Array:
+    count = len(is_null)
+    if not is_null.any():
+        return pieces.take(pa.array(np.arange(first, 4 * count, 4, dtype=np.int32)))
+    if is_null.all():
+        return pa.nulls(count, pa.binary())
+    return pieces.take(pa.array(np.arange(first, 4 * count, 4, dtype=np.int32), mask=is_null))
+
+
+def _headers(data: pa.Buffer, headers: RecordHeaders | None, count: int) -> pa.Array:
     """Headers as the connector gives them: null, and not an empty list, for a record without headers."""
-    return pa.array([[dict(zip(("key", "value"), h, strict=True)) for h in row] or None for row in rows], kind)
+    kind = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+    if headers is None:
+        return pa.nulls(count, pa.list_(kind))
+    keys, values = _two_columns(data, headers.keys, headers.values)
+    structs = pa.StructArray.from_arrays([keys.cast(pa.string()), values], fields=list(kind))
+    offsets = np.zeros(count + 1, np.int32)
+    np.cumsum(headers.counts, out=offsets[1:])
+    return pa.ListArray.from_arrays(pa.array(offsets), structs, mask=pa.array(headers.counts == 0))
+
+
+def _record_ids(batches: _BatchValues, offsets: Numbers, headers: pa.Array) -> pa.Array:
+    ids = []
+    places = zip(batches.topics().to_pylist(), batches.partitions.tolist(), offsets.tolist(), strict=True)
+    for (topic, partition, offset), row in zip(places, headers.to_pylist(), strict=True):
+        own: list[Header] = [(each["key"], each["value"]) for each in row or ()]
+        ids.append(record_id(topic, partition, offset, own))
+    return pa.array(ids, pa.string())

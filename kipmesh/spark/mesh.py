@@ -5,7 +5,8 @@ goes through a consumer, which fetches ahead in its own thread while the caller 
 first needed and closed with the `Mesh`.
 
 Invariant: `fetch` gives whole batches in offset order that cover the range, or raises, or (when failOnDataLoss is
-false) has reported what is missing. What waits undelivered is at most two fetches of a partition.
+false) has reported what is missing. What waits undelivered is at most two fetches of a partition, and about
+`fetch.max.bytes` of all.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self
 
@@ -21,6 +22,7 @@ from kipmesh.client.sync import AdminClient, Consumer
 from kipmesh.client.types import TIMESTAMP_EARLIEST, TIMESTAMP_LATEST, OffsetAndTimestamp, TopicMetadata
 from kipmesh.core.config import AdminConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.spark import consumers
 from kipmesh.spark.offsets import InvalidOptionError, OffsetRange, Offsets, TopicPartition
 from kipmesh.spark.options import SourceOptions
 from kipmesh.spark.planning import DataLoss
@@ -33,10 +35,13 @@ RACK_VARIABLE: Final = "KIPMESH_CLIENT_RACK"
 class Mesh:
     """A connection to the cluster that the options name."""
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, *, keeps_consumer: bool = False) -> None:
+        """`keeps_consumer`: leave the consumer to the next task of this process where nothing went wrong."""
         self._options = options
+        self._keeps_consumer = keeps_consumer
         self._admin: AdminClient | None = None
         self._consumer: Consumer | None = None
+        self._key: consumers.Key | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -44,6 +49,9 @@ class Mesh:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is None and self._key is not None and self._consumer is not None:
+            consumer, self._consumer = self._consumer, None
+            consumers.give_back(self._key, consumer)
         self.close()
 
     def close(self) -> None:
@@ -108,6 +116,16 @@ class Mesh:
             raise
         return _all_partitions(found)
 
+    def leaders(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Who leads each partition now; -1 where nobody does."""
+        topics = self._open_admin().describe_topics(sorted({each.topic for each in partitions}))
+        known = {
+            TopicPartition(topic.name, number): found.leader_id
+            for topic in topics
+            for number, found in topic.partitions.items()
+        }
+        return {each: known.get(each, -1) for each in partitions}
+
     # -- reading
 
     def fetch(self, wanted: OffsetRange, loss: DataLoss) -> Iterator[tuple[int, bytes]]:
@@ -115,49 +133,72 @@ class Mesh:
 
         The first batch may begin before that offset: those records were read already, or deleted.
         """
-        where = wanted.topic_partition
+        return ((first, data) for _, first, data in self.fetch_all([wanted], loss))
+
+    def fetch_all(self, ranges: Sequence[OffsetRange], loss: DataLoss) -> Iterator[tuple[OffsetRange, int, bytes]]:
+        """The same of several partitions, each named once, in turns as they come: by one fetch session a broker."""
         consumer = self._open_consumer()
-        consumer.assign([where])
-        consumer.seek(where, wanted.start)
-        position, quiet_since = wanted.start, time.monotonic()
-        stall_seconds = self._options.poll_timeout_ms / 1000
-        while position < wanted.end:
+        open_ranges = {each.topic_partition: each for each in ranges}
+        positions = {each.topic_partition: each.start for each in ranges}
+        consumer.assign(open_ranges)
+        for where, start in positions.items():
+            consumer.seek(where, start)
+        quiet_since = time.monotonic()
+        while open_ranges:
             try:
                 batches = consumer.fetch_batches(timeout_ms=_POLL_MS)
             except KafkaError as error:
                 if error.code != ErrorCode.OFFSET_OUT_OF_RANGE:
                     raise
-                position = self._next_there(wanted, position, loss)
-                consumer.seek(where, position)
+                positions.update(self._all_next_there(open_ranges, positions, loss))
+                for where in open_ranges:  # the error names one; what the others have fetched comes again
+                    consumer.seek(where, positions[where])
+                self._drop_read(consumer, open_ranges, positions)
                 continue
             if batches:
                 quiet_since = time.monotonic()
-            elif time.monotonic() - quiet_since > stall_seconds:
-                text = (
-                    f"no records of {where.topic}-{where.partition} from offset {position} for {stall_seconds:g} s"
-                    " (kafkaConsumer.pollTimeoutMs)"
-                )
-                raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, text)
             else:
-                position = self._next_there(wanted, position, loss)
+                self._check_not_stalled(open_ranges, positions, quiet_since)
+                positions.update(self._all_next_there(open_ranges, positions, loss))
             for each in batches:
-                yield position, each.records
-                position = each.next_position
+                where = TopicPartition(each.topic, each.partition)
+                wanted = open_ranges.get(where)
+                if wanted is not None:
+                    yield wanted, positions[where], each.records
+                    positions[where] = each.next_position
+            self._drop_read(consumer, open_ranges, positions)
 
-    def _next_there(self, wanted: OffsetRange, position: int, loss: DataLoss) -> int:
-        """Where to go on when nothing came at `position`: there, or after what was lost."""
-        where = wanted.topic_partition
-        earliest = self.earliest_offsets([where])[where]
-        name = f"{where.topic}-{where.partition}"
-        if position < earliest:
-            following = min(earliest, wanted.end)
-            loss.report(f"{name} begins at offset {earliest} now and {position} was to be read", following - position)
-            return following
-        latest = self.latest_offsets([where])[where]
-        if position >= latest:
-            loss.report(f"{name} ends at offset {latest} now and {position} was to be read", wanted.end - position)
-            return wanted.end
-        return position
+    @staticmethod
+    def _drop_read(consumer: Consumer, open_ranges: dict[TopicPartition, OffsetRange], positions: Offsets) -> None:
+        read = [where for where, wanted in open_ranges.items() if positions[where] >= wanted.end]
+        for where in read:
+            del open_ranges[where]
+        if read and open_ranges:  # what was lost may end beyond the log: nobody is to fetch there
+            consumer.assign(open_ranges)
+
+    def _check_not_stalled(
+        self, open_ranges: Mapping[TopicPartition, OffsetRange], positions: Offsets, quiet_since: float
+    ) -> None:
+        stall_seconds = self._options.poll_timeout_ms / 1000
+        if time.monotonic() - quiet_since > stall_seconds:
+            where = next(iter(open_ranges))
+            text = (
+                f"no records of {where.topic}-{where.partition} from offset {positions[where]} for {stall_seconds:g} s"
+                " (kafkaConsumer.pollTimeoutMs)"
+            )
+            raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, text)
+
+    def _all_next_there(
+        self, open_ranges: Mapping[TopicPartition, OffsetRange], positions: Offsets, loss: DataLoss
+    ) -> Offsets:
+        """Where to go on when nothing came: where each was, or after what was lost."""
+        earliest = self.earliest_offsets(open_ranges)
+        late = [where for where in open_ranges if positions[where] >= earliest[where]]
+        latest = self.latest_offsets(late)
+        return {
+            where: _next_there(wanted, positions[where], earliest[where], latest.get(where), loss)
+            for where, wanted in open_ranges.items()
+        }
 
     # -- clients
 
@@ -172,6 +213,11 @@ class Mesh:
     def _open_consumer(self) -> Consumer:
         if self._consumer is None:
             config = in_rack_of_this_process(self._options.client_config, os.environ)
+            if self._keeps_consumer:
+                self._key = consumers.key_of(self._options.bootstrap, config)
+                self._consumer = consumers.borrow(self._key)
+                if self._consumer is not None:
+                    return self._consumer
             self._consumer = Consumer(self._options.bootstrap, **config)
             self._consumer.start()
         return self._consumer
@@ -187,6 +233,20 @@ def in_rack_of_this_process(config: Mapping[str, str], environment: Mapping[str,
     if not rack or "client.rack" in config or "rack.id" in config:
         return dict(config)
     return {**config, "client.rack": rack}
+
+
+def _next_there(wanted: OffsetRange, position: int, earliest: int, latest: int | None, loss: DataLoss) -> int:
+    """Where to go on when nothing came at `position`: there, or after what was lost."""
+    where = wanted.topic_partition
+    name = f"{where.topic}-{where.partition}"
+    if position < earliest:
+        following = min(earliest, wanted.end)
+        loss.report(f"{name} begins at offset {earliest} now and {position} was to be read", following - position)
+        return following
+    if latest is not None and position >= latest:
+        loss.report(f"{name} ends at offset {latest} now and {position} was to be read", wanted.end - position)
+        return wanted.end
+    return position
 
 
 def _all_partitions(topics: Iterable[TopicMetadata]) -> list[TopicPartition]:

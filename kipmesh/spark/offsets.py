@@ -155,6 +155,29 @@ def split_ranges(
     return [piece for each in pieces for piece in _cut(each, -(-each.size * min_partitions // total))]
 
 
+def group_ranges(
+    ranges: Iterable[OffsetRange], max_tasks: int | None, leaders: Mapping[TopicPartition, int]
+) -> list[tuple[OffsetRange, ...]]:
+    """The ranges as at most `max_tasks` tasks of about even size; without it each is a task of its own.
+
+    Those of one leader are side by side, so that a task asks few brokers; each partition is at most once in a task.
+    """
+    pending = list(ranges)
+    if max_tasks is None or len(pending) <= max_tasks:
+        return [(each,) for each in pending]
+    pending.sort(key=lambda each: (leaders.get(each.topic_partition, -1), each.topic_partition, each.start))
+    total, before = sum(each.size for each in pending), 0
+    groups: list[list[OffsetRange]] = [[] for _ in range(max_tasks)]
+    for each in pending:
+        group = groups[min(max_tasks - 1, (2 * before + each.size) * max_tasks // (2 * total))]
+        before += each.size
+        if group and group[-1].topic_partition == each.topic_partition and group[-1].end == each.start:
+            group[-1] = OffsetRange(each.topic_partition, group[-1].start, each.end)
+        else:
+            group.append(each)
+    return [tuple(group) for group in groups if group]
+
+
 def _cut(whole: OffsetRange, parts: int) -> list[OffsetRange]:
     parts = max(1, min(parts, whole.size))
     edges = [whole.start + whole.size * index // parts for index in range(parts + 1)]

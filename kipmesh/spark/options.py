@@ -61,6 +61,7 @@ READ_OPTIONS: Final = (
     "maxTriggerDelay",
     "minPartitions",
     "maxRecordsPerPartition",
+    "maxTasks",
     "includeRecordId",
     "groupIdPrefix",
 )
@@ -134,6 +135,7 @@ class SourceOptions:
     max_trigger_delay_ms: int
     min_partitions: int | None
     max_records_per_partition: int | None
+    max_tasks: int | None
     poll_timeout_ms: int
     client_config: Mapping[str, str]
 
@@ -146,6 +148,7 @@ def parse_options(raw: Mapping[str, str], mode: Mode) -> SourceOptions:
     least, most = parse_positive(given, "minOffsetsPerTrigger"), parse_positive(given, "maxOffsetsPerTrigger")
     if least is not None and most is not None and least > most:
         raise InvalidOptionError("minOffsetsPerTrigger", f"is {least}, and maxOffsetsPerTrigger only {most}")
+    min_partitions, max_records, max_tasks = _parse_tasks(given)
     return SourceOptions(
         bootstrap=parse_bootstrap(given),
         topics=topics,
@@ -160,13 +163,25 @@ def parse_options(raw: Mapping[str, str], mode: Mode) -> SourceOptions:
         max_offsets_per_trigger=most,
         min_offsets_per_trigger=least,
         max_trigger_delay_ms=parse_duration_ms(given, "maxTriggerDelay", default_ms=_MAX_TRIGGER_DELAY_MS),
-        min_partitions=parse_positive(given, "minPartitions"),
-        max_records_per_partition=parse_positive(given, "maxRecordsPerPartition"),
+        min_partitions=min_partitions,
+        max_records_per_partition=max_records,
+        max_tasks=max_tasks,
         poll_timeout_ms=parse_positive(given, "kafkaConsumer.pollTimeoutMs") or _POLL_TIMEOUT_MS,
         client_config=client_settings(
             given, ConsumerConfig, {**_SCAN_CONFIG, "client.id": _parse_client_id(given)}, but=(_GROUP_ID,)
         ),
     )
+
+
+def _parse_tasks(given: Mapping[str, str]) -> tuple[int | None, int | None, int | None]:
+    """How a query is cut into tasks: minPartitions, maxRecordsPerPartition, maxTasks."""
+    least, longest = parse_positive(given, "minPartitions"), parse_positive(given, "maxRecordsPerPartition")
+    most = parse_positive(given, "maxTasks")
+    if most is not None and longest is not None:
+        raise InvalidOptionError("maxTasks", "cannot go with maxRecordsPerPartition: a task would be longer than that")
+    if most is not None and least is not None and least > most:
+        raise InvalidOptionError("minPartitions", f"is {least}, and maxTasks only {most}")
+    return least, longest, most
 
 
 def _parse_client_id(given: Mapping[str, str]) -> str:

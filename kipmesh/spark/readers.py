@@ -15,12 +15,14 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 
 from kipmesh.spark.offsets import (
     InvalidOptionError,
     OffsetRange,
     Offsets,
+    TopicPartition,
+    group_ranges,
     offsets_from_json,
     offsets_to_json,
     split_ranges,
@@ -35,6 +37,7 @@ from kipmesh.spark.planning import (
     plan_start,
     plan_stream,
 )
+from kipmesh.spark.pushdown import Pushdown
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,9 +61,9 @@ Json = dict[str, dict[str, int]]
 
 
 class RangePartition(InputPartition):
-    """What one task reads."""
+    """What one task reads: ranges of different partitions, one unless maxTasks asks for fewer tasks."""
 
-    def __init__(self, wanted: OffsetRange) -> None:
+    def __init__(self, wanted: tuple[OffsetRange, ...]) -> None:
         super().__init__(wanted)
         self.wanted = wanted
 
@@ -70,6 +73,12 @@ class KipmeshReader(DataSourceReader):
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
+        self.pushdown = Pushdown()
+
+    @property
+    def pushFilters(self) -> FilterTaker:  # noqa: N802 (Spark's name)
+        """Takes filters, where spark.sql.python.filterPushdown.enabled lets Spark hand them down."""
+        return FilterTaker(self)
 
     def partitions(self) -> Sequence[InputPartition]:
         """A task for each partition of the topics; more where minPartitions or maxRecordsPerPartition ask for them."""
@@ -77,11 +86,27 @@ class KipmeshReader(DataSourceReader):
 
         with Mesh(self._options) as mesh:
             ranges = plan_batch(self._options, mesh, DataLoss(fail=self._options.fail_on_data_loss))
-        return _tasks(self._options, ranges)
+            return _tasks(self._options, self.pushdown.narrow(ranges, mesh), mesh)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one task, on an executor."""
         return _read(self._options, partition)
+
+
+class FilterTaker:
+    """`pushFilters` of a batch reader, which must not look like one of its own where Spark's setting is off.
+
+    Spark refuses a reader that overrides `pushFilters` as long as spark.sql.python.filterPushdown.enabled is false,
+    its default, instead of leaving the filters to itself. It tells by the function behind the method.
+    """
+
+    def __init__(self, reader: KipmeshReader) -> None:
+        self._reader = reader
+        self.__func__ = DataSourceReader.pushFilters
+
+    def __call__(self, filters: list[Filter]) -> list[Filter]:
+        """Use the filters in planning; those that Spark still has to check."""
+        return self._reader.pushdown.take(filters)
 
 
 class _StreamReader(DataSourceStreamReader):
@@ -111,7 +136,7 @@ class _StreamReader(DataSourceStreamReader):
         """The tasks of one micro-batch."""
         begin, until = offsets_from_json(start), offsets_from_json(end)
         new = self._mesh.earliest_offsets(new_partitions(begin, until))
-        return _tasks(self._options, plan_stream(begin, until, new, self._loss))
+        return _tasks(self._options, plan_stream(begin, until, new, self._loss), self._mesh)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one task, on an executor."""
@@ -203,19 +228,24 @@ def refuse_read_limits(options: SourceOptions) -> None:
         raise InvalidOptionError("minOffsetsPerTrigger", "needs pyspark 4.2, which has read limits")
 
 
-def _tasks(options: SourceOptions, ranges: list[OffsetRange]) -> list[InputPartition]:
+def _tasks(options: SourceOptions, ranges: list[OffsetRange], mesh: Mesh) -> list[InputPartition]:
     pieces = split_ranges(ranges, options.min_partitions, options.max_records_per_partition)
-    return [RangePartition(piece) for piece in pieces]
+    leaders: dict[TopicPartition, int] = {}
+    if options.max_tasks is not None and len(pieces) > options.max_tasks:
+        leaders = mesh.leaders({piece.topic_partition for piece in pieces})
+    return [RangePartition(group) for group in group_ranges(pieces, options.max_tasks, leaders)]
 
 
 def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """Fetch, decode, yield. Spark asks for an empty partition when a query has no tasks."""
     if not isinstance(partition, RangePartition):
         return
-    from kipmesh.spark.decode import arrow_schema, decode
+    from pyspark import TaskContext
+
+    from kipmesh.spark.decode import arrow_schema, decode_all
     from kipmesh.spark.mesh import Mesh
 
-    with Mesh(options) as mesh:
+    with Mesh(options, keeps_consumer=TaskContext.get() is not None) as mesh:
         schema = arrow_schema(include_headers=options.include_headers, include_record_id=options.include_record_id)
-        chunks = mesh.fetch(partition.wanted, DataLoss(fail=options.fail_on_data_loss))
-        yield from decode(chunks, partition.wanted, schema)
+        chunks = mesh.fetch_all(partition.wanted, DataLoss(fail=options.fail_on_data_loss))
+        yield from decode_all(chunks, schema)

@@ -27,10 +27,12 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.streaming.metricsEnabled": "false",
     "spark.sql.shuffle.partitions": "4",
+    "spark.sql.python.filterPushdown.enabled": "true",
 }
-# A job of a minute is over before the optimising compiler and a concurrent collector have earned what they cost.
 _STOP_SECONDS: Final = 15.0
-_JVM_OPTIONS: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+# A job of a minute is over before the optimising compiler and a concurrent collector have earned what they cost.
+# The other compiler's code has 48 MB by default, which a job of many queries fills; then nothing is compiled any more.
+_JVM_OPTIONS: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=160m"
 
 
 def local_session(

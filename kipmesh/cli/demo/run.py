@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Final
 from kipmesh.cli.demo import checks
 from kipmesh.cli.demo.produce import Produced, create_topic, produce, read_topic
 from kipmesh.cli.demo.replicas import digest_until_equal
-from kipmesh.cli.demo.screen import Screen
 from kipmesh.cli.demo.workspace import Workspace
 from kipmesh.cluster import ClusterError, NodeInfo, Role
 from kipmesh.cluster.layout import Counts
@@ -29,6 +28,7 @@ from kipmesh.cluster.process_cluster import ProcessCluster
 from kipmesh.spark.java import ensure_java
 from kipmesh.spark.jobs.flights import dataset
 from kipmesh.spark.jobs.flights.report import Check, NodeFacts, PartitionFacts, RunFacts, render
+from kipmesh.spark.jobs.screen import Screen
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -67,6 +67,9 @@ def test_levels_are_used() -> None:
 
     assert size(Compression(1, 9)) < size(Compression(1, 1))
     assert size(Compression(4, 19)) < size(Compression(4, 1))
+    # As in Apache Kafka lz4's default is the fast compressor, not the ninth level of the slow one.
+    assert size(Compression(3, 9)) == size(default_compression("lz4")) == size(Compression(3, 1))
+    assert size(Compression(3, 10)) < size(Compression(3, 9))
 
 
 def test_what_does_not_shrink_stays_plain() -> None:

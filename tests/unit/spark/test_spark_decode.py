@@ -10,6 +10,7 @@ from kipmesh.client.compression import default_compression
 from kipmesh.client.records import encode_batch, new_builder, seal
 from kipmesh.core.errors import CorruptRecordError
 from kipmesh.core.record_batch import assign, build
+from kipmesh.spark import decode as decoding
 from kipmesh.spark.decode import arrow_schema, decode
 from kipmesh.spark.offsets import OffsetRange, TopicPartition
 from kipmesh.spark.row_ids import BATCH_HEADER, ROW_HEADER
@@ -59,7 +60,8 @@ def test_control_batches_have_no_rows() -> None:
     assert [row["offset"] for row in rows] == [0, 1, 2, 3, 4, 6, 7]
 
 
-def test_large_ranges_come_in_several_arrow_batches() -> None:
+def test_large_ranges_come_in_several_arrow_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "_ROWS", 10_500)
     chunks = [(first, batch(first, 1000)) for first in range(0, 25_000, 1000)]
     parts = list(decode(iter(chunks), OffsetRange(TopicPartition("t", 0), 0, 25_000), SCHEMA))
     assert [part.num_rows for part in parts] == [10_000, 10_000, 5_000]

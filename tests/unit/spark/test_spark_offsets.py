@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kipmesh.spark.offsets import (
     OffsetRange,
     TopicPartition,
+    group_ranges,
     limit_ranges,
     offsets_from_json,
     offsets_to_json,
@@ -35,6 +36,7 @@ def test_json_is_in_order_and_comes_back() -> None:
     assert offsets_from_json(json.loads(json.dumps(document))) == offsets
 
 
+@settings(deadline=None)
 @given(ranges, st.integers(1, 12_000))
 def test_a_limit_is_exact_and_starts_are_kept(pending: list[OffsetRange], limit: int) -> None:
     limited = limit_ranges(pending, limit)
@@ -51,6 +53,7 @@ def test_a_limit_starves_nobody() -> None:
     assert all(each.size == 0 for each in pending)
 
 
+@settings(deadline=None)
 @given(ranges, st.none() | st.integers(1, 40), st.none() | st.integers(1, 3_000))
 def test_splitting_covers_the_same_offsets(whole: list[OffsetRange], least: int | None, longest: int | None) -> None:
     pieces = split_ranges(whole, least, longest)
@@ -66,3 +69,27 @@ def test_splitting_covers_the_same_offsets(whole: list[OffsetRange], least: int 
 def test_min_partitions(least: int | None, count: int) -> None:
     whole = [OffsetRange(TopicPartition("t", p), 0, 1000) for p in range(2)]
     assert len(split_ranges(whole, least, None)) == count
+
+
+@settings(deadline=None)
+@given(ranges, st.none() | st.integers(1, 12), st.none() | st.integers(1, 40), st.lists(st.integers(1, 3), max_size=8))
+def test_groups_cover_the_same_offsets_in_few_tasks(
+    whole: list[OffsetRange], most: int | None, least: int | None, led_by: list[int]
+) -> None:
+    pieces = split_ranges(whole, least, None)
+    leaders = {TopicPartition("t", number): leader for number, leader in enumerate(led_by)}
+    groups = group_ranges(pieces, most, leaders)
+    assert covered([piece for group in groups for piece in group]) == covered(pieces)
+    for group in groups:
+        places = [piece.topic_partition for piece in group]
+        assert len(places) == len(set(places)) > 0
+    if most is None:
+        assert groups == [(piece,) for piece in pieces]
+        return
+    assert len(groups) <= most
+    if len(pieces) > most:
+        total = sum(piece.size for piece in pieces)
+        longest = max(piece.size for piece in pieces)
+        assert max(sum(piece.size for piece in group) for group in groups) <= total / most + longest
+        order = [leaders.get(piece.topic_partition, -1) for group in groups for piece in group]
+        assert order == sorted(order), "those of one leader are side by side"

@@ -195,3 +195,16 @@ async def test_on_pyspark_4_1_a_micro_batch_takes_all_there_is(monkeypatch: pyte
         reader.stop()
 
     await beside_a_cluster(work)
+
+
+async def test_one_task_reads_all_partitions_where_one_task_is_asked_for() -> None:
+    def work(cluster: FakeCluster) -> None:
+        end = {"t": {"0": 6, "1": 3}}
+        expected = [*(f"a{i}" for i in range(6)), *(f"b{i}" for i in range(3))]
+        for given, count in (({}, 2), ({"maxTasks": 1}, 1), ({"maxTasks": 2, "minPartitions": 2}, 2)):
+            with query(cluster, **given) as reader:
+                start = reader.initialOffset()
+                assert len(reader.partitions(start, end)) == count
+                assert rows(reader, start, end) == expected
+
+    await beside_a_cluster(work)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from kipmesh.client.records import encode_batch
+from kipmesh.client.records import decode_columns, encode_batch
 from kipmesh.core.errors import KafkaError
 from kipmesh.spark.mesh import RACK_VARIABLE, Mesh, in_rack_of_this_process
 from kipmesh.spark.offsets import OffsetRange, TopicPartition
@@ -57,6 +58,64 @@ async def test_several_partitions_one_session_a_broker() -> None:
     made = [broker.sessions.cache.metrics.created for broker in cluster.brokers.values()]
     assert made == [1, 1]
     assert sessions(cluster) == [0, 0]
+
+
+async def test_a_task_of_several_partitions_has_one_session_a_broker_for_all() -> None:
+    """What a reader does with maxTasks=1; the ends differ, so that partitions leave the session one after the other."""
+
+    def task(cluster: FakeCluster) -> None:
+        ranges = [OffsetRange(TopicPartition("t", number), 5, RECORDS - 30 * number) for number in range(4)]
+        seen: dict[int, list[int]] = {}
+        with Mesh(options(cluster)) as mesh:
+            chunks = list(mesh.fetch_all(ranges, DataLoss(fail=True)))
+            assert max(sessions(cluster)) == 1
+        for wanted, first, data in chunks:
+            offsets = decode_columns(data, start_offset=first, end_offset=wanted.end).offsets
+            seen.setdefault(wanted.topic_partition.partition, []).extend(offsets)
+        assert seen == {number: list(range(5, RECORDS - 30 * number)) for number in range(4)}
+        order = [wanted.topic_partition.partition for wanted, _, _ in chunks]
+        assert order != sorted(order), "partitions come in turns"
+
+    cluster, _ = await on_a_thread(task)
+    assert [broker.sessions.cache.metrics.created for broker in cluster.brokers.values()] == [1, 1]
+    assert sessions(cluster) == [0, 0]
+
+
+async def test_several_partitions_of_which_one_lost_its_beginning_and_one_its_end() -> None:
+    def task(cluster: FakeCluster) -> None:
+        cluster.topics["t"].partitions[2].log_start_offset = 100
+        ranges = [OffsetRange(TopicPartition("t", number), 0, RECORDS + 10 * (number == 1)) for number in range(4)]
+        with pytest.raises(RuntimeError, match="t-"), Mesh(options(cluster)) as mesh:
+            list(mesh.fetch_all(ranges, DataLoss(fail=True)))
+        loss = DataLoss(fail=False)
+        counts = Counter[int]()
+        with Mesh(options(cluster)) as mesh:
+            for wanted, first, data in mesh.fetch_all(ranges, loss):
+                columns = decode_columns(data, start_offset=first, end_offset=wanted.end)
+                counts[wanted.topic_partition.partition] += len(columns.offsets)
+        assert (counts, loss.offsets_lost) == ({0: RECORDS, 1: RECORDS, 2: 100, 3: RECORDS}, 110)
+
+    await on_a_thread(task)
+
+
+async def test_what_was_lost_is_not_asked_for_again_beside_the_others() -> None:
+    """A range beyond the log's end: each fetch from there would be refused, and what the others fetched thrown away."""
+
+    def task(cluster: FakeCluster) -> None:
+        lost = TopicPartition("t", 1)
+        ranges = [OffsetRange(TopicPartition("t", number), 0, RECORDS) for number in (0, 2, 3)]
+        ranges.append(OffsetRange(lost, RECORDS + 5, RECORDS + 50))
+        loss = DataLoss(fail=False)
+        counts = Counter[int]()
+        with Mesh(options(cluster)) as mesh:
+            for wanted, first, data in mesh.fetch_all(ranges, loss):
+                columns = decode_columns(data, start_offset=first, end_offset=wanted.end)
+                counts[wanted.topic_partition.partition] += len(columns.offsets)
+                if loss.offsets_lost:
+                    assert lost not in mesh._open_consumer().assignment()
+        assert (counts, loss.offsets_lost) == ({0: RECORDS, 2: RECORDS, 3: RECORDS}, 45)
+
+    await on_a_thread(task)
 
 
 async def test_a_task_that_is_dropped_leaves_none() -> None:

@@ -42,8 +42,8 @@ def write_tables(spark: SparkSession, parquet: Path) -> dict[str, list[dict[str,
         "carriers": by_group(flights, "carrier", "airline"),
         "clock": by_group(flights, F.weekday("date").alias("weekday"), "hour"),
         "destinations": by_group(flights, "dest"),
-        "wind": by_group(flights, _bin("wind_speed", 5, 30).alias("wind_speed")),
-        "visibility": by_group(flights, _bin("visib", 2, 10).alias("visib")),
+        "wind": by_group(flights, binned(F.col("wind_speed"), 5, 30).alias("wind_speed")),
+        "visibility": by_group(flights, binned(F.col("visib"), 2, 10).alias("visib")),
         "rain": by_group(flights, _rain().alias("rain")),
     }
     rows: dict[str, list[dict[str, Any]]] = {}
@@ -102,9 +102,9 @@ def totals(spark: SparkSession, parquet: Path) -> dict[str, int]:
     return {} if row is None else {name: int(value or 0) for name, value in row.asDict().items()}
 
 
-def _bin(column: str, width: int, top: int) -> Column:
-    """The lower edge of the bin that a value lies in; all from `top` up are one bin."""
-    return F.least(F.floor(F.col(column) / width) * width, F.lit(top)).cast("int")
+def binned(value: Column, width: int, top: int) -> Column:
+    """The lower edge of the bin that a value lies in; from `top` up all are one bin; null (`least` skips it) stays."""
+    return F.when(value.isNotNull(), F.least(F.floor(value / width) * width, F.lit(top)).cast("int"))
 
 
 def _rain() -> Column:

@@ -19,7 +19,7 @@ import pandas as pd
 
 _MAYBE_EMPTY: Final = ("dep_time", "dep_delay", "arr_time", "arr_delay", "air_time")
 _ENCODED_ROWS: Final = 20_000
-_FILES: Final = ("flights.csv.zip", "weather.csv", "airlines.csv")
+_FILES: Final = ("flights.csv.zip", "weather.csv", "airlines.csv", "planes.csv", "airports.csv")
 
 
 class DatasetError(Exception):
@@ -60,6 +60,16 @@ def load_weather(folder: Path, *, scale: int = 1) -> pd.DataFrame:
 def load_airlines(folder: Path) -> pd.DataFrame:
     """`carrier` and `name`."""
     return pd.read_csv(folder / "airlines.csv")
+
+
+def load_planes(folder: Path) -> pd.DataFrame:
+    """Aircraft by `tailnum`: `year` built, `manufacturer`, `model`, `engines`, `seats`, `engine`."""
+    return pd.read_csv(folder / "planes.csv")
+
+
+def load_airports(folder: Path) -> pd.DataFrame:
+    """Airports by `faa`: `name`, `lat`, `lon`, `tzone`."""
+    return pd.read_csv(folder / "airports.csv")
 
 
 def shift_years(frame: pd.DataFrame, years: int) -> pd.DataFrame:

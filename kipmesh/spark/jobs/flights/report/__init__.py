@@ -7,7 +7,8 @@ security policy forbids it to load anything.
 
 from __future__ import annotations
 
-from kipmesh.spark.jobs.flights.report.facts import Check, NodeFacts, PartitionFacts, RunFacts, Stage
+from kipmesh.spark.jobs.flights.report.facts import NodeFacts, PartitionFacts, RunFacts
 from kipmesh.spark.jobs.flights.report.page import render
+from kipmesh.spark.jobs.report import Check, Stage
 
 __all__ = ["Check", "NodeFacts", "PartitionFacts", "RunFacts", "Stage", "render"]

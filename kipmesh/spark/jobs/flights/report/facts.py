@@ -5,20 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-
-class Stage(NamedTuple):
-    """One step of the run and how long it took."""
-
-    name: str
-    seconds: float
-
-
-class Check(NamedTuple):
-    """One proof: what was compared, whether it holds, and the figures."""
-
-    name: str
-    passed: bool
-    detail: str
+from kipmesh.spark.jobs.report import Check, Stage
 
 
 class NodeFacts(NamedTuple):

@@ -10,6 +10,7 @@ from importlib import resources
 from typing import Any, Final
 
 from kipmesh.spark.jobs.flights.report.facts import RunFacts
+from kipmesh.spark.jobs.report import style
 
 _QUANTILES: Final = ("p50", "p75", "p90", "p99")
 _RAIN_ORDER: Final = ("dry", "rain", "heavy rain")
@@ -21,11 +22,11 @@ Tables = Mapping[str, Sequence[Row]]
 def render(tables: Tables, run: RunFacts | None, *, generated: datetime) -> str:
     """The page. `tables` are those of `aggregates.write_tables`; without `run` the page has no section about it."""
     files = resources.files(__package__)
-    read = {name: files.joinpath(name).read_text("utf-8") for name in ("page.html", "style.css", "charts.js")}
+    read = {name: files.joinpath(name).read_text("utf-8") for name in ("page.html", "charts.js")}
     sections = files.joinpath("sections.js").read_text("utf-8")
     # "</" would end the script element early, wherever it stands in the data.
     data = json.dumps(_data(tables, run, generated), separators=(",", ":"), default=str).replace("</", "<\\/")
-    page = read["page.html"].replace("/*STYLE*/", read["style.css"])
+    page = read["page.html"].replace("/*STYLE*/", style())
     return page.replace("/*SCRIPT*/", f"{read['charts.js']}\n{sections}").replace("/*DATA*/", data)
 
 

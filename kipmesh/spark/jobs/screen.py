@@ -1,4 +1,4 @@
-"""What the demo shows: steps with their seconds, progress bars, PASS and FAIL lines.
+"""What a job shows: steps with their seconds, progress bars, PASS and FAIL lines.
 
 On a terminal the bars move; elsewhere each step is a plain line. With ``--json`` all of it goes to standard error,
 and standard output holds the summary alone.
@@ -10,16 +10,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-from kipmesh.spark.jobs.flights.report import Check, Stage
+from kipmesh.spark.jobs.report import Check, Stage
 
 
 class Screen:
     """The console of one run, and the seconds of its steps."""
 
     def __init__(self, *, to_stderr: bool) -> None:
+        from rich.console import Console  # as each command's help imports this module
+
         self._console = Console(stderr=to_stderr, highlight=False, soft_wrap=True)
         self.stages: list[Stage] = []
 
@@ -30,8 +29,18 @@ class Screen:
     @contextmanager
     def step(self, name: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
         """A step of the run; `total` gives it a bar, which the function that comes out moves to a number."""
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            ProgressColumn,
+            SpinnerColumn,
+            TextColumn,
+            TimeElapsedColumn,
+        )
+
         begin = time.monotonic()
-        columns = [SpinnerColumn(finished_text=" "), TextColumn("{task.description:<30}")]
+        columns: list[ProgressColumn] = [SpinnerColumn(finished_text=" "), TextColumn("{task.description:<30}")]
         if total is not None:
             columns += [BarColumn(bar_width=30), MofNCompleteColumn()]
         hidden = not self._console.is_terminal

@@ -1,0 +1,90 @@
+"""`kipmesh job`: the Spark jobs over the mesh. Each is described in `kipmesh.spark.jobs`, its options too."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from kipmesh.cli.common import AsJson, examples, make_app, parse_pairs, print_json
+from kipmesh.spark import jobs
+from kipmesh.spark.jobs.frame import DEFAULT_MASTER, DEFAULT_MEMORY, Job, Settings, run_job
+
+DEFAULT_OUT = Path("kipmesh-jobs")
+
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="For results. Left out: kipmesh-jobs/NAME.", show_default=False),
+]
+Master = Annotated[str, typer.Option("--master", help="Spark's: local[N], local[*], spark://HOST:PORT.")]
+Memory = Annotated[str, typer.Option("--driver-memory", help="Of Spark's driver, for example 2g.")]
+SparkConf = Annotated[
+    list[str] | None, typer.Option("--spark-conf", metavar="KEY=VALUE", help="A setting of Spark; may be repeated.")
+]
+
+app = make_app(
+    "Run a Spark job: a report with charts, its tables as Parquet, its figures as JSON.",
+    """
+    kipmesh job --help
+    kipmesh job NAME --help
+    """,
+)
+
+
+def _command(job: Job[Any]) -> Callable[..., None]:
+    """A typer command whose arguments are the fields of the job's options and those that all jobs have."""
+
+    def run(**given: Any) -> None:
+        settings = Settings(
+            out=given.pop("out") or DEFAULT_OUT / job.name,
+            master=given.pop("master"),
+            memory=given.pop("memory"),
+            spark=parse_pairs(given.pop("spark_conf") or (), "--spark-conf"),
+            as_json=given.pop("as_json"),
+        )
+        _run(job, job.options(**given), settings)
+
+    hints = get_type_hints(job.options, include_extras=True)
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = []
+    for one in fields(job.options):
+        default = one.default if one.default is not MISSING else inspect.Parameter.empty
+        if one.default_factory is not MISSING:
+            default = one.default_factory()
+        parameters.append(inspect.Parameter(one.name, keyword, default=default, annotation=hints[one.name]))
+    for name, default, annotation in (
+        ("out", None, Out),
+        ("master", DEFAULT_MASTER, Master),
+        ("memory", DEFAULT_MEMORY, Memory),
+        ("spark_conf", None, SparkConf),
+        ("as_json", False, AsJson),
+    ):
+        parameters.append(inspect.Parameter(name, keyword, default=default, annotation=annotation))
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run
+
+
+def _run(job: Job[Any], options: Any, settings: Settings) -> None:
+    from kipmesh.cluster.signals import ending_as_interrupt
+
+    try:
+        with ending_as_interrupt():
+            outcome = run_job(job, options, settings)
+    except KeyboardInterrupt:
+        print("kipmesh: interrupted; Spark is stopped and nothing of this run is left", file=sys.stderr)
+        raise
+    if settings.as_json:
+        print_json(outcome.summary)
+    if not outcome.passed:
+        raise typer.Exit(1)
+
+
+for _name in jobs.MODULES:
+    _job = jobs.load(_name)
+    app.command(_name, help=_job.text, short_help=_job.summary, epilog=examples(_job.examples))(_command(_job))

@@ -1,0 +1,92 @@
+"""What is planned, what a sample is, and where its randomness comes from."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+from typing import NamedTuple
+
+
+class Sizes(NamedTuple):
+    """A mesh. Every field is a number above 0; rates are a second, over the whole mesh."""
+
+    brokers: int = 1_000
+    topics: int = 1_000_000
+    topic_partitions: int = 10
+    replication_factor: int = 3
+    producers: int = 100_000
+    batches_per_s: float = 1_000_000.0
+    batch_bytes: int = 1_000
+    slots: int = 10_000
+    """Of a broker's session cache (227-13)."""
+    pairs: int = 20
+    """Leader and follower, simulated in a sample."""
+    simulated_s: int = 20
+    """Of each pair."""
+    producers_simulated: int = 10
+
+    @property
+    def partitions(self) -> int:
+        """Of all topics."""
+        return self.topics * self.topic_partitions
+
+    @property
+    def partitions_of_broker(self) -> float:
+        """Replicas that a broker holds, on average."""
+        return self.partitions * self.replication_factor / self.brokers
+
+    @property
+    def partitions_of_pair(self) -> float:
+        """Partitions that a broker leads and another one follows, on average."""
+        return self.partitions * (self.replication_factor - 1) / (self.brokers * (self.brokers - 1))
+
+
+class Task(NamedTuple):
+    """One sample: what, of which case, and the number of the run."""
+
+    part: str
+    case: str
+    run: int
+    seed: int
+    sizes: Sizes
+
+    def rng(self) -> Random:
+        """The same for each case of a run: cases are compared on the same draw."""
+        return Random(f"{self.seed}:{self.part}:{self.run}")
+
+
+class Sample(NamedTuple):
+    """A figure of a sample."""
+
+    part: str
+    case: str
+    run: int
+    metric: str
+    value: float
+
+
+def samples(task: Task, figures: dict[str, float]) -> list[Sample]:
+    """The figures of a task."""
+    return [Sample(task.part, task.case, task.run, metric, float(value)) for metric, value in figures.items()]
+
+
+def binomial(rng: Random, trials: int, share: float) -> int:
+    """How many of many trials succeed, by the normal approximation where they are many; never below 0 or above all."""
+    if trials * share < 50:
+        return min(poisson(rng, trials * share), trials)
+    return min(max(round(rng.gauss(trials * share, math.sqrt(trials * share * (1 - share)))), 0), trials)
+
+
+def poisson(rng: Random, mean: float) -> int:
+    """Of a small mean."""
+    limit, count, product = math.exp(-mean), 0, rng.random()
+    while product > limit:
+        count += 1
+        product *= rng.random()
+    return count
+
+
+def zipf_rate(rng: Random, sizes: Sizes) -> float:
+    """Batches a second of a partition that is drawn: its topic's share falls with its rank, as 1 / rank."""
+    harmonic = math.log(sizes.topics) + 0.5772156649
+    return sizes.batches_per_s / (rng.randint(1, sizes.topics) * harmonic * sizes.topic_partitions)

@@ -1,0 +1,103 @@
+"""Filters that a real Spark hands down: the same rows with and without, and fewer offsets planned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kipmesh.cluster import LocalCluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+SETTING = "spark.sql.python.filterPushdown.enabled"
+AT = "cast(1700000000 + {ms} / 1000.0 as timestamp)"
+
+
+@pytest.fixture
+def pushdown(spark: SparkSession) -> Iterator[Callable[[bool], None]]:
+    def set_it(enabled: bool) -> None:
+        spark.conf.set(SETTING, str(enabled).lower())
+
+    yield set_it
+    set_it(True)
+
+
+@pytest.fixture
+def frame(
+    spark: SparkSession, mesh: LocalCluster, new_topic: Callable[..., str], send: Callable[..., None]
+) -> DataFrame:
+    """300 records in three partitions; the times of the second hundred are those of the first again."""
+    topic = new_topic(3)
+    for first in (0, 0, 100):
+        send(topic, 100, first=first, partitions=3)
+    source = spark.read.format("kipmesh").option("kafka.bootstrap.servers", mesh.bootstrap)
+    return source.option("subscribe", topic).load()
+
+
+def rows(frame: DataFrame) -> list[tuple[int, int, bytes]]:
+    return sorted((row.partition, row.offset, bytes(row.value)) for row in frame.collect())
+
+
+def is_left_to_spark(frame: DataFrame, column: str) -> bool:
+    plan = frame._jdf.queryExecution().executedPlan().toString()
+    return any(column in line for line in plan.splitlines() if " Filter (" in line)
+
+
+NOTHING = "offset > 1000"
+CONDITIONS = [
+    ("partition = 1", "partition"),
+    ("partition in (0, 2) and offset >= 30 and offset < 40", "offset"),
+    ("partition <> 1 and topic like 'topic-%'", "partition"),
+    ("offset in (3, 7, 90)", ""),
+    (f"timestamp >= {AT.format(ms=150)}", ""),
+    (f"timestamp > {AT.format(ms=20)} and timestamp <= {AT.format(ms=30)}", ""),
+    (f"timestamp = {AT.format(ms=120)} or offset = 2", ""),
+    (NOTHING, "offset"),
+    ("cast(value as string) = 'v7' and offset < 50", "offset"),
+]
+
+
+@pytest.mark.parametrize(("condition", "decided"), CONDITIONS)
+def test_the_same_rows_with_and_without(
+    frame: DataFrame, pushdown: Callable[[bool], None], condition: str, decided: str
+) -> None:
+    pushdown(False)
+    unaided = frame.where(condition)
+    expected = rows(unaided)
+    pushdown(True)
+    aided = frame.where(condition)
+    assert rows(aided) == expected
+    assert (len(expected) > 0) is (condition != NOTHING)
+    if decided:
+        assert is_left_to_spark(unaided, decided)
+        assert not is_left_to_spark(aided, decided)
+
+
+def test_fewer_tasks_and_fewer_rows_come_out_of_the_source(
+    spark: SparkSession, frame: DataFrame, pushdown: Callable[[bool], None]
+) -> None:
+    def tasks(condition: str, enabled: bool) -> int:
+        pushdown(enabled)
+        return int(frame.where(condition).rdd.getNumPartitions())
+
+    assert tasks("partition = 1", False) == 3
+    assert tasks("partition = 1", True) == 1
+    late = f"partition = 1 and timestamp >= {AT.format(ms=150)}"
+    assert read_offsets(frame.where(late), pushdown, False) == 100
+    assert read_offsets(frame.where(late), pushdown, True) == 17
+
+
+def read_offsets(frame: DataFrame, pushdown: Callable[[bool], None], enabled: bool) -> int:
+    """How many rows the scan gave, before Spark's own filters, by Spark's own metric."""
+    pushdown(enabled)
+    execution = frame.select("offset")._jdf.queryExecution()
+    execution.executedPlan().executeCollect()
+    scan = execution.executedPlan()
+    while scan.children().size() > 0:
+        scan = scan.children().apply(0)
+    return int(scan.metrics().apply("numOutputRows").value())
