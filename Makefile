@@ -24,8 +24,8 @@ endif
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install demo test check lint format types imports tidy unit e2e spark golden sim sim-replicas chaos bench \
-  bench-clients bench-spark bench-closest bench-failover bench-fencing bench-groups bench-metadata bench-sessions bench-snapshot protos lock wheel \
-  docs clean distclean stale
+  bench-clients bench-spark bench-closest bench-failover bench-fencing bench-groups bench-metadata bench-sessions bench-spark-kills bench-snapshot protos lock wheel \
+  docs dashboards monitoring clean distclean stale
 
 help: ## list the targets
 	@echo "make TARGET [PYTHON=python3.12] [SCALE=n] [SEEDS=n] [WORKERS=n] [ARGS='...']"
@@ -91,6 +91,9 @@ bench: install ## throughput, latency, memory of a local cluster (ARGS="--quick"
 bench-spark: install ## records/s of a Spark batch read on local[2]
 	$(PY) -m bench.spark $(ARGS)
 
+bench-spark-kills: install ## a streaming query and brokers are killed ten times while retention runs (ARGS="--kills 3", "--json")
+	$(PY) -m bench.spark_kills $(ARGS)
+
 bench-failover: install ## gaps when controllers and leaders fail (ARGS="--runs 10", "--kinds leader-kill kill", "--markdown")
 	$(PY) -m bench.failover $(ARGS)
 
@@ -121,6 +124,12 @@ protos: install ## generate kipmesh/v1 from protos/
 docs: install ## generate docs/configuration.md from the configuration models, and the diagrams of docs/raft.md
 	$(PY) tools/gen_config_docs.py
 	$(PY) tools/gen_raft_docs.py
+
+dashboards: install ## generate deploy/grafana/dashboards from tools/dashboards
+	$(PY) tools/gen_dashboards.py
+
+monitoring: install ## tests of Prometheus' rules and Grafana's dashboards, on a live mesh (needs Prometheus; docs/monitoring.md)
+	$(PYTEST) tests/monitoring $(ARGS)
 
 lock: install ## newest versions within pyproject.toml's bounds into requirements.lock
 	$(PY) -m pip install --quiet --upgrade uv

@@ -34,6 +34,7 @@ class Batch:
         "created_s",
         "error",
         "finished",
+        "leader_epoch",
         "log_append_time_ms",
         "numbers",
         "order",
@@ -64,6 +65,7 @@ class Batch:
         self.append = self.builder.append
         self.count = 0
         self.attempts = 0
+        self.leader_epoch = -1  # of the last try
         self.payload: bytes | None = None
         self.base_offset = -1
         self.log_append_time_ms = -1

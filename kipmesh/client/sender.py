@@ -277,6 +277,7 @@ class Sender:
                 started[leader_id] = started.get(leader_id, 0) + 1
                 batches, total = [], 0
                 plan.append((leader_id, batches))
+            batch.leader_epoch = partition.leader_epoch
             batches.append(batch)
             filling[leader_id] = (batches, total + size)
             self._take(queue, batch)
@@ -312,7 +313,6 @@ class Sender:
         """One request, not begun before that of `before` is on its way; `begun` is set once this one is."""
         results: dict[tuple[str, int], PartitionProduceResponse] = {}
         failure: KafkaError | None = KafkaError(ErrorCode.NETWORK_EXCEPTION, "cancelled")
-        epochs = [self._leader_epoch(batch.queue) for batch in batches]
         try:
             request = await self._maker.make(batches)
             address = self._metadata.address(leader_id)
@@ -344,9 +344,9 @@ class Sender:
         finally:
             begun.set()
             self._requests[leader_id] -= 1
-            for batch, epoch in zip(batches, epochs, strict=True):
+            for batch in batches:
                 result = results.get((batch.queue.topic, batch.queue.partition))
-                self._settle(batch, leader_id, epoch, result, failure)
+                self._settle(batch, leader_id, result, failure)
             self._wake.set()
 
     async def _call(
@@ -384,11 +384,10 @@ class Sender:
         self,
         batch: Batch,
         leader_id: int,
-        epoch: int,
         result: PartitionProduceResponse | None,
         failure: KafkaError | None,
     ) -> None:
-        """The request of `batch` to a leader in an epoch has ended, however; decide about the batch and its queue."""
+        """The request of `batch` to a leader has ended, however; decide about the batch and its queue."""
         queue = batch.queue
         queue.in_flight.remove(batch)
         error = failure
@@ -409,7 +408,7 @@ class Sender:
             self._complete(batch, None)
             self._memory.give(batch.reserved_bytes)
         elif error is not None:
-            self._failed(queue, batch, error, epoch)
+            self._failed(queue, batch, error)
         if queue.sequences is not None:
             self._drop(queue, queue.sequences.settled())
         self._resume(queue)
@@ -418,8 +417,8 @@ class Sender:
         """Whether somebody leads whom nobody has asked since the last try failed (KIP-951): no reason to wait."""
         return self._leader_epoch(queue) > queue.failed_epoch >= 0
 
-    def _failed(self, queue: PartitionQueue, batch: Batch, error: KafkaError, epoch: int) -> None:
-        """A try in that leader epoch: once more later, or as soon as there is another leader."""
+    def _failed(self, queue: PartitionQueue, batch: Batch, error: KafkaError) -> None:
+        """Once more later, or as soon as there is another leader than that of the try."""
         batch.attempts += 1
         verdict = Verdict.AGAIN if error.retriable else Verdict.FAILED
         if queue.sequences is not None and batch.numbers is not None:
@@ -430,6 +429,7 @@ class Sender:
             batch.retried_for = error
             log.debug("produce to %s-%d failed: %s", queue.topic, queue.partition, error)
             queue.put_back(batch)
+            epoch = batch.leader_epoch
             queue.failed_epoch = max(epoch, queue.failed_epoch) if queue in self._delayed else epoch
             is_turn = error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and batch.attempts <= UNRESOLVED_MAX
             if not is_turn and not self._leader_is_new(queue):

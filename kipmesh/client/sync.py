@@ -232,6 +232,10 @@ class Producer(_Client[_producer.Producer]):
         """A topic's metadata."""
         return self._call(self._client.partitions_for(topic))
 
+    def metrics(self) -> dict[str, int | float]:
+        """See `kipmesh.client.Producer.metrics`; from any thread."""
+        return self._client.metrics()
+
 
 class Consumer(_Client[_consumer.Consumer]):
     """See `kipmesh.client.Consumer`. Iterating yields records without end."""

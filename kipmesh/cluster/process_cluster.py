@@ -44,6 +44,7 @@ from kipmesh.cluster.signals import deferred_signals
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
+KILL_TIMEOUT_S = 15.0
 PAUSE_TIMEOUT_S = 2.0
 LOCK_TIMEOUT_S = 120.0
 REAP_TIMEOUT_S = 5.0
@@ -277,7 +278,7 @@ class ProcessCluster:
             with deferred_signals():
                 for one in started:
                     processes.send(one.node.pid, one.node.process, signal.SIGKILL)
-                processes.wait_gone([(one.node.pid, one.node.process) for one in started], self._stop_timeout_s)
+                processes.wait_gone([(one.node.pid, one.node.process) for one in started], KILL_TIMEOUT_S)
                 for one in started:
                     state = state.with_node(_without_process(one.node))
                 state.write(self.folder)
@@ -342,7 +343,7 @@ class ProcessCluster:
         if not processes.wait_gone([(node.pid, node.process) for node in nodes], self._stop_timeout_s):
             for node in nodes:
                 processes.send(node.pid, node.process, signal.SIGKILL)
-            processes.wait_gone([(node.pid, node.process) for node in nodes], self._stop_timeout_s)
+            processes.wait_gone([(node.pid, node.process) for node in nodes], KILL_TIMEOUT_S)
         for node in nodes:
             self._on_event(node.name, "stopped")
 
@@ -354,7 +355,7 @@ class ProcessCluster:
                 raise ClusterError(f"{name} does not run")
             if number is signal.SIGKILL:
                 processes.send(node.pid, node.process, number)
-                processes.wait_gone([(node.pid, node.process)], self._stop_timeout_s)
+                processes.wait_gone([(node.pid, node.process)], KILL_TIMEOUT_S)
                 self._on_event(name, "stopped")
             else:
                 self._stop_nodes([node])

@@ -3,7 +3,8 @@
 A node offers each service of `services.proto` as an object with one coroutine a method, named in snake case
 (`Fetch` -> `fetch(request, context)`). A method that the object lacks answers UNIMPLEMENTED. `FetchStream` calls
 `fetch` for one request after the other, in order. An object with `stream_ended(context)` is told when a stream is over,
-by its client or with the connection; what ran for it has been cancelled by then.
+by its client or with the connection; what ran for it has been cancelled by then. An observer of a method is called with
+each exchange and its bytes, once the handler has returned and before anything else runs; it must be quick.
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ class RequestContext(NamedTuple):
 _ANSWER_SHARE = 0.9
 Handler = Callable[[Value, RequestContext], Awaitable[Value]]
 StreamEnded = Callable[[RequestContext], None]
+Observer = Callable[[RequestContext, Value, Value, int, int], None]
+"""Who asked, the request, the response, and the bytes of the two messages."""
+Observers = Mapping[tuple[str, str], Observer]
+"""By service and method."""
 
 _stream_numbers = itertools.count(1)
 
@@ -74,15 +79,19 @@ async def _decode(method: Method, data: bytes, context: grpc.aio.ServicerContext
 # Messages are translated here and not by grpc: it logs a failure as its own, and answers UNKNOWN.
 
 
-def _unary(method: Method, handler: Handler) -> Any:
+def _unary(method: Method, handler: Handler, observe: Observer | None) -> Any:
     async def answer(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
-        request = await _decode(method, data, context)
-        return method.response.encode(await handler(request, _context(context)))
+        request, who = await _decode(method, data, context), _context(context)
+        response = await handler(request, who)
+        encoded = method.response.encode(response)
+        if observe is not None:
+            observe(who, request, response, len(data), len(encoded))
+        return encoded
 
     return grpc.unary_unary_rpc_method_handler(answer)
 
 
-def _stream(method: Method, handler: Handler, ended: StreamEnded | None) -> Any:
+def _stream(method: Method, handler: Handler, ended: StreamEnded | None, observe: Observer | None) -> Any:
     async def answer(
         requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[bytes]:
@@ -91,7 +100,11 @@ def _stream(method: Method, handler: Handler, ended: StreamEnded | None) -> Any:
             context.add_done_callback(lambda _context: ended(who))
         async for data in requests:
             request = await _decode(method, data, context)
-            yield method.response.encode(await handler(request, who))
+            response = await handler(request, who)
+            encoded = method.response.encode(response)
+            if observe is not None:
+                observe(who, request, response, len(data), len(encoded))
+            yield encoded
 
     return grpc.stream_stream_rpc_method_handler(answer)
 
@@ -100,7 +113,7 @@ def _snake(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
-def _handlers(service: str, target: object) -> Any:
+def _handlers(service: str, target: object, observers: Observers) -> Any:
     handlers = {}
     full_name = ""
     for method in METHODS[service].values():
@@ -108,17 +121,23 @@ def _handlers(service: str, target: object) -> Any:
         name = _snake(method.name.removesuffix("Stream"))
         handler: Handler | None = getattr(target, name, None)
         if handler is not None:
+            observe = observers.get((service, method.name))
             if method.streaming:
-                handlers[method.name] = _stream(method, handler, getattr(target, "stream_ended", None))
+                handlers[method.name] = _stream(method, handler, getattr(target, "stream_ended", None), observe)
             else:
-                handlers[method.name] = _unary(method, handler)
+                handlers[method.name] = _unary(method, handler, observe)
     return grpc.method_handlers_generic_handler(full_name, handlers), full_name
 
 
 class Server:
     """Serves `services` (service name of services.proto -> object with its handlers) on one address."""
 
-    def __init__(self, services: Mapping[str, object], message_bytes_max: int = DEFAULT_MESSAGE_BYTES_MAX) -> None:
+    def __init__(
+        self,
+        services: Mapping[str, object],
+        message_bytes_max: int = DEFAULT_MESSAGE_BYTES_MAX,
+        observers: Observers | None = None,
+    ) -> None:
         options = [
             ("grpc.max_receive_message_length", message_bytes_max),
             ("grpc.max_send_message_length", -1),
@@ -131,7 +150,7 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = [health.SERVICE_NAME, reflection.SERVICE_NAME]
         for service, target in services.items():
-            generic, full_name = _handlers(service, target)
+            generic, full_name = _handlers(service, target, observers or {})
             self._server.add_generic_rpc_handlers((generic,))
             names.append(full_name)
         reflection.enable_server_reflection(names, self._server)

@@ -332,6 +332,23 @@ class BrokerConfig(NodeConfig):
     """Replicas of `__consumer_offsets` when it is made; lowered to the brokers there are."""
     offsets_topic_segment_bytes: Annotated[int, Field(ge=14, le=MAX_INT32)] = 100 << 20
     """Bytes of a segment of `__consumer_offsets` when it is made."""
+    mesh_trace_sample: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of fetches, produce requests and metadata requests that this broker writes to `__mesh_trace`, from 0 (off,
+    snapshots are not written either) to 1."""
+    mesh_trace_rate_max: Positive = 1000
+    """Most entries of the trace in a second; what is more is counted and dropped."""
+    mesh_trace_queue_max: Positive = 10_000
+    """Most entries of the trace that wait to be written; what is more is counted and dropped."""
+    mesh_trace_flush_interval_ms: Annotated[int, Field(ge=10)] = 1000
+    """Time in ms between two writes of the trace."""
+    mesh_trace_topic_num_partitions: Int32 = 3
+    """Partitions of `__mesh_trace` when it is made."""
+    mesh_trace_topic_replication_factor: Annotated[int, Field(ge=1, le=32767)] = 3
+    """Replicas of `__mesh_trace` when it is made; lowered to the brokers there are."""
+    mesh_trace_topic_retention_ms: MinusOneOrMore = 86_400_000
+    """The `retention.ms` of `__mesh_trace` when it is made."""
+    mesh_trace_topic_retention_bytes: MinusOneOrMore = 256 << 20
+    """The `retention.bytes` of `__mesh_trace`, of each partition, when it is made."""
 
     @field_validator("replica_selector_config")
     @classmethod

@@ -25,7 +25,7 @@ from kipmesh.core.metadata.image import MetadataDelta, PartitionState
 from kipmesh.core.metadata.states import is_lost
 from kipmesh.node.broker.replica import Replica
 from kipmesh.testing.replica_sim.clients import TOPIC
-from kipmesh.testing.replica_sim.shadow import Cut, Entry, Shadow, Truth, content
+from kipmesh.testing.replica_sim.shadow import NOTHING_SURVIVES, Cut, Entry, Shadow, Truth, content
 from kipmesh.testing.sim.checker import InvariantError
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Checker:
             counts["unclean elections"] += 1
             if not self.world.is_unclean:
                 self.fail(f"partition {partition}: unclean election {old} -> {state}")
-            survivable = 0
+            survivable = NOTHING_SURVIVES
         elif not old.isr:
             counts["elections by log end"] += 1
             if state.leader not in old.last_isr:
@@ -175,7 +175,7 @@ class Checker:
                     self.durable.pop((broker.node_id, partition), None)
             return
         for (_, partition), log in broker.parts.manager.logs.items():
-            if log.failed is None:
+            if log.failed is None and log.topic_id:  # without the id it is nobody's; see `started`
                 self._shadow((broker.node_id, partition)).take(log) if not log.durability.generation & 1 else None
                 floor = log.recovery_point if power else log.log_end_offset
                 self.durable[broker.node_id, partition] = floor
@@ -257,24 +257,29 @@ class Checker:
     def _leader_began(self, broker: SimBroker, partition: int, epoch: int, shadow: Shadow, truth: Truth) -> None:
         survivable = truth.survivable.pop(epoch)
         common = shadow.agrees(truth, min(shadow.end, truth.end))
-        if common >= truth.end or epoch < truth.cut_epoch:
-            return
-        if common < survivable:
+        if common < survivable and epoch >= truth.cut_epoch:
             self.fail(
                 f"partition {partition}: broker {broker.node_id} leads in epoch {epoch} with {shadow.end} records, of "
                 f"{truth.end} committed it has {common}; {survivable} had to survive"
             )
-        self.world.counts["records lost as the rules allow"] += truth.end - common
-        self.world.counts["losses as the rules allow"] += 1
-        truth.cuts.append(Cut(common, epoch))
-        del truth.entries[common:]
+        # Behind an unclean leader's back one of an older epoch may go on for a while: that is lost, too, when it comes.
+        if survivable == NOTHING_SURVIVES or (common < truth.end and epoch >= truth.cut_epoch):
+            self._lose(partition, common, epoch, truth)
+            shadow.may_differ_from = None if epoch == truth.cut_epoch else common
+
+    def _lose(self, partition: int, common: int, epoch: int, truth: Truth) -> None:
+        """An unclean leader has nothing from `common` on; of an epoch that is over, only that."""
+        truth.floor = min(truth.floor, common)
         for (_, other), each in self.shadows.items():
             if other == partition:
                 each.verified = min(each.verified, common)
-                if each.end > common:
-                    known = each.may_differ_from
-                    each.may_differ_from = common if known is None else min(known, common)
-        shadow.may_differ_from = None
+                known = each.may_differ_from
+                each.may_differ_from = common if known is None else min(known, common)
+        if epoch >= truth.cut_epoch:
+            self.world.counts["records lost as the rules allow"] += truth.end - common
+            self.world.counts["losses as the rules allow"] += truth.end > common
+            truth.cuts.append(Cut(common, epoch))
+            del truth.entries[common:]
 
     def _check_copies(self, partition: int, offset: int, truth: Truth) -> None:
         """What is committed is, or was, on as many replicas as `min.insync.replicas` says."""
@@ -288,6 +293,9 @@ class Checker:
     def _check_committed(self, broker: SimBroker, replica: Replica, shadow: Shadow, truth: Truth) -> None:
         """Below its own high watermark a replica has what is committed, and nothing else."""
         end = min(replica.high_watermark, shadow.end)
+        lost_from = shadow.may_differ_from
+        if lost_from is not None and shadow.agrees(truth, min(end, truth.end)) > max(lost_from, shadow.base):
+            shadow.may_differ_from = None  # it has something of what came after the loss
         if shadow.may_differ_from is not None:
             end = min(end, shadow.may_differ_from)
         elif truth.cuts and replica.leader_epoch < truth.cut_epoch:

@@ -66,6 +66,8 @@ _FETCH_WAIT_MS = 300
 _GIVE_UP_MS = 3000
 _LAST_MS = 600
 """For one more batch to each partition at the end."""
+_WAKE_MS = 100
+"""Somebody who sleeps wakes so long after the last moment to produce."""
 
 
 class Client:
@@ -138,7 +140,8 @@ class Producer(Client):
 
     async def _run(self) -> None:
         while not self.is_done:
-            await asyncio.sleep(self.rng.expovariate(1 / self.every_ms) / 1000)
+            left_ms = self.world.produce_until_ms + _WAKE_MS - self.world.scheduler.now_ms
+            await asyncio.sleep(min(self.rng.expovariate(1 / self.every_ms), left_ms) / 1000)
             if not self.is_done:
                 acks = -1 if self.rng.random() < 0.8 else 1
                 await self._send(self.rng.randrange(self.world.partitions), acks, _GIVE_UP_MS)

@@ -9,6 +9,8 @@ from kipmesh.core import record_batch
 from kipmesh.storage.log import Log
 
 Entry = tuple[int, int, int]
+NOTHING_SURVIVES = -1
+"""Of an unclean election."""
 _READ_BYTES = 1 << 20
 
 
@@ -29,7 +31,8 @@ class Shadow:
         self.verified = 0
         """Below, it was found to be what is committed."""
         self.may_differ_from: int | None = None
-        """After a loss that the rules allow, the replica may have what is lost until its log is cut."""
+        """After a loss that the rules allow, the replica may have what is lost from here on, even when its log was cut
+        (a later unclean leader may bring it back), until it has something of what came after."""
 
     @property
     def end(self) -> int:
@@ -46,7 +49,6 @@ class Shadow:
                 self.base, self.entries = start, []
             del self.entries[start - self.base :]
             self.verified = min(self.verified, start)
-            self.may_differ_from = None
         new: list[tuple[int, Entry]] = []
         while self.end < log.log_end_offset:
             data = log.read(self.end, _READ_BYTES, log.log_end_offset, True)
@@ -74,10 +76,12 @@ class Truth:
         self.leaders: dict[int, int] = {}
         """Leader epoch -> who led."""
         self.survivable: dict[int, int] = {}
-        """Leader epoch -> how much of what was committed its leader must have."""
+        """Leader epoch -> how much of what was committed its leader must have, or NOTHING_SURVIVES."""
         self.cuts: list[Cut] = []
         self.acknowledged: dict[int, tuple[Entry, int]] = {}
         """Offset -> what was acknowledged there with acks=all, and how many cuts there were before."""
+        self.floor = 1 << 62
+        """The lowest offset that was lost as the rules allow; far away when none was."""
         self.log_start = 0
         """The highest that somebody asked for."""
 
@@ -85,11 +89,6 @@ class Truth:
     def end(self) -> int:
         """After the last committed entry."""
         return len(self.entries)
-
-    @property
-    def floor(self) -> int:
-        """The lowest offset that was lost as the rules allow; far away when none was."""
-        return min([cut.offset for cut in self.cuts], default=1 << 62)
 
     @property
     def cut_epoch(self) -> int:

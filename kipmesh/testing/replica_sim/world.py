@@ -81,6 +81,7 @@ class World:
         self.min_isr = min_isr or drawn[2]
         self.is_unclean = drawn[3] if is_unclean is None else is_unclean
         self.produce_every_ms = rng.uniform(120, 500)
+        self.produce_until_ms = VIRTUAL_MS - STILL_MS
         self.fetch_bytes = rng.choice((1, 300, 1 << 20))
         self.flush_max_ms = 2.0
         self.topic_id = rng.randbytes(16)
@@ -166,7 +167,7 @@ class World:
         for each in (*self.producers, *self.consumers):
             each.start()
         self.faults.begin()
-        self.scheduler.run_until(VIRTUAL_MS - STILL_MS)
+        self.scheduler.run_until(self.produce_until_ms)
         for producer in self.producers:
             producer.is_done = True
         self.scheduler.run_until(VIRTUAL_MS)
