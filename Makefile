@@ -133,7 +133,7 @@ monitoring: install ## tests of Prometheus' rules and Grafana's dashboards, on a
 
 lock: install ## newest versions within pyproject.toml's bounds into requirements.lock
 	$(PY) -m pip install --quiet --upgrade uv
-	$(PY) -m uv pip compile pyproject.toml --extra demo --group dev --universal --python-version 3.11 --upgrade \
+	$(PY) -m uv pip compile pyproject.toml --extra demo --extra kubernetes --group dev --universal --python-version 3.11 --upgrade \
 	  --no-annotate --custom-compile-command "make lock" --quiet --output-file requirements.lock
 
 wheel: install ## build dist/*.whl
