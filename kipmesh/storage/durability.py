@@ -47,7 +47,7 @@ class Durability:
         self._fs = fs
         self._folder = folder
         self._unflushed_since_ms = unflushed_since_ms
-        self._generation = 0
+        self._generation = self._generation_synced = 0
         self._lowered = self._lowered_checkpointed = 0  # how often the recovery point was lowered
         self._cap: int | None = None
         self._lock = threading.Lock()
@@ -82,6 +82,11 @@ class Durability:
     def generation(self) -> int:
         """To be compared by `is_unchanged`."""
         return self._generation
+
+    @property
+    def has_unsynced_change(self) -> bool:
+        """Whether a power failure may bring back what was cut or removed."""
+        return self._generation != self._generation_synced
 
     def is_unchanged(self, generation: int) -> bool:
         """Whether what was seen since then was of one state."""
@@ -161,6 +166,7 @@ class Durability:
                     is_done = self.is_unchanged(generation)
                     if is_done:
                         self.recovery_point = max(self.recovery_point, end)
+                        self._generation_synced = generation
             except FileNotFoundError:
                 if self.is_unchanged(generation):
                     raise

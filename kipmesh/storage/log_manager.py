@@ -32,6 +32,7 @@ from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, CLUSTER_METADATA_TOPIC_ID
 from kipmesh.storage import checkpoint, metadata_check
 from kipmesh.storage.checkpoint import TopicPartition, uuid_text
+from kipmesh.storage.cuts import makes_cuts_durable
 from kipmesh.storage.data_folder import DataFolder, DataFolders, OnFolderFailed, check_no_duplicates
 from kipmesh.storage.errors import StorageError
 from kipmesh.storage.fs import FileSystem
@@ -373,9 +374,11 @@ class LogManager:
     # -- checkpoints
 
     def checkpoint_high_watermarks(self, high_watermarks: Mapping[TopicPartition, int]) -> None:
-        """Write the high watermarks; those not given keep their last value. StorageError."""
-        known = self._folder_of
-        self._high_watermarks.update({key: value for key, value in high_watermarks.items() if key in known})
+        """Write the high watermarks once cuts are durable; those not given keep their last value. StorageError."""
+        for key, value in high_watermarks.items():
+            if key in self._folder_of:
+                known, held = self._high_watermarks.get(key, 0), self.get(*key)
+                self._high_watermarks[key] = value if held is None or makes_cuts_durable(held) else min(known, value)
         self._checkpoint(checkpoint.HIGH_WATERMARK_CHECKPOINT)
 
     def checkpoint_recovery_points(self) -> None:

@@ -101,7 +101,8 @@ class Checker:
     def _elected(self, partition: int, old: PartitionState, state: PartitionState) -> None:
         counts, truth = self.world.counts, self.truths[partition]
         counts["elections"] += 1
-        survivable = truth.end
+        # A loss that the rules allowed may come with this leader, when those before it never began.
+        survivable = min([truth.end, *truth.allowed.values()])
         if state.leader_recovery_state == RECOVERING and old.leader < 0:
             counts["unclean elections"] += 1
             if not self.world.is_unclean:
@@ -115,6 +116,8 @@ class Checker:
         elif state.leader not in old.isr:
             self.fail(f"partition {partition}: elected from outside of the ISR: {old} -> {state}")
         truth.survivable[state.leader_epoch] = survivable
+        if survivable < truth.end:
+            truth.allowed[state.leader_epoch] = survivable
 
     def _common(self, broker_id: int, partition: int) -> int:
         """How much of what is committed a broker has."""
@@ -256,6 +259,7 @@ class Checker:
 
     def _leader_began(self, broker: SimBroker, partition: int, epoch: int, shadow: Shadow, truth: Truth) -> None:
         survivable = truth.survivable.pop(epoch)
+        truth.allowed = {later: value for later, value in truth.allowed.items() if later > epoch}
         common = shadow.agrees(truth, min(shadow.end, truth.end))
         if common < survivable and epoch >= truth.cut_epoch:
             self.fail(
@@ -294,8 +298,12 @@ class Checker:
         """Below its own high watermark a replica has what is committed, and nothing else."""
         end = min(replica.high_watermark, shadow.end)
         lost_from = shadow.may_differ_from
-        if lost_from is not None and shadow.agrees(truth, min(end, truth.end)) > max(lost_from, shadow.base):
-            shadow.may_differ_from = None  # it has something of what came after the loss
+        if lost_from is not None:
+            agreed = shadow.agrees(truth, min(end, truth.end))
+            if agreed > max(lost_from, shadow.base):
+                # Something of what came after the loss, or only of what an unclean leader brought back?
+                is_new = truth.entries[agreed - 1][0] >= truth.cut_epoch
+                shadow.may_differ_from = None if is_new else agreed
         if shadow.may_differ_from is not None:
             end = min(end, shadow.may_differ_from)
         elif truth.cuts and replica.leader_epoch < truth.cut_epoch:

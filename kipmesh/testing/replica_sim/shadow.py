@@ -77,6 +77,8 @@ class Truth:
         """Leader epoch -> who led."""
         self.survivable: dict[int, int] = {}
         """Leader epoch -> how much of what was committed its leader must have, or NOTHING_SURVIVES."""
+        self.allowed: dict[int, int] = {}
+        """The same of elections that may lose something and whose leaders have not begun, nor later ones."""
         self.cuts: list[Cut] = []
         self.acknowledged: dict[int, tuple[Entry, int]] = {}
         """Offset -> what was acknowledged there with acks=all, and how many cuts there were before."""
