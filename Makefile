@@ -5,6 +5,7 @@ SCALE ?= 1
 WORKERS ?= 2
 ARGS ?=
 SEEDS ?= 300
+SERVICES := metadata_controller leader follower consumer
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -25,7 +26,7 @@ endif
 .DELETE_ON_ERROR:
 .PHONY: help install demo test check lint format types imports tidy unit e2e spark golden sim sim-replicas chaos bench \
   bench-clients bench-spark bench-closest bench-failover bench-fencing bench-groups bench-metadata bench-sessions bench-spark-kills bench-snapshot protos lock wheel \
-  docs dashboards monitoring clean distclean stale
+  docs dashboards monitoring images clean distclean stale
 
 help: ## list the targets
 	@echo "make TARGET [PYTHON=python3.12] [SCALE=n] [SEEDS=n] [WORKERS=n] [ARGS='...']"
@@ -135,6 +136,9 @@ lock: install ## newest versions within pyproject.toml's bounds into requirement
 	$(PY) -m pip install --quiet --upgrade uv
 	$(PY) -m uv pip compile pyproject.toml --extra demo --extra kubernetes --group dev --universal --python-version 3.11 --upgrade \
 	  --no-annotate --custom-compile-command "make lock" --quiet --output-file requirements.lock
+
+images: install ## the services' images kipmesh/SERVICE:VERSION (BASE_IMAGE=..., IMAGE_PREFIX=..., IMAGE_TAG=...; docs/docker.md)
+	@sh tools/images.sh $(VENV) $(SERVICES)
 
 wheel: install ## build dist/*.whl
 	$(PY) -m build --wheel --no-isolation --outdir dist

@@ -1,0 +1,43 @@
+#!/bin/sh
+# The wheels that images install from: image_wheels.sh VENV service|spark. Versions come from requirements.lock.
+# Ends with build/wheels/kipmesh-*.whl and what it needs in build/wheels/service (and build/wheels/spark). Images are
+# made for Linux and IMAGE_PYTHON (3.11): elsewhere nothing is made, and the build of an image fetches them itself.
+set -eu
+
+venv=$1
+set=$2
+root=build/wheels
+wanted=${IMAGE_PYTHON:-3.11}
+have=$("$venv/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+
+if [ "$(uname -s)" != Linux ] || [ "$have" != "$wanted" ]; then
+    rm -rf "$root"
+    echo "kipmesh: no wheels are made here ($(uname -s), Python $have; images have Linux, Python $wanted):" \
+        "the build of the image fetches them"
+    exit 0
+fi
+
+# Times in wheels are those of the sources, so that the same sources make the same images.
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 1767225600)}
+export SOURCE_DATE_EPOCH PIP_DISABLE_PIP_VERSION_CHECK=1
+
+# collect FOLDER REQUIREMENT: what it needs but kipmesh's own wheel, as a whole or not at all.
+collect() {
+    target=$root/$1
+    stamp=$target/made-from
+    sum=$(cat pyproject.toml requirements.lock tools/image_wheels.sh | cksum)
+    [ "$(cat "$stamp" 2>/dev/null)" = "$sum" ] && return
+    echo "kipmesh: collecting wheels in $target"
+    rm -rf "$target" "$target.new"
+    "$venv/bin/python" -m pip wheel --quiet --no-build-isolation --constraint requirements.lock \
+        --wheel-dir "$target.new" "$2"
+    rm -f "$target.new"/kipmesh-*.whl
+    printf '%s\n' "$sum" >"$target.new/made-from"
+    mv "$target.new" "$target"
+}
+
+mkdir -p "$root"
+collect service .
+[ "$set" != spark ] || collect spark '.[demo]'
+rm -rf "$root"/kipmesh-*.whl
+"$venv/bin/python" -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir "$root" .
