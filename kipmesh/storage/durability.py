@@ -88,6 +88,10 @@ class Durability:
         """Whether a power failure may bring back what was cut or removed."""
         return self._generation != self._generation_synced
 
+    def note_unclean(self) -> None:
+        """The process before this one may have cut or removed something."""
+        self._generation_synced = -1
+
     def is_unchanged(self, generation: int) -> bool:
         """Whether what was seen since then was of one state."""
         return generation == self._generation and not generation & 1

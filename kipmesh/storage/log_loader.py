@@ -108,6 +108,8 @@ def open_log(
     # What a process wrote before it was killed is there, but nobody knows whether it is durable.
     log.durability.identity_dirty = is_new or not clean
     log.durability.names_dirty = loading.names_changed or not clean
+    if was_there and not clean:
+        log.durability.note_unclean()
     return log
 
 

@@ -13,6 +13,11 @@ def test_seeds_are_clean(chunk: int) -> None:
     run_chunk(range(chunk, SEEDS, CHUNKS))
 
 
+@pytest.mark.parametrize("seed", [861, 1036, 1463, 2761, 3819, 11137, 13386])
+def test_seeds_that_found_something_are_clean(seed: int) -> None:
+    run_seed(seed)
+
+
 def test_a_seed_is_the_same_every_time() -> None:
     assert run_seed(3).counts == run_seed(3).counts
 

@@ -360,6 +360,48 @@ def test_power_cuts_after_truncations(fs: HookedFileSystem, seed: int) -> None:
     assert epochs == sorted(epochs)
 
 
+@pytest.mark.parametrize("is_killed", [False, True], ids=["one process", "killed and started again"])
+@pytest.mark.parametrize("restarts", [False, True], ids=["cut", "begun anew"])
+def test_what_was_cut_is_not_below_a_high_watermark_after_a_power_cut(
+    fs: HookedFileSystem, restarts: bool, is_killed: bool
+) -> None:
+    """Only what was durable comes back: as if nothing after the last sync had been written."""
+    manager = start(fs)
+    log = manager.create("t", 0, ID, TopicConfig.parse({"segment.bytes": 400}), NOW)
+    append(log, 9)
+    manager.checkpoint_high_watermarks({("t", 0): 4})
+    log.flush()
+    manager.checkpoint_recovery_points()
+    log.truncate_fully_and_start_at(4) if restarts else log.truncate_to(4)
+    if is_killed:
+        manager.abandon()
+        manager = start(fs)
+        log = manager.logs["t", 0]
+    append(log, 5, epoch=1)
+    manager.checkpoint_high_watermarks({("t", 0): 9})
+    manager.abandon()
+    fs.crash()
+    manager = start(fs)
+    log = manager.logs["t", 0]
+    end = min(log.log_end_offset, manager.checkpointed_high_watermark("t", 0))
+    assert all(log.epochs.epoch_of(offset) == 1 for offset in range(4, end))
+
+
+def test_a_log_that_cannot_be_synced_after_a_cut_keeps_its_high_watermark(fs: HookedFileSystem) -> None:
+    manager = start(fs)
+    log = manager.create("t", 0, ID, TopicConfig(), NOW)
+    append(log, 9)
+    manager.checkpoint_high_watermarks({("t", 0): 6})
+    log.truncate_to(7)
+    fs.fail("sync", path=".log")
+    manager.checkpoint_high_watermarks({("t", 0): 7})
+    assert manager.checkpointed_high_watermark("t", 0) == 6
+    assert log.failed is not None
+    manager.checkpoint_high_watermarks({("t", 0): 5})  # a lower one is always right
+    assert manager.checkpointed_high_watermark("t", 0) == 5
+    manager.abandon()
+
+
 def test_what_a_power_cut_brings_back_behind_a_cut_is_removed(fs: HookedFileSystem) -> None:
     log = make_log(fs, config={"segment.bytes": 400})
     append(log, 9)
