@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal, Protocol, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from kipmesh.core.config.base import Config, NotNegative, Positive, StrList
+from kipmesh.core.config.base import NotNegative, Positive, StrList
+from kipmesh.core.config.security import ClientSslConfig
 from kipmesh.core.messages.limits import MAX_INT32
 from kipmesh.core.sequences import UNRESOLVED_MAX
 
@@ -38,7 +39,7 @@ def check_session(config: _Session) -> None:
         raise ValueError(f"heartbeat.interval.ms ({beat_ms}) must be less than session.timeout.ms ({session_ms})")
 
 
-class ClientConfig(Config):
+class ClientConfig(ClientSslConfig):
     """What all clients share."""
 
     client_id: Annotated[str, Field(max_length=249)] = ""

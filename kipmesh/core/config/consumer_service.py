@@ -6,18 +6,22 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from kipmesh.core.config.base import Config, NotNegative, Positive, StrList
+from kipmesh.core.config.base import NotNegative, Positive, StrList
 from kipmesh.core.config.client import check_assignors, check_session
-from kipmesh.core.config.node import Endpoint
+from kipmesh.core.config.node import Endpoint, parse_http_listener
+from kipmesh.core.config.security import ClientSslConfig
 
 
-class ConsumerServiceConfig(Config):
+class ConsumerServiceConfig(ClientSslConfig):
     """The consumer service."""
 
     bootstrap_servers: Annotated[str, Field(min_length=1)]
     """Brokers to begin with: host:port, separated by commas."""
     http_listener: str = "127.0.0.1:0"
-    """host:port of the API and of /metrics, /healthz and /readyz. Port 0 takes a free one."""
+    """host:port of the API and of /metrics, /healthz and /readyz; with TLS when it begins with `https://`. Port 0 takes
+    a free one."""
+    http_ssl_client_auth: Literal["none", "required"] = "none"
+    """Whether `http.listener` requires clients' certificates, when it begins with `https://`."""
     client_id: str = "kipmesh-consumer"
     """The name that brokers see."""
     client_rack: str = ""
@@ -69,8 +73,14 @@ class ConsumerServiceConfig(Config):
     @field_validator("http_listener")
     @classmethod
     def _check_http(cls, value: str) -> str:
-        Endpoint.from_text(f"HTTP://{value}")
+        parse_http_listener(value)
         return value
+
+    @model_validator(mode="after")
+    def _check_https(self) -> Self:
+        if self.http_endpoint.name == "HTTPS":
+            self.check_ssl_files("http.listener with https", needs_certificate=True)
+        return self
 
     @field_validator("partition_assignment_strategy")
     @classmethod
@@ -91,5 +101,5 @@ class ConsumerServiceConfig(Config):
 
     @property
     def http_endpoint(self) -> Endpoint:
-        """The parsed `http.listener`."""
-        return Endpoint.from_text(f"HTTP://{self.http_listener}")
+        """The parsed `http.listener`; its name is HTTP or HTTPS."""
+        return parse_http_listener(self.http_listener)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from kipmesh.core.config.base import Config, MinusOneOrMore, NotNegative, Positive, StrList
+from kipmesh.core.config.security import ServerSslConfig, parse_protocol_map
 from kipmesh.core.config.topic import BROKER_DEFAULTS, CleanupPolicy, TopicConfig
 from kipmesh.core.messages.limits import MAX_INT32, MAX_INT64
 
@@ -30,6 +31,16 @@ class Endpoint(Config):
         if not (separator and colon and name and port.isdigit() and int(port) <= 65535):
             raise ValueError(f"{text!r} is not NAME://host:port")
         return cls.parse({"name": name, "host": host.strip("[]"), "port": int(port)})
+
+
+def parse_http_listener(text: str) -> Endpoint:
+    """From `host:port`, `http://host:port` or `https://host:port`, as a listener HTTP or HTTPS; raises ValueError."""
+    scheme, separator, address = text.partition("://")
+    if not separator:
+        scheme, address = "http", text
+    if scheme not in ("http", "https"):
+        raise ValueError(f"{text!r} is not host:port, http://host:port or https://host:port")
+    return Endpoint.from_text(f"{scheme.upper()}://{address}")
 
 
 class Voter(Config):
@@ -67,7 +78,7 @@ def parse_voters(text: str) -> tuple[Voter, ...]:
     return tuple(voters.values())
 
 
-class NodeConfig(Config):
+class NodeConfig(ServerSslConfig):
     """What controllers and brokers share."""
 
     node_id: NotNegative
@@ -81,7 +92,7 @@ class NodeConfig(Config):
     advertised_listeners: StrList = ()
     """Where others reach this node; by default its listeners."""
     http_listener: str = "127.0.0.1:0"
-    """host:port of /metrics, /healthz and /readyz."""
+    """host:port of /metrics, /healthz and /readyz; with TLS when it begins with `https://`."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least level of what is logged."""
     log_format: Literal["json", "console"] = "json"
@@ -137,11 +148,33 @@ class NodeConfig(Config):
             raise ValueError("names no voter")
         return value
 
+    @field_validator("listener_security_protocol_map")
+    @classmethod
+    def _check_protocols(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        parse_protocol_map(value)
+        return value
+
     @field_validator("http_listener")
     @classmethod
     def _check_http(cls, value: str) -> str:
-        Endpoint.from_text(f"HTTP://{value}")
+        parse_http_listener(value)
         return value
+
+    @model_validator(mode="after")
+    def _check_ssl(self) -> Self:
+        self.check_protocol_map(tuple(each.name for each in self.endpoints), self.http_endpoint.name)
+        self.check_mesh_listener(self.mesh_listener)
+        return self
+
+    @property
+    def mesh_listener(self) -> str:
+        """The name of the listener that nodes use among each other (gRPC)."""
+        return self.endpoints[0].name if self.endpoints else ""
+
+    @property
+    def mesh_has_tls(self) -> bool:
+        """Whether nodes speak TLS among each other."""
+        return self.protocol_of(self.mesh_listener) == "SSL"
 
     @property
     def voters(self) -> tuple[Voter, ...]:
@@ -155,8 +188,8 @@ class NodeConfig(Config):
 
     @property
     def http_endpoint(self) -> Endpoint:
-        """The parsed `http.listener`."""
-        return Endpoint.from_text(f"HTTP://{self.http_listener}")
+        """The parsed `http.listener`; its name is HTTP or HTTPS."""
+        return parse_http_listener(self.http_listener)
 
 
 class ControllerConfig(NodeConfig):
@@ -349,6 +382,11 @@ class BrokerConfig(NodeConfig):
     """The `retention.ms` of `__mesh_trace` when it is made."""
     mesh_trace_topic_retention_bytes: MinusOneOrMore = 256 << 20
     """The `retention.bytes` of `__mesh_trace`, of each partition, when it is made."""
+
+    @property
+    def mesh_listener(self) -> str:
+        """The name of the listener that nodes use among each other (gRPC)."""
+        return self.inter_broker_listener_name
 
     @field_validator("replica_selector_config")
     @classmethod
