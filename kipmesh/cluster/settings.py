@@ -67,9 +67,10 @@ def for_role(config: Mapping[str, str], role: Role) -> dict[str, str]:
     return {key: value for key, value in config.items() if key in known}
 
 
-def parsed(state: ClusterState, node: NodeInfo) -> Config:
-    """A node's whole configuration, checked; raises InvalidConfigError."""
-    return config_type(node.role).parse(properties(state, node, for_role(state.config, node.role)))
+def parsed(state: ClusterState, node: NodeInfo, over: Mapping[str, str] | None = None) -> Config:
+    """A node's whole configuration, with `over` over all else, checked; raises InvalidConfigError."""
+    values = properties(state, node, for_role(state.config, node.role)) | dict(over or {})
+    return config_type(node.role).parse(values)
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, str]:

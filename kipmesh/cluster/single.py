@@ -12,7 +12,7 @@ import concurrent.futures
 import importlib
 import os
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +40,15 @@ class _Node(Protocol):
 class SingleCluster:
     """Nodes in a background thread; `up` to `down`, once."""
 
-    def __init__(self, folder: Path, *, start_timeout_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        start_timeout_s: float = 30.0,
+        properties: Callable[[NodeInfo], Mapping[str, str]] | None = None,
+    ) -> None:
+        """`properties` says what each node's configuration is beside and over the cluster's own."""
+        self._properties = properties
         self._folder = folder
         self._start_timeout_s = start_timeout_s
         self._nodes: dict[str, _Node] = {}
@@ -167,7 +175,8 @@ class SingleCluster:
     def _make(self, node: NodeInfo) -> _Node:
         from kipmesh.cluster import settings
 
-        config: Any = settings.parsed(self.state(), node)
+        over = self._properties(node) if self._properties is not None else None
+        config: Any = settings.parsed(self.state(), node, over)
         match node.role:
             case Role.CONTROLLER:
                 from kipmesh.node.controller import ControllerNode

@@ -22,6 +22,8 @@ _OPTIONS = [
     ("grpc.max_receive_message_length", DEFAULT_MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", DEFAULT_MESSAGE_BYTES_MAX),
     ("grpc.initial_reconnect_backoff_ms", 50),
+    # A container or pod that comes back has another address: its name is asked for again as soon.
+    ("grpc.dns_min_time_between_resolutions_ms", 500),
     # How long opening one may take. Where it takes longer on a busy machine, nobody is ever connected; and while a node
     # is cut off, a new attempt is seldom sooner successful than the one under way.
     ("grpc.min_reconnect_backoff_ms", 3000),

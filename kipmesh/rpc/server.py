@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 import structlog
@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from kipmesh.core.context import RequestContext as RequestContext
 from kipmesh.rpc.codec import METHODS, Method, Value
 
 log = structlog.get_logger(__name__)
@@ -29,22 +30,6 @@ DEFAULT_MESSAGE_BYTES_MAX = 100 << 20
 CONCURRENT_CALLS_MAX = 20_000
 
 
-class RequestContext(NamedTuple):
-    """Who asks: the client's own name for itself, and the address that it comes from."""
-
-    client_id: str
-    peer: str
-    stream: int = 0
-    """The stream that brought the request, a number that no other one of this process has; 0 for a unary call."""
-    time_left_s: float | None = None
-    """How long the caller of a unary call waited for the answer when it came; None when it did not say."""
-
-    def answer_within(self, limit_s: float) -> float:
-        """At most `limit_s`, and soon enough for an answer that says why there is none to reach the caller in time."""
-        return limit_s if self.time_left_s is None else min(limit_s, _ANSWER_SHARE * self.time_left_s)
-
-
-_ANSWER_SHARE = 0.9
 Handler = Callable[[Value, RequestContext], Awaitable[Value]]
 StreamEnded = Callable[[RequestContext], None]
 Observer = Callable[[RequestContext, Value, Value, int, int], None]
@@ -59,12 +44,12 @@ class PortInUseError(Exception):
     """The listener's address cannot be bound."""
 
 
-def _context(context: grpc.aio.ServicerContext[Any, Any]) -> RequestContext:
+def _context(context: grpc.aio.ServicerContext[Any, Any], listener: str) -> RequestContext:
     client_id = ""
     for key, value in context.invocation_metadata() or ():
         if key == CLIENT_ID_KEY:
             client_id = value if isinstance(value, str) else value.decode(errors="replace")
-    return RequestContext(client_id, context.peer(), 0, context.time_remaining())
+    return RequestContext(client_id, context.peer(), 0, context.time_remaining(), listener)
 
 
 async def _decode(method: Method, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Value:
@@ -79,9 +64,9 @@ async def _decode(method: Method, data: bytes, context: grpc.aio.ServicerContext
 # Messages are translated here and not by grpc: it logs a failure as its own, and answers UNKNOWN.
 
 
-def _unary(method: Method, handler: Handler, observe: Observer | None) -> Any:
+def _unary(method: Method, handler: Handler, observe: Observer | None, listener: str) -> Any:
     async def answer(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
-        request, who = await _decode(method, data, context), _context(context)
+        request, who = await _decode(method, data, context), _context(context, listener)
         response = await handler(request, who)
         encoded = method.response.encode(response)
         if observe is not None:
@@ -91,11 +76,13 @@ def _unary(method: Method, handler: Handler, observe: Observer | None) -> Any:
     return grpc.unary_unary_rpc_method_handler(answer)
 
 
-def _stream(method: Method, handler: Handler, ended: StreamEnded | None, observe: Observer | None) -> Any:
+def _stream(
+    method: Method, handler: Handler, ended: StreamEnded | None, observe: Observer | None, listener: str
+) -> Any:
     async def answer(
         requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[bytes]:
-        who = _context(context)._replace(stream=next(_stream_numbers))
+        who = _context(context, listener)._replace(stream=next(_stream_numbers))
         if ended is not None:
             context.add_done_callback(lambda _context: ended(who))
         async for data in requests:
@@ -113,7 +100,7 @@ def _snake(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
-def _handlers(service: str, target: object, observers: Observers) -> Any:
+def _handlers(service: str, target: object, observers: Observers, listener: str) -> Any:
     handlers = {}
     full_name = ""
     for method in METHODS[service].values():
@@ -123,9 +110,10 @@ def _handlers(service: str, target: object, observers: Observers) -> Any:
         if handler is not None:
             observe = observers.get((service, method.name))
             if method.streaming:
-                handlers[method.name] = _stream(method, handler, getattr(target, "stream_ended", None), observe)
+                ended = getattr(target, "stream_ended", None)
+                handlers[method.name] = _stream(method, handler, ended, observe, listener)
             else:
-                handlers[method.name] = _unary(method, handler, observe)
+                handlers[method.name] = _unary(method, handler, observe, listener)
     return grpc.method_handlers_generic_handler(full_name, handlers), full_name
 
 
@@ -137,7 +125,9 @@ class Server:
         services: Mapping[str, object],
         message_bytes_max: int = DEFAULT_MESSAGE_BYTES_MAX,
         observers: Observers | None = None,
+        listener: str = "",
     ) -> None:
+        """`listener` is its name, which handlers find in the context; empty for the brokers' own."""
         options = [
             ("grpc.max_receive_message_length", message_bytes_max),
             ("grpc.max_send_message_length", -1),
@@ -150,7 +140,7 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = [health.SERVICE_NAME, reflection.SERVICE_NAME]
         for service, target in services.items():
-            generic, full_name = _handlers(service, target, observers or {})
+            generic, full_name = _handlers(service, target, observers or {}, listener)
             self._server.add_generic_rpc_handlers((generic,))
             names.append(full_name)
         reflection.enable_server_reflection(names, self._server)

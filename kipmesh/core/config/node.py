@@ -88,9 +88,10 @@ class NodeConfig(ServerSslConfig):
     controller_quorum_voters: str
     """The metadata quorum: id@host:port, separated by commas."""
     listeners: StrList = ("MESH://127.0.0.1:0",)
-    """Where this node listens: NAME://host:port; MESH is gRPC. Port 0 takes a free one."""
+    """Where this node listens: NAME://host:port; names that begin with MESH are gRPC. Port 0 takes a free one."""
     advertised_listeners: StrList = ()
-    """Where others reach this node; by default its listeners."""
+    """Where others reach this node's listeners, by their names; by default where they are. Who came by a listener is
+    told the other brokers' addresses of the same name."""
     http_listener: str = "127.0.0.1:0"
     """host:port of /metrics, /healthz and /readyz; with TLS when it begins with `https://`."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -245,7 +246,7 @@ class BrokerConfig(NodeConfig):
     replica_selector_config: StrList = ()
     """What the selector is configured with beside this service's own keys: key=value, separated by commas."""
     inter_broker_listener_name: str = "MESH"
-    """The listener that replicas use."""
+    """The listener that brokers use among each other; it speaks gRPC, as do those whose names begin with MESH."""
     log_retention_check_interval_ms: Positive = 300_000
     """Time in ms between two looks for segments to delete."""
     log_cleaner_backoff_ms: Positive = 15_000
@@ -395,6 +396,37 @@ class BrokerConfig(NodeConfig):
             if text.find("=") < 1:
                 raise ValueError(f"{text!r} is not key=value")
         return value
+
+    @model_validator(mode="after")
+    def _check_advertised(self) -> Self:
+        """As Apache Kafka does: nobody can be told of a name that nothing listens by, or to go to every address."""
+        advertised = tuple(map(Endpoint.from_text, self.advertised_listeners))
+        for key, endpoints in (("listeners", self.endpoints), ("advertised.listeners", advertised)):
+            names = [endpoint.name for endpoint in endpoints]
+            if twice := next((name for name in names if names.count(name) > 1), None):
+                raise ValueError(f"configuration key {key!r} names {twice} twice")
+        for endpoint in advertised:
+            if endpoint.name not in {one.name for one in self.endpoints}:
+                raise ValueError(f"configuration key 'advertised.listeners': listeners has no {endpoint.name}")
+        for endpoint in self.advertised_endpoints:
+            if endpoint.host in ("", "0.0.0.0", "::"):  # noqa: S104
+                raise ValueError(
+                    f"nobody can reach {endpoint.name}://{endpoint.host}:{endpoint.port}: "
+                    f"say advertised.listeners={endpoint.name}://HOST:PORT"
+                )
+        return self
+
+    @property
+    def mesh_endpoints(self) -> tuple[Endpoint, ...]:
+        """The listeners that speak gRPC."""
+        own = self.inter_broker_listener_name
+        return tuple(one for one in self.endpoints if one.name == own or one.name.startswith("MESH"))
+
+    @property
+    def advertised_endpoints(self) -> tuple[Endpoint, ...]:
+        """What is told of each listener; port 0 for the one that it got."""
+        said = {one.name: one for one in map(Endpoint.from_text, self.advertised_listeners)}
+        return tuple(said.get(one.name, one) for one in self.endpoints)
 
     @property
     def replica_selector_configs(self) -> dict[str, str]:

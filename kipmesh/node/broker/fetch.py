@@ -217,7 +217,8 @@ class FetchHandler:
         if not is_follower and fetch.size_bytes:
             self._count_bytes(response, request.rack_id)
         if reader.redirects or reader.leaders:
-            response = response._replace(node_endpoints=self._hints.endpoints(reader.leaders, reader.redirects))
+            endpoints = self._hints.endpoints(reader.leaders, reader.redirects, listener=context.listener)
+            response = response._replace(node_endpoints=endpoints)
         return response
 
     def _consumer(self, request: FetchRequest, context: RequestContext, names_rack: bool) -> Consumer:

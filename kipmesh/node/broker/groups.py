@@ -160,7 +160,7 @@ class GroupsHandler:
         if topic is None:
             message = f"{GROUP_METADATA_TOPIC} is being made"
             return _not_found(request.coordinator_keys, ErrorCode.COORDINATOR_NOT_AVAILABLE, message)
-        endpoints = self._partitions.endpoints(self._config.inter_broker_listener_name)
+        endpoints = self._partitions.endpoints(context.listener or self._config.inter_broker_listener_name)
         coordinators = []
         for key in request.coordinator_keys:
             state = topic.partitions[partition_for(key, len(topic.partitions))]

@@ -19,7 +19,7 @@ HINTED = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EP
 
 
 class LeaderHints:
-    """Of one broker; `listener` names the addresses that clients use."""
+    """Of one broker; `listener` names the addresses of those who came by the brokers' own listener."""
 
     def __init__(self, partitions: Partitions, listener: str) -> None:
         self._partitions = partitions
@@ -41,10 +41,12 @@ class LeaderHints:
             return None
         return LeaderIdAndEpoch(state.leader, state.leader_epoch)
 
-    def endpoints(self, leaders: Iterable[LeaderIdAndEpoch | None], others: Iterable[int] = ()) -> list[NodeEndpoint]:
-        """Where these leaders, and other brokers, are: each once, those that are fenced left out."""
+    def endpoints(
+        self, leaders: Iterable[LeaderIdAndEpoch | None], others: Iterable[int] = (), *, listener: str = ""
+    ) -> list[NodeEndpoint]:
+        """Where these leaders, and other brokers, are for who came by `listener`: each once, fenced ones left out."""
         wanted = sorted({*(each.leader_id for each in leaders if each is not None), *others})
         if not wanted:
             return []
-        known = self._partitions.endpoints(self._listener)
+        known = self._partitions.endpoints(listener or self._listener)
         return [known[node_id] for node_id in wanted if node_id in known]

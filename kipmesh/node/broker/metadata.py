@@ -51,7 +51,7 @@ class MetadataHandler:
             return MetadataResponse(error_code=ErrorCode.BROKER_NOT_AVAILABLE)
         brokers, available = [], set()
         for broker in image.brokers.values():
-            endpoint = broker.endpoints.get(self._listener)
+            endpoint = broker.endpoints.get(context.listener or self._listener)
             if not broker.fenced:
                 available.add(broker.broker_id)
             if not broker.fenced and endpoint is not None:

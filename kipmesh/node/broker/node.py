@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from prometheus_client import CollectorRegistry
 
-from kipmesh.core.config import BrokerConfig, Endpoint
+from kipmesh.core.config import BrokerConfig
 from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
 from kipmesh.core.messages import DescribeQuorumRequest, DescribeQuorumResponse, Listener
 from kipmesh.core.metadata.image import MetadataImage
@@ -115,6 +115,8 @@ class BrokerNode:
         # First: a plugin that cannot be had stops the node before it touches anything.
         self._selection = ReplicaSelection(config, self.partitions, self._metrics, monotonic_ms)
         self.grpc_port = 0
+        """Of `inter.broker.listener.name`."""
+        self._ports: dict[str, int] = {}
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._is_leader_role = is_leader_role
         self._fs = fs or RealFileSystem()
@@ -140,7 +142,7 @@ class BrokerNode:
         self._is_loaded = False
         self._lifecycle: BrokerLifecycle | None = None
         self._quorum: BrokerQuorum | None = None
-        self._server: Server | None = None
+        self._servers: list[Server] = []
         self._replica_manager = ReplicaManager(
             config,
             self.partitions,
@@ -233,9 +235,7 @@ class BrokerNode:
                 offline_log_dirs=lambda: self._log_dirs.offline_ids,
             )
             self._log_dirs.on_change = self._lifecycle.folder_failed
-            self._server = self._make_server()
-            endpoint = self._mesh_endpoint()
-            self.grpc_port = await self._server.start(endpoint.host, endpoint.port)
+            await self._listen()
         except BaseException:
             await self.abort()
             raise
@@ -261,22 +261,25 @@ class BrokerNode:
             self._spawn(self._trace.run(self._admin, self._pool, lambda: self.ready), "mesh-trace")
         self._spawn(self._cleaner.run(), "cleaner")
 
-    def _mesh_endpoint(self) -> Endpoint:
-        name = self.config.inter_broker_listener_name
-        for endpoint in self.config.endpoints:
-            if endpoint.name == name:
-                return endpoint
-        raise KafkaError(ErrorCode.INVALID_CONFIG, f"listeners has no {name} (inter.broker.listener.name)")
+    async def _listen(self) -> None:
+        """One server for each listener of the mesh, over the same handlers: who came by which is told its addresses."""
+        config, own = self.config, self.config.inter_broker_listener_name
+        if own not in [endpoint.name for endpoint in config.mesh_endpoints]:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, f"listeners has no {own} (inter.broker.listener.name)")
+        services = self._make_services()
+        observers = None if self._trace is None else self._trace.observers()
+        for endpoint in config.mesh_endpoints:
+            name = "" if endpoint.name == own else endpoint.name
+            server = Server(services, config.socket_request_max_bytes, observers, name)
+            self._servers.append(server)
+            self._ports[endpoint.name] = await server.start(endpoint.host, endpoint.port)
+        self.grpc_port = self._ports[own]
 
     def _advertised(self) -> list[Listener]:
-        name = self.config.inter_broker_listener_name
-        advertised = [Endpoint.from_text(text) for text in self.config.advertised_listeners]
-        if not any(endpoint.name == name for endpoint in advertised):
-            mine = self._mesh_endpoint()
-            advertised.append(Endpoint(name=name, host=mine.host, port=self.grpc_port))
-        return [Listener(e.name, e.host, e.port or self.grpc_port) for e in advertised]
+        advertised = [one for one in self.config.advertised_endpoints if one.name in self._ports]
+        return [Listener(one.name, one.host, one.port or self._ports[one.name]) for one in advertised]
 
-    def _make_server(self) -> Server:
+    def _make_services(self) -> dict[str, object]:
         config = self.config
         produce = ProduceHandler(
             self.partitions,
@@ -308,7 +311,7 @@ class BrokerNode:
             controller_id=lambda: self._quorum.driver.leader_id if self._quorum else -1,
             selection=self._selection,
         )
-        services = {
+        return {
             "Broker": _BrokerService(
                 produce,
                 producer_ids,
@@ -321,8 +324,6 @@ class BrokerNode:
             "Admin": self._admin,
             "Quorum": _QuorumService(self._channel),
         }
-        observers = None if self._trace is None else self._trace.observers()
-        return Server(services, config.socket_request_max_bytes, observers)
 
     def _make_trace(self) -> MeshTrace:
         from kipmesh.node.broker.trace import MeshTrace  # seldom wanted: a start does not pay for it
@@ -371,8 +372,8 @@ class BrokerNode:
     async def _published(self) -> None:
         if self._lifecycle is not None:
             self._lifecycle.metadata_advanced()
-        if self._server is not None:
-            await self._server.set_serving(self.ready)
+        for server in self._servers:
+            await server.set_serving(self.ready)
 
     async def stop(self) -> None:
         """Hand over leaderships, stop, and leave clean logs; idempotent."""
@@ -408,8 +409,8 @@ class BrokerNode:
         self._groups.stop()
         self._high_watermarks = self._replica_manager.high_watermarks()
         await self._replica_manager.stop(is_clean=is_clean)
-        if self._server is not None:
+        if self._servers:
             with contextlib.suppress(asyncio.CancelledError):
-                await self._server.stop(STOP_GRACE_S)
+                await asyncio.gather(*(server.stop(STOP_GRACE_S) for server in self._servers))
         await self._pool.close()
         self._selection.close()

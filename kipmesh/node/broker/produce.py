@@ -102,7 +102,7 @@ class ProduceHandler:
             return _response(request, lambda _topic, data: _error(data, refusal))
         self._queued_bytes += size
         try:
-            return await self._append_and_wait(request)
+            return await self._append_and_wait(request, context.listener)
         finally:
             self._queued_bytes -= size
 
@@ -115,7 +115,7 @@ class ProduceHandler:
             return KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, "queued.max.request.bytes are waiting already")
         return None
 
-    async def _append_and_wait(self, request: ProduceRequest) -> ProduceResponse:
+    async def _append_and_wait(self, request: ProduceRequest, listener: str) -> ProduceResponse:
         acks = _Acks()
         appended: list[tuple[int, Replica, int, int]] = []
         unsynced: list[Replica] = []
@@ -154,7 +154,9 @@ class ProduceHandler:
         if any(codes.values()):
             response = _with_codes(response, codes, lambda index, code: self._moved(appended[index][1], code))
         leaders = [each.current_leader for topic in response.responses for each in topic.partition_responses]
-        return response._replace(node_endpoints=self._hints.endpoints(leaders)) if any(leaders) else response
+        if not any(leaders):
+            return response
+        return response._replace(node_endpoints=self._hints.endpoints(leaders, listener=listener))
 
     def _moved(self, replica: Replica, code: ErrorCode) -> LeaderIdAndEpoch | None:
         """Who leads instead of a replica that has appended and was then told so."""

@@ -82,7 +82,7 @@ class ReplicaSelection:
     def client(self, rack_id: str, context: RequestContext) -> ClientMetadata:
         """Who asks, as plugins see it."""
         host = peer_host(context.peer) if rack_id else ""
-        return ClientMetadata(rack_id, context.client_id, host, "", self._listener)
+        return ClientMetadata(rack_id, context.client_id, host, "", context.listener or self._listener)
 
     def redirects(self, replica_id: int, client: ClientMetadata) -> bool:
         """Whether a fetch of this client is one that leaders here may send elsewhere."""
@@ -101,7 +101,7 @@ class ReplicaSelection:
             leader,
             replica_id=replica_id,
             replicas=state.replicas if state is not None else (leader.broker_id, *leader.followers),
-            endpoints=self.endpoints,
+            endpoints=lambda: self.endpoints(client),
             log_start_offset=replica.log.log_start_offset,
             fetch_offset=fetch_offset,
             now_ms=self._now_ms(),
@@ -127,7 +127,7 @@ class ReplicaSelection:
             leader_id=state.leader,
             replicas=[one for one in state.replicas if not is_lost(state, one)],
             isr=state.isr,
-            endpoints=self.endpoints(),
+            endpoints=self.endpoints(client),
             progress=progress,
             fetch_offset=None,
         )
@@ -135,9 +135,9 @@ class ReplicaSelection:
             return NO_REPLICA
         return preferred_read_replica(self._selector, TopicPartition(topic, partition), client, view)
 
-    def endpoints(self) -> Mapping[int, NodeEndpoint]:
-        """The brokers that are not fenced and have the clients' listener, by id."""
-        return self._partitions.endpoints(self._listener)
+    def endpoints(self, client: ClientMetadata) -> Mapping[int, NodeEndpoint]:
+        """The brokers that are not fenced and have the client's listener, by id."""
+        return self._partitions.endpoints(client.listener_name)
 
     def close(self) -> None:
         """End the plugin."""

@@ -1,0 +1,113 @@
+"""Brokers with two listeners of the mesh: who comes by one is told the addresses of that one, and of no other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kipmesh.client import NewTopic
+from kipmesh.client.sync import AdminClient, Consumer, Producer
+from kipmesh.cluster import ports
+from kipmesh.cluster.layout import Counts, NodeInfo
+from kipmesh.cluster.single import SingleCluster
+from kipmesh.core.config import BrokerConfig
+from kipmesh.core.errors import ErrorCode, InvalidConfigError
+from kipmesh.core.messages import Coordinator, FindCoordinatorRequest, MetadataRequest
+from kipmesh.rpc.client import ConnectionPool
+
+HOST = "localhost"
+"""What the second listener advertises, another name of where the first one is."""
+
+
+class _Mesh:
+    def __init__(self, folder: Path) -> None:
+        self._ports = dict(zip(["leader-1", "follower-1"], ports.choose(2), strict=True))
+        self.cluster = SingleCluster(folder, properties=self._listeners)
+
+    def _listeners(self, node: NodeInfo) -> dict[str, str]:
+        if not node.role.is_broker:
+            return {}
+        port = self._ports[node.name]
+        return {
+            "listeners": f"MESH://{node.grpc},MESH_HOST://127.0.0.1:{port}",
+            "advertised.listeners": f"MESH_HOST://{HOST}:{port}",
+        }
+
+    @property
+    def own(self) -> set[str]:
+        return set(self.cluster.state().bootstrap.split(","))
+
+    @property
+    def host(self) -> set[str]:
+        return {f"{HOST}:{port}" for port in self._ports.values()}
+
+
+@pytest.fixture
+def mesh(tmp_path: Path) -> Iterator[_Mesh]:
+    mesh = _Mesh(tmp_path)
+    mesh.cluster.up(Counts(1, 1, 1, 0), {"offsets.topic.replication.factor": "2"})
+    yield mesh
+    mesh.cluster.down()
+
+
+async def test_addresses_are_those_of_the_listener_that_was_asked(mesh: _Mesh) -> None:
+    pool = ConnectionPool("tester")
+    try:
+        for addresses in (mesh.own, mesh.host):
+            for address in addresses:
+                metadata = await pool.get(address).call("Broker", "Metadata", MetadataRequest(), 10)
+                assert {f"{one.host}:{one.port}" for one in metadata.brokers} == addresses
+                request = FindCoordinatorRequest(coordinator_keys=["readers"])
+                found = Coordinator(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
+                while found.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE:  # its topic is being made
+                    answer = await pool.get(address).call("Groups", "FindCoordinator", request, 30)
+                    (found,) = answer.coordinators
+                    await asyncio.sleep(0.05)
+                assert f"{found.host}:{found.port}" in addresses, found
+    finally:
+        await pool.close()
+
+
+def test_clients_of_the_second_listener_find_the_new_leader(mesh: _Mesh) -> None:
+    bootstrap = ",".join(sorted(mesh.host))
+    with AdminClient(bootstrap) as admin:
+        admin.create_topics([NewTopic("greetings", 3, 2, {"min.insync.replicas": "1"})])
+    with Producer(bootstrap) as producer:
+        for number in range(30):
+            producer.send("greetings", b"%d" % number, partition=number % 3).result()
+        mesh.cluster.kill("leader-1")
+        for number in range(30, 60):
+            producer.send("greetings", b"%d" % number, partition=number % 3).result()
+    with Consumer(bootstrap, group_id="readers", auto_offset_reset="earliest") as consumer:
+        consumer.subscribe(["greetings"])
+        values: list[bytes] = []
+        while len(values) < 60:
+            values += [record.value for record in consumer.poll(timeout_ms=5000) if record.value is not None]
+    assert sorted(map(int, values)) == list(range(60))
+
+
+@pytest.mark.parametrize(
+    ("listeners", "advertised", "text"),
+    [
+        ("MESH://0.0.0.0:9092", "", "nobody can reach MESH://0.0.0.0:9092"),
+        ("MESH://0.0.0.0:9092,MESH_HOST://[::]:9094", "MESH://a:9092", "nobody can reach MESH_HOST://"),
+        ("MESH://a:9092", "MESH_HOST://a:9092", "listeners has no MESH_HOST"),
+        ("MESH://a:9092,MESH://a:9094", "", "names MESH twice"),
+        ("MESH://a:9092", "MESH://a:1,MESH://a:2", "names MESH twice"),
+    ],
+)
+def test_listeners_that_cannot_be(listeners: str, advertised: str, text: str) -> None:
+    values = {
+        "node.id": "1",
+        "cluster.id": "c",
+        "controller.quorum.voters": "1001@a:9093",
+        "log.dirs": "data",
+        "listeners": listeners,
+    }
+    if advertised:
+        values["advertised.listeners"] = advertised
+    with pytest.raises(InvalidConfigError, match=text.replace("[", r"\[")):
+        BrokerConfig.parse(values)
