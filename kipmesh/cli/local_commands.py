@@ -15,6 +15,7 @@ import typer
 from kipmesh.cli.common import DEFAULT_DIR, AsJson, Dir, examples, make_app, parse_pairs, print_json, print_table
 
 if TYPE_CHECKING:
+    from kipmesh.cluster.layout import ClusterState
     from kipmesh.cluster.process_cluster import OnEvent, ProcessCluster
 
 app = make_app(
@@ -80,7 +81,13 @@ def up(
         return
     took = f"ready in {time.monotonic() - begin:.1f} s" if started else "runs already"
     print(f"{len(state.nodes)} nodes in {cluster.folder}: {took}")
+    _print_bootstrap(state)
+
+
+def _print_bootstrap(state: ClusterState) -> None:
     print(f"bootstrap: {state.bootstrap}")
+    if state.kafka_bootstrap is not None:
+        print(f"kafka bootstrap: {state.kafka_bootstrap}")
 
 
 @contextmanager
@@ -152,7 +159,7 @@ def status(folder: Dir = DEFAULT_DIR, as_json: AsJson = False) -> None:
             for node, how in states
         ]
         print_table(("NODE", "STATE", "ID", "RACK", "PID", "GRPC", "HTTP"), rows)
-        print(f"bootstrap: {cluster.state().bootstrap}")
+        _print_bootstrap(cluster.state())
     if any(how != "ready" for _node, how in states):
         raise typer.Exit(1)
 

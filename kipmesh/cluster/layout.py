@@ -29,6 +29,7 @@ NODES_MAX = 64
 CONTROLLERS = (1, 3, 5)
 """Voters of a metadata quorum: an even number survives no more failures than one less."""
 LISTENER = "MESH"
+KAFKA_LISTENER = "KAFKA"
 
 
 class Role(StrEnum):
@@ -107,6 +108,11 @@ class ClusterState:
         """gRPC addresses of all brokers."""
         return ",".join(node.grpc for node in self.nodes if node.role.is_broker and node.grpc)
 
+    @property
+    def kafka_bootstrap(self) -> str | None:
+        """Addresses of all brokers for clients of Kafka's protocol; None where no broker listens for them."""
+        return ",".join(node.kafka for node in self.nodes if node.role.is_broker and node.kafka) or None
+
     def node(self, name: str) -> NodeInfo:
         """The node of that name; raises ClusterError."""
         for node in self.nodes:
@@ -129,7 +135,7 @@ class ClusterState:
         """Replace `cluster.json`."""
         document = {
             "bootstrap": self.bootstrap,
-            "kafka_bootstrap": None,
+            "kafka_bootstrap": self.kafka_bootstrap,
             "cluster_id": self.cluster_id,
             "config": dict(self.config),
             "nodes": [asdict(node) for node in self.nodes],
@@ -276,6 +282,8 @@ def properties(state: ClusterState, node: NodeInfo, config: Mapping[str, str]) -
     data = str(Path(node.dir) / "data")
     if node.role.is_broker:
         values |= {"log.dirs": data, "broker.rack": node.rack}
+        if node.kafka is not None:
+            values["listeners"] += f",{KAFKA_LISTENER}://{node.kafka}"
     else:
         values["metadata.log.dir"] = data
     return {**values, **config}

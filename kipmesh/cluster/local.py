@@ -115,8 +115,8 @@ class LocalCluster:
 
     @property
     def kafka_bootstrap(self) -> str | None:
-        """The same for clients of the Kafka protocol; None as long as there is no Kafka listener."""
-        return None
+        """The same for clients of Kafka's own protocol; None where no broker listens for them."""
+        return self.state.kafka_bootstrap
 
     @property
     def cluster_id(self) -> str:

@@ -217,9 +217,14 @@ class ProcessCluster:
     def _check_new(self, counts: Counts, config: Mapping[str, str]) -> None:
         """Raises what a new cluster would be refused for, before there is a folder."""
         state = self._planned(None, counts, config)
-        addresses = (f"{ports.HOST}:{number}" for number in range(1, 2 * len(state.nodes) + 1))
+        addresses = (f"{ports.HOST}:{number}" for number in range(1, 3 * len(state.nodes) + 1))
         placed = [
-            replace(node, grpc=None if node.role is Role.CONSUMER else next(addresses), http=next(addresses))
+            replace(
+                node,
+                grpc=None if node.role is Role.CONSUMER else next(addresses),
+                kafka=next(addresses) if node.role.is_broker else None,
+                http=next(addresses),
+            )
             for node in state.nodes
         ]
         state = replace(state, nodes=tuple(placed))
@@ -238,23 +243,27 @@ class ProcessCluster:
 
     def _with_ports(self, state: ClusterState, running: set[str], *, fresh: bool) -> ClusterState:
         """Every node that does not run gets ports that are free now, its old ones if possible."""
-        taken = {ports.port_of(one) for node in state.nodes for one in (node.grpc, node.http) if one is not None}
+        used = (one for node in state.nodes for one in (node.grpc, node.kafka, node.http))
+        taken = {ports.port_of(one) for one in used if one is not None}
         others_run = any(node.name in running and _is_alive(node) for node in state.nodes)
         for node in state.nodes:
             if node.name in running:
                 continue
-            grpc, http = (None, None) if fresh else (_if_free(node.grpc), _if_free(node.http))
+            before = (None, None, None) if fresh else (node.grpc, node.kafka, node.http)
+            grpc, kafka, http = map(_if_free, before)
             if node.role is Role.CONTROLLER and node.grpc is not None and grpc is None and others_run:
                 raise ClusterError(
                     f"{node.name}: {node.grpc} is in use by another program, and the running nodes know it by that "
                     "address: free it, or take everything down and up again"
                 )
-            new = iter(ports.choose(2, taken))
+            new = iter(ports.choose(3, taken))
             if node.role is not Role.CONSUMER:
                 grpc = grpc or f"{ports.HOST}:{next(new)}"
+            if node.role.is_broker:
+                kafka = kafka or f"{ports.HOST}:{next(new)}"
             http = http or f"{ports.HOST}:{next(new)}"
-            taken |= {ports.port_of(one) for one in (grpc, http) if one is not None}
-            state = state.with_node(replace(node, grpc=grpc, http=http))
+            taken |= {ports.port_of(one) for one in (grpc, kafka, http) if one is not None}
+            state = state.with_node(replace(node, grpc=grpc, kafka=kafka, http=http))
         return state
 
     def _start_all(

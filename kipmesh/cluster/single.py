@@ -82,12 +82,13 @@ class SingleCluster:
         configure_library()
         settings.check_keys(config)
         nodes = plan((), counts, self._folder)
-        free = iter(ports.choose(2 * len(nodes)))
+        free = iter(ports.choose(3 * len(nodes)))
         placed = []
         for node in nodes:
             grpc = None if node.role is Role.CONSUMER else f"{ports.HOST}:{next(free)}"
             http = f"{ports.HOST}:{next(free)}" if node.role is Role.CONSUMER else None
-            placed.append(replace(node, grpc=grpc, http=http, log=None))
+            kafka = f"{ports.HOST}:{next(free)}" if node.role.is_broker else None
+            placed.append(replace(node, grpc=grpc, kafka=kafka, http=http, log=None))
         self._state = ClusterState("single-" + os.urandom(8).hex(), dict(config), tuple(placed))
         self._start_thread()
         try:

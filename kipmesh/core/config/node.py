@@ -88,7 +88,8 @@ class NodeConfig(ServerSslConfig):
     controller_quorum_voters: str
     """The metadata quorum: id@host:port, separated by commas."""
     listeners: StrList = ("MESH://127.0.0.1:0",)
-    """Where this node listens: NAME://host:port; names that begin with MESH are gRPC. Port 0 takes a free one."""
+    """Where this node listens: NAME://host:port. Names that begin with MESH are gRPC; on all others a broker speaks the
+    Kafka protocol. Port 0 takes a free one."""
     advertised_listeners: StrList = ()
     """Where others reach this node's listeners, by their names; by default where they are. Who came by a listener is
     told the other brokers' addresses of the same name."""
@@ -343,7 +344,18 @@ class BrokerConfig(NodeConfig):
     producer_id_expiration_check_interval_ms: Positive = 600_000
     """Time in ms between two looks for such producers."""
     queued_max_request_bytes: Positive = 256 << 20
-    """Bytes of produce requests that wait for acknowledgement at a time; more are refused."""
+    """Bytes of requests that wait for their answers at a time. Listeners of the Kafka protocol read no more until there
+    is room; by gRPC, produce requests beyond it are refused."""
+    auto_create_topics_enable: bool = True
+    """Whether a topic that there is not is made when a client asks for its metadata and wants that; clients by gRPC
+    never do."""
+    max_connections: Int32 = MAX_INT32
+    """Most connections by the Kafka protocol, of all listeners together; one more is closed at once."""
+    max_connections_per_ip: Int32 = MAX_INT32
+    """Most connections by the Kafka protocol from one address."""
+    connections_max_idle_ms: Annotated[int, Field(ge=100)] = 600_000
+    """Time in ms after which a connection by the Kafka protocol is closed when nothing came by it and nothing is to be
+    answered."""
     group_initial_rebalance_delay_ms: NotNegative = 3000
     """Time in ms that the first rebalance of an empty group waits for more members, each time one came."""
     group_min_session_timeout_ms: Int32 = 6000
@@ -421,6 +433,12 @@ class BrokerConfig(NodeConfig):
         """The listeners that speak gRPC."""
         own = self.inter_broker_listener_name
         return tuple(one for one in self.endpoints if one.name == own or one.name.startswith("MESH"))
+
+    @property
+    def kafka_endpoints(self) -> tuple[Endpoint, ...]:
+        """The listeners that speak the Kafka protocol: all the others."""
+        mesh = self.mesh_endpoints
+        return tuple(one for one in self.endpoints if one not in mesh)
 
     @property
     def advertised_endpoints(self) -> tuple[Endpoint, ...]:

@@ -4,11 +4,14 @@ An empty topic list asks for no topic (526-09). Topics are named or given by id;
 place. Brokers that are fenced are not listed, and a replica on one counts as offline; so does one whose data folder has
 failed. A broker without metadata yet answers BROKER_NOT_AVAILABLE. With `replica.selection.mode=metadata`, partitions
 carry the replica that the client's rack is to read from (392-15).
+
+Who asks for topics that there are not, and allows that they are made, gets them made (`auto.create.topics.enable`) with
+the cluster's defaults; the answer waits for that for `CREATE_TIMEOUT_S` at most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.group.coordinator import INTERNAL_TOPICS
@@ -25,6 +28,10 @@ from kipmesh.core.replica.selection import ClientMetadata
 from kipmesh.node.broker.selection import ReplicaSelection
 from kipmesh.rpc.server import RequestContext
 
+CREATE_TIMEOUT_S = 5.0
+Create = Callable[[Sequence[str], float, RequestContext], Awaitable[Mapping[str, int]]]
+"""Makes topics within a time in s; gives the error code of each that was not made."""
+
 
 class MetadataHandler:
     """Answers Metadata."""
@@ -37,7 +44,10 @@ class MetadataHandler:
         listener: str,
         controller_id: Callable[[], int],
         selection: ReplicaSelection | None = None,
+        create: Create | None = None,
     ) -> None:
+        """`create` makes topics; without it none are."""
+        self._create = create
         self._image = image
         self._cluster_id = cluster_id
         self._listener = listener
@@ -49,6 +59,13 @@ class MetadataHandler:
         image = self._image()
         if image is None:
             return MetadataResponse(error_code=ErrorCode.BROKER_NOT_AVAILABLE)
+        refused: Mapping[str, int] = {}
+        if request.allow_auto_topic_creation and self._create is not None:
+            missing = {one.name for one in request.topics if one.name and not one.topic_id}
+            missing = {name for name in missing if image.topic_by_name(name) is None}
+            if missing:
+                refused = await self._create(sorted(missing), context.answer_within(CREATE_TIMEOUT_S), context)
+                image = self._image() or image
         brokers, available = [], set()
         for broker in image.brokers.values():
             endpoint = broker.endpoints.get(context.listener or self._listener)
@@ -61,6 +78,8 @@ class MetadataHandler:
             topics = [_topic(topic, available) for topic in image.topics.values()]
         else:
             topics = [_asked(image, asked.topic_id, asked.name, available) for asked in request.topics]
+            if refused:
+                topics = [_refused(topic, refused) for topic in topics]
         if self._selection is not None and self._selection.advises(request.rack_id):
             client = self._selection.client(request.rack_id, context)
             topics = [_advised(self._selection, image, topic, client) for topic in topics]
@@ -75,6 +94,11 @@ def _asked(image: MetadataImage, topic_id: bytes, name: str | None, available: s
         code = ErrorCode.UNKNOWN_TOPIC_ID if topic_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return MetadataResponseTopic(code, name, topic_id)
     return _topic(topic, available)
+
+
+def _refused(topic: MetadataResponseTopic, codes: Mapping[str, int]) -> MetadataResponseTopic:
+    """The answer with the reason why the topic was not made."""
+    return topic._replace(error_code=codes.get(topic.name or "", topic.error_code)) if topic.error_code else topic
 
 
 def _topic(topic: TopicState, available: set[int]) -> MetadataResponseTopic:

@@ -24,6 +24,7 @@ from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
 from kipmesh.core.messages import DescribeQuorumRequest, DescribeQuorumResponse, Listener
 from kipmesh.core.metadata.image import MetadataImage
 from kipmesh.node.broker.admin import AdminHandler
+from kipmesh.node.broker.auto_topics import AutoTopics
 from kipmesh.node.broker.changes import Changes
 from kipmesh.node.broker.cleaner import Cleaner
 from kipmesh.node.broker.controller_channel import ControllerChannel, is_inactive
@@ -54,6 +55,7 @@ from kipmesh.storage.fs import FileSystem, RealFileSystem
 from kipmesh.storage.log_manager import LogManager
 
 if TYPE_CHECKING:
+    from kipmesh.node.broker.kafka_listeners import KafkaListeners
     from kipmesh.node.broker.trace import MeshTrace
 
 log = structlog.get_logger(__name__)
@@ -143,6 +145,7 @@ class BrokerNode:
         self._lifecycle: BrokerLifecycle | None = None
         self._quorum: BrokerQuorum | None = None
         self._servers: list[Server] = []
+        self._kafka: KafkaListeners | None = None
         self._replica_manager = ReplicaManager(
             config,
             self.partitions,
@@ -262,7 +265,7 @@ class BrokerNode:
         self._spawn(self._cleaner.run(), "cleaner")
 
     async def _listen(self) -> None:
-        """One server for each listener of the mesh, over the same handlers: who came by which is told its addresses."""
+        """One server for each listener, over the same handlers: who came by which is told its addresses."""
         config, own = self.config, self.config.inter_broker_listener_name
         if own not in [endpoint.name for endpoint in config.mesh_endpoints]:
             raise KafkaError(ErrorCode.INVALID_CONFIG, f"listeners has no {own} (inter.broker.listener.name)")
@@ -274,10 +277,18 @@ class BrokerNode:
             self._servers.append(server)
             self._ports[endpoint.name] = await server.start(endpoint.host, endpoint.port)
         self.grpc_port = self._ports[own]
+        if config.kafka_endpoints:
+            from kipmesh.node.broker.kafka_listeners import kafka_listeners  # not loaded where there is none
+
+            self._kafka = kafka_listeners(config, services, self.registry, observers)
+            self._ports |= await self._kafka.start()
 
     def _advertised(self) -> list[Listener]:
         advertised = [one for one in self.config.advertised_endpoints if one.name in self._ports]
-        return [Listener(one.name, one.host, one.port or self._ports[one.name]) for one in advertised]
+        security = {one.name: int(self.config.protocol_of(one.name) == "SSL") for one in advertised}  # Kafka's numbers
+        return [
+            Listener(one.name, one.host, one.port or self._ports[one.name], security[one.name]) for one in advertised
+        ]
 
     def _make_services(self) -> dict[str, object]:
         config = self.config
@@ -304,12 +315,14 @@ class BrokerNode:
             rack=config.broker_rack,
             listener=config.inter_broker_listener_name,
         )
+        auto_topics = AutoTopics(self._admin, lambda: self.partitions.image, self._publisher.until)
         metadata = MetadataHandler(
             lambda: self.partitions.image if self._publisher.has_published else None,
             cluster_id=config.cluster_id,
             listener=config.inter_broker_listener_name,
             controller_id=lambda: self._quorum.driver.leader_id if self._quorum else -1,
             selection=self._selection,
+            create=auto_topics.create if config.auto_create_topics_enable else None,
         )
         return {
             "Broker": _BrokerService(
@@ -409,6 +422,8 @@ class BrokerNode:
         self._groups.stop()
         self._high_watermarks = self._replica_manager.high_watermarks()
         await self._replica_manager.stop(is_clean=is_clean)
+        if self._kafka is not None:
+            await self._kafka.stop()
         if self._servers:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.gather(*(server.stop(STOP_GRACE_S) for server in self._servers))

@@ -1,0 +1,80 @@
+"""A broker's listeners for Kafka's own protocol: `kipmesh.wire` with this broker's handlers and configuration.
+
+Every listener but the mesh's is one. Their addresses are registered with the broker, so that each broker can tell a
+client where the others are on the listener that the client came by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from kipmesh.core.config import BrokerConfig
+from kipmesh.rpc.server import Observers
+from kipmesh.tls import ServerContext, TlsFiles, TlsPaths
+from kipmesh.wire.listener import Limits, WireServer
+from kipmesh.wire.registry import make_registry
+from kipmesh.wire.services import Services
+
+_OBSERVED = {("Broker", "Produce"): 0, ("Broker", "Fetch"): 1, ("Broker", "Metadata"): 3}
+
+
+class KafkaListeners:
+    """One broker's; made inside the event loop. Nothing is loaded where none is configured."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        services: Services,
+        registry: CollectorRegistry,
+        observers: Observers | None,
+    ) -> None:
+        self._config = config
+        limits = Limits(
+            config.socket_request_max_bytes,
+            config.queued_max_request_bytes,
+            config.max_connections,
+            config.max_connections_per_ip,
+            config.connections_max_idle_ms,
+        )
+        by_key = {key: observers[name] for name, key in _OBSERVED.items() if name in observers} if observers else {}
+        self._server = WireServer(services, make_registry(), limits, by_key)
+        self._tls_files: TlsFiles | None = None
+        registry.register(self._server.metrics)
+
+    async def start(self) -> dict[str, int]:
+        """Bind all; their ports, by name. Raises AddressError."""
+        bound = {}
+        for endpoint in self._config.kafka_endpoints:
+            context = None
+            if self._config.protocol_of(endpoint.name) == "SSL":
+                self._tls_files = self._tls_files or TlsFiles(TlsPaths.of(self._config))
+                context = ServerContext(self._tls_files, client_auth=self._config.ssl_client_auth).reloading()
+            bound[endpoint.name] = await self._server.listen(endpoint.name, endpoint.host, endpoint.port, context)
+        return bound
+
+    async def stop(self) -> None:
+        """End every connection; idempotent."""
+        await self._server.stop()
+        if self._tls_files is not None:
+            self._tls_files.close()
+
+
+def kafka_listeners(
+    config: BrokerConfig,
+    handlers: Mapping[str, Any],
+    registry: CollectorRegistry,
+    observers: Observers | None,
+) -> KafkaListeners:
+    """From the handlers by the names of their gRPC services."""
+    services = Services(
+        handlers["Broker"],
+        handlers["Groups"],
+        handlers["Admin"],
+        handlers["Quorum"],
+        config.node_id,
+        config.cluster_id,
+    )
+    return KafkaListeners(config, services, registry, observers)

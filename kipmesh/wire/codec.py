@@ -1,0 +1,439 @@
+"""Readers and writers of Kafka's messages, made from the tables of `kipmesh.wire.schema`, one of each a version.
+
+They are Python source, made when a version is first used, as `dataclasses` makes its methods: fields of fixed size that
+follow each other are one call of `struct`, and values are read into and written from the NamedTuples that handlers use,
+with nothing in between. docs/wire.md says what that saved.
+
+- Readers take a memoryview of one frame and never look beyond its end: `MalformedError` for whatever is not a message.
+  `records` stay slices of the frame.
+- Writers append to an `Out`. Large `records` are not copied: they become parts of their own.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from kipmesh.wire.schema import FIXED, Array, Field, Struct
+
+COPY_BYTES_MAX = 8 << 10
+"""Records of more bytes than this are handed to the socket as they are."""
+ZERO_ID = bytes(16)
+
+Reader = Callable[[memoryview, int], tuple[Any, int]]
+"""From a frame and a position to the value and the position after it."""
+Writer = Callable[["Out", Any], None]
+
+
+class MalformedError(Exception):
+    """Bytes that are not what their API and version say."""
+
+
+class Out(bytearray):
+    """A message that is being written. What `parts` holds comes before the bytes."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[bytes | bytearray | memoryview] = []
+
+    def splice(self, data: bytes | memoryview) -> None:
+        """Append bytes without copying them."""
+        self.parts.append(bytes(self))
+        self.parts.append(data)
+        self.clear()
+
+
+# --- what the made code calls -----------------------------------------------------------------------------------------
+
+
+def _read_varint(view: memoryview, at: int) -> tuple[int, int]:
+    """An unsigned number of at most five bytes."""
+    value = shift = 0
+    while True:
+        byte = view[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+        if shift > 28:
+            raise MalformedError("a number of more than five bytes")
+
+
+def put_varint(out: bytearray, value: int) -> None:
+    """Append an unsigned number."""
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+
+
+def _not_null(name: str) -> MalformedError:
+    return MalformedError(f"{name} is null")
+
+
+def _too_long(name: str, size: int, left: int) -> MalformedError:
+    return MalformedError(f"{name} has a length of {size}, {left} bytes are left")
+
+
+def skip_tags(view: memoryview, at: int) -> int:
+    """The position after a section of tagged fields, none of which is wanted."""
+    number, at = _read_varint(view, at)
+    for _ in range(number):
+        _, at = _read_varint(view, at)
+        size, at = _read_varint(view, at)
+        at += size
+        if at > len(view):
+            raise _too_long("a tagged field", size, len(view) - at + size)
+    return at
+
+
+_LENGTH: dict[bool, struct.Struct] = {True: struct.Struct(">h"), False: struct.Struct(">i")}
+_GLOBALS: dict[str, Any] = {
+    "MalformedError": MalformedError,
+    "ZERO_ID": ZERO_ID,
+    "make": tuple.__new__,
+    "not_null": _not_null,
+    "pack_h": _LENGTH[True].pack,
+    "pack_i": _LENGTH[False].pack,
+    "put_varint": put_varint,
+    "read_h": _LENGTH[True].unpack_from,
+    "read_i": _LENGTH[False].unpack_from,
+    "read_varint": _read_varint,
+    "skip_tags": skip_tags,
+    "too_long": _too_long,
+    "unpack_from": struct.unpack_from,
+    "pack": struct.pack,
+}
+
+
+# --- the code itself --------------------------------------------------------------------------------------------------
+
+
+class _Source:
+    """Lines of one function, and the names that they use."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, Any] = dict(_GLOBALS)
+        self._lines: list[str] = []
+        self._counter = 0
+
+    def add(self, depth: int, *lines: str) -> None:
+        self._lines.extend("    " * depth + line for line in lines)
+
+    def bind(self, prefix: str, value: Any) -> str:
+        """A name for a value."""
+        self._counter += 1
+        name = f"{prefix}_{self._counter}"
+        self.names[name] = value
+        return name
+
+    def function(self) -> Any:
+        """The function that the lines define."""
+        space = dict(self.names)
+        exec("\n".join(self._lines), space)  # noqa: S102 - source made here, from our own tables
+        return space["made"]
+
+
+class Codec:
+    """The reader and the writer of one Struct in one version; `flexible` is whether it has tagged fields."""
+
+    __slots__ = ("read", "write")
+
+    def __init__(self, of: Struct, version: int, *, flexible: bool) -> None:
+        known: dict[Struct, tuple[Reader, Writer]] = {}
+        self.read, self.write = _compiled(of, version, flexible, known)
+
+
+def _compiled(
+    of: Struct, version: int, flexible: bool, known: dict[Struct, tuple[Reader, Writer]]
+) -> tuple[Reader, Writer]:
+    if of not in known:
+        for each in of.fields:
+            inner = each.type.of if isinstance(each.type, Array) else each.type
+            if isinstance(inner, Struct) and version in each.versions:
+                _compiled(inner, version, flexible, known)
+        known[of] = _ReaderMaker(of, version, flexible, known).made(), _WriterMaker(of, version, flexible, known).made()
+    return known[of]
+
+
+class _Maker:
+    def __init__(self, of: Struct, version: int, flexible: bool, known: dict[Struct, tuple[Reader, Writer]]) -> None:
+        self._of = of
+        self._version = version
+        self._flexible = flexible
+        self._known = known
+        self._source = _Source()
+        present = [each for each in of.fields if version in each.versions]
+        self._plain = [each for each in present if each.tag is None or not flexible]
+        self._tagged = sorted((each for each in present if each.tag is not None and flexible), key=lambda f: f.tag or 0)
+        self._attributes: tuple[str, ...] = of.value._fields
+        self._defaults: dict[str, Any] = of.value._field_defaults
+
+    def _nullable(self, each: Field) -> bool:
+        return self._version in each.nullable
+
+    def _runs(self) -> list[list[Field]]:
+        """Plain fields, those of fixed size that follow each other together."""
+        runs: list[list[Field]] = []
+        for each in self._plain:
+            if runs and _is_fixed(each) and _is_fixed(runs[-1][-1]):
+                runs[-1].append(each)
+            else:
+                runs.append([each])
+        return runs
+
+
+def _is_fixed(each: Field) -> bool:
+    return isinstance(each.type, str) and each.type in FIXED
+
+
+def _format(fields: list[Field]) -> str:
+    return ">" + "".join(FIXED[str(each.type)] for each in fields)
+
+
+class _ReaderMaker(_Maker):
+    def made(self) -> Reader:
+        """The function."""
+        source = self._source
+        source.add(0, "def made(view, at):")
+        for run in self._runs():
+            if _is_fixed(run[0]):
+                self._read_fixed(run)
+            else:
+                self._read_one(1, run[0], f"v_{run[0].name}")
+        if self._flexible:
+            self._read_tags()
+        value = source.bind("value", self._of.value)
+        read = {each.name for each in (*self._plain, *self._tagged)}
+        arguments = [
+            f"v_{name}" if name in read else source.bind("default", self._default(name)) for name in self._attributes
+        ]
+        source.add(1, f"return make({value}, ({''.join(argument + ', ' for argument in arguments)})), at")
+        made: Reader = source.function()
+        return made
+
+    def _default(self, name: str) -> Any:
+        if name not in self._defaults:
+            raise TypeError(f"{self._of.value.__name__}.{name} is not on the wire and has no default")
+        return self._defaults[name]
+
+    def _read_fixed(self, run: list[Field], depth: int = 1) -> None:
+        layout = struct.Struct(_format(run))
+        unpack = self._source.bind("unpack", layout.unpack_from)
+        targets = "".join(f"v_{each.name}, " for each in run)
+        self._source.add(depth, f"{targets}= {unpack}(view, at)", f"at += {layout.size}")
+        for each in run:
+            if each.type == "uuid":
+                self._source.add(depth, f"if v_{each.name} == ZERO_ID:", f"    v_{each.name} = b''")
+
+    def _read_one(self, depth: int, each: Field, target: str) -> None:
+        kind = each.type
+        if isinstance(kind, Array):
+            self._read_array(depth, each, kind, target)
+        elif isinstance(kind, Struct):
+            self._read_struct(depth, each, kind, target)
+        elif kind in FIXED:
+            self._read_fixed([each], depth)
+        else:
+            self._read_sized(depth, each.name, kind, target, self._nullable(each), each.null)
+
+    def _read_length(self, depth: int, is_short: bool) -> None:
+        """Into `size`; -1 is null."""
+        if self._flexible:
+            self._source.add(
+                depth,
+                "size = view[at] - 1",
+                "at += 1",
+                "if size >= 127:",
+                "    size, at = read_varint(view, at - 1)",
+                "    size -= 1",
+            )
+        else:
+            code, width = ("h", 2) if is_short else ("i", 4)
+            self._source.add(depth, f"size, = read_{code}(view, at)", f"at += {width}")
+
+    def _null_or(self, depth: int, name: str, target: str, nullable: bool, null: Any) -> None:
+        """What is done with a length below 0; what comes next is within the `else`."""
+        add = self._source.add
+        add(depth, "if size < 0:")
+        if nullable:
+            add(depth, "    if size < -1:", f"        raise too_long({name!r}, size, 0)")
+            add(depth, f"    {target} = {self._source.bind('null', null)}")
+        else:
+            add(depth, f"    raise not_null({name!r})")
+        add(depth, "else:")
+
+    def _read_sized(self, depth: int, name: str, kind: str, target: str, nullable: bool, null: Any) -> None:
+        self._read_length(depth, kind == "string")
+        self._null_or(depth, name, target, nullable, null)
+        take = {"string": "str(view[at:end], 'utf-8')", "bytes": "bytes(view[at:end])", "records": "view[at:end]"}
+        self._source.add(
+            depth + 1,
+            "end = at + size",
+            "if end > len(view):",
+            f"    raise too_long({name!r}, size, len(view) - at)",
+            f"{target} = {take[kind]}",
+            "at = end",
+        )
+
+    def _read_array(self, depth: int, each: Field, kind: Array, target: str) -> None:
+        add, of = self._source.add, kind.of
+        self._read_length(depth, False)
+        self._null_or(depth, each.name, target, self._nullable(each), each.null)
+        depth += 1
+        # Each element takes a byte at least.
+        add(depth, "if size > len(view) - at:", f"    raise too_long({each.name!r}, size, len(view) - at)")
+        if isinstance(of, str) and of in FIXED and of != "uuid":
+            code, width = FIXED[of], struct.calcsize(">" + FIXED[of])
+            add(depth, f"{target} = unpack_from(f'>{{size}}{code}', view, at)", f"at += size * {width}")
+            return
+        add(depth, f"{target} = []", "for _ in range(size):")
+        if isinstance(of, Struct):
+            read = self._source.bind("read", self._known[of][0])
+            add(depth + 1, f"item, at = {read}(view, at)")
+        elif of == "uuid":
+            add(depth + 1, "item, = unpack_from('16s', view, at)", "at += 16")
+        else:
+            self._read_sized(depth + 1, each.name, of, "item", False, None)
+        add(depth + 1, f"{target}.append(item)")
+
+    def _read_struct(self, depth: int, each: Field, kind: Struct, target: str) -> None:
+        read = self._source.bind("read", self._known[kind][0])
+        if not self._nullable(each):
+            self._source.add(depth, f"{target}, at = {read}(view, at)")
+            return
+        self._source.add(
+            depth,
+            "at += 1",
+            "if view[at - 1] == 255:",
+            f"    {target} = {self._source.bind('null', each.null)}",
+            "else:",
+            f"    {target}, at = {read}(view, at)",
+        )
+
+    def _read_tags(self) -> None:
+        add = self._source.add
+        if not self._tagged:
+            add(1, "if view[at] == 0:", "    at += 1", "else:", "    at = skip_tags(view, at)")
+            return
+        for each in self._tagged:
+            add(1, f"v_{each.name} = {self._source.bind('default', self._tag_default(each))}")
+        add(1, "number, at = read_varint(view, at)", "for _ in range(number):")
+        add(2, "tag, at = read_varint(view, at)", "size, at = read_varint(view, at)", "after = at + size")
+        add(2, "if after > len(view):", "    raise too_long('a tagged field', size, len(view) - at)")
+        for index, each in enumerate(self._tagged):
+            add(2, f"{'if' if index == 0 else 'elif'} tag == {each.tag}:")
+            self._read_one(3, each, f"v_{each.name}")
+        add(2, "at = after")
+
+    def _tag_default(self, each: Field) -> Any:
+        return self._defaults.get(each.name, each.default)
+
+
+class _WriterMaker(_Maker):
+    def made(self) -> Writer:
+        """The function."""
+        source = self._source
+        source.add(0, "def made(out, value):")
+        for run in self._runs():
+            if _is_fixed(run[0]):
+                pack = source.bind("pack", struct.Struct(_format(run)).pack)
+                source.add(1, f"out += {pack}({', '.join(self._fixed(each) for each in run)})")
+            else:
+                self._write_one(1, run[0], self._get(run[0]), "out")
+        if self._flexible:
+            self._write_tags()
+        source.add(1, "pass")
+        made: Writer = source.function()
+        return made
+
+    def _get(self, each: Field) -> str:
+        """The expression of a field's value."""
+        if each.name in self._attributes:
+            return f"value.{each.name}"
+        if each.default is None and not self._nullable(each):
+            raise TypeError(f"{self._of.value.__name__} has no {each.name}, and the table has no default for it")
+        return self._source.bind("default", each.default)
+
+    def _fixed(self, each: Field) -> str:
+        return f"{self._get(each)} or ZERO_ID" if each.type == "uuid" else self._get(each)
+
+    def _write_one(self, depth: int, each: Field, expression: str, out: str) -> None:
+        kind, add = each.type, self._source.add
+        add(depth, f"one = {expression}")
+        if isinstance(kind, Struct):
+            write = self._source.bind("write", self._known[kind][1])
+            if self._nullable(each):
+                add(depth, "if one is None:", f"    {out}.append(255)", "else:", f"    {out}.append(1)")
+                add(depth + 1, f"{write}({out}, one)")
+            else:
+                add(depth, f"{write}({out}, one)")
+            return
+        if self._nullable(each):
+            add(depth, "if one is None:")
+            self._write_null(depth + 1, kind == "string", out)
+            add(depth, "else:")
+            depth += 1
+        if isinstance(kind, Array):
+            self._write_array(depth, kind, out)
+        elif kind in FIXED:
+            pack = self._source.bind("pack", struct.Struct(">" + FIXED[kind]).pack)
+            add(depth, f"{out} += {pack}(one{' or ZERO_ID' if kind == 'uuid' else ''})")
+        else:
+            self._write_sized(depth, kind, "one", out)
+
+    def _write_null(self, depth: int, is_short: bool, out: str) -> None:
+        null = "b'\\0'" if self._flexible else "b'\\xff\\xff'" if is_short else "b'\\xff\\xff\\xff\\xff'"
+        self._source.add(depth, f"{out} += {null}")
+
+    def _write_length(self, depth: int, is_short: bool, out: str) -> None:
+        """Of `size`."""
+        if self._flexible:
+            self._source.add(
+                depth, "if size < 127:", f"    {out}.append(size + 1)", "else:", f"    put_varint({out}, size + 1)"
+            )
+        else:
+            self._source.add(depth, f"{out} += pack_{'h' if is_short else 'i'}(size)")
+
+    def _write_sized(self, depth: int, kind: str, name: str, out: str) -> None:
+        if kind == "string":
+            self._source.add(depth, f"{name} = {name}.encode()")
+        self._source.add(depth, f"size = len({name})")
+        self._write_length(depth, kind == "string", out)
+        if kind == "records":
+            add = self._source.add
+            add(depth, f"if size > {COPY_BYTES_MAX}:", f"    {out}.splice({name})", "else:", f"    {out} += {name}")
+        else:
+            self._source.add(depth, f"{out} += {name}")
+
+    def _write_array(self, depth: int, kind: Array, out: str) -> None:
+        add, of = self._source.add, kind.of
+        add(depth, "size = len(one)")
+        self._write_length(depth, False, out)
+        if isinstance(of, Struct):
+            add(depth, "for item in one:", f"    {self._source.bind('write', self._known[of][1])}({out}, item)")
+        elif of == "uuid":
+            add(depth, "for item in one:", f"    {out} += item or ZERO_ID")
+        elif of in FIXED:
+            add(depth, f"{out} += pack(f'>{{len(one)}}{FIXED[of]}', *one)")
+        else:
+            add(depth, "for item in one:")
+            self._write_sized(depth + 1, of, "item", out)
+
+    def _write_tags(self) -> None:
+        add = self._source.add
+        if not self._tagged:
+            add(1, "out.append(0)")
+            return
+        add(1, "number, tags = 0, bytearray()")
+        for each in self._tagged:
+            default = self._source.bind("default", self._defaults.get(each.name, each.default))
+            add(1, f"one = {self._get(each)}", f"if one != {default}:")
+            add(2, "number += 1", "field = bytearray()")
+            self._write_one(2, each, "one", "field")
+            add(2, f"put_varint(tags, {each.tag})", "put_varint(tags, len(field))", "tags += field")
+        add(1, "put_varint(out, number)", "out += tags")

@@ -1,0 +1,328 @@
+"""One connection: frames in, responses out, in the order of the requests.
+
+The life of a request: its frame is complete -> its header says which API and version -> its body becomes a value -> the
+API's handler answers -> the response is written. The next request of the connection begins when this one is answered,
+as in Apache Kafka; only requests of an API that `is_pipelined` (Produce) begin while others of it wait, and still are
+answered in order. So a fetch that waits holds up what its client sent after it, and nobody else.
+
+- Reading stops while `PENDING_MAX` requests wait, and while `queued.max.request.bytes` are in flight. No further
+  request begins while more than `WRITE_BUFFER_BYTES` of responses wait for the socket.
+- What is malformed, of an unknown API or of a version that is not supported ends this connection, with a line in the
+  log and a count; nothing else. ApiVersions in an unknown version is answered in version 0 (KIP-511).
+- A client that is gone is not answered, and what waited for it is cancelled; but what it sent to be written is: with
+  acks=0 it had no reason to stay.
+- Invariant: every byte taken from `RequestMemory` is given back when its request is answered or the connection ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import structlog
+
+from kipmesh.core.context import RequestContext
+from kipmesh.wire.api import API_VERSIONS_KEY, NO_ANSWER, Api, Call, Header, Session, read_header
+from kipmesh.wire.codec import MalformedError
+from kipmesh.wire.framing import Framer, RefusedError
+
+if TYPE_CHECKING:
+    from kipmesh.wire.listener import Shared
+
+log = structlog.get_logger(__name__)
+
+PENDING_MAX = 16
+"""Requests of one connection that are not answered yet."""
+WRITE_BUFFER_BYTES = 256 << 10
+"""Bytes of responses that wait for the socket above which no further request begins."""
+
+
+class Request(NamedTuple):
+    """A request that was decoded."""
+
+    api: Api
+    header: Header
+    value: Any
+    call: Call
+    size: int
+    began: float
+
+
+class Connection(asyncio.BufferedProtocol):
+    """Made for each connection that is accepted; belongs to the event loop."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._framer = Framer(shared.staging, self._may_take)
+        self._transport: asyncio.Transport | None = None
+        self._frames: deque[bytes | bytearray] = deque()
+        self._answers: deque[tuple[asyncio.Task[Any], Request]] = deque()
+        self._pending = 0
+        self._waits_for_room = False
+        self._news: asyncio.Future[None] | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._task: asyncio.Task[None] | None = None
+        self._peer = self.ip = ""
+        self._is_lost = False
+        self.session = Session(shared.metrics.software)
+        self.active_at = shared.loop.time()
+        self._unsent = 0
+
+    # --- what the transport calls -------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Serve it, unless there are too many."""
+        self._transport = cast("asyncio.Transport", transport)
+        address = transport.get_extra_info("peername") or ("", 0)
+        self.ip = address[0]
+        self._peer = f"ipv6:[{self.ip}]:{address[1]}" if ":" in self.ip else f"ipv4:{self.ip}:{address[1]}"
+        self._transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
+        if not self._shared.admit(self):
+            self._is_lost = True
+            self._transport.abort()
+            return
+        self._task = self._shared.loop.create_task(self._serve(), name="wire-connection")
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes go."""
+        return self._framer.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """So many bytes came."""
+        self.active_at = self._shared.loop.time()
+        try:
+            self._queue(self._framer.received(nbytes))
+        except RefusedError as error:
+            self.end(error.reason, str(error))
+
+    def pause_writing(self) -> None:
+        """The client does not read what is sent to it."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        self._writable.set()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Nobody is there any more."""
+        if self._is_lost:
+            return
+        self._is_lost = True
+        self._shared.gone(self)
+        if self._waits_for_room:
+            self._shared.memory.forget(self._on_room)
+        if self._framer.frame_bytes:
+            self._give_back(self._framer.frame_bytes)
+        if self._task is not None:
+            self._task.cancel()
+
+    # --- receiving ----------------------------------------------------------------------------------------------------
+
+    def _may_take(self, size: int, key: int) -> bool:
+        """See Framer."""
+        limit = self._shared.request_bytes_max(key)
+        if size > limit:
+            raise RefusedError("size", f"a request of {size} bytes, the limit is {limit}")
+        if self._pending >= PENDING_MAX:
+            return False
+        if not self._shared.memory.take(size):
+            self._waits_for_room = True
+            return False
+        self._pending += 1
+        return True
+
+    def _queue(self, frames: list[bytes | bytearray]) -> None:
+        if frames:
+            self._frames.extend(frames)
+            if self._news is not None and not self._news.done():
+                self._news.set_result(None)
+        assert self._transport is not None
+        if self._framer.is_full:
+            self._transport.pause_reading()
+            if self._waits_for_room:
+                self._shared.memory.wait(self._on_room)
+        else:
+            self._transport.resume_reading()
+
+    def _go_on_reading(self) -> None:
+        try:
+            self._queue(self._framer.resume())
+        except RefusedError as error:
+            self.end(error.reason, str(error))
+
+    def _on_room(self) -> None:
+        """Memory was given back."""
+        self._waits_for_room = False
+        self._go_on_reading()
+
+    def _give_back(self, size: int) -> None:
+        """A request is answered, or never will be."""
+        self._pending -= 1
+        self._shared.memory.give_back(size)
+        if self._framer.is_full and not self._waits_for_room and not self._is_lost:
+            self._go_on_reading()
+
+    # --- answering ----------------------------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        try:
+            while True:
+                if not self._frames:
+                    self._news = self._shared.loop.create_future()
+                    await self._news
+                if not self._writable.is_set():
+                    await self._writable.wait()
+                await self._begin(self._frames.popleft())
+        except asyncio.CancelledError:
+            if not self._is_lost:
+                raise
+        finally:
+            self._carry_out_rest()
+
+    def _carry_out_rest(self) -> None:
+        """What a client that is gone sent to be written, if it was not begun."""
+        while self._frames:
+            frame = self._frames.popleft()
+            request = None if self._shared.is_stopped else self._decode(frame)
+            if request is not None and request.api.is_pipelined:
+                self._pipeline(request)
+            else:
+                self._give_back(len(frame))
+
+    async def _begin(self, frame: bytes | bytearray) -> None:
+        """Answer one request, or let it wait if the next may begin meanwhile."""
+        request = self._decode(frame)
+        if request is None:
+            self._give_back(len(frame))
+            return
+        if request.api.is_pipelined:
+            self._pipeline(request)
+            return
+        try:
+            if self._answers:
+                await asyncio.wait([task for task, _ in self._answers])
+            self._respond(request, await request.api.handle(self._shared.services, request.value, request.call))
+        except Exception as error:
+            self._failed(request, error)
+        finally:
+            self._give_back(request.size)
+
+    def _pipeline(self, request: Request) -> None:
+        handle = request.api.handle(self._shared.services, request.value, request.call)
+        task = self._shared.loop.create_task(cast("Any", handle), name="wire-request")
+        self._answers.append((task, request))
+        self._shared.tasks.add(task)
+        task.add_done_callback(self._shared.tasks.discard)
+        task.add_done_callback(self._answered)
+
+    def _answered(self, _task: asyncio.Task[Any]) -> None:
+        """Write the answers whose turn it is."""
+        while self._answers and self._answers[0][0].done():
+            task, request = self._answers.popleft()
+            try:
+                if not task.cancelled():
+                    self._respond(request, task.result())
+            except Exception as error:
+                self._failed(request, error)
+            finally:
+                self._give_back(request.size)
+
+    def _decode(self, frame: bytes | bytearray) -> Request | None:
+        """The request; None when there is none, and then the connection ends or it is answered already."""
+        shared, began = self._shared, perf_counter()
+        view = memoryview(frame)
+        try:
+            header = read_header(view, shared.is_flexible)
+            api = shared.apis.get(header.key)
+            if api is None:
+                self.end("api", f"there is no API with key {header.key}")
+                return None
+            version = header.version
+            if version not in api.supported:
+                if header.key != API_VERSIONS_KEY:
+                    first, last = api.supported
+                    self.end("version", f"{api.name} in version {version}, {first} to {last} are supported")
+                    return None
+                # KIP-511: answered in version 0, whatever the body is.
+                call = Call(self._context(header), version, self.session)
+                return Request(api, header._replace(version=0), None, call, len(frame), began)
+            value = api.decode(view, header.body, version)
+        except MalformedError as error:
+            self.end("malformed", str(error))
+            return None
+        return Request(api, header, value, Call(self._context(header), version, self.session), len(frame), began)
+
+    def _context(self, header: Header) -> RequestContext:
+        return RequestContext(header.client_id, self._peer, 0, None, self._shared.listener)
+
+    def _respond(self, request: Request, response: Any) -> None:
+        shared, api, header = self._shared, request.api, request.header
+        size = 0
+        if response is not NO_ANSWER:
+            out = api.encode(header.correlation_id, header.version, response)
+            size = len(out)
+            if out.parts:
+                out.parts.append(out)
+                size = sum(map(len, out.parts))
+            if self._transport is not None and not self._is_lost and not self._transport.is_closing():
+                if out.parts:
+                    self._transport.writelines(out.parts)
+                else:
+                    self._transport.write(out)
+        self.active_at = shared.loop.time()
+        shared.metrics.answered(api, header.version, request.size, size, perf_counter() - request.began)
+        observe = shared.observers.get(api.key)
+        if observe is not None and response is not NO_ANSWER:
+            observe(request.call.context, request.value, response, request.size, size)
+
+    # --- ending -------------------------------------------------------------------------------------------------------
+
+    def _failed(self, request: Request, error: Exception) -> None:
+        log.error(
+            "request failed",
+            api=request.api.name,
+            version=request.header.version,
+            client_id=request.header.client_id,
+            peer=self._peer,
+            error=str(error),
+            exc_info=error,
+        )
+        self.end("failed", f"{request.api.name}: {type(error).__name__}")
+
+    def end(self, reason: str, text: str) -> None:
+        """Close the connection because of what came by it, or did not; what was answered is still sent."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._shared.metrics.ended(reason)
+        log.info("connection closed", reason=reason, what=text, peer=self._peer, listener=self._shared.listener)
+        self._frames.clear()
+        if self._transport.get_write_buffer_size() and reason == "slow":
+            self._transport.abort()
+        else:
+            self._transport.close()
+
+    def look(self, now: float, idle_s: float, stall_s: float) -> None:
+        """End it if it was idle for too long, stalled within a request, or does not take its responses."""
+        if self._transport is None:
+            return
+        unsent = self._transport.get_write_buffer_size()
+        if unsent != self._unsent:
+            self._unsent, self.active_at = unsent, now
+        quiet_s = now - self.active_at
+        if unsent:
+            if quiet_s > stall_s:
+                self.end("slow", f"the client took no byte of its responses for {quiet_s:.0f} s")
+        elif self._framer.frame_bytes and not self._framer.is_full:
+            if quiet_s > stall_s:
+                self.end("stalled", f"nothing came for {quiet_s:.0f} s in the middle of a request")
+        elif not self._pending and quiet_s > idle_s:
+            self.end("idle", f"nothing came for {quiet_s:.0f} s")
+
+    def abort(self) -> list[asyncio.Task[Any]]:
+        """The listener stops: end at once. Gives what is to be cancelled."""
+        if self._transport is not None:
+            self._transport.abort()
+        return [] if self._task is None else [self._task]

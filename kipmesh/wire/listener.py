@@ -1,0 +1,167 @@
+"""The listeners of one broker for Kafka's protocol: they bind, accept, look after their connections, and stop.
+
+Limits are the broker's, whichever listener a connection came by: `max.connections`, `max.connections.per.ip`,
+`queued.max.request.bytes`, `socket.request.max.bytes`, `connections.max.idle.ms`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import structlog
+
+from kipmesh.core.context import RequestContext
+from kipmesh.wire.api import Api
+from kipmesh.wire.connection import Connection
+from kipmesh.wire.framing import STAGING_BYTES
+from kipmesh.wire.limits import ConnectionCounts, RequestMemory
+from kipmesh.wire.metrics import WireMetrics
+from kipmesh.wire.services import Services
+
+log = structlog.get_logger(__name__)
+
+STALL_S = 30.0
+"""How long a client may be silent in the middle of a request, or not take a byte of its responses."""
+LOOK_INTERVAL_S_MAX = 5.0
+BACKLOG = 1024
+HANDSHAKE_S = 10.0
+"""How long a TLS handshake may take."""
+
+Observer = Callable[[RequestContext, Any, Any, int, int], None]
+"""Who asked, the request, the response, and the bytes of the two."""
+
+
+class AddressError(Exception):
+    """A listener's address cannot be bound."""
+
+
+class Limits(NamedTuple):
+    """The broker's, as it is configured."""
+
+    request_bytes_max: int
+    queued_bytes_max: int
+    connections_max: int
+    connections_per_ip_max: int
+    idle_ms_max: int
+
+
+class Shared:
+    """What the connections of one listener share with it."""
+
+    def __init__(self, server: WireServer, listener: str) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.listener = listener
+        self.staging = server.staging
+        self.memory = server.memory
+        self.services = server.services
+        self.apis = server.apis
+        self.metrics = server.metrics
+        self.observers = server.observers
+        self.connections: set[Connection] = set()
+        self.tasks: set[asyncio.Task[Any]] = set()
+        """Requests under way, also of connections that are lost."""
+        self.is_stopped = False
+        self._server = server
+
+    def is_flexible(self, key: int, version: int) -> bool:
+        """Whether the request's header has tagged fields."""
+        api = self.apis.get(key)
+        return api is not None and api.flexible_since <= version <= api.supported.last
+
+    def request_bytes_max(self, key: int) -> int:
+        """Largest request of an API."""
+        api = self.apis.get(key)
+        limit = self._server.limits.request_bytes_max
+        return limit if api is None else min(limit, api.request_bytes_max)
+
+    def admit(self, connection: Connection) -> bool:
+        """Whether there may be one more."""
+        limit = self._server.counts.add(connection.ip)
+        if limit:
+            self.metrics.refused(limit)
+            log.warning("connection refused", limit=limit, ip=connection.ip, listener=self.listener)
+            return False
+        self.connections.add(connection)
+        self.metrics.opened(self.listener)
+        return True
+
+    def gone(self, connection: Connection) -> None:
+        """It is lost."""
+        self.connections.discard(connection)
+        self._server.counts.remove(connection.ip)
+        self.metrics.closed(self.listener)
+
+
+class WireServer:
+    """All listeners of one broker; it belongs to the event loop."""
+
+    def __init__(
+        self,
+        services: Services,
+        apis: Mapping[int, Api],
+        limits: Limits,
+        observers: Mapping[int, Observer] | None = None,
+    ) -> None:
+        self.services = services
+        self.apis = apis
+        self.limits = limits
+        self.observers = observers or {}
+        self.staging = bytearray(STAGING_BYTES)
+        self.memory = RequestMemory(limits.queued_bytes_max)
+        self.counts = ConnectionCounts(limits.connections_max, limits.connections_per_ip_max)
+        self.metrics = WireMetrics(lambda: self.memory.bytes_used)
+        self._listeners: list[tuple[Shared, asyncio.Server]] = []
+        self._looking: asyncio.Task[None] | None = None
+
+    async def listen(self, name: str, host: str, port: int, ssl_context: ssl.SSLContext | None = None) -> int:
+        """Bind and serve; returns the bound port (the given one, or a free one for 0). Raises AddressError."""
+        shared = Shared(self, name)
+        try:
+            server = await shared.loop.create_server(
+                lambda: Connection(shared),
+                host or None,
+                port,
+                backlog=BACKLOG,
+                ssl=ssl_context,
+                ssl_handshake_timeout=None if ssl_context is None else HANDSHAKE_S,
+            )
+        except OSError as error:
+            raise AddressError(f"cannot listen on {host}:{port} ({name}): {error.strerror or error}") from None
+        self._listeners.append((shared, server))
+        if self._looking is None:
+            self._looking = shared.loop.create_task(self._look(), name="wire-idle")
+        bound: int = server.sockets[0].getsockname()[1]
+        log.info("listening", listener=name, host=host, port=bound)
+        return bound
+
+    async def _look(self) -> None:
+        """End connections that are idle, that stalled, or that do not read."""
+        idle_s = self.limits.idle_ms_max / 1000
+        while True:
+            await asyncio.sleep(min(LOOK_INTERVAL_S_MAX, idle_s / 4))
+            now = asyncio.get_running_loop().time()
+            for shared, _server in self._listeners:
+                for connection in list(shared.connections):
+                    connection.look(now, idle_s, min(STALL_S, idle_s))
+
+    async def stop(self) -> None:
+        """Accept nothing more and end every connection; idempotent."""
+        if self._looking is not None:
+            self._looking.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._looking
+            self._looking = None
+        listeners, self._listeners = self._listeners, []
+        for shared, server in listeners:
+            shared.is_stopped = True
+            server.close()
+            tasks = [task for connection in list(shared.connections) for task in connection.abort()]
+            tasks += shared.tasks
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await server.wait_closed()
