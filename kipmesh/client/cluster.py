@@ -51,7 +51,7 @@ class Cluster:
         rack_id: str = "",
         policy: RefreshPolicy | None = None,
     ) -> None:
-        self.pool = ConnectionPool(config.client_id or default_client_id)
+        self.pool = ConnectionPool.of(config.client_id or default_client_id, config)
         self.metadata = Metadata(bootstrap, self.pool, config, policy=policy, rack_id=rack_id)
         self.backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms)
         self.request_timeout_ms = config.request_timeout_ms

@@ -66,7 +66,7 @@ class Producer:
         self.config = parse_config(ProducerConfig, config)
         parse_bootstrap(bootstrap)
         self._bootstrap = bootstrap
-        self._pool = ConnectionPool(self.config.client_id or "kipmesh-producer")
+        self._pool = ConnectionPool.of(self.config.client_id or "kipmesh-producer", self.config)
         self._metadata = ProducerMetadata(bootstrap, self._pool, self.config)
         self._memory = BufferMemory(self.config.buffer_memory)
         self._sender: Sender | None = None

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kipmesh.client.types import Node, QuorumDescription, QuorumReplica
+from kipmesh.core.config.security import ClientSslConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.messages import (
     DescribeQuorumPartition,
@@ -42,13 +43,15 @@ def quorum_description(response: DescribeQuorumResponse) -> QuorumDescription:
     raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the answer does not mention the metadata partition")
 
 
-async def describe_quorum(controllers: Sequence[str], *, timeout_s: float) -> QuorumDescription:
+async def describe_quorum(
+    controllers: Sequence[str], *, timeout_s: float, security: ClientSslConfig | None = None
+) -> QuorumDescription:
     """Ask controllers (`host:port`) until one of them leads, and whom they name as the leader.
 
     After `timeout_s` without one: a description with leader -1 and the highest epoch that was heard of. Raises
     KafkaError(NETWORK_EXCEPTION) when no controller answered at all.
     """
-    pool = ConnectionPool("kipmesh-admin")
+    pool = ConnectionPool.of("kipmesh-admin", security or ClientSslConfig())
     addresses = dict.fromkeys(controllers)
     deadline = time.monotonic() + timeout_s
     heard: _Answer | None = None

@@ -1,7 +1,8 @@
 """`/metrics`, `/healthz` and `/readyz` of a process, on threads of their own.
 
 Large registries are rendered without holding up the event loop. GET and HEAD only; connections, their time and the
-request's size are limited. `/healthz` is 200 when the event loop answers, `/readyz` when the node is ready.
+request's size are limited. `/healthz` is 200 when the event loop answers, `/readyz` when the node is ready. With TLS
+each handshake takes the certificates as they are then, on the request's own thread.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+if TYPE_CHECKING:
+    from kipmesh.tls.contexts import ServerContext
 
 CONNECTIONS_MAX = 16
 CONNECTION_TIMEOUT_S = 5.0
@@ -78,8 +82,11 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 64
 
-    def __init__(self, address: tuple[str, int], pages: dict[str, Callable[[], Page]]) -> None:
+    def __init__(
+        self, address: tuple[str, int], pages: dict[str, Callable[[], Page]], tls: ServerContext | None
+    ) -> None:
         self.pages = pages
+        self._tls = tls
         self.closing = False
         self._slots = threading.BoundedSemaphore(CONNECTIONS_MAX)
         if ":" in address[0]:
@@ -96,13 +103,20 @@ class _Server(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._slots.acquire(blocking=False):
             with contextlib.suppress(OSError):
-                request.sendall(_BUSY)
+                if self._tls is None:
+                    request.sendall(_BUSY)
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
+            if self._tls is not None:
+                request.settimeout(CONNECTION_TIMEOUT_S)
+                try:
+                    request = self._tls.current().wrap_socket(request, server_side=True)
+                except OSError:  # plaintext, a stranger, or somebody too slow; the socket is closed by now
+                    return
             super().process_request_thread(request, client_address)
         finally:
             self._slots.release()
@@ -132,8 +146,13 @@ class ProbeServer:
     """Serves the three paths for one node."""
 
     def __init__(
-        self, registry: CollectorRegistry, is_ready: Callable[[], bool], loop: asyncio.AbstractEventLoop
+        self,
+        registry: CollectorRegistry,
+        is_ready: Callable[[], bool],
+        loop: asyncio.AbstractEventLoop,
+        tls: ServerContext | None = None,
     ) -> None:
+        self._tls = tls
         self._registry = registry
         self._is_ready = is_ready
         self._loop = loop
@@ -144,7 +163,7 @@ class ProbeServer:
         """Bind and serve; returns the port. Raises HttpAddressError."""
         pages = {"/metrics": self._metrics, "/healthz": self._healthz, "/readyz": self._readyz}
         try:
-            server = _Server((host, port), pages)
+            server = _Server((host, port), pages, self._tls)
         except OSError as error:
             raise HttpAddressError(f"cannot listen on {host}:{port} (http.listener): {error.strerror}") from None
         self._server = server

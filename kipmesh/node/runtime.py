@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from kipmesh.core.config.base import Config
+    from kipmesh.node.tls import ProcessTls
 
 LOOP_LAG_INTERVAL_S = 1.0
 STOP_MARGIN_S = 20.0
@@ -188,16 +189,21 @@ class _Process:
     def _start_probes(self, node: Node) -> Any:
         from prometheus_client import ProcessCollector
 
+        from kipmesh.core.config.node import parse_http_listener
         from kipmesh.node.disk_space import DiskSpaceCollector, data_folders
         from kipmesh.node.http import ProbeServer
 
         ProcessCollector(registry=node.registry)
         if folders := data_folders(self._config):
             node.registry.register(DiskSpaceCollector(folders))
-        host, _, port = self._config.http_listener.rpartition(":")
-        probes = ProbeServer(node.registry, lambda: node.ready, asyncio.get_running_loop())
-        bound = probes.start(host.strip("[]"), int(port))
-        self._log.info("probes are served", host=host, port=bound)
+        endpoint = parse_http_listener(self._config.http_listener)
+        tls: ProcessTls | None = getattr(node, "tls", None)
+        context = None if tls is None else tls.http()
+        if context is None and endpoint.name == "HTTPS":
+            raise RuntimeError(f"{self._service.module} has no TLS for http.listener")
+        probes = ProbeServer(node.registry, lambda: node.ready, asyncio.get_running_loop(), context)
+        bound = probes.start(endpoint.host, endpoint.port)
+        self._log.info("probes are served", host=endpoint.host, port=bound, tls=context is not None)
         return probes
 
     async def _run_node(self, node: Node) -> int:

@@ -1,7 +1,9 @@
 """Calls to other nodes: a connection an address, unary calls, and streams of one request at a time.
 
-Every failure of the transport is a `TransportError`; errors that a peer answers with are in the messages. A request
-that cannot be said (text that is no Unicode, a number out of range) raises KafkaError(INVALID_REQUEST) unsent.
+With TLS, a connection moves to a new channel when the certificates changed: calls and streams that begin from then on
+use it, those under way end on the one before. Every failure of the transport is a `TransportError`; errors that a peer
+answers with are in the messages. A request that cannot be said (text that is no Unicode, a number out of range) raises
+KafkaError(INVALID_REQUEST) unsent.
 """
 
 from __future__ import annotations
@@ -9,14 +11,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import grpc
 from google.protobuf.message import DecodeError
 
+from kipmesh.core.config.security import ClientSslConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.rpc.codec import METHODS, Method, Value
 from kipmesh.rpc.server import CLIENT_ID_KEY, DEFAULT_MESSAGE_BYTES_MAX
+from kipmesh.rpc.tls import channel_credentials, explained
+from kipmesh.tls.files import TlsFiles, TlsPaths
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", DEFAULT_MESSAGE_BYTES_MAX),
@@ -65,13 +70,18 @@ class TransportError(Exception):
         return self.code is grpc.StatusCode.UNIMPLEMENTED
 
     @property
+    def denied(self) -> bool:
+        """Whether the server does not let this side call that: its certificate is not a node's."""
+        return self.code is grpc.StatusCode.PERMISSION_DENIED
+
+    @property
     def too_large(self) -> bool:
         """Whether a message is larger than one of the two sides takes: it will not get smaller."""
         return self.code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def _transport_error(address: str, method: str, error: grpc.RpcError) -> TransportError:
-    return TransportError(address, method, error.code(), error.details() or "")
+def _transport_error(address: str, method: str, error: grpc.RpcError, *, has_tls: bool = False) -> TransportError:
+    return TransportError(address, method, error.code(), explained(error.details() or "", has_tls=has_tls))
 
 
 def _encode(method: Method, request: Value) -> bytes:
@@ -89,24 +99,69 @@ def _decode(address: str, method: Method, data: bytes) -> Value:
         raise TransportError(address, method.name, grpc.StatusCode.INTERNAL, text) from None
 
 
+class _Channel:
+    """One HTTP/2 connection, and who uses it; one that was replaced is closed when nobody does any more."""
+
+    def __init__(self, address: str, tls: TlsFiles | None) -> None:
+        self.generation = 0
+        self.users = 0
+        self.calls: dict[tuple[str, str], Any] = {}
+        self._closing: asyncio.Task[None] | None = None
+        self._is_retired = False
+        if tls is None:
+            self._grpc = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        else:
+            material = tls.current
+            self.generation = material.generation
+            self._grpc = grpc.aio.secure_channel(address, channel_credentials(material), options=_OPTIONS)
+
+    def callable(self, service: str, name: str) -> Any:
+        call = self.calls.get((service, name))
+        if call is None:
+            method = METHODS[service][name]
+            make = self._grpc.stream_stream if method.streaming else self._grpc.unary_unary
+            call = self.calls[service, name] = make(method.path)
+        return call
+
+    def release(self) -> None:
+        self.users -= 1
+        self._close_if_unused()
+
+    def retire(self) -> None:
+        self._is_retired = True
+        self._close_if_unused()
+
+    def _close_if_unused(self) -> None:
+        if self._is_retired and not self.users and self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._grpc.close())
+
+    async def close(self) -> None:
+        if self._closing is not None:
+            await asyncio.gather(self._closing, return_exceptions=True)
+        else:
+            await self._grpc.close()
+
+
 class Connection:
     """Calls to one address over one HTTP/2 connection, opened at the first call and reopened when it breaks."""
 
-    def __init__(self, address: str, client_id: str) -> None:
+    def __init__(self, address: str, client_id: str, tls: TlsFiles | None = None) -> None:
         self.address = address
-        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        self._tls = tls
+        self._channel = _Channel(address, tls)
+        self._retired: list[_Channel] = []
         self._metadata = ((CLIENT_ID_KEY, client_id),)
-        self._calls: dict[tuple[str, str], Any] = {}
         self._idle_streams: dict[tuple[str, str], list[FetchStream]] = {}
 
-    def _callable(self, service: str, name: str) -> Any:
-        call = self._calls.get((service, name))
-        if call is None:
-            method = METHODS[service][name]
-            make = self._channel.stream_stream if method.streaming else self._channel.unary_unary
-            call = make(method.path)
-            self._calls[service, name] = call
-        return call
+    def _current(self) -> _Channel:
+        """The channel for what begins now."""
+        tls, channel = self._tls, self._channel
+        if tls is not None and tls.current.generation != channel.generation:
+            self._retired = [one for one in self._retired if one.users]
+            self._retired.append(channel)
+            self._channel = _Channel(self.address, tls)
+            channel.retire()
+        return self._channel
 
     async def call(
         self,
@@ -122,12 +177,16 @@ class Connection:
         data = _encode(known, request)
         if meter is not None:
             meter(len(data), 0)
+        channel = self._current()
+        channel.users += 1
         try:
-            answer = await self._callable(service, method)(
+            answer = await channel.callable(service, method)(
                 data, timeout=timeout_s, metadata=self._metadata, wait_for_ready=wait_for_ready
             )
         except grpc.aio.AioRpcError as error:
-            raise _transport_error(self.address, method, error) from None
+            raise _transport_error(self.address, method, error, has_tls=self._tls is not None) from None
+        finally:
+            channel.release()
         if meter is not None:
             meter(0, len(answer))
         return _decode(self.address, known, answer)
@@ -139,13 +198,20 @@ class Connection:
     async def exchange(self, service: str, method: str, request: Value, timeout_s: float) -> Value:
         """One request of a stream that is kept for the next one; one that failed is dropped. Raises TransportError."""
         idle = self._idle_streams.setdefault((service, method), [])
-        stream = idle.pop() if idle else self._open(service, method)
+        channel = self._current()
+        stream = idle.pop() if idle and idle[-1].channel is channel else self._open(service, method)
         try:
             response = await stream.exchange(request, timeout_s)
         except BaseException:
             stream.cancel()
             raise
-        idle.append(stream)  # never more than were in use at a time
+        if stream.channel is self._channel:
+            # Streams of a channel before end only now: whoever watches for one that breaks has heard of this one.
+            while idle and idle[-1].channel is not stream.channel:
+                idle.pop().cancel()
+            idle.append(stream)  # never more than were in use at a time
+        else:
+            stream.cancel()
         return response
 
     def fetch_stream(self, service: str) -> FetchStream:
@@ -153,9 +219,9 @@ class Connection:
         return self._open(service, "FetchStream")
 
     def _open(self, service: str, method: str) -> FetchStream:
-        return FetchStream(
-            self.address, METHODS[service][method], self._callable(service, method)(metadata=self._metadata)
-        )
+        channel = self._current()
+        call = channel.callable(service, method)(metadata=self._metadata)
+        return FetchStream(self.address, METHODS[service][method], call, channel, has_tls=self._tls is not None)
 
     async def close(self) -> None:
         """Close; running calls fail."""
@@ -163,13 +229,18 @@ class Connection:
             for stream in streams:
                 stream.cancel()
         self._idle_streams.clear()
-        await self._channel.close()
+        retired, self._retired = self._retired, []
+        for channel in (*retired, self._channel):
+            await channel.close()
 
 
 class FetchStream:
     """One request at a time over a bidirectional stream; a broken one raises TransportError and is then useless."""
 
-    def __init__(self, address: str, method: Method, call: Any) -> None:
+    def __init__(self, address: str, method: Method, call: Any, channel: _Channel, *, has_tls: bool) -> None:
+        self.channel = channel
+        channel.users += 1
+        self._has_tls = has_tls
         self._address = address
         self._method = method
         self._name = method.name
@@ -190,7 +261,7 @@ class FetchStream:
             self.cancel()
             raise TransportError(self._address, self._name, grpc.StatusCode.DEADLINE_EXCEEDED, "no answer") from None
         except grpc.aio.AioRpcError as error:
-            raise _transport_error(self._address, self._name, error) from None
+            raise _transport_error(self._address, self._name, error, has_tls=self._has_tls) from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._dropped and not (task and task.cancelling()):
@@ -211,21 +282,36 @@ class FetchStream:
             # A call that is cancelled before its metadata is sent never ends a write that waits for that.
             with contextlib.suppress(RuntimeError):  # it has ended just now
                 self._limit.reschedule(asyncio.get_running_loop().time())
-        self._dropped = True
+        if not self._dropped:
+            self._dropped = True
+            self.channel.release()
 
 
 class ConnectionPool:
-    """One connection an address, for one node or client; not shared between event loops."""
+    """One connection an address, for one node or client; not shared between event loops.
 
-    def __init__(self, client_id: str) -> None:
+    `tls` is for all of them and belongs to the caller.
+    """
+
+    def __init__(self, client_id: str, tls: TlsFiles | None = None) -> None:
         self._client_id = client_id
+        self._tls = tls
+        self._own_tls: TlsFiles | None = None
         self._connections: dict[str, Connection] = {}
+
+    @classmethod
+    def of(cls, client_id: str, config: ClientSslConfig) -> Self:
+        """As a client's configuration says; raises InvalidConfigError when its certificates cannot be used."""
+        pool = cls(client_id)
+        if config.security_protocol == "SSL":
+            pool._tls = pool._own_tls = TlsFiles(TlsPaths.of(config))
+        return pool
 
     def get(self, address: str) -> Connection:
         """The connection to `address` (host:port)."""
         connection = self._connections.get(address)
         if connection is None:
-            connection = self._connections[address] = Connection(address, self._client_id)
+            connection = self._connections[address] = Connection(address, self._client_id, self._tls)
         return connection
 
     async def close(self) -> None:
@@ -233,3 +319,5 @@ class ConnectionPool:
         connections, self._connections = list(self._connections.values()), {}
         for connection in connections:
             await connection.close()
+        if self._own_tls is not None:
+            self._own_tls.close()

@@ -9,10 +9,11 @@ each exchange and its bytes, once the handler has returned and before anything e
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import structlog
@@ -22,6 +23,7 @@ from grpc_reflection.v1alpha import reflection
 
 from kipmesh.core.context import RequestContext as RequestContext
 from kipmesh.rpc.codec import METHODS, Method, Value
+from kipmesh.rpc.tls import ServerTls
 
 log = structlog.get_logger(__name__)
 
@@ -36,6 +38,8 @@ Observer = Callable[[RequestContext, Value, Value, int, int], None]
 """Who asked, the request, the response, and the bytes of the two messages."""
 Observers = Mapping[tuple[str, str], Observer]
 """By service and method."""
+Guard = Callable[[Value, grpc.aio.ServicerContext[Any, Any]], Awaitable[None]]
+"""Ends a call that its caller may not make, before the handler sees it."""
 
 _stream_numbers = itertools.count(1)
 
@@ -64,9 +68,23 @@ async def _decode(method: Method, data: bytes, context: grpc.aio.ServicerContext
 # Messages are translated here and not by grpc: it logs a failure as its own, and answers UNKNOWN.
 
 
-def _unary(method: Method, handler: Handler, observe: Observer | None, listener: str) -> Any:
+class _Call(NamedTuple):
+    """One method of one server: who answers it, who looks on, and who may ask."""
+
+    method: Method
+    handler: Handler
+    observe: Observer | None
+    guard: Guard | None
+    listener: str
+
+
+def _unary(call: _Call) -> Any:
+    method, handler, observe, guard, listener = call
+
     async def answer(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
         request, who = await _decode(method, data, context), _context(context, listener)
+        if guard is not None:
+            await guard(request, context)
         response = await handler(request, who)
         encoded = method.response.encode(response)
         if observe is not None:
@@ -76,9 +94,9 @@ def _unary(method: Method, handler: Handler, observe: Observer | None, listener:
     return grpc.unary_unary_rpc_method_handler(answer)
 
 
-def _stream(
-    method: Method, handler: Handler, ended: StreamEnded | None, observe: Observer | None, listener: str
-) -> Any:
+def _stream(call: _Call, ended: StreamEnded | None) -> Any:
+    method, handler, observe, guard, listener = call
+
     async def answer(
         requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[bytes]:
@@ -87,6 +105,8 @@ def _stream(
             context.add_done_callback(lambda _context: ended(who))
         async for data in requests:
             request = await _decode(method, data, context)
+            if guard is not None:
+                await guard(request, context)
             response = await handler(request, who)
             encoded = method.response.encode(response)
             if observe is not None:
@@ -100,7 +120,13 @@ def _snake(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
-def _handlers(service: str, target: object, observers: Observers, listener: str) -> Any:
+def _guard(tls: ServerTls | None, service: str, method: str) -> Guard | None:
+    if tls is None or not tls.guards(service, method):
+        return None
+    return functools.partial(tls.check, service, method)
+
+
+def _handlers(service: str, target: object, observers: Observers, listener: str, tls: ServerTls | None) -> Any:
     handlers = {}
     full_name = ""
     for method in METHODS[service].values():
@@ -109,16 +135,17 @@ def _handlers(service: str, target: object, observers: Observers, listener: str)
         handler: Handler | None = getattr(target, name, None)
         if handler is not None:
             observe = observers.get((service, method.name))
-            if method.streaming:
-                ended = getattr(target, "stream_ended", None)
-                handlers[method.name] = _stream(method, handler, ended, observe, listener)
-            else:
-                handlers[method.name] = _unary(method, handler, observe, listener)
+            call = _Call(method, handler, observe, _guard(tls, service, method.name), listener)
+            ended: StreamEnded | None = getattr(target, "stream_ended", None)
+            handlers[method.name] = _stream(call, ended) if method.streaming else _unary(call)
     return grpc.method_handlers_generic_handler(full_name, handlers), full_name
 
 
 class Server:
-    """Serves `services` (service name of services.proto -> object with its handlers) on one address."""
+    """Serves `services` (service name of services.proto -> object with its handlers) on one address.
+
+    With `tls` nothing is served in plaintext, and calls for nodes are refused to others.
+    """
 
     def __init__(
         self,
@@ -126,8 +153,10 @@ class Server:
         message_bytes_max: int = DEFAULT_MESSAGE_BYTES_MAX,
         observers: Observers | None = None,
         listener: str = "",
+        tls: ServerTls | None = None,
     ) -> None:
         """`listener` is its name, which handlers find in the context; empty for the brokers' own."""
+        self._tls = tls
         options = [
             ("grpc.max_receive_message_length", message_bytes_max),
             ("grpc.max_send_message_length", -1),
@@ -140,7 +169,7 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = [health.SERVICE_NAME, reflection.SERVICE_NAME]
         for service, target in services.items():
-            generic, full_name = _handlers(service, target, observers or {}, listener)
+            generic, full_name = _handlers(service, target, observers or {}, listener, tls)
             self._server.add_generic_rpc_handlers((generic,))
             names.append(full_name)
         reflection.enable_server_reflection(names, self._server)
@@ -148,7 +177,10 @@ class Server:
     async def start(self, host: str, port: int) -> int:
         """Bind and serve; returns the bound port (the given one, or a free one for 0). Raises PortInUseError."""
         try:
-            bound: int = self._server.add_insecure_port(f"{host}:{port}")
+            if self._tls is None or not self._tls.encrypts:
+                bound: int = self._server.add_insecure_port(f"{host}:{port}")
+            else:
+                bound = self._server.add_secure_port(f"{host}:{port}", self._tls.credentials())
         except RuntimeError as error:
             raise PortInUseError(f"cannot listen on {host}:{port}: {error}") from None
         if not bound:

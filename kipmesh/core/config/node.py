@@ -428,6 +428,14 @@ class BrokerConfig(NodeConfig):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _check_client_auth(self) -> Self:
+        others = [one.name for one in self.mesh_endpoints if one.name != self.mesh_listener]
+        asked = [name for name in others if self.protocol_of(name) == "SSL"]
+        if asked and self.ssl_client_auth == "requested":
+            raise ValueError(f"listener {asked[0]} is gRPC: ssl.client.auth is none or required there")
+        return self
+
     @property
     def mesh_endpoints(self) -> tuple[Endpoint, ...]:
         """The listeners that speak gRPC."""

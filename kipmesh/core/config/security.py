@@ -90,8 +90,8 @@ class ServerSslConfig(SslConfig):
     """NAME:PLAINTEXT or NAME:SSL for each listener, separated by commas. When it is empty all are PLAINTEXT, but for
     one with the name SSL."""
     ssl_client_auth: ClientAuth = "none"
-    """Whether listeners of the Kafka protocol ask for clients' certificates: `none`, `requested` or `required`.
-    Listeners of the mesh (gRPC) always require them."""
+    """Whether listeners ask for clients' certificates: `none`, `requested` (not for gRPC) or `required`. The listener
+    that nodes use among each other always requires them."""
     ssl_node_names: StrList = ()
     """Names, one of which the certificate of a broker or controller must have in its subject alternative name (DNS
     name, address or URI); a `*` as the first label of a DNS name stands for any one label. Who has none of them is a

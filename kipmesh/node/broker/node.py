@@ -49,6 +49,7 @@ from kipmesh.node.broker.quorum import BrokerQuorum, open_replica
 from kipmesh.node.broker.replica_manager import ReplicaManager
 from kipmesh.node.broker.selection import ReplicaSelection
 from kipmesh.node.clock import monotonic_ms, wall_ms
+from kipmesh.node.tls import ProcessTls
 from kipmesh.rpc.client import ConnectionPool, TransportError
 from kipmesh.rpc.server import RequestContext, Server
 from kipmesh.storage.fs import FileSystem, RealFileSystem
@@ -112,6 +113,7 @@ class BrokerNode:
     def __init__(self, config: BrokerConfig, *, is_leader_role: bool, fs: FileSystem | None = None) -> None:
         self.config = config
         self.registry = CollectorRegistry()
+        self.tls = ProcessTls(config, self.registry)
         self._metrics = BrokerMetrics(self.registry)
         self.partitions = Partitions(MetadataImage())
         # First: a plugin that cannot be had stops the node before it touches anything.
@@ -134,7 +136,7 @@ class BrokerNode:
         )
         self._disk = Disk(f"broker-{config.node_id}")
         self._cleaner = Cleaner(config, self.partitions, self._log_manager, self._disk, self._metrics, wall_ms)
-        self._pool = ConnectionPool(f"broker-{config.node_id}")
+        self._pool = ConnectionPool(f"broker-{config.node_id}", self.tls.mesh_client())
         self._channel = ControllerChannel(config.voters, self._pool)
         self._changes = Changes()
         self._isolation = Isolation(self.partitions, config.broker_session_timeout_ms, monotonic_ms)
@@ -273,7 +275,8 @@ class BrokerNode:
         observers = None if self._trace is None else self._trace.observers()
         for endpoint in config.mesh_endpoints:
             name = "" if endpoint.name == own else endpoint.name
-            server = Server(services, config.socket_request_max_bytes, observers, name)
+            tls = self.tls.mesh_server(endpoint.name)
+            server = Server(services, config.socket_request_max_bytes, observers, name, tls)
             self._servers.append(server)
             self._ports[endpoint.name] = await server.start(endpoint.host, endpoint.port)
         self.grpc_port = self._ports[own]
@@ -428,4 +431,5 @@ class BrokerNode:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.gather(*(server.stop(STOP_GRACE_S) for server in self._servers))
         await self._pool.close()
+        self.tls.close()
         self._selection.close()

@@ -30,6 +30,7 @@ from kipmesh.node.quorum.loader import MetadataLoader
 from kipmesh.node.quorum.metrics import QuorumMetrics
 from kipmesh.node.quorum.service import QuorumService
 from kipmesh.node.quorum.snapshot_maker import retention_limits, snapshot_limits
+from kipmesh.node.tls import ProcessTls
 from kipmesh.rpc.client import ConnectionPool
 from kipmesh.rpc.server import Server
 from kipmesh.storage.errors import StorageError
@@ -54,6 +55,7 @@ class ControllerNode:
         self.registry = CollectorRegistry()
         self.grpc_port = 0
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.tls = ProcessTls(config, self.registry)
         self._fs = fs or RealFileSystem()
         self._metrics = ControllerMetrics(self.registry)
         self._quorum_metrics = QuorumMetrics(self.registry)
@@ -65,7 +67,7 @@ class ControllerNode:
             defaults=TopicConfig.parse({}),
             open_files_max=OPEN_FILES_MAX,
         )
-        self._pool = ConnectionPool(f"controller-{config.node_id}")
+        self._pool = ConnectionPool(f"controller-{config.node_id}", self.tls.mesh_client())
         self._is_loaded = False
         self._is_stopped = False
         self._driver: QuorumDriver | None = None
@@ -182,6 +184,7 @@ class ControllerNode:
                 "Admin": AdminService(self._do),
             },
             self.config.socket_request_max_bytes,
+            tls=self.tls.mesh_server(self.config.mesh_listener),
         )
         listener = self.config.endpoints[0]
         self.grpc_port = await self._server.start(listener.host, listener.port)
@@ -229,6 +232,7 @@ class ControllerNode:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._server.stop(grace_s)
         await self._pool.close()
+        self.tls.close()
 
     def _fail(self, error: BaseException) -> None:
         """This node cannot go on; what waits may be done or not, and where there are others, they know."""

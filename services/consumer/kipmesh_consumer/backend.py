@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from kipmesh.client import AdminClient, Consumer, TopicPartition
 from kipmesh.client.types import TIMESTAMP_LATEST, TopicMetadata
 from kipmesh.core.config.consumer_service import ConsumerServiceConfig
+from kipmesh.core.config.security import ClientSslConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh_consumer.members import MemberStream
 from kipmesh_consumer.metrics import FetchCollector, ServiceMetrics
@@ -24,6 +25,9 @@ from kipmesh_consumer.streams import Request, Stream, Streams
 
 CONNECT_RETRY_S_FIRST = 0.05
 CONNECT_RETRY_S_LAST = 1.0
+
+_SECURITY = frozenset(ClientSslConfig.keys())
+"""What the service's clients have from its own configuration."""
 
 log = structlog.get_logger(__name__)
 
@@ -119,7 +123,12 @@ class Backend:
             await admin.close()
 
     def _client_config(self) -> dict[str, Any]:
-        return {"client.id": self._config.client_id, "request.timeout.ms": self._config.request_timeout_ms}
+        config = self._config
+        return {
+            "client.id": config.client_id,
+            "request.timeout.ms": config.request_timeout_ms,
+            **{key: value for key, value in config.as_dict().items() if key in _SECURITY},
+        }
 
     def _group_config(self) -> dict[str, Any]:
         config = self._config

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from kipmesh.core.config.consumer_service import ConsumerServiceConfig
 from kipmesh.node.http import HttpAddressError
+from kipmesh.node.tls import ProcessTls
 from kipmesh_consumer.app import make_app
 from kipmesh_consumer.backend import Backend
 
@@ -52,6 +53,7 @@ class ConsumerNode:
         ProcessCollector(registry=self.registry)
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.http_port = 0
+        self.tls = ProcessTls(config, self.registry)
         self._config = config
         self._backend = Backend(config, self.registry)
         self._server: _Server | None = None
@@ -80,6 +82,9 @@ class ConsumerNode:
             timeout_keep_alive=KEEP_ALIVE_TIMEOUT_S,
             timeout_graceful_shutdown=max(1, self._config.shutdown_grace_ms // 1000),
         )
+        context = self.tls.http(alpn=("http/1.1",))
+        config.load()
+        config.ssl = None if context is None else context.reloading()
         server = self._server = _Server(config)
         self._serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
         self._serving.add_done_callback(self._on_server_end)
@@ -99,6 +104,7 @@ class ConsumerNode:
         if self._serving is not None:
             await asyncio.gather(self._serving, return_exceptions=True)
         await self._backend.close()
+        self.tls.close()
 
     def _on_server_end(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or self.failed.done():

@@ -1,0 +1,114 @@
+"""TLS of one process: its files, opened once for all its listeners and clients, and what metrics say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from kipmesh.core.config import Endpoint, NodeConfig
+from kipmesh.core.config.consumer_service import ConsumerServiceConfig
+
+if TYPE_CHECKING:
+    from kipmesh.rpc.tls import ServerTls
+    from kipmesh.tls import ServerContext, TlsFiles
+
+
+class ProcessTls:
+    """What a node has of TLS; without any configured, everything here is None. `close` ends it."""
+
+    def __init__(self, config: NodeConfig | ConsumerServiceConfig, registry: CollectorRegistry) -> None:
+        """Raises InvalidConfigError in one line when the certificates cannot be used."""
+        self.files: TlsFiles | None = None
+        self._servers: list[ServerTls] = []
+        self._config = config
+        if not _wants_tls(config):
+            return
+        from kipmesh.tls import TlsFiles, TlsPaths  # cryptography: a start without TLS does not pay for it
+
+        self.files = TlsFiles(TlsPaths.of(config))
+        registry.register(_TlsCollector(self.files, lambda: sum(one.refused for one in self._servers)))
+
+    def mesh_server(self, listener: str) -> ServerTls | None:
+        """For the gRPC server of a listener. When nodes have TLS among each other, no other way in is for nodes."""
+        config = self._config
+        if self.files is None or not isinstance(config, NodeConfig):
+            return None
+        encrypts = config.protocol_of(listener) == "SSL"
+        if not encrypts and not config.mesh_has_tls:
+            return None
+        from kipmesh.rpc.tls import ServerTls
+
+        required = listener == config.mesh_listener or config.ssl_client_auth == "required"
+        server = ServerTls(self.files, config.ssl_node_names, encrypts=encrypts, requires_certificate=required)
+        self._servers.append(server)
+        return server
+
+    def mesh_client(self) -> TlsFiles | None:
+        """For connections to brokers and controllers."""
+        config = self._config
+        wants = config.mesh_has_tls if isinstance(config, NodeConfig) else config.security_protocol == "SSL"
+        return self.files if wants else None
+
+    def http(self, *, alpn: tuple[str, ...] = ()) -> ServerContext | None:
+        """For `http.listener`."""
+        return http_context(self.files, self._config.http_endpoint, self._config.http_ssl_client_auth, alpn=alpn)
+
+    def close(self) -> None:
+        """Look at the files no more; idempotent."""
+        if self.files is not None:
+            self.files.close()
+
+
+def http_context(
+    files: TlsFiles | None, endpoint: Endpoint, client_auth: str, *, alpn: tuple[str, ...] = ()
+) -> ServerContext | None:
+    """The context of an HTTP listener, None for one in plaintext."""
+    if files is None or endpoint.name != "HTTPS":
+        return None
+    from kipmesh.tls import ServerContext
+
+    return ServerContext(files, client_auth="required" if client_auth == "required" else "none", alpn=alpn)
+
+
+def _wants_tls(config: NodeConfig | ConsumerServiceConfig) -> bool:
+    if config.http_endpoint.name == "HTTPS":
+        return True
+    if isinstance(config, NodeConfig):
+        return config.mesh_has_tls or any(config.protocol_of(each.name) == "SSL" for each in config.endpoints)
+    return config.security_protocol == "SSL"
+
+
+class _TlsCollector(Collector):
+    def __init__(self, files: TlsFiles, refused: Callable[[], int]) -> None:
+        self._files = files
+        self._refused = refused
+
+    def collect(self) -> Iterator[Metric]:
+        current = self._files.current
+        expiry = GaugeMetricFamily(
+            "kipmesh_tls_certificate_expiry_timestamp_seconds",
+            "When the certificates in use expire: the own one, and the first of the authorities.",
+            labels=["certificate"],
+        )
+        for label, at_s in (("own", current.not_after_s), ("authority", current.authorities_not_after_s)):
+            if at_s is not None:
+                expiry.add_metric([label], at_s)
+        yield expiry
+        yield GaugeMetricFamily(
+            "kipmesh_tls_files_bad",
+            "1 while the certificate files cannot be used and those before are.",
+            value=float(self._files.is_bad),
+        )
+        reloads = CounterMetricFamily(
+            "kipmesh_tls_reloads", "Changes of the certificate files, by what became of them.", labels=["result"]
+        )
+        reloads.add_metric(["used"], self._files.reloads)
+        reloads.add_metric(["refused"], self._files.failures)
+        yield reloads
+        yield CounterMetricFamily(
+            "kipmesh_tls_requests_refused", "Requests for nodes that came from others.", value=self._refused()
+        )
