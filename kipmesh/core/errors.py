@@ -88,6 +88,7 @@ class ErrorCode(IntEnum):
     FETCH_SESSION_TOPIC_ID_ERROR = 106
     INELIGIBLE_REPLICA = 107
     NEW_LEADER_ELECTED = 108
+    UNSUPPORTED_ENDPOINT_TYPE = 115
 
     @classmethod
     def of(cls, number: int) -> ErrorCode:

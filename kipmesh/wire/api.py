@@ -14,12 +14,20 @@ from typing import Any, NamedTuple
 
 from kipmesh.core.context import RequestContext
 from kipmesh.wire.codec import Codec, MalformedError, Out, skip_tags
-from kipmesh.wire.schema import Struct, Versions, versions
+from kipmesh.wire.schema import Struct, Versions
 from kipmesh.wire.services import Services
 
 NO_ANSWER = None
 """What a handler returns for a request that gets no response."""
 API_VERSIONS_KEY = 18
+
+
+class HangUp(Exception):  # noqa: N818 - nothing is wrong with the request
+    """A handler's way to end the connection instead of an answer."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
 
 
 @dataclass(slots=True)
@@ -129,6 +137,3 @@ def read_header(view: memoryview, flexible: Callable[[int, int], bool]) -> Heade
     except (struct_error, IndexError, ValueError) as error:
         raise MalformedError(f"a request's header: {error}") from None
     return Header(key, version, correlation_id, client_id, at)
-
-
-__all__ = ["API_VERSIONS_KEY", "NO_ANSWER", "Api", "Call", "Header", "Services", "Session", "read_header", "versions"]

@@ -432,7 +432,8 @@ class _WriterMaker(_Maker):
         add(1, "number, tags = 0, bytearray()")
         for each in self._tagged:
             default = self._source.bind("default", self._defaults.get(each.name, each.default))
-            add(1, f"one = {self._get(each)}", f"if one != {default}:")
+            add(1, f"one = {self._get(each)}")
+            add(1, "if one:" if isinstance(each.type, Array) else f"if one != {default}:")
             add(2, "number += 1", "field = bytearray()")
             self._write_one(2, each, "one", "field")
             add(2, f"put_varint(tags, {each.tag})", "put_varint(tags, len(field))", "tags += field")

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import structlog
 
 from kipmesh.core.context import RequestContext
-from kipmesh.wire.api import API_VERSIONS_KEY, NO_ANSWER, Api, Call, Header, Session, read_header
+from kipmesh.wire.api import API_VERSIONS_KEY, NO_ANSWER, Api, Call, HangUp, Header, Session, read_header
 from kipmesh.wire.codec import MalformedError
 from kipmesh.wire.framing import Framer, RefusedError
 
@@ -281,6 +281,9 @@ class Connection(asyncio.BufferedProtocol):
     # --- ending -------------------------------------------------------------------------------------------------------
 
     def _failed(self, request: Request, error: Exception) -> None:
+        if isinstance(error, HangUp):
+            self.end(error.reason, str(error))
+            return
         log.error(
             "request failed",
             api=request.api.name,

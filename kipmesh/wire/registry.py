@@ -3,9 +3,30 @@
 from __future__ import annotations
 
 from kipmesh.wire.api import Api
-from kipmesh.wire.apis import api_versions, metadata
+from kipmesh.wire.apis import (
+    api_versions,
+    describe_cluster,
+    describe_topic_partitions,
+    fetch,
+    find_coordinator,
+    init_producer_id,
+    list_offsets,
+    metadata,
+    offset_for_leader_epoch,
+    produce,
+)
 
-_MODULES = (metadata,)
+_MODULES = (
+    produce,
+    fetch,
+    list_offsets,
+    metadata,
+    find_coordinator,
+    init_producer_id,
+    offset_for_leader_epoch,
+    describe_cluster,
+    describe_topic_partitions,
+)
 
 
 def make_registry() -> dict[int, Api]:

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from kipmesh.core.config import BrokerConfig
 from kipmesh.rpc.server import Observers
-from kipmesh.tls import ServerContext, TlsFiles, TlsPaths
+from kipmesh.tls import ServerContext, TlsFiles
 from kipmesh.wire.listener import Limits, WireServer
 from kipmesh.wire.registry import make_registry
 from kipmesh.wire.services import Services
@@ -30,6 +30,7 @@ class KafkaListeners:
         services: Services,
         registry: CollectorRegistry,
         observers: Observers | None,
+        tls_files: TlsFiles | None,
     ) -> None:
         self._config = config
         limits = Limits(
@@ -41,7 +42,7 @@ class KafkaListeners:
         )
         by_key = {key: observers[name] for name, key in _OBSERVED.items() if name in observers} if observers else {}
         self._server = WireServer(services, make_registry(), limits, by_key)
-        self._tls_files: TlsFiles | None = None
+        self._tls_files = tls_files
         registry.register(self._server.metrics)
 
     async def start(self) -> dict[str, int]:
@@ -49,8 +50,7 @@ class KafkaListeners:
         bound = {}
         for endpoint in self._config.kafka_endpoints:
             context = None
-            if self._config.protocol_of(endpoint.name) == "SSL":
-                self._tls_files = self._tls_files or TlsFiles(TlsPaths.of(self._config))
+            if self._config.protocol_of(endpoint.name) == "SSL" and self._tls_files is not None:
                 context = ServerContext(self._tls_files, client_auth=self._config.ssl_client_auth).reloading()
             bound[endpoint.name] = await self._server.listen(endpoint.name, endpoint.host, endpoint.port, context)
         return bound
@@ -58,8 +58,6 @@ class KafkaListeners:
     async def stop(self) -> None:
         """End every connection; idempotent."""
         await self._server.stop()
-        if self._tls_files is not None:
-            self._tls_files.close()
 
 
 def kafka_listeners(
@@ -67,6 +65,7 @@ def kafka_listeners(
     handlers: Mapping[str, Any],
     registry: CollectorRegistry,
     observers: Observers | None,
+    tls_files: TlsFiles | None,
 ) -> KafkaListeners:
     """From the handlers by the names of their gRPC services."""
     services = Services(
@@ -77,4 +76,4 @@ def kafka_listeners(
         config.node_id,
         config.cluster_id,
     )
-    return KafkaListeners(config, services, registry, observers)
+    return KafkaListeners(config, services, registry, observers, tls_files)

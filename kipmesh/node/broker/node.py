@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -146,8 +146,7 @@ class BrokerNode:
         self._is_loaded = False
         self._lifecycle: BrokerLifecycle | None = None
         self._quorum: BrokerQuorum | None = None
-        self._servers: list[Server] = []
-        self._kafka: KafkaListeners | None = None
+        self._servers, self._kafka = list[Server](), cast("KafkaListeners | None", None)
         self._replica_manager = ReplicaManager(
             config,
             self.partitions,
@@ -283,7 +282,7 @@ class BrokerNode:
         if config.kafka_endpoints:
             from kipmesh.node.broker.kafka_listeners import kafka_listeners  # not loaded where there is none
 
-            self._kafka = kafka_listeners(config, services, self.registry, observers)
+            self._kafka = kafka_listeners(config, services, self.registry, observers, self.tls.files)
             self._ports |= await self._kafka.start()
 
     def _advertised(self) -> list[Listener]:

@@ -37,6 +37,8 @@ from kipmesh.rpc.server import RequestContext
 LATEST_TIMESTAMP = -1
 EARLIEST_TIMESTAMP = -2
 MAX_TIMESTAMP = -3
+EARLIEST_LOCAL_TIMESTAMP = -4
+LATEST_TIERED_TIMESTAMP = -5
 
 
 class OffsetsHandler:
@@ -73,13 +75,15 @@ class OffsetsHandler:
         is_consumer = replica_id < 0
         end = replica.high_watermark if is_consumer else log.log_end_offset
         withheld = is_consumer and leader is not None and not leader.high_watermark_is_known
-        if asked.timestamp == EARLIEST_TIMESTAMP:
+        if asked.timestamp in (EARLIEST_TIMESTAMP, EARLIEST_LOCAL_TIMESTAMP):  # all of it is local
             start = log.log_start_offset
             return ListOffsetsPartitionResponse(index, 0, -1, start, log.epochs.epoch_of(start))
         if asked.timestamp == LATEST_TIMESTAMP:
             if withheld:
                 raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE)
             return ListOffsetsPartitionResponse(index, 0, -1, end, replica.leader_epoch)
+        if asked.timestamp == LATEST_TIERED_TIMESTAMP:
+            return ListOffsetsPartitionResponse(index)
         if asked.timestamp == MAX_TIMESTAMP:
             found = await asyncio.to_thread(log.max_timestamp_offset, end)  # reads and decompresses: off the loop
         elif asked.timestamp >= 0:

@@ -29,7 +29,7 @@ def random_value(source: random.Random, of: Struct, version: int, size: int = 3)
 
 
 def _field(source: random.Random, each: Field, version: int, size: int) -> Any:
-    if version in each.nullable and source.random() < 0.3:
+    if version in each.nullable and each.null is None and source.random() < 0.3:
         return None
     if isinstance(each.type, Array):
         of = each.type.of
