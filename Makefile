@@ -5,6 +5,10 @@ SCALE ?= 1
 WORKERS ?= 2
 ARGS ?=
 SEEDS ?= 300
+PROJECT ?= kipmesh
+PROFILES ?= monitoring
+COMPOSE ?=
+DATA ?=
 SERVICES := metadata_controller leader follower consumer
 
 VENV := .venv
@@ -26,7 +30,7 @@ endif
 .DELETE_ON_ERROR:
 .PHONY: help install demo test check lint format types imports tidy unit e2e spark golden sim sim-replicas chaos bench \
   bench-clients bench-spark bench-closest bench-failover bench-fencing bench-groups bench-metadata bench-sessions bench-spark-kills bench-snapshot protos lock wheel \
-  docs dashboards monitoring images clean distclean stale
+  docs dashboards monitoring images up down chaos-compose clean distclean stale
 
 help: ## list the targets
 	@echo "make TARGET [PYTHON=python3.12] [SCALE=n] [SEEDS=n] [WORKERS=n] [ARGS='...']"
@@ -139,6 +143,15 @@ lock: install ## newest versions within pyproject.toml's bounds into requirement
 
 images: install ## the services' images kipmesh/SERVICE:VERSION (BASE_IMAGE=..., IMAGE_PREFIX=..., IMAGE_TAG=...; docs/docker.md)
 	@sh tools/images.sh $(VENV) $(SERVICES)
+
+up: images ## a mesh of containers with Prometheus and Grafana, healthy when this returns (PROFILES= for the mesh alone; docs/docker.md)
+	@COMPOSE="$(COMPOSE)" PROFILES="$(PROFILES)" sh tools/compose.sh up $(PROJECT)
+
+down: ## stop that mesh; DATA=remove removes its volumes
+	@COMPOSE="$(COMPOSE)" PROFILES="$(PROFILES)" sh tools/compose.sh down $(PROJECT) $(DATA)
+
+chaos-compose: install ## faults on that mesh, its history checked (ARGS="deploy/chaos/compose/faults.yaml")
+	$(PY) -m kipmesh.cli.main chaos run --dir build/chaos --compose $(PROJECT) $(or $(ARGS),deploy/chaos/compose/*.yaml)
 
 wheel: install ## build dist/*.whl
 	$(PY) -m build --wheel --no-isolation --outdir dist

@@ -29,7 +29,7 @@ from kipmesh.chaos.experiment import (
     Restart,
     TornTail,
 )
-from kipmesh.chaos.mesh import ChaosError, Cluster, Node, is_broker, is_controller
+from kipmesh.chaos.mesh import ChaosError, Cluster, Node, Separable, is_broker, is_controller
 from kipmesh.chaos.network import Network
 from kipmesh.chaos.recorder import Recorder
 from kipmesh.chaos.targets import NoTargetError, View, resolve
@@ -189,6 +189,10 @@ class Injector:
             case Pause():
                 await asyncio.gather(*(asyncio.to_thread(self._cluster.pause, name) for name in names))
                 return lambda: asyncio.gather(*(asyncio.to_thread(self._cluster.resume, name) for name in names))
+            case Cut() if isinstance(self._cluster, Separable):
+                separable = self._cluster
+                await asyncio.gather(*(asyncio.to_thread(separable.disconnect, name) for name in names))
+                return lambda: asyncio.gather(*(asyncio.to_thread(separable.reconnect, name) for name in names))
             case Cut() | Delay():
                 return self._break_network(number, fault, names)
             case FullDisk():

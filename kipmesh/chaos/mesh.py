@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from kipmesh.chaos.experiment import ClusterPart
 
@@ -69,6 +69,17 @@ class Cluster(Protocol):
 
     def destroy(self) -> None:
         """SIGKILL what still runs; idempotent."""
+
+
+@runtime_checkable
+class Separable(Protocol):
+    """A cluster whose nodes can be taken off the network altogether; both methods block."""
+
+    def disconnect(self, name: str) -> None:
+        """Nobody hears it, and it hears nobody."""
+
+    def reconnect(self, name: str) -> None:
+        """As before; idempotent."""
 
 
 MakeCluster = Callable[[Path, ClusterPart, Hook], Cluster]

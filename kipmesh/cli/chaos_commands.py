@@ -19,7 +19,7 @@ from kipmesh.cli.common import EXIT_SIGNAL, AsJson, CommandError, examples, expl
 
 if TYPE_CHECKING:
     from kipmesh.chaos.experiment import ClusterPart, Experiment
-    from kipmesh.chaos.mesh import Hook
+    from kipmesh.chaos.mesh import Hook, MakeCluster
     from kipmesh.chaos.recorder import Recorder
     from kipmesh.chaos.runner import OnProgress, Result
     from kipmesh.cluster.layout import NodeInfo
@@ -49,6 +49,7 @@ app = make_app(
         kipmesh chaos run deploy/chaos/kill-leader.yaml --runs 10
         kipmesh chaos run deploy/chaos/*.yaml
         kipmesh chaos run deploy/chaos/random.yaml --duration 1800 --seed 7 --dir build/chaos
+        kipmesh chaos run deploy/chaos/compose/kill-each.yaml --compose kipmesh
         """
     )
 )
@@ -60,6 +61,13 @@ def run(
     runs: Annotated[int, typer.Option(min=1, max=10_000, help="How often, each with the next seed.")] = 1,
     seed: Annotated[int | None, typer.Option(min=0, help="Of the first run's choices; by chance.")] = None,
     duration_s: Annotated[float | None, typer.Option("--duration", min=0.1, help="Seconds under faults.")] = None,
+    compose: Annotated[
+        str | None,
+        typer.Option(
+            "--compose", metavar="PROJECT", help="On the containers of a project of docker-compose that runs."
+        ),
+    ] = None,
+    inside: Annotated[bool, typer.Option("--inside", help="With --compose: within the containers' network.")] = False,
 ) -> None:
     """Run experiments, one after the other, and check their histories.
 
@@ -70,6 +78,7 @@ def run(
     from kipmesh.chaos.experiment import load
 
     experiments = [load(file, duration_s=duration_s) for file in files]
+    make = _maker(experiments, compose, inside)
     first = random.SystemRandom().randrange(1 << 32) if seed is None else seed
     if any(experiment.needs_disks for experiment in experiments):
         with suppress(NotPossibleError):  # told by those runs that need it
@@ -79,7 +88,7 @@ def run(
     for experiment in experiments:
         for number in range(runs):
             try:
-                results.append(_run_one(experiment, folder, first + number, f"{number + 1}/{runs}"))
+                results.append(_run_one(experiment, make, folder, first + number, f"{number + 1}/{runs}"))
             except NotPossibleError as error:
                 skipped += 1
                 print(f"{experiment.name}: skipped: {error}", flush=True)
@@ -138,7 +147,19 @@ def _print_verdict(name: str, verdict: Verdict) -> None:
         print(f"  {kind}: {count}, first: {where}{first.t:.2f} s: {first.text}")
 
 
-def _run_one(experiment: Experiment, folder: Path, seed: int, which: str) -> Result:
+def _maker(experiments: Sequence[Experiment], compose: str | None, inside: bool) -> MakeCluster:
+    """What makes each run's cluster; raises ChaosError for what containers cannot do."""
+    if compose is None:
+        return _LocalCluster
+    from kipmesh.chaos import containers
+    from kipmesh.chaos.runner import TOPIC
+
+    for experiment in experiments:
+        containers.check_possible(experiment)
+    return containers.maker(compose, TOPIC, inside=inside)
+
+
+def _run_one(experiment: Experiment, make: MakeCluster, folder: Path, seed: int, which: str) -> Result:
     from kipmesh.chaos import runner
     from kipmesh.node import logging
 
@@ -148,7 +169,7 @@ def _run_one(experiment: Experiment, folder: Path, seed: int, which: str) -> Res
         raise CommandError(f"{home} is there already and is no run's folder: name another --dir or --seed")
     shutil.rmtree(home, ignore_errors=True)
     with _progress(f"{experiment.name} {which}") as on_progress:
-        result = _interruptible(lambda: runner.run_once(experiment, _LocalCluster, home, seed, on_progress))
+        result = _interruptible(lambda: runner.run_once(experiment, make, home, seed, on_progress))
     _print_verdict(f"{experiment.name} (seed {seed})", result.verdict)
     print(f"  {home / 'report.html'}", flush=True)
     return result

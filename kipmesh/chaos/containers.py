@@ -1,0 +1,252 @@
+"""A mesh of containers that docker-compose started, as an experiment's cluster: `kipmesh chaos run --compose PROJECT`.
+
+It is there before and after a run: `up` looks that it is healthy, `down` stops it to read the replicas' logs, `destroy`
+starts it again. Containers are found by the labels of docker-compose, and told what to do through Docker's socket.
+
+- kill is SIGKILL of the container, restart a `docker stop` (SIGTERM, and its exit code has to be 0), pause its freezer.
+- cut takes the container off its network: nobody hears it, nor its clients on the host, and its address may be another
+  one afterwards. Other cuts, delays, disks and clocks need what only a cluster of processes has: see `check_possible`.
+- What an experiment says of the cluster (counts, config) does not count: the mesh is as it is.
+"""
+
+from __future__ import annotations
+
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kipmesh.chaos.docker_engine import Engine, EngineError
+from kipmesh.chaos.experiment import Cut, Experiment, Kill, Pause, Restart
+from kipmesh.chaos.mesh import ChaosError
+
+PROJECT_LABEL = "com.docker.compose.project"
+SERVICE_LABEL = "com.docker.compose.service"
+SERVICES = ("controller-", "leader-", "follower-", "consumer-")
+DATA = "/var/lib/kipmesh/data"
+MESH_PORT, HOST_PORT, QUORUM_PORT = 9092, 9094, 9093
+HEALTHY_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 40
+LOOK_INTERVAL_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerNode:
+    """A container as experiments see a node; `pid` is the host's, None while it does not run."""
+
+    name: str
+    node_id: int | None
+    rack: str
+    pid: int | None
+    grpc: str | None
+    dir: str
+    container: str
+
+
+def check_possible(experiment: Experiment) -> None:
+    """Raise ChaosError for a fault that containers cannot have done to them."""
+    for fault in experiment.all_faults:
+        cuts_off = isinstance(fault, Cut) and fault.direction == "both" and fault.peers == "everybody"
+        if not (isinstance(fault, Kill | Pause | Restart) or cuts_off):
+            raise ChaosError(
+                f"{experiment.name}: {fault.describe()} cannot be done to containers; kill, restart, pause, and cut"
+                " from everybody in both directions can"
+            )
+
+
+class ContainerCluster:
+    """The containers of one project. Calls may come from several threads."""
+
+    def __init__(self, engine: Engine, project: str, folder: Path, topic: str, *, inside: bool = False) -> None:
+        """`inside`: the experiment runs within the containers' network, and does not need published ports."""
+        self._engine = engine
+        self._project = project
+        self._folder = folder
+        self._topic = topic
+        self._inside = inside
+        self._lock = threading.Lock()
+        self._nodes: dict[str, ContainerNode] = {}
+        self._networks: dict[str, list[tuple[str, list[str]]]] = {}
+
+    def up(self) -> None:
+        """Find the containers, and wait until they are healthy. Raises ChaosError."""
+        filters = {"label": [f"{PROJECT_LABEL}={self._project}"]}
+        found = {}
+        for one in self._engine.get("/containers/json", all="true", filters=filters):
+            name = one["Labels"].get(SERVICE_LABEL, "")
+            if name.startswith(SERVICES):
+                found[name] = self._node(name, self._engine.get(f"/containers/{one['Id']}/json"))
+        if not any(node.node_id is not None for node in found.values()):
+            raise ChaosError(f"there are no containers of a mesh in the project {self._project!r} of docker-compose")
+        with self._lock:
+            self._nodes = dict(sorted(found.items()))
+        for name in self._nodes:
+            self._wait_healthy(name)
+        self._forget_topic()
+
+    def nodes(self) -> Sequence[ContainerNode]:
+        """All of them, whether they run or not, as this object left them."""
+        with self._lock:
+            return list(self._nodes.values())
+
+    def is_running(self, name: str) -> bool:
+        """Whether its process is there, held or not."""
+        return bool(self._inspect(name)["State"]["Running"])
+
+    def kill(self, name: str) -> None:
+        """SIGKILL."""
+        self._post(name, "kill")
+        self._set_pid(name, None)
+
+    def stop(self, name: str) -> None:
+        """SIGTERM, and wait; raises ChaosError when the process did not end cleanly."""
+        self._post(name, "stop", t=STOP_TIMEOUT_S)
+        self._set_pid(name, None)
+        code = self._inspect(name)["State"]["ExitCode"]
+        if code:
+            raise ChaosError(f"{name} ended with {code} on SIGTERM")
+
+    def start(self, name: str) -> None:
+        """Start it, and return when it is healthy."""
+        self._post(name, "start")
+        self._wait_healthy(name)
+
+    def pause(self, name: str) -> None:
+        """Freeze its processes."""
+        self._post(name, "pause")
+
+    def resume(self, name: str) -> None:
+        """Let them go on."""
+        self._post(name, "unpause")
+
+    def disconnect(self, name: str) -> None:
+        """Take it off its networks."""
+        container = self._node_of(name).container
+        networks = self._inspect(name)["NetworkSettings"]["Networks"]
+        aliases = [(one["NetworkID"], [*(one.get("Aliases") or []), name]) for one in networks.values()]
+        with self._lock:
+            self._networks[name] = aliases
+        for network, _ in aliases:
+            self._engine.post(f"/networks/{network}/disconnect", {"Container": container, "Force": True})
+
+    def reconnect(self, name: str) -> None:
+        """Put it on its networks again, by its old names; idempotent."""
+        container = self._node_of(name).container
+        with self._lock:
+            aliases = self._networks.pop(name, [])
+        for network, names in aliases:
+            body = {"Container": container, "EndpointConfig": {"Aliases": sorted(set(names))}}
+            self._engine.post(f"/networks/{network}/connect", body)
+
+    def down(self) -> None:
+        """Stop everything, brokers before controllers, and copy the topic's logs to where experiments look."""
+        order = sorted(self.nodes(), key=lambda node: node.name.startswith("controller-"))
+        for node in order:
+            self.reconnect(node.name)
+            if self._inspect(node.name)["State"]["Paused"]:
+                self.resume(node.name)
+            if self.is_running(node.name):
+                self.stop(node.name)
+        for node in order:
+            if node.node_id is not None and not node.name.startswith("controller-"):
+                self._copy_logs(node)
+
+    def destroy(self) -> None:
+        """Everything runs again, as it did before; idempotent."""
+        for node in self.nodes():
+            with suppress(EngineError):
+                self.reconnect(node.name)
+            state = self._inspect(node.name)["State"]
+            with suppress(EngineError):
+                if state["Paused"]:
+                    self._post(node.name, "unpause")
+                elif not state["Running"]:
+                    self._post(node.name, "start")
+
+    # -- inside
+
+    def _node(self, name: str, about: Mapping[str, Any]) -> ContainerNode:
+        environment = dict(text.partition("=")[::2] for text in about["Config"]["Env"] or [])
+        node_id = environment.get("KIPMESH_CONFIG_NODE_ID", "")
+        return ContainerNode(
+            name=name,
+            node_id=int(node_id) if node_id.isdecimal() else None,
+            rack=environment.get("KIPMESH_CONFIG_BROKER_RACK", ""),
+            pid=about["State"]["Pid"] or None,
+            grpc=self._address(name, about["HostConfig"]["PortBindings"] or {}) if node_id else None,
+            dir=str(self._folder / name),
+            container=about["Id"],
+        )
+
+    def _address(self, name: str, ports: Mapping[str, Any]) -> str | None:
+        is_controller = name.startswith("controller-")
+        if self._inside:
+            return f"{name}:{QUORUM_PORT if is_controller else MESH_PORT}"
+        bound = ports.get(f"{QUORUM_PORT if is_controller else HOST_PORT}/tcp") or []
+        return f"{bound[0]['HostIp'] or '127.0.0.1'}:{bound[0]['HostPort']}" if bound else None
+
+    def _forget_topic(self) -> None:
+        """What an earlier run left."""
+        from kipmesh.client.sync import AdminClient
+        from kipmesh.core.errors import ErrorCode, KafkaError
+
+        bootstrap = ",".join(node.grpc for node in self.nodes() if node.grpc and "controller-" not in node.name)
+        try:
+            with AdminClient(bootstrap) as admin:
+                admin.delete_topics([self._topic])
+        except KafkaError as error:
+            if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                raise ChaosError(f"topic {self._topic} of an earlier run cannot be removed: {error}") from None
+
+    def _wait_healthy(self, name: str) -> None:
+        deadline = time.monotonic() + HEALTHY_TIMEOUT_S
+        while True:
+            state = self._inspect(name)["State"]
+            health = (state.get("Health") or {}).get("Status", "none")
+            if state["Running"] and health in ("healthy", "none"):
+                self._set_pid(name, state["Pid"])
+                return
+            if time.monotonic() > deadline:
+                raise ChaosError(f"{name} is {state['Status']}, {health} after {HEALTHY_TIMEOUT_S:g} s")
+            time.sleep(LOOK_INTERVAL_S)
+
+    def _copy_logs(self, node: ContainerNode) -> None:
+        target = Path(node.dir)
+        target.mkdir(parents=True, exist_ok=True)
+        with self._engine.archive(node.container, DATA) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
+            archive.extractall(target, members=_of_topic(archive, self._topic), filter="data")
+
+    def _node_of(self, name: str) -> ContainerNode:
+        with self._lock:
+            return self._nodes[name]
+
+    def _set_pid(self, name: str, pid: int | None) -> None:
+        with self._lock:
+            self._nodes[name] = replace(self._nodes[name], pid=pid)
+
+    def _inspect(self, name: str) -> Any:
+        return self._engine.get(f"/containers/{self._node_of(name).container}/json")
+
+    def _post(self, name: str, what: str, **query: object) -> None:
+        self._engine.post(f"/containers/{self._node_of(name).container}/{what}", None, **query)
+
+
+def _of_topic(archive: Iterable[tarfile.TarInfo], topic: str) -> Iterable[tarfile.TarInfo]:
+    """`data/TOPIC-N/...` alone: a broker may have much else."""
+    for member in archive:
+        parts = Path(member.name).parts
+        if len(parts) > 1 and parts[1].rpartition("-")[0] == topic:
+            yield member
+
+
+def maker(project: str, topic: str, *, inside: bool) -> Callable[[Path, object, object], ContainerCluster]:
+    """What `runner.run_once` makes its cluster with."""
+
+    def make(folder: Path, _part: object, _hook: object) -> ContainerCluster:
+        return ContainerCluster(Engine(), project, folder, topic, inside=inside)
+
+    return make

@@ -1,0 +1,46 @@
+#!/bin/sh
+# docker-compose up and down of the mesh: compose.sh up|down PROJECT [remove]. COMPOSE names the command (by default the
+# plugin of Docker, or docker-compose), PROFILES those of docker-compose.yml.
+set -eu
+
+what=$1
+project=$2
+remove=${3:-}
+compose=${COMPOSE:-}
+timeout_s=${TIMEOUT_S:-300}
+if [ -z "$compose" ]; then
+    if docker compose version >/dev/null 2>&1; then compose="docker compose"; else compose=docker-compose; fi
+fi
+command -v "${compose%% *}" >/dev/null 2>&1 || { echo "kipmesh: neither the plugin 'docker compose' nor docker-compose is here" >&2; exit 1; }
+IMAGE_TAG=${IMAGE_TAG:-$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)}
+export KIPMESH_IMAGE_PREFIX="${IMAGE_PREFIX:-kipmesh/}" KIPMESH_IMAGE_TAG="$IMAGE_TAG"
+profiles=
+for profile in ${PROFILES:-}; do profiles="$profiles --profile $profile"; done
+
+if [ "$what" = down ]; then
+    # Those of all profiles, whichever were started.
+    # shellcheck disable=SC2086
+    $compose -p "$project" --profile monitoring --profile spark --profile chaos down ${remove:+--volumes} --timeout 30
+    exit
+fi
+
+begin=$(date +%s)
+# shellcheck disable=SC2086
+$compose -p "$project" $profiles up -d
+# `up -d` of docker-compose 1.29 does not wait for the last ones.
+while :; do
+    states=$(docker ps --all --filter "label=com.docker.compose.project=$project" \
+        --format '{{.Label "com.docker.compose.service"}} {{.Status}}' |
+        grep -E '^(controller|leader|follower|consumer)-' || true)
+    waiting=$(echo "$states" | grep -v '(healthy)' || true)
+    [ -n "$waiting" ] || break
+    if [ $(($(date +%s) - begin)) -gt "$timeout_s" ]; then
+        echo "kipmesh: not healthy after $timeout_s s:" >&2
+        echo "$waiting" >&2
+        exit 1
+    fi
+    sleep 0.5
+done
+echo "$states"
+echo "kipmesh: healthy after $(($(date +%s) - begin)) s; brokers for clients on this machine:" \
+    "${KIPMESH_HOST:-127.0.0.1}:${KIPMESH_LEADER_1_PORT:-19092},${KIPMESH_HOST:-127.0.0.1}:${KIPMESH_FOLLOWER_1_PORT:-19093},${KIPMESH_HOST:-127.0.0.1}:${KIPMESH_FOLLOWER_2_PORT:-19094}"
