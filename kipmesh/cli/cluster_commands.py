@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +22,7 @@ from kipmesh.cli.common import (
     addresses,
     admin_client,
     bootstrap_of,
+    command_config,
     examples,
     make_app,
     print_json,
@@ -117,13 +119,15 @@ def describe_quorum(
     """
     if bootstrap and bootstrap_controller:
         raise typer.BadParameter("not together with --bootstrap", param_hint="--bootstrap-controller")
-    controllers = () if bootstrap else _controllers(bootstrap_controller, folder)
+    controllers, config = ((), {}) if bootstrap else _controllers(bootstrap_controller, folder)
 
     async def work() -> QuorumDescription:
         from kipmesh.client import quorum
+        from kipmesh.core.config.security import ClientSslConfig
 
         if controllers:
-            return await quorum.describe_quorum(controllers, timeout_s=timeout_s)
+            security = ClientSslConfig.parse(config)
+            return await quorum.describe_quorum(controllers, timeout_s=timeout_s, security=security)
         return await _by_brokers(bootstrap_of(bootstrap, folder), timeout_s)
 
     found = run(work)
@@ -181,10 +185,12 @@ async def _by_brokers(address: str, timeout_s: float) -> QuorumDescription:
     return QuorumDescription(-1, -1, -1, [], [], ())
 
 
-def _controllers(given: str | None, folder: Path) -> tuple[str, ...]:
-    """Whom to ask; raises CommandError when nothing says whom."""
+def _controllers(given: str | None, folder: Path) -> tuple[tuple[str, ...], Mapping[str, str]]:
+    """Whom to ask, and what is needed to get there; raises CommandError when nothing says whom."""
+    config = command_config()
     if given:
-        return tuple(filter(None, (address.strip() for address in given.split(","))))
+        return tuple(filter(None, (address.strip() for address in given.split(",")))), config
+    from kipmesh.cluster.certificates import client_config
     from kipmesh.cluster.layout import Role, read_state
 
     state = read_state(folder)
@@ -193,7 +199,8 @@ def _controllers(given: str | None, folder: Path) -> tuple[str, ...]:
             "which cluster? Give --bootstrap, --bootstrap-controller or --dir (there is no local cluster in "
             f"{folder.absolute()})"
         )
-    return tuple(node.grpc for node in state.nodes if node.role is Role.CONTROLLER and node.grpc)
+    controllers = tuple(node.grpc for node in state.nodes if node.role is Role.CONTROLLER and node.grpc)
+    return controllers, {**client_config(state.nodes), **config}
 
 
 def _replicas(found: QuorumDescription) -> list[dict[str, Any]]:

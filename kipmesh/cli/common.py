@@ -25,7 +25,24 @@ CONNECT_TIMEOUT_S = 5.0
 ADMIN_TIMEOUT_S = 30.0
 DEFAULT_DIR = Path("kipmesh-local")
 
+COMMAND_CONFIG = "KIPMESH_COMMAND_CONFIG"
+"""The environment variable with the file of `--command-config`."""
+
 T = TypeVar("T")
+
+
+class Mesh(str):
+    """Addresses of brokers, and what clients need beside them to get there."""
+
+    __slots__ = ("config",)
+    config: Mapping[str, str]
+
+    @classmethod
+    def at(cls, bootstrap: str, config: Mapping[str, str]) -> Mesh:
+        """At these addresses."""
+        mesh = cls(bootstrap)
+        mesh.config = config
+        return mesh
 
 
 def plain_text(value: Any) -> Any:
@@ -92,17 +109,34 @@ def make_app(summary: str, example_lines: str) -> typer.Typer:
     )
 
 
-def bootstrap_of(bootstrap: str | None, folder: Path) -> str:
-    """The brokers to talk to; raises CommandError when nothing says which."""
+def client_config_of(bootstrap: str) -> Mapping[str, str]:
+    """What clients need to get there beside the addresses: of what `bootstrap_of` gave."""
+    return bootstrap.config if isinstance(bootstrap, Mesh) else {}
+
+
+def command_config() -> Mapping[str, str]:
+    """The properties of `--command-config`; raises InvalidConfigError."""
+    file = os.environ.get(COMMAND_CONFIG)
+    if not file:
+        return {}
+    from kipmesh.node.settings import read_properties
+
+    return read_properties(Path(file))
+
+
+def bootstrap_of(bootstrap: str | None, folder: Path) -> Mesh:
+    """The brokers to talk to; raises CommandError when nothing says which, InvalidConfigError for a bad file."""
+    given = command_config()
     if bootstrap:
-        return bootstrap
+        return Mesh.at(bootstrap, given)
+    from kipmesh.cluster.certificates import client_config
     from kipmesh.cluster.layout import read_state
 
     state = read_state(folder)
     if state is None or not state.bootstrap:
         where = folder.absolute()
         raise CommandError(f"which cluster? Give --bootstrap or --dir (there is no local cluster in {where})")
-    return state.bootstrap
+    return Mesh.at(state.bootstrap, {**client_config(state.nodes), **given})
 
 
 def run(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -115,6 +149,9 @@ def run(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 class _Client(Protocol):
+    @property
+    def last_failure(self) -> Exception | None: ...
+
     async def start(self) -> None: ...
 
     async def close(self) -> None: ...
@@ -135,7 +172,8 @@ async def connect(
         async with asyncio.timeout(limit_s):
             await client.start()
     except TimeoutError:
-        text = f"no broker answers at {bootstrap} within {limit_s:g} s"
+        why = "" if client.last_failure is None else f" ({client.last_failure})"
+        text = f"no broker answers at {bootstrap} within {limit_s:g} s{why}"
         raise KafkaError(ErrorCode.NETWORK_EXCEPTION, text) from None
 
 
@@ -157,7 +195,8 @@ def admin_client(bootstrap: str, timeout_s: float) -> AbstractAsyncContextManage
 
     limit_ms = max(round(timeout_s * 1000), 1)
     request_ms = min(limit_ms, round(ADMIN_TIMEOUT_S * 1000))
-    client = AdminClient(bootstrap, default_api_timeout_ms=limit_ms, request_timeout_ms=request_ms)
+    limits = {"default.api.timeout.ms": limit_ms, "request.timeout.ms": request_ms}
+    client = AdminClient(bootstrap, **{**client_config_of(bootstrap), **limits})
     return connected(client, bootstrap, {}, timeout_s=timeout_s)
 
 

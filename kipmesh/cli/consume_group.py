@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kipmesh.cli.common import connect
+from kipmesh.cli.common import client_config_of, connect
 from kipmesh.cli.consume_support import (
     POLL_RECORDS_MAX,
     ShowAll,
@@ -68,7 +68,7 @@ async def consume_in_group(
         show_all(records)
         printed = True
 
-    consumer = Consumer(bootstrap, **config)
+    consumer = Consumer(bootstrap, **{**client_config_of(bootstrap), **config})
     await connect(consumer, bootstrap, config, timeout_s=connect_timeout_s(timeout_ms))
     telling = asyncio.create_task(tell_silence(consumer, bootstrap))
     try:

@@ -15,6 +15,8 @@ import typer
 from kipmesh.cli.common import DEFAULT_DIR, AsJson, Dir, examples, make_app, parse_pairs, print_json, print_table
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kipmesh.cluster.layout import ClusterState
     from kipmesh.cluster.process_cluster import OnEvent, ProcessCluster
 
@@ -56,6 +58,9 @@ def up(
     config: Annotated[
         list[str] | None, typer.Option("--config", metavar="KEY=VALUE", help="For every node that knows the key.")
     ] = None,
+    tls: Annotated[
+        bool | None, typer.Option("--tls/--no-tls", help="TLS for everything, with certificates made for it (no).")
+    ] = None,
     timeout_s: Annotated[float, typer.Option("--timeout", min=1, help="Seconds to wait until all are ready.")] = 60.0,
     as_json: AsJson = False,
 ) -> None:
@@ -72,7 +77,7 @@ def up(
     with _progress() as on_event:
         cluster = _cluster(folder, defaults=LOCAL_UP_COUNTS, start_timeout_s=timeout_s, on_event=on_event)
         with _undone_when_ended():
-            started = cluster.up(Counts(controllers, leaders, followers, consumers), values)
+            started = cluster.up(Counts(controllers, leaders, followers, consumers), values, tls=tls)
         cluster.detach()
     state = cluster.state()
     if as_json:
@@ -81,11 +86,15 @@ def up(
         return
     took = f"ready in {time.monotonic() - begin:.1f} s" if started else "runs already"
     print(f"{len(state.nodes)} nodes in {cluster.folder}: {took}")
-    _print_bootstrap(state)
+    _print_bootstrap(state, cluster.folder)
 
 
-def _print_bootstrap(state: ClusterState) -> None:
+def _print_bootstrap(state: ClusterState, folder: Path) -> None:
     print(f"bootstrap: {state.bootstrap}")
+    if state.has_tls:
+        from kipmesh.cluster.certificates import CLIENT_PROPERTIES
+
+        print(f"for clients: {folder / CLIENT_PROPERTIES}")
     if state.kafka_bootstrap is not None:
         print(f"kafka bootstrap: {state.kafka_bootstrap}")
 
@@ -159,7 +168,7 @@ def status(folder: Dir = DEFAULT_DIR, as_json: AsJson = False) -> None:
             for node, how in states
         ]
         print_table(("NODE", "STATE", "ID", "RACK", "PID", "GRPC", "HTTP"), rows)
-        _print_bootstrap(cluster.state())
+        _print_bootstrap(cluster.state(), cluster.folder)
     if any(how != "ready" for _node, how in states):
         raise typer.Exit(1)
 

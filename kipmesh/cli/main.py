@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kipmesh.cli import (
     broker_commands,
+    certs_commands,
     chaos_commands,
     cluster_commands,
     config_commands,
@@ -28,7 +30,7 @@ from kipmesh.cli import (
     snapshot_commands,
     topic_commands,
 )
-from kipmesh.cli.common import EXIT_OK, EXIT_PIPE_CLOSED, EXIT_SIGNAL, explain, make_app
+from kipmesh.cli.common import COMMAND_CONFIG, EXIT_OK, EXIT_PIPE_CLOSED, EXIT_SIGNAL, explain, make_app
 
 app = make_app(
     "A Kafka-compatible replicated log made of small services.",
@@ -51,6 +53,7 @@ app.add_typer(cluster_commands.cluster_app, name="cluster")
 app.add_typer(broker_commands.app, name="broker")
 app.add_typer(config_commands.app, name="config")
 app.add_typer(chaos_commands.app, name="chaos")
+app.add_typer(certs_commands.app, name="certs")
 app.add_typer(job.app, name="job")
 
 
@@ -67,8 +70,19 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    command_config: Annotated[
+        Path | None,
+        typer.Option(
+            "--command-config",
+            envvar=COMMAND_CONFIG,
+            metavar="FILE",
+            help="Properties of clients (security.protocol, ssl.*) for any command. Local clusters need none.",
+        ),
+    ] = None,
 ) -> None:
     del version
+    if command_config is not None:
+        os.environ[COMMAND_CONFIG] = str(command_config)
 
 
 def main() -> None:

@@ -31,6 +31,7 @@ from kipmesh.cli.common import (
     Dir,
     Topic,
     bootstrap_of,
+    client_config_of,
     connect,
     explain,
     parse_pairs,
@@ -179,7 +180,7 @@ async def _feed(
     """Send everything and wait until it is delivered; cancelled, it gives up what is under way."""
     from kipmesh.client import Producer
 
-    producer = Producer(bootstrap, **config)
+    producer = Producer(bootstrap, **{**client_config_of(bootstrap), **config})
     progress.has_acks = producer.config.acks != 0
     await connect(producer, bootstrap, config)
     close_timeout_s: float | None = None

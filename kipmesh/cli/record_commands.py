@@ -18,6 +18,7 @@ from kipmesh.cli.common import (
     Dir,
     Topic,
     bootstrap_of,
+    client_config_of,
     connected,
     examples,
     parse_pairs,
@@ -142,7 +143,7 @@ async def _consume(
     from kipmesh.client import Consumer, TopicPartition
     from kipmesh.core.errors import ErrorCode, KafkaError
 
-    client = Consumer(bootstrap, **{"auto.offset.reset": "none", **config})
+    client = Consumer(bootstrap, **{"auto.offset.reset": "none", **client_config_of(bootstrap), **config})
     async with connected(client, bootstrap, config, timeout_s=connect_timeout_s(timeout_ms)) as consumer:
         known = await consumer.partitions_for(topic)
         wanted = sorted(known.partitions) if partition is None else [partition]

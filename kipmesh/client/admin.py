@@ -96,6 +96,11 @@ class AdminClient(GroupAdmin):
     ) -> None:
         await self.close()
 
+    @property
+    def last_failure(self) -> Exception | None:
+        """Why no broker answered the last request for metadata; None when one did."""
+        return self._cluster.metadata.last_failure
+
     async def start(self) -> None:
         """Connect; raises KafkaError when no bootstrap address answers."""
         await self._cluster.start(min(self.config.request_timeout_ms, self.config.default_api_timeout_ms) / 1000)

@@ -187,6 +187,11 @@ class Metadata:
 
     # -- reading
 
+    @property
+    def last_failure(self) -> Exception | None:
+        """Why nobody answered the last request; None when somebody did, or nobody was asked yet."""
+        return self._failure
+
     def topic(self, name: str) -> TopicMetadata | None:
         """What is known about a topic, without asking."""
         entry = self._entries.get(name)

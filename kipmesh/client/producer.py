@@ -87,6 +87,11 @@ class Producer:
     ) -> None:
         await self.close()
 
+    @property
+    def last_failure(self) -> Exception | None:
+        """Why no broker answered the last request for metadata; None when one did."""
+        return self._metadata.last_failure
+
     async def start(self) -> None:
         """Connect; raises KafkaError when no bootstrap address answers."""
         if self._sender is not None or self._closing:

@@ -29,6 +29,8 @@ NODES_MAX = 64
 CONTROLLERS = (1, 3, 5)
 """Voters of a metadata quorum: an even number survives no more failures than one less."""
 LISTENER = "MESH"
+NODE_NAME = "kipmesh://node"
+"""What certificates of brokers and controllers have, and others not, in a local cluster with TLS."""
 KAFKA_LISTENER = "KAFKA"
 
 
@@ -66,6 +68,14 @@ class NodeInfo:
     http: str | None = None
     dir: str = ""
     log: str | None = None
+    certs: str | None = None
+    """Folder of its certificate, None without TLS."""
+
+    def at(self, folder: Path, *, has_tls: bool) -> NodeInfo:
+        """The same node in a cluster's folder."""
+        home = folder / self.name
+        certs = str(folder / "certs" / self.name) if has_tls else None
+        return replace(self, dir=str(home), log=str(home / "node.log"), certs=certs)
 
 
 class Counts(NamedTuple):
@@ -112,6 +122,17 @@ class ClusterState:
     def kafka_bootstrap(self) -> str | None:
         """Addresses of all brokers for clients of Kafka's protocol; None where no broker listens for them."""
         return ",".join(node.kafka for node in self.nodes if node.role.is_broker and node.kafka) or None
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether its listeners have TLS."""
+        return any(node.certs is not None for node in self.nodes)
+
+    def check_tls(self, wanted: bool | None) -> None:
+        """Raise ClusterError if `wanted` is something else than what the cluster was made with."""
+        if wanted is not None and wanted is not self.has_tls:
+            has = "has" if self.has_tls else "does not have"
+            raise ClusterError(f"the cluster {has} TLS, which cannot be changed: use another folder")
 
     def node(self, name: str) -> NodeInfo:
         """The node of that name; raises ClusterError."""
@@ -181,6 +202,7 @@ _FIELD_TYPES: Mapping[str, tuple[type, ...]] = {
     "http": (str, NoneType),
     "dir": (str,),
     "log": (str, NoneType),
+    "certs": (str, NoneType),
 }
 
 
@@ -269,6 +291,7 @@ def properties(state: ClusterState, node: NodeInfo, config: Mapping[str, str]) -
             "client.id": node.name,
             "client.rack": node.rack,
             "http.listener": str(node.http),
+            **_tls_properties(node),
             **config,
         }
     values = {
@@ -286,4 +309,17 @@ def properties(state: ClusterState, node: NodeInfo, config: Mapping[str, str]) -
             values["listeners"] += f",{KAFKA_LISTENER}://{node.kafka}"
     else:
         values["metadata.log.dir"] = data
-    return {**values, **config}
+    return {**values, **_tls_properties(node), **config}
+
+
+def _tls_properties(node: NodeInfo) -> dict[str, str]:
+    if node.certs is None:
+        return {}
+    values = {"ssl.certificate.dir": node.certs}
+    if node.http is not None:
+        values["http.listener"] = f"https://{node.http}"
+    if node.role is Role.CONSUMER:
+        return {**values, "security.protocol": "SSL"}
+    names = [LISTENER] if node.kafka is None else [LISTENER, KAFKA_LISTENER]
+    protocols = ",".join(f"{name}:SSL" for name in names)
+    return {**values, "listener.security.protocol.map": protocols, "ssl.node.names": NODE_NAME}

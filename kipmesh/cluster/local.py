@@ -4,7 +4,8 @@
         producer = Producer(cluster.bootstrap)
 
 `mode="single"` runs all nodes in this process and is ready within a second; `mode="processes"` starts what
-`kipmesh local up` starts. Both leave nothing behind: no process, no thread, and no folder unless `dir` was given.
+`kipmesh local up` starts. With `tls=True` everything speaks TLS, and clients need `client_config` beside the addresses.
+Both modes leave nothing behind: no process, no thread, and no folder unless `dir` was given.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from kipmesh.cluster.certificates import client_config
 from kipmesh.cluster.errors import ClusterError
 from kipmesh.cluster.layout import ClusterState, Counts, NodeInfo
 from kipmesh.cluster.process_cluster import ProcessCluster
@@ -36,11 +38,13 @@ class LocalCluster:
         dir: str | Path | None = None,  # noqa: A002 - the contract's name
         config: Mapping[str, Any] | None = None,
         *,
+        tls: bool = False,
         start_timeout_s: float = 60.0,
     ) -> None:
         if mode not in ("processes", "single"):
             raise ValueError(f"mode is 'processes' or 'single', not {mode!r}")
         self.mode = mode
+        self._tls = tls
         self._counts = Counts(controllers, leaders, followers, consumers)
         self._config = {key: _text(value) for key, value in (config or {}).items()}
         self._given_dir = Path(dir) if dir is not None else None
@@ -65,7 +69,7 @@ class LocalCluster:
         self._backend = backend
         atexit.register(self.down)
         try:
-            backend.up(self._counts, self._config)
+            backend.up(self._counts, self._config, tls=self._tls or None)
         except BaseException:
             self.down()
             raise
@@ -117,6 +121,11 @@ class LocalCluster:
     def kafka_bootstrap(self) -> str | None:
         """The same for clients of Kafka's own protocol; None where no broker listens for them."""
         return self.state.kafka_bootstrap
+
+    @property
+    def client_config(self) -> dict[str, str]:
+        """What clients need beside the addresses: nothing, or with `tls` the keys for it (`Producer(..., **these)`)."""
+        return dict(client_config(self.nodes))
 
     @property
     def cluster_id(self) -> str:

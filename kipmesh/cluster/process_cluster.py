@@ -26,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from kipmesh.cluster import ports, processes
+from kipmesh.cluster import certificates, looking, ports, processes
 from kipmesh.cluster.errors import ClusterError
 from kipmesh.cluster.layout import (
     DEFAULT_COUNTS,
@@ -34,7 +34,6 @@ from kipmesh.cluster.layout import (
     Counts,
     NodeInfo,
     Role,
-    has_majority,
     plan,
     properties,
     read_state,
@@ -117,24 +116,29 @@ class ProcessCluster:
             raise ClusterError(f"there is no cluster in {self.folder} (no cluster.json): start one with `local up`")
         return state
 
-    def up(self, counts: Counts, config: Mapping[str, str]) -> bool:
-        """Start what is not running; False when everything ran already. Nodes that run keep their configuration."""
+    def up(self, counts: Counts, config: Mapping[str, str], *, tls: bool | None = None) -> bool:
+        """Start what is not running; False when everything ran already. Nodes that run keep their configuration.
+
+        `tls` is for a new cluster; None leaves it as it is.
+        """
         if not self.folder.exists():
-            self._check_new(counts, config)
+            self._check_new(counts, config, tls)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ClusterError(f"cannot make the folder {self.folder}: {error.strerror}") from None
         with self._locked():
             known = read_state(self.folder)
-            running = {node.name for node in known.nodes if _is_alive(node)} if known is not None else set()
+            running = {node.name for node in known.nodes if looking.is_alive(node)} if known is not None else set()
+            if known is not None:
+                known.check_tls(tls)
             if known is not None and running:
                 known.check_unchanged(config)
             if known is not None and running and len(running) == len(known.nodes):
                 plan(known.nodes, counts, self.folder)  # refuses what it cannot become
                 if all(counts.of(role) in (None, _count(known, role)) for role in Role):
                     return False
-            state = self._planned(known, counts, config)
+            state = self._planned(known, counts, config, tls)
             for attempt in (1, 2):
                 state = self._with_ports(state, running, fresh=attempt > 1)
                 try:
@@ -150,12 +154,12 @@ class ProcessCluster:
         """Stop everything: clients of the cluster first, controllers last; False when nothing ran."""
         with self._locked():
             state = self.state()
-            alive = [node for node in state.nodes if _is_alive(node)]
+            alive = [node for node in state.nodes if looking.is_alive(node)]
             for node in alive:  # brokers hand over to an active controller, which may be a paused one
                 processes.send(node.pid, node.process, signal.SIGCONT)
             self._stop_nodes([node for node in alive if node.role is not Role.CONTROLLER])
             self._stop_nodes([node for node in alive if node.role is Role.CONTROLLER])
-            replace(state, nodes=tuple(_without_process(node) for node in state.nodes)).write(self.folder)
+            replace(state, nodes=tuple(looking.without_process(node) for node in state.nodes)).write(self.folder)
             self._reap()
             return bool(alive)
 
@@ -167,14 +171,14 @@ class ProcessCluster:
         with self._locked():
             state = self.state()
             node = state.node(name)
-            if _is_alive(node):
+            if looking.is_alive(node):
                 raise ClusterError(f"{name} runs already (pid {node.pid})")
             running = {other.name for other in state.nodes if other.name != name}
             state = self._with_ports(state, running, fresh=False)
-            up_to = _is_ready if _may_become_ready(state, node) else _is_listening
-            self._start_all(state, [state.node(name)], up_to if wait else _is_alive)
+            up_to = looking.is_ready if looking.may_become_ready(state, node) else looking.is_listening
+            self._start_all(state, [state.node(name)], up_to if wait else looking.is_alive)
             started = self.state().node(name)
-            return NodeStatus(started, _describe(started))
+            return NodeStatus(started, looking.describe(started))
 
     def kill(self, name: str) -> None:
         """SIGKILL one node."""
@@ -203,7 +207,7 @@ class ProcessCluster:
         """How each node is; asks all at the same time."""
         nodes = self.state().nodes
         with ThreadPoolExecutor(max_workers=min(len(nodes), 16)) as pool:
-            return [NodeStatus(node, how) for node, how in zip(nodes, pool.map(_describe, nodes), strict=True)]
+            return [NodeStatus(node, how) for node, how in zip(nodes, pool.map(looking.describe, nodes), strict=True)]
 
     def close(self) -> None:
         """Give up the pipe of an owned cluster: its nodes stop by themselves if they still run."""
@@ -214,9 +218,9 @@ class ProcessCluster:
 
     # --- starting
 
-    def _check_new(self, counts: Counts, config: Mapping[str, str]) -> None:
+    def _check_new(self, counts: Counts, config: Mapping[str, str], tls: bool | None) -> None:
         """Raises what a new cluster would be refused for, before there is a folder."""
-        state = self._planned(None, counts, config)
+        state = self._planned(None, counts, config, tls)
         addresses = (f"{ports.HOST}:{number}" for number in range(1, 3 * len(state.nodes) + 1))
         placed = [
             replace(
@@ -231,26 +235,26 @@ class ProcessCluster:
         for node in state.nodes:
             _properties_text(state, node, {})
 
-    def _planned(self, known: ClusterState | None, counts: Counts, config: Mapping[str, str]) -> ClusterState:
+    def _planned(
+        self, known: ClusterState | None, counts: Counts, config: Mapping[str, str], tls: bool | None
+    ) -> ClusterState:
         merged = {**(known.config if known is not None else {}), **config}
         nodes = plan(known.nodes if known is not None else (), counts, self.folder, self._defaults)
+        has_tls = bool(tls) if known is None else known.has_tls
         # A cluster's folder may have been moved since the last time.
-        homes = {node.name: self.folder / node.name for node in nodes}
-        nodes = tuple(
-            replace(node, dir=str(homes[node.name]), log=str(homes[node.name] / "node.log")) for node in nodes
-        )
+        nodes = tuple(node.at(self.folder, has_tls=has_tls) for node in nodes)
         return ClusterState(known.cluster_id if known is not None else _new_cluster_id(), merged, nodes)
 
     def _with_ports(self, state: ClusterState, running: set[str], *, fresh: bool) -> ClusterState:
         """Every node that does not run gets ports that are free now, its old ones if possible."""
         used = (one for node in state.nodes for one in (node.grpc, node.kafka, node.http))
         taken = {ports.port_of(one) for one in used if one is not None}
-        others_run = any(node.name in running and _is_alive(node) for node in state.nodes)
+        others_run = any(node.name in running and looking.is_alive(node) for node in state.nodes)
         for node in state.nodes:
             if node.name in running:
                 continue
             before = (None, None, None) if fresh else (node.grpc, node.kafka, node.http)
-            grpc, kafka, http = map(_if_free, before)
+            grpc, kafka, http = map(looking.if_free, before)
             if node.role is Role.CONTROLLER and node.grpc is not None and grpc is None and others_run:
                 raise ClusterError(
                     f"{node.name}: {node.grpc} is in use by another program, and the running nodes know it by that "
@@ -269,6 +273,7 @@ class ProcessCluster:
     def _start_all(
         self, state: ClusterState, nodes: Sequence[NodeInfo], is_up: Callable[[NodeInfo], bool] | None = None
     ) -> None:
+        certificates.ensure(self.folder, state.nodes)
         hooked = {node.name: self._hook.properties(state, node) if self._hook is not None else {} for node in nodes}
         files = {node.name: _properties_text(state, node, hooked[node.name]) for node in nodes}
         started: list[_Started] = []
@@ -282,14 +287,14 @@ class ProcessCluster:
                 os.write(opening, b"\n" * len(started))
             for one in started:
                 self._on_event(one.node.name, "starting")
-            self._wait_for(started, is_up or _is_ready)
+            self._wait_for(started, is_up or looking.is_ready)
         except BaseException:
             with deferred_signals():
                 for one in started:
                     processes.send(one.node.pid, one.node.process, signal.SIGKILL)
                 processes.wait_gone([(one.node.pid, one.node.process) for one in started], KILL_TIMEOUT_S)
                 for one in started:
-                    state = state.with_node(_without_process(one.node))
+                    state = state.with_node(looking.without_process(one.node))
                 state.write(self.folder)
                 self._reap()
             raise
@@ -331,7 +336,7 @@ class ProcessCluster:
         while waiting:
             for one in list(waiting):
                 node = one.node
-                if not _is_alive(node):
+                if not looking.is_alive(node):
                     raise ClusterError(f"{node.name} ended while it started{_tail(one)}")
                 if is_up(node):
                     waiting.remove(one)
@@ -360,7 +365,7 @@ class ProcessCluster:
         with self._locked():
             state = self.state()
             node = state.node(name)
-            if not _is_alive(node):
+            if not looking.is_alive(node):
                 raise ClusterError(f"{name} does not run")
             if number is signal.SIGKILL:
                 processes.send(node.pid, node.process, number)
@@ -368,7 +373,7 @@ class ProcessCluster:
                 self._on_event(name, "stopped")
             else:
                 self._stop_nodes([node])
-            state.with_node(_without_process(node)).write(self.folder)
+            state.with_node(looking.without_process(node)).write(self.folder)
             self._reap()
 
     def _signal(self, name: str, number: signal.Signals) -> None:
@@ -438,15 +443,6 @@ def _count(state: ClusterState, role: Role) -> int:
     return sum(node.role is role for node in state.nodes)
 
 
-def _is_alive(node: NodeInfo) -> bool:
-    return processes.state_of(node.pid, node.process) is not ProcessState.GONE
-
-
-def _without_process(node: NodeInfo) -> NodeInfo:
-    """The node after it was ended; one that survived even SIGKILL so far stays written down."""
-    return node if _is_alive(node) else replace(node, pid=None, process=None)
-
-
 @contextmanager
 def _gate() -> Iterator[tuple[int, int]]:
     """The two ends of a pipe that started processes wait at."""
@@ -458,43 +454,9 @@ def _gate() -> Iterator[tuple[int, int]]:
             os.close(end)
 
 
-def _is_ready(node: NodeInfo) -> bool:
-    return node.http is not None and processes.probe(node.http, "/readyz") == 200
-
-
-def _is_listening(node: NodeInfo) -> bool:
-    return node.grpc is not None and processes.listens(node.grpc)
-
-
-def _may_become_ready(state: ClusterState, node: NodeInfo) -> bool:
-    """Whether a node that is started alone needs no other for that; of controllers a majority is needed."""
-    if node.role is not Role.CONTROLLER:
-        return True
-    running = sum(
-        processes.state_of(one.pid, one.process) is ProcessState.RUNNING
-        for one in state.nodes
-        if one.role is Role.CONTROLLER and one.name != node.name
-    )
-    return has_majority(state.nodes, running + 1)
-
-
-def _if_free(address: str | None) -> str | None:
-    return address if address is not None and ports.is_free(ports.port_of(address)) else None
-
-
 def _tail(started: _Started) -> str:
     log = Path(started.node.log or "")
     lines = processes.log_tail(log, started.log_offset, lines=LOG_TAIL_LINES)
     if not lines:
         return f" ({log} is empty)"
     return f"; the end of {log}:\n" + "\n".join(f"  {line}" for line in lines)
-
-
-def _describe(node: NodeInfo) -> str:
-    match processes.state_of(node.pid, node.process):
-        case ProcessState.GONE:
-            return "stopped"
-        case ProcessState.PAUSED:
-            return "paused"
-        case ProcessState.RUNNING:
-            return "ready" if _is_ready(node) else "not ready"

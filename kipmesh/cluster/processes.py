@@ -110,16 +110,30 @@ def wait_gone(processes: Iterable[tuple[int | None, str | None]], timeout_s: flo
     return True
 
 
-def probe(address: str, path: str) -> int | None:
-    """The status that a node's HTTP answers with, None when it does not answer."""
+def probe(address: str, path: str, *, certs: str | None = None) -> int | None:
+    """The status that a node's HTTP answers with, None when it does not answer; with `certs`, by TLS."""
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host, int(port)), timeout=_PROBE_TIMEOUT_S) as connection:
+        with _connected(host, int(port), certs) as connection:
             connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n".encode())
             line = connection.makefile("rb").readline(256)
         return int(line.split()[1])
     except (OSError, ValueError, IndexError):
         return None
+
+
+def _connected(host: str, port: int, certs: str | None) -> socket.socket:
+    connection = socket.create_connection((host, port), timeout=_PROBE_TIMEOUT_S)
+    if certs is None:
+        return connection
+    import ssl
+
+    try:
+        context = ssl.create_default_context(cafile=os.path.join(certs, "ca.crt"))
+        return context.wrap_socket(connection, server_hostname=host)
+    except BaseException:
+        connection.close()
+        raise
 
 
 def listens(address: str) -> bool:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
-from kipmesh.cluster import ports
+from kipmesh.cluster import certificates, ports
 from kipmesh.cluster.errors import ClusterError
 from kipmesh.cluster.layout import ClusterState, Counts, NodeInfo, Role, has_majority, plan
 
@@ -73,7 +73,7 @@ class SingleCluster:
         except KeyError:
             raise ClusterError(f"{name} does not run") from None
 
-    def up(self, counts: Counts, config: Mapping[str, str]) -> None:
+    def up(self, counts: Counts, config: Mapping[str, str], *, tls: bool | None = None) -> None:
         """Start all nodes and return when they are ready; raises what a node's start raised."""
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         from kipmesh.cluster import settings
@@ -88,7 +88,9 @@ class SingleCluster:
             grpc = None if node.role is Role.CONSUMER else f"{ports.HOST}:{next(free)}"
             http = f"{ports.HOST}:{next(free)}" if node.role is Role.CONSUMER else None
             kafka = f"{ports.HOST}:{next(free)}" if node.role.is_broker else None
-            placed.append(replace(node, grpc=grpc, kafka=kafka, http=http, log=None))
+            at_home = node.at(self._folder, has_tls=bool(tls))
+            placed.append(replace(at_home, grpc=grpc, kafka=kafka, http=http, log=None))
+        certificates.ensure(self._folder, placed)
         self._state = ClusterState("single-" + os.urandom(8).hex(), dict(config), tuple(placed))
         self._start_thread()
         try:

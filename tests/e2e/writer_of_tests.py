@@ -75,10 +75,10 @@ class Writer:
             self.acknowledged[where.partition, where.offset] = value
 
 
-async def read_all(bootstrap: str, topic: str) -> dict[tuple[int, int], bytes]:
+async def read_all(bootstrap: str, topic: str, **config: Any) -> dict[tuple[int, int], bytes]:
     """Every record of the topic, by partition and offset; offsets without a gap."""
     found: dict[tuple[int, int], bytes] = {}
-    async with Consumer(bootstrap, **{"auto.offset.reset": "earliest"}) as consumer:
+    async with Consumer(bootstrap, **{"auto.offset.reset": "earliest", **config}) as consumer:
         places = [TopicPartition(topic, partition) for partition in (await consumer.partitions_for(topic)).partitions]
         ends = await consumer.end_offsets(places)
         consumer.assign(places)
