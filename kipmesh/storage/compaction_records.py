@@ -213,7 +213,8 @@ def compress(records: bytes, compression: int) -> bytes:
             parts += [len(block).to_bytes(4, "big"), block]
         return b"".join(parts)
     if compression == _LZ4:  # frames of independent blocks, the only ones that Kafka reads (KIP-57)
-        compressor = cramjam.lz4.Compressor(content_checksum=False, block_linked=False)
+        # Level 1: the fast compressor, which is what Apache Kafka's default level means.
+        compressor = cramjam.lz4.Compressor(level=1, content_checksum=False, block_linked=False)
         compressor.compress(records)
         return bytes(compressor.finish())
     if compression == _ZSTD:
