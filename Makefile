@@ -30,7 +30,7 @@ endif
 .DELETE_ON_ERROR:
 .PHONY: help install demo test check lint format types imports tidy unit e2e spark golden sim sim-replicas chaos bench \
   bench-clients bench-spark bench-closest bench-failover bench-fencing bench-groups bench-metadata bench-sessions bench-spark-kills bench-snapshot protos lock wheel \
-  docs dashboards monitoring images up down chaos-compose clean distclean stale
+  docs dashboards monitoring images up down chaos-compose kube clean distclean stale
 
 help: ## list the targets
 	@echo "make TARGET [PYTHON=python3.12] [SCALE=n] [SEEDS=n] [WORKERS=n] [ARGS='...']"
@@ -135,6 +135,9 @@ dashboards: install ## generate deploy/grafana/dashboards from tools/dashboards
 
 monitoring: install ## tests of Prometheus' rules and Grafana's dashboards, on a live mesh (needs Prometheus; docs/monitoring.md)
 	$(PYTEST) tests/monitoring $(ARGS)
+
+kube: install ## tests of the chart on the Kubernetes of KUBECONFIG (needs helm, kubectl, KIPMESH_KUBE_IMAGE; docs/operations.md)
+	$(PYTEST) tests/kube $(ARGS)
 
 lock: install ## newest versions within pyproject.toml's bounds into requirements.lock
 	$(PY) -m pip install --quiet --upgrade uv

@@ -26,7 +26,7 @@ RUN set -eu; pip="python -m pip --python /opt/kipmesh/bin/python"; \
     if ls /src/kipmesh-*.whl >/dev/null 2>&1; then \
       $pip install --quiet --no-index --no-deps /src/kipmesh-*.whl; \
     else \
-      $pip install --quiet --constraint /wheels/requirements.lock /src; \
+      $pip install --quiet --constraint /wheels/requirements.lock "/src[kubernetes]"; \
     fi; \
     $pip check
 # Two builds of the same files are the same bytes: no times but SOURCE_DATE_EPOCH, bytecode that asks for no times.

@@ -10,13 +10,19 @@ from typing import Protocol
 from kipmesh.chaos import values
 from kipmesh.chaos.recorder import Recorder
 from kipmesh.chaos.workload import CONSUMER_CONFIG
-from kipmesh.client import Consumer, TopicPartition
-from kipmesh.core.errors import KafkaError
+from kipmesh.client import AdminClient, Consumer, TopicPartition
+from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.core.messages import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from kipmesh.core.record_batch import BatchHeader
+from kipmesh.rpc.client import ConnectionPool, TransportError
 from kipmesh.testing.history import Dump, End, NotRecovered, Read, ReaderKind
 
 BATCHES_OF_A_DUMP = 500
 READER = "final"
+SERVED_BYTES = 1 << 20
+
+Batch = tuple[BatchHeader, list[tuple[int, str]]]
+"""A batch's header, and its records as (offset, value)."""
 
 
 class Replicated(Protocol):
@@ -76,12 +82,72 @@ def record(recorder: Recorder, brokers: Mapping[int | None, Path], topic: str) -
                 _record_replica(recorder, node_id, int(partition), folder)
 
 
+async def record_served(
+    recorder: Recorder, addresses: Mapping[int | None, str], topic: str, ends: Mapping[int, int], timeout_s: float
+) -> None:
+    """Record what each replica of a running mesh serves, below the high watermarks: where files cannot be reached."""
+    async with AdminClient(",".join(addresses.values())) as admin:
+        (described,) = await admin.describe_topics([topic])
+    pool = ConnectionPool("kipmesh-chaos-dump")
+    try:
+        for number, partition in described.partitions.items():
+            for node_id in partition.replicas:
+                reader = _Served(pool, addresses.get(node_id, ""), topic, described.topic_id, number)
+                found: list[Batch] = []
+                try:
+                    async with asyncio.timeout(timeout_s):
+                        await reader.read_to(ends.get(number, 0), found)
+                except (KafkaError, TransportError, TimeoutError) as error:
+                    recorder.note(f"replica {node_id}, partition {number}, does not serve it all: {error!r}")
+                _add(recorder, node_id, number, found)
+    finally:
+        await pool.close()
+
+
+class _Served:
+    """Plain fetches of one partition from one replica."""
+
+    def __init__(self, pool: ConnectionPool, address: str, topic: str, topic_id: bytes, partition: int) -> None:
+        self._pool = pool
+        self._address = address
+        self._topic = topic
+        self._topic_id = topic_id
+        self._partition = partition
+
+    async def read_to(self, end: int, found: list[Batch]) -> None:
+        """Append all batches below `end`; raises KafkaError, TransportError."""
+        cursor = 0
+        while cursor < end:
+            asked = [FetchPartition(self._partition, -1, cursor, partition_max_bytes=SERVED_BYTES)]
+            request = FetchRequest(
+                max_wait_ms=100,
+                max_bytes=SERVED_BYTES,
+                topics=[FetchTopic(self._topic, self._topic_id, asked)],
+                session_epoch=-1,
+            )
+            response: FetchResponse = await self._pool.get(self._address).call("Broker", "Fetch", request, 5.0)
+            got: list[Batch] = []
+            for one in [one for topic in response.responses for one in topic.partitions]:
+                if one.error_code:
+                    raise KafkaError(ErrorCode.of(one.error_code))
+                got += values.batches(one.records, allow_partial=True)
+            if not got:
+                await asyncio.sleep(0.1)
+                continue
+            found += got
+            cursor = got[-1][0].next_offset
+
+
 def _record_replica(recorder: Recorder, node_id: int, partition: int, folder: Path) -> None:
-    found: list[tuple[BatchHeader, list[tuple[int, str]]]] = []
+    found: list[Batch] = []
     try:
         found.extend(_read_all(folder))
     except (OSError, KafkaError) as error:
         recorder.note(f"the log of replica {node_id}, partition {partition}, cannot be read whole: {error}")
+    _add(recorder, node_id, partition, found)
+
+
+def _add(recorder: Recorder, node_id: int, partition: int, found: Sequence[Batch]) -> None:
     start = found[0][0].base_offset if found else 0
     end = found[-1][0].next_offset if found else 0
     for first in range(0, max(len(found), 1), BATCHES_OF_A_DUMP):
@@ -93,6 +159,6 @@ def _record_replica(recorder: Recorder, node_id: int, partition: int, folder: Pa
         recorder.add(Dump(recorder.now, node_id, partition, start, end, records, batches))
 
 
-def _read_all(folder: Path) -> Iterator[tuple[BatchHeader, list[tuple[int, str]]]]:
+def _read_all(folder: Path) -> Iterator[Batch]:
     for segment in sorted(folder.glob("*.log")):
         yield from values.batches(segment.read_bytes())

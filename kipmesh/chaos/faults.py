@@ -29,7 +29,7 @@ from kipmesh.chaos.experiment import (
     Restart,
     TornTail,
 )
-from kipmesh.chaos.mesh import ChaosError, Cluster, Node, Separable, is_broker, is_controller
+from kipmesh.chaos.mesh import ChaosError, Cluster, Node, Separable, is_broker, is_controller, remote
 from kipmesh.chaos.network import Network
 from kipmesh.chaos.recorder import Recorder
 from kipmesh.chaos.targets import NoTargetError, View, resolve
@@ -115,6 +115,7 @@ class Injector:
         topic: str,
     ) -> None:
         self._cluster = cluster
+        self._remote = remote(cluster)
         self._network = net
         self._observer = observer
         self._recorder = recorder
@@ -147,6 +148,8 @@ class Injector:
         """Whatever is left: nodes that do not run are started, what is held goes on, the network is whole."""
         if self._network is not None:
             self._network.heal_all()
+        if self._remote is not None:
+            await asyncio.to_thread(self._remote.mend_all)
         nodes = self._cluster.nodes()
         await self._start([node for node in nodes if not self._cluster.is_running(node.name)])
 
@@ -195,6 +198,9 @@ class Injector:
                 return lambda: asyncio.gather(*(asyncio.to_thread(separable.reconnect, name) for name in names))
             case Cut() | Delay():
                 return self._break_network(number, fault, names)
+            case FullDisk() if (far := self._remote) is not None:
+                await asyncio.gather(*(asyncio.to_thread(far.fill, name) for name in names))
+                return lambda: asyncio.gather(*(asyncio.to_thread(far.empty, name) for name in names))
             case FullDisk():
                 await asyncio.gather(*(asyncio.to_thread(disk.fill, data_folder(node)) for node in nodes))
                 return lambda: asyncio.gather(*(asyncio.to_thread(disk.empty, data_folder(node)) for node in nodes))

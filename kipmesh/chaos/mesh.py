@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
-from kipmesh.chaos.experiment import ClusterPart
+from kipmesh.chaos.experiment import ClusterPart, Fault
 
 
 class ChaosError(Exception):
@@ -82,10 +82,34 @@ class Separable(Protocol):
         """As before; idempotent."""
 
 
+class Remote(Cluster, Protocol):
+    """A cluster that is somebody else's: it runs before and after, on other machines, and its files cannot be reached.
+
+    What a fault does to a node by its process or its files elsewhere, the cluster does by itself.
+    """
+
+    def unable(self, fault: Fault) -> str | None:
+        """Why a fault cannot be had here; None if it can."""
+
+    def fill(self, name: str) -> None:
+        """No byte is free where it keeps its data."""
+
+    def empty(self, name: str) -> None:
+        """An end to that."""
+
+    def mend_all(self) -> None:
+        """An end to all that is left of these."""
+
+
 MakeCluster = Callable[[Path, ClusterPart, Hook], Cluster]
 """A cluster in a folder that is not started yet."""
 
 CONTROLLER = "controller-"
+
+
+def remote(cluster: Cluster) -> Remote | None:
+    """The same cluster if it is a remote one."""
+    return cast("Remote", cluster) if hasattr(cluster, "unable") else None
 
 
 def is_controller(node: Node) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ from kipmesh.chaos import disk, dumps, report
 from kipmesh.chaos.experiment import Experiment, Fault
 from kipmesh.chaos.faults import Hooks, Injector, data_folder, second_folder
 from kipmesh.chaos.group_workload import GROUP
-from kipmesh.chaos.mesh import ChaosError, Cluster, MakeCluster, bootstrap, is_broker
+from kipmesh.chaos.mesh import ChaosError, Cluster, MakeCluster, Node, bootstrap, is_broker, remote
 from kipmesh.chaos.network import Network
 from kipmesh.chaos.observer import Observer
 from kipmesh.chaos.recorder import Recorder
@@ -84,6 +85,8 @@ class _Run:
         self._late_s = 0.0
         """By how much the latest of the timed faults came too late."""
         self._to_come = len(experiment.faults)
+        self._topic = TOPIC
+        self._ends: dict[int, int] = {}
 
     async def run(self, make_cluster: MakeCluster) -> None:
         """All of it; the cluster is down at the end."""
@@ -98,7 +101,9 @@ class _Run:
             cluster = make_cluster(self._folder / "cluster", self._experiment.cluster, hooks)
             made.append(cluster)
             stack.push_async_callback(self._destroy, cluster)
-            self._prepare_disks()
+            is_remote = self._check_remote(cluster)
+            if not is_remote:
+                self._prepare_disks()
             self._on_progress("starting the cluster", 0.0, self._recorder)
             await asyncio.to_thread(cluster.up)
             nodes = cluster.nodes()
@@ -116,17 +121,43 @@ class _Run:
                 )
             )
             await self._create_topic(bootstrap(nodes))
-            observer = Observer(cluster.nodes, TOPIC, self._recorder, GROUP if part.group is not None else None)
+            observer = Observer(cluster.nodes, self._topic, self._recorder, GROUP if part.group is not None else None)
             stack.push_async_callback(observer.close)
-            injector = Injector(cluster, hooks.network, observer, self._recorder, self._random, TOPIC)
+            injector = Injector(cluster, hooks.network, observer, self._recorder, self._random, self._topic)
             await self._under_load(cluster, observer, injector)
-            self._on_progress("stopping the cluster", 0.0, self._recorder)
-            await asyncio.to_thread(cluster.down)
-            self._on_progress("reading the replicas' logs", 0.0, self._recorder)
-            for folder in (data_folder, second_folder):
-                brokers = {node.node_id: folder(node) for node in nodes if is_broker(node)}
-                await asyncio.to_thread(dumps.record, self._recorder, brokers, TOPIC)
+            if is_remote:
+                await self._dump_served(nodes)
+            else:
+                await self._dump_stopped(cluster, nodes)
             self._recorder.add(PhaseBegan(self._recorder.now, Phase.END))
+
+    def _check_remote(self, cluster: Cluster) -> bool:
+        """Whether it is; raises NotPossibleError when it cannot do what the experiment says."""
+        far = remote(cluster)
+        if far is None:
+            return False
+        reasons = [f"{fault.describe()}: {why}" for fault in self._experiment.all_faults if (why := far.unable(fault))]
+        if reasons:
+            raise disk.NotPossibleError("; ".join(reasons))
+        # Others may have run experiments there, and one that was interrupted leaves its topic.
+        self._topic = f"{TOPIC}-{self._seed}-{int(time.time())}"
+        return True
+
+    async def _dump_stopped(self, cluster: Cluster, nodes: Sequence[Node]) -> None:
+        self._on_progress("stopping the cluster", 0.0, self._recorder)
+        await asyncio.to_thread(cluster.down)
+        self._on_progress("reading the replicas' logs", 0.0, self._recorder)
+        for folder in (data_folder, second_folder):
+            brokers = {node.node_id: folder(node) for node in nodes if is_broker(node)}
+            await asyncio.to_thread(dumps.record, self._recorder, brokers, self._topic)
+
+    async def _dump_served(self, nodes: Sequence[Node]) -> None:
+        """Its files are elsewhere: what each replica serves is compared, and the topic is taken away."""
+        self._on_progress("reading what each replica serves", 0.0, self._recorder)
+        brokers = {node.node_id: node.grpc for node in nodes if is_broker(node) and node.grpc}
+        await dumps.record_served(self._recorder, brokers, self._topic, self._ends, FINAL_TIMEOUT_S)
+        async with AdminClient(bootstrap(nodes)) as admin:
+            await admin.delete_topics([self._topic])
 
     async def _destroy(self, cluster: Cluster) -> None:
         await asyncio.shield(asyncio.to_thread(cluster.destroy))
@@ -150,12 +181,12 @@ class _Run:
     async def _create_topic(self, address: str) -> None:
         part = self._experiment.workload
         async with AdminClient(address) as admin:
-            topic = NewTopic(TOPIC, part.partitions, part.replication_factor, dict(part.topic_config))
+            topic = NewTopic(self._topic, part.partitions, part.replication_factor, dict(part.topic_config))
             await admin.create_topics([topic])
 
     async def _under_load(self, cluster: Cluster, observer: Observer, injector: Injector) -> None:
         part, address = self._experiment.workload, bootstrap(cluster.nodes())
-        workload = Workload(address, TOPIC, part, self._recorder, self._seed)
+        workload = Workload(address, self._topic, part, self._recorder, self._seed)
         async with workload, asyncio.TaskGroup() as group:
             watching = [group.create_task(observer.run())]
             if part.probes:
@@ -171,7 +202,9 @@ class _Run:
             self._on_progress("reading everything once more", 0.0, self._recorder)
             await workload.stop_producing()
             self._recorder.add(PhaseBegan(self._recorder.now, Phase.FINAL))
-            ends = await dumps.final_read(address, TOPIC, part.partitions, self._recorder, FINAL_TIMEOUT_S)
+            ends = self._ends = await dumps.final_read(
+                address, self._topic, part.partitions, self._recorder, FINAL_TIMEOUT_S
+            )
             await workload.catch_up(ends, FINAL_TIMEOUT_S)
             await workload.end_group()
             await observer.look()

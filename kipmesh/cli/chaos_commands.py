@@ -38,6 +38,7 @@ app = make_app(
     """
     kipmesh chaos run deploy/chaos/kill-leader.yaml
     kipmesh chaos run deploy/chaos/random.yaml --duration 1800 --seed 7
+    kipmesh chaos run deploy/chaos/kubernetes/*.yaml --kube default/mesh
     kipmesh chaos check kipmesh-chaos/kill-leader-1/history.jsonl
     """,
 )
@@ -68,6 +69,14 @@ def run(
         ),
     ] = None,
     inside: Annotated[bool, typer.Option("--inside", help="With --compose: within the containers' network.")] = False,
+    kube: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMESPACE/RELEASE",
+            envvar="KIPMESH_KUBE",
+            help="Break a release of the Helm chart, from within one of its pods, instead of a local cluster.",
+        ),
+    ] = None,
 ) -> None:
     """Run experiments, one after the other, and check their histories.
 
@@ -78,9 +87,9 @@ def run(
     from kipmesh.chaos.experiment import load
 
     experiments = [load(file, duration_s=duration_s) for file in files]
-    make = _maker(experiments, compose, inside)
+    make = _maker(experiments, compose, inside, kube)
     first = random.SystemRandom().randrange(1 << 32) if seed is None else seed
-    if any(experiment.needs_disks for experiment in experiments):
+    if kube is None and any(experiment.needs_disks for experiment in experiments):
         with suppress(NotPossibleError):  # told by those runs that need it
             enter_namespace([sys.executable, "-P", "-m", "kipmesh.cli.main", *sys.argv[1:]])
     results: list[Result] = []
@@ -147,8 +156,10 @@ def _print_verdict(name: str, verdict: Verdict) -> None:
         print(f"  {kind}: {count}, first: {where}{first.t:.2f} s: {first.text}")
 
 
-def _maker(experiments: Sequence[Experiment], compose: str | None, inside: bool) -> MakeCluster:
+def _maker(experiments: Sequence[Experiment], compose: str | None, inside: bool, kube: str | None) -> MakeCluster:
     """What makes each run's cluster; raises ChaosError for what containers cannot do."""
+    if kube is not None:
+        return _on_kubernetes(kube)
     if compose is None:
         return _LocalCluster
     from kipmesh.chaos import containers
@@ -239,6 +250,16 @@ def _progress(name: str) -> Iterator[OnProgress]:
             progress.update(bar, description=f"{name}: {what} ({counts})", completed=share)
 
         yield show
+
+
+def _on_kubernetes(place: str) -> MakeCluster:
+    """Raises CommandError for what is no NAMESPACE/RELEASE."""
+    namespace, slash, release = place.partition("/")
+    if not (namespace and slash and release) or "/" in release:
+        raise CommandError(f"--kube {place!r} is not NAMESPACE/RELEASE")
+    from kipmesh.cli.chaos_kube import KubeCluster
+
+    return lambda folder, part, hook: KubeCluster(namespace, release)
 
 
 class _LocalCluster:

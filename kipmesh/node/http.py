@@ -1,8 +1,14 @@
-"""`/metrics`, `/healthz` and `/readyz` of a process, on threads of their own.
+"""`/metrics` and the probes of a process, on threads of their own.
 
 Large registries are rendered without holding up the event loop. GET and HEAD only; connections, their time and the
-request's size are limited. `/healthz` is 200 when the event loop answers, `/readyz` when the node is ready. With TLS
-each handshake takes the certificates as they are then, on the request's own thread.
+request's size are limited. These are 200, or else 503:
+
+- `/healthz`: the event loop answers;
+- `/startedz`: it has started: what it has on its disk is loaded, and it listens;
+- `/readyz`: the node is ready;
+- `/insyncz`: it is ready, and all that it replicates is in sync or has been since it started.
+
+With TLS each handshake takes the certificates as they are then, on the request's own thread.
 """
 
 from __future__ import annotations
@@ -74,7 +80,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _not_found() -> Page:
-    return text_page(404, "/metrics, /healthz and /readyz are here")
+    return text_page(404, "/metrics, /healthz, /startedz, /readyz and /insyncz are here")
 
 
 class _Server(ThreadingHTTPServer):
@@ -142,26 +148,40 @@ class _Server(ThreadingHTTPServer):
         self.server_close()
 
 
+class Conditions(NamedTuple):
+    """What is asked of a node; `is_in_sync` within its event loop, the others from any thread."""
+
+    is_started: Callable[[], bool]
+    is_ready: Callable[[], bool]
+    is_in_sync: Callable[[], bool]
+
+
 class ProbeServer:
-    """Serves the three paths for one node."""
+    """Serves the paths for one node."""
 
     def __init__(
         self,
         registry: CollectorRegistry,
-        is_ready: Callable[[], bool],
+        conditions: Conditions,
         loop: asyncio.AbstractEventLoop,
         tls: ServerContext | None = None,
     ) -> None:
         self._tls = tls
         self._registry = registry
-        self._is_ready = is_ready
+        self._conditions = conditions
         self._loop = loop
         self._server: _Server | None = None
         self.port = 0
 
     def start(self, host: str, port: int) -> int:
         """Bind and serve; returns the port. Raises HttpAddressError."""
-        pages = {"/metrics": self._metrics, "/healthz": self._healthz, "/readyz": self._readyz}
+        pages = {
+            "/metrics": self._metrics,
+            "/healthz": self._healthz,
+            "/startedz": lambda: _told(self._conditions.is_started(), "started"),
+            "/readyz": lambda: _told(self._conditions.is_ready(), "ready"),
+            "/insyncz": self._insyncz,
+        }
         try:
             server = _Server((host, port), pages, self._tls)
         except OSError as error:
@@ -181,18 +201,24 @@ class ProbeServer:
         return Page(200, CONTENT_TYPE_LATEST, generate_latest(self._registry))
 
     def _healthz(self) -> Page:
-        async def answer() -> bool:
-            return True
+        return self._in_loop(lambda: text_page(200, "alive"))
+
+    def _insyncz(self) -> Page:
+        return self._in_loop(lambda: _told(self._conditions.is_in_sync(), "in sync"))
+
+    def _in_loop(self, make: Callable[[], Page]) -> Page:
+        async def answer() -> Page:
+            return make()
 
         question = answer()
         try:
-            asyncio.run_coroutine_threadsafe(question, self._loop).result(LOOP_ANSWER_TIMEOUT_S)
+            return asyncio.run_coroutine_threadsafe(question, self._loop).result(LOOP_ANSWER_TIMEOUT_S)
         except FutureTimeoutError:
             return text_page(503, f"the event loop did not answer within {LOOP_ANSWER_TIMEOUT_S:g} s")
         except RuntimeError:
             question.close()
             return text_page(503, "the event loop is closed")
-        return text_page(200, "alive")
 
-    def _readyz(self) -> Page:
-        return text_page(200, "ready") if self._is_ready() else text_page(503, "not ready")
+
+def _told(is_so: bool, what: str) -> Page:
+    return text_page(200, what) if is_so else text_page(503, f"not {what}")

@@ -2,7 +2,7 @@
 
 - A wrong configuration ends the process with 2 and one line on stderr; a failed start or a node that reports a
   fatal error ends it with 1, the reason in the last line; SIGTERM and SIGINT stop it cleanly and end it with 0.
-- `/healthz` answers as soon as the process has its event loop, `/readyz` when the node is ready.
+- `/healthz` answers as soon as the process has its event loop; what the other probes tell is in `http`.
 - With `--parent-pipe` the process also stops when its standard input ends: children of a test do not outlive it.
 
 Imports are kept few and late: every process of a mesh pays for them at each start.
@@ -164,6 +164,7 @@ class _Process:
         self._config = config
         self._parent_pipe = parent_pipe
         self._stop = asyncio.Event()
+        self._is_started = False
         self._log = structlog.get_logger("kipmesh.node.runtime")
 
     async def run(self) -> int:
@@ -191,7 +192,7 @@ class _Process:
 
         from kipmesh.core.config.node import parse_http_listener
         from kipmesh.node.disk_space import DiskSpaceCollector, data_folders
-        from kipmesh.node.http import ProbeServer
+        from kipmesh.node.http import Conditions, ProbeServer
 
         ProcessCollector(registry=node.registry)
         if folders := data_folders(self._config):
@@ -201,7 +202,10 @@ class _Process:
         context = None if tls is None else tls.http()
         if context is None and endpoint.name == "HTTPS":
             raise RuntimeError(f"{self._service.module} has no TLS for http.listener")
-        probes = ProbeServer(node.registry, lambda: node.ready, asyncio.get_running_loop(), context)
+        conditions = Conditions(
+            lambda: self._is_started, lambda: node.ready, lambda: bool(getattr(node, "in_sync", node.ready))
+        )
+        probes = ProbeServer(node.registry, conditions, asyncio.get_running_loop(), context)
         bound = probes.start(endpoint.host, endpoint.port)
         self._log.info("probes are served", host=endpoint.host, port=bound, tls=context is not None)
         return probes
@@ -221,6 +225,7 @@ class _Process:
                     await node.stop()
                 return self._refuse("start", error)
             else:
+                self._is_started = True
                 self._log.info("started")
                 # What lives as long as the process is not looked at by every collection.
                 gc.collect()

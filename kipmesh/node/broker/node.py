@@ -35,6 +35,7 @@ from kipmesh.node.broker.group_lag import GroupLagCollector
 from kipmesh.node.broker.groups import GroupsHandler
 from kipmesh.node.broker.isolation import Isolation
 from kipmesh.node.broker.isr_changes import IsrChanges
+from kipmesh.node.broker.joining import Joining
 from kipmesh.node.broker.lifecycle import BrokerLifecycle
 from kipmesh.node.broker.log_dirs import LogDirCollector, LogDirs, LogDirsHandler
 from kipmesh.node.broker.maintenance import Maintenance
@@ -118,6 +119,7 @@ class BrokerNode:
         self.partitions = Partitions(MetadataImage())
         # First: a plugin that cannot be had stops the node before it touches anything.
         self._selection = ReplicaSelection(config, self.partitions, self._metrics, monotonic_ms)
+        self._joining = Joining(config.node_id, lambda: self.partitions.image)
         self.grpc_port = 0
         """Of `inter.broker.listener.name`."""
         self._ports: dict[str, int] = {}
@@ -142,8 +144,7 @@ class BrokerNode:
         self._isolation = Isolation(self.partitions, config.broker_session_timeout_ms, monotonic_ms)
         self.fetch_sessions = make_session_cache(config, self._changes.subscriptions, self.partitions)
         self._tasks: list[asyncio.Task[None]] = []
-        self._is_stopped = False
-        self._is_loaded = False
+        self._is_stopped = self._is_loaded = False
         self._lifecycle: BrokerLifecycle | None = None
         self._quorum: BrokerQuorum | None = None
         self._servers, self._kafka = list[Server](), cast("KafkaListeners | None", None)
@@ -203,6 +204,11 @@ class BrokerNode:
             return False
         me = self.partitions.image.brokers.get(self.config.node_id)
         return me is not None and me.broker_epoch == self._lifecycle.broker_epoch and not me.fenced
+
+    @property
+    def in_sync(self) -> bool:
+        """Ready, and all its replicas are in sync or have been since it started: see `joining`."""
+        return self.ready and self._joining.look()
 
     async def start(self) -> None:
         """Load the logs, listen, and begin to register; returns once it listens. InvalidConfigError in one line."""

@@ -1,0 +1,405 @@
+{{/* At most 40 characters: names of StatefulSets are this and "-controllers", and have a limit of 52. */}}
+{{- define "kipmesh.fullname" -}}
+{{- $name := .Values.fullnameOverride -}}
+{{- if not $name -}}
+{{- $chart := default .Chart.Name .Values.nameOverride -}}
+{{- $name = ternary .Release.Name (printf "%s-%s" .Release.Name $chart) (contains $chart .Release.Name) -}}
+{{- end -}}
+{{- if gt (len $name) 40 -}}
+{{- printf "%s-%s" (trunc 31 $name | trimSuffix "-") (sha256sum $name | trunc 8) -}}
+{{- else -}}
+{{- $name -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Derived: 22 characters of a digest, as Kafka's ids have. */}}
+{{- define "kipmesh.clusterId" -}}
+{{- default (printf "%s/%s" .Release.Namespace (include "kipmesh.fullname" .) | sha256sum | trunc 22) .Values.clusterId -}}
+{{- end -}}
+
+{{- define "kipmesh.selector" -}}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "kipmesh.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{ include "kipmesh.selector" . }}
+app.kubernetes.io/version: {{ include "kipmesh.tag" . | trunc 63 | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end -}}
+
+{{- define "kipmesh.tag" -}}
+{{- default .Chart.AppVersion .Values.image.tag -}}
+{{- end -}}
+
+{{/* (dict "root" $ "service" "leader") */}}
+{{- define "kipmesh.image" -}}
+{{- $image := .root.Values.image -}}
+{{- $service := ternary "metadata_controller" .service (eq .service "controller") -}}
+{{- $repository := default (printf "%s/%s" $image.prefix $service) $image.repository -}}
+{{- with $image.registry }}{{ . }}/{{ end -}}
+{{- $repository }}:{{ include "kipmesh.tag" .root -}}
+{{- end -}}
+
+{{- define "kipmesh.serviceAccount" -}}
+{{- default (ternary (include "kipmesh.fullname" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name -}}
+{{- end -}}
+
+{{/* The whole name of a headless service: (dict "root" $ "kind" "followers") */}}
+{{- define "kipmesh.domain" -}}
+{{- printf "%s-%s.%s.svc.%s" (include "kipmesh.fullname" .root) .kind .root.Release.Namespace .root.Values.clusterDomain -}}
+{{- end -}}
+
+{{- define "kipmesh.bootstrap" -}}
+{{- printf "%s-brokers.%s.svc.%s:%v" (include "kipmesh.fullname" .) .Release.Namespace .Values.clusterDomain .Values.ports.mesh -}}
+{{- end -}}
+
+{{- define "kipmesh.voters" -}}
+{{- $voters := list -}}
+{{- range $i := until (int .Values.controllers.replicas) -}}
+{{- $host := printf "%s-controllers-%d.%s" (include "kipmesh.fullname" $) $i (include "kipmesh.domain" (dict "root" $ "kind" "controllers")) -}}
+{{- $voters = append $voters (printf "%d@%s:%v" (add (int $.Values.controllers.firstNodeId) $i) $host $.Values.ports.mesh) -}}
+{{- end -}}
+{{- join "," $voters -}}
+{{- end -}}
+
+{{/* Lines of a properties file; later dicts win. The list is under "parts". */}}
+{{- define "kipmesh.properties" -}}
+{{- $all := dict -}}
+{{- range .parts -}}
+{{- range $key, $value := . -}}
+{{- $_ := set $all $key $value -}}
+{{- end -}}
+{{- end -}}
+{{- range $key := keys $all | sortAlpha }}
+{{ $key }}={{ include "kipmesh.text" (get $all $key) }}
+{{- end -}}
+{{- end -}}
+
+{{/* Whole numbers of values files are floats: 1e+06 is no number of milliseconds. */}}
+{{- define "kipmesh.text" -}}
+{{- if and (kindIs "float64" .) (eq . (floor .)) -}}{{ printf "%.0f" . }}{{- else -}}{{ toString . }}{{- end -}}
+{{- end -}}
+
+{{/* What no schema can say: values that do not go together. */}}
+{{- define "kipmesh.check" -}}
+{{- $values := .Values -}}
+{{- $ranges := list -}}
+{{- range $kind := list "controllers" "leaders" "followers" -}}
+{{- $part := get $values $kind -}}
+{{- $ranges = append $ranges (dict "kind" $kind "first" (int $part.firstNodeId) "last" (sub (add (int $part.firstNodeId) (int $part.replicas)) 1)) -}}
+{{- end -}}
+{{- range $i, $one := $ranges -}}
+{{- range $j, $other := $ranges -}}
+{{- if and (lt $i $j) (le $one.first $other.last) (le $other.first $one.last) -}}
+{{- fail (printf "node ids of %s (%d to %d) and of %s (%d to %d) overlap: set firstNodeId of one of them" $one.kind (int $one.first) (int $one.last) $other.kind (int $other.first) (int $other.last)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if lt (add (int $values.leaders.replicas) (int $values.followers.replicas)) 1 -}}
+{{- fail "there is no broker: leaders.replicas and followers.replicas are both 0" -}}
+{{- end -}}
+{{- if and $values.tls.certManager.enabled (not $values.tls.certManager.issuerRef.name) -}}
+{{- fail "tls.certManager.enabled needs tls.certManager.issuerRef.name: the issuer that signs" -}}
+{{- end -}}
+{{- if and $values.tls.certManager.enabled (not $values.tls.enabled) -}}
+{{- fail "tls.certManager.enabled without tls.enabled: the certificate would be used by nobody" -}}
+{{- end -}}
+{{- $given := list "node.id" "cluster.id" "controller.quorum.voters" "listeners" "advertised.listeners" "http.listener" "log.dirs" "metadata.log.dir" "bootstrap.servers" "listener.security.protocol.map" "ssl.certificate.dir" "ssl.node.names" "security.protocol" -}}
+{{- range $where, $config := dict "config" $values.config "controllers.config" $values.controllers.config "leaders.config" $values.leaders.config "followers.config" $values.followers.config "consumers.config" $values.consumers.config -}}
+{{- range $key, $_ := $config -}}
+{{- if has $key $given -}}
+{{- fail (printf "%s: %s is the chart's to set" $where $key) -}}
+{{- end -}}
+{{- if not (regexMatch "^[a-z0-9_]+([.][a-z0-9_]+)*$" $key) -}}
+{{- fail (printf "%s: %s is no configuration key, such as log.retention.ms" $where $key) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $old := lookup "apps/v1" "StatefulSet" .Release.Namespace (printf "%s-controllers" (include "kipmesh.fullname" .)) -}}
+{{- if $old -}}
+{{- if ne (int $old.spec.replicas) (int $values.controllers.replicas) -}}
+{{- fail (printf "controllers.replicas was %d when this release was installed, and cannot become %d: the metadata quorum's voters are static" (int $old.spec.replicas) (int $values.controllers.replicas)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What all pods of the release have: (dict "root" $ "kind" "followers" "service" "follower" "part" .Values.followers) */}}
+{{- define "kipmesh.podMeta" -}}
+labels:
+  {{- include "kipmesh.selector" .root | nindent 2 }}
+  app.kubernetes.io/component: {{ .kind }}
+  app.kubernetes.io/version: {{ include "kipmesh.tag" .root | trunc 63 | quote }}
+  {{- with .part.podLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+annotations:
+  checksum/config: {{ include "kipmesh.config" .root | fromYaml | dig (printf "%s.properties" .service) "" | sha256sum }}
+  {{- with .part.podAnnotations }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end -}}
+
+{{- define "kipmesh.podSpec" -}}
+serviceAccountName: {{ include "kipmesh.serviceAccount" .root }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+terminationGracePeriodSeconds: {{ .part.terminationGracePeriodSeconds }}
+{{- with .root.Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  {{- toYaml .root.Values.podSecurityContext | nindent 2 }}
+{{- with .root.Values.topologySpread }}
+topologySpreadConstraints:
+  {{- range . }}
+  - topologyKey: {{ .topologyKey }}
+    maxSkew: {{ .maxSkew }}
+    whenUnsatisfiable: {{ .whenUnsatisfiable }}
+    labelSelector:
+      matchLabels:
+        {{- include "kipmesh.selector" $.root | nindent 8 }}
+        {{- include "kipmesh.spreadWith" $ | nindent 8 }}
+  {{- end }}
+{{- end }}
+{{- with .part.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .part.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .part.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .part.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{/* Leaders and followers are brokers: they are spread together. */}}
+{{- define "kipmesh.spreadWith" -}}
+{{- if has .kind (list "leaders" "followers") -}}
+kipmesh.broker: "true"
+{{- else -}}
+app.kubernetes.io/component: {{ .kind }}
+{{- end -}}
+{{- end -}}
+
+{{- define "kipmesh.container" -}}
+image: {{ include "kipmesh.image" . }}
+imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+securityContext:
+  {{- toYaml .root.Values.securityContext | nindent 2 }}
+{{- end -}}
+
+{{/* Before the node: its own configuration. Also with "properties", "args". */}}
+{{- define "kipmesh.prepare" -}}
+- name: prepare
+  {{- include "kipmesh.container" . | nindent 2 }}
+  command: [python, -m, kipmesh.kube, prepare]
+  args:
+    - --base=/etc/kipmesh/{{ .service }}.properties
+    - --out=/run/kipmesh/node.properties
+    {{- if ne .kind "consumers" }}
+    - --pod=$(POD_NAME)
+    - --first-id={{ .part.firstNodeId }}
+    - --service={{ include "kipmesh.domain" . }}
+    - --port={{ .root.Values.ports.mesh }}
+    {{- end }}
+    {{- if and .root.Values.rack.fromNode (ne .kind "controllers") }}
+    - --node=$(NODE_NAME)
+    - --label={{ .root.Values.rack.label }}
+    - --rack-key={{ ternary "client.rack" "broker.rack" (eq .kind "consumers") }}
+    {{- end }}
+  env:
+    - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+    - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
+  resources:
+    requests: {cpu: 50m, memory: 64Mi}
+    limits: {memory: 256Mi}
+  volumeMounts:
+    - {name: config, mountPath: /etc/kipmesh, readOnly: true}
+    - {name: run, mountPath: /run/kipmesh}
+    {{- if ne .kind "controllers" }}
+    - {name: token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
+    {{- end }}
+{{- end -}}
+
+{{- define "kipmesh.probes" -}}
+{{- $scheme := ternary "HTTPS" "HTTP" .root.Values.tls.enabled -}}
+startupProbe:
+  httpGet: {path: {{ ternary "/healthz" "/startedz" (eq .kind "consumers") }}, port: http, scheme: {{ $scheme }}}
+  {{- toYaml .root.Values.probes.startup | nindent 2 }}
+readinessProbe:
+  httpGet: {path: {{ ternary "/readyz" "/insyncz" (eq .kind "consumers") }}, port: http, scheme: {{ $scheme }}}
+  {{- toYaml .root.Values.probes.readiness | nindent 2 }}
+livenessProbe:
+  httpGet: {path: /healthz, port: http, scheme: {{ $scheme }}}
+  {{- toYaml .root.Values.probes.liveness | nindent 2 }}
+{{- end -}}
+
+{{- define "kipmesh.volumes" -}}
+- name: config
+  configMap:
+    name: {{ include "kipmesh.fullname" .root }}
+    items:
+      - {key: {{ .service }}.properties, path: {{ .service }}.properties}
+- name: run
+  emptyDir: {sizeLimit: 16Mi}
+- name: tmp
+  emptyDir: {sizeLimit: 64Mi}
+{{- if ne .kind "controllers" }}
+- name: token
+  projected:
+    sources:
+      - serviceAccountToken: {path: token, expirationSeconds: 3607}
+      - configMap: {name: kube-root-ca.crt, items: [{key: ca.crt, path: ca.crt}]}
+      - downwardAPI: {items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]}
+{{- end }}
+{{- if .root.Values.tls.enabled }}
+- name: tls
+  secret:
+    secretName: {{ include "kipmesh.tlsSecret" .root }}
+    defaultMode: 0440
+{{- end }}
+{{- end -}}
+
+{{/* Leaders, followers and controllers, by the same dict. */}}
+{{- define "kipmesh.statefulSet" -}}
+{{- $root := .root -}}
+{{- $name := printf "%s-%s" (include "kipmesh.fullname" $root) .kind -}}
+{{- $isBroker := ne .kind "controllers" -}}
+apiVersion: apps/v1
+kind: StatefulSet
+metadata:
+  name: {{ $name }}
+  labels:
+    {{- include "kipmesh.labels" $root | nindent 4 }}
+    app.kubernetes.io/component: {{ .kind }}
+spec:
+  replicas: {{ .part.replicas }}
+  serviceName: {{ $name }}
+  # All at once when they start: members wait for each other. Updates go one by one, from ready to ready.
+  podManagementPolicy: Parallel
+  updateStrategy:
+    type: RollingUpdate
+  persistentVolumeClaimRetentionPolicy: {whenDeleted: Retain, whenScaled: Retain}
+  selector:
+    matchLabels:
+      {{- include "kipmesh.selector" $root | nindent 6 }}
+      app.kubernetes.io/component: {{ .kind }}
+  template:
+    metadata:
+      {{- $meta := include "kipmesh.podMeta" . | fromYaml -}}
+      {{- if $isBroker }}{{ $_ := set $meta.labels "kipmesh.broker" "true" }}{{ end }}
+      {{- toYaml $meta | nindent 6 }}
+    spec:
+      {{- include "kipmesh.podSpec" . | nindent 6 }}
+      initContainers:
+        {{- include "kipmesh.prepare" . | nindent 8 }}
+      containers:
+        - name: {{ .service }}
+          {{- include "kipmesh.container" . | nindent 10 }}
+          command: [python, -m, {{ .module }}, --config-file, /run/kipmesh/node.properties]
+          ports:
+            - {name: mesh, containerPort: {{ $root.Values.ports.mesh }}}
+            - {name: http, containerPort: {{ $root.Values.ports.http }}}
+          env:
+            - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+            - {name: POD_NAMESPACE, valueFrom: {fieldRef: {fieldPath: metadata.namespace}}}
+            - {name: KIPMESH_BOOTSTRAP, value: "{{ include "kipmesh.bootstrap" $root }}"}
+          {{- include "kipmesh.probes" . | nindent 10 }}
+          {{- if $isBroker }}
+          lifecycle:
+            preStop:
+              exec:
+                command:
+                  - sh
+                  - -c
+                  - >-
+                    exec python -m kipmesh.kube leave --namespace="$POD_NAMESPACE" --pod="$POD_NAME"
+                    --stateful-set={{ $name }} --lease={{ include "kipmesh.fullname" $root }}-leaving
+                    --first-id={{ .part.firstNodeId }} --bootstrap="$KIPMESH_BOOTSTRAP"
+                    --timeout-s={{ $root.Values.shutdown.waitSeconds }}
+                    {{- if $root.Values.tls.enabled }}
+                    --config=security.protocol=SSL --config=ssl.certificate.dir={{ $root.Values.tls.mountPath }}
+                    {{- end }}
+          {{- end }}
+          resources:
+            {{- toYaml .part.resources | nindent 12 }}
+          volumeMounts:
+            - {name: data, mountPath: /var/lib/kipmesh}
+            - {name: run, mountPath: /run/kipmesh, readOnly: true}
+            - {name: tmp, mountPath: /tmp}
+            {{- if $isBroker }}
+            - {name: token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
+            {{- end }}
+            {{- if $root.Values.tls.enabled }}
+            - {name: tls, mountPath: {{ $root.Values.tls.mountPath }}, readOnly: true}
+            {{- end }}
+      volumes:
+        {{- include "kipmesh.volumes" . | nindent 8 }}
+        {{- if not .part.persistence.enabled }}
+        - name: data
+          emptyDir:
+            {{- toYaml .part.emptyDir | nindent 12 }}
+        {{- end }}
+  {{- if .part.persistence.enabled }}
+  volumeClaimTemplates:
+    - metadata:
+        name: data
+        labels:
+          {{- include "kipmesh.selector" $root | nindent 10 }}
+        {{- with .part.persistence.annotations }}
+        annotations:
+          {{- toYaml . | nindent 10 }}
+        {{- end }}
+      spec:
+        accessModes: [ReadWriteOnce]
+        {{- with .part.persistence.storageClass }}
+        storageClassName: {{ . }}
+        {{- end }}
+        resources:
+          requests:
+            storage: {{ .part.persistence.size }}
+  {{- end }}
+{{- end -}}
+
+{{/* The configuration of each service, as the ConfigMap's data. */}}
+{{- define "kipmesh.config" -}}
+{{- $node := dict "cluster.id" (include "kipmesh.clusterId" .) "controller.quorum.voters" (include "kipmesh.voters" .) "listeners" (printf "MESH://0.0.0.0:%v" .Values.ports.mesh) "http.listener" (printf "0.0.0.0:%v" .Values.ports.http) -}}
+{{- $broker := dict "log.dirs" "/var/lib/kipmesh/data" -}}
+{{- $tls := dict -}}
+{{- $clientTls := dict -}}
+{{- if .Values.tls.enabled -}}
+{{- $tls = dict "listener.security.protocol.map" "MESH:SSL" "ssl.certificate.dir" .Values.tls.mountPath "ssl.node.names" (include "kipmesh.nodeNames" .) "http.listener" (printf "https://0.0.0.0:%v" .Values.ports.http) -}}
+{{- $clientTls = dict "security.protocol" "SSL" "ssl.certificate.dir" .Values.tls.mountPath "http.listener" (printf "https://0.0.0.0:%v" .Values.ports.api) -}}
+{{- end -}}
+{{- $consumer := dict "bootstrap.servers" (include "kipmesh.bootstrap" .) "http.listener" (printf "0.0.0.0:%v" .Values.ports.api) -}}
+controller.properties: |
+  {{- include "kipmesh.properties" (dict "parts" (list .Values.config .Values.controllers.config $node (dict "metadata.log.dir" "/var/lib/kipmesh/data") $tls)) | nindent 2 }}
+leader.properties: |
+  {{- include "kipmesh.properties" (dict "parts" (list .Values.config .Values.leaders.config $node $broker $tls)) | nindent 2 }}
+follower.properties: |
+  {{- include "kipmesh.properties" (dict "parts" (list .Values.config .Values.followers.config $node $broker $tls)) | nindent 2 }}
+consumer.properties: |
+  {{- include "kipmesh.properties" (dict "parts" (list .Values.consumers.config $consumer $clientTls)) | nindent 2 }}
+{{- end -}}
+
+{{- define "kipmesh.tlsSecret" -}}
+{{- default (printf "%s-tls" (include "kipmesh.fullname" .)) .Values.tls.secretName -}}
+{{- end -}}
+
+{{/* What a certificate has to have by which nodes are known, and reached. */}}
+{{- define "kipmesh.nodeNames" -}}
+{{- $names := list -}}
+{{- range $kind := list "controllers" "leaders" "followers" -}}
+{{- $names = append $names (printf "*.%s" (include "kipmesh.domain" (dict "root" $ "kind" $kind))) -}}
+{{- end -}}
+{{- join "," $names -}}
+{{- end -}}

@@ -1,0 +1,151 @@
+"""The few things that are asked of the Kubernetes API, with what they need to be allowed.
+
+| what                     | verb, resource                         | for                                              |
+| ------------------------ | -------------------------------------- | ------------------------------------------------ |
+| `node_labels`            | get nodes                              | the rack of a node                               |
+| `replicas_wanted`        | get statefulsets, the pod's own        | whether a pod goes for good                      |
+| `read_`, `write_lease`   | get and patch leases, the release's    | one broker at a time                             |
+
+The rest is for `mesh`, which needs much more: see helm/kipmesh/templates/chaos.yaml. Every call is blocking, and
+limited in time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+CALL_TIMEOUT_S = 5.0
+_NOT_FOUND = 404
+_CONFLICT = 409
+_TOO_MANY = 429
+
+
+class KubeError(Exception):
+    """The API did not do what it was asked; the text is one line."""
+
+
+class Lease(NamedTuple):
+    """Who has it (empty: nobody), for how long after each renewal, and the version that was read."""
+
+    holder: str
+    duration_s: int
+    version: str
+
+
+class KubeApi:
+    """The API as a pod's service account sees it, or as a kubeconfig says."""
+
+    def __init__(self) -> None:
+        """Raises KubeError when there is neither."""
+        try:
+            from kubernetes import client, config
+        except ImportError:
+            raise KubeError("the package `kubernetes` is missing: install kipmesh[kubernetes]") from None
+        try:
+            config.load_config()
+        except (config.ConfigException, OSError, TypeError) as error:
+            raise KubeError(f"no Kubernetes: {' '.join(str(error).split())}") from None
+        self._client = client
+        self._core = client.CoreV1Api()
+        self._apps = client.AppsV1Api()
+        self._leases = client.CoordinationV1Api()
+
+    def node_labels(self, name: str) -> Mapping[str, str]:
+        """The labels of a node of Kubernetes; raises KubeError."""
+        node = self._call(f"get node {name}", self._core.read_node, name)
+        return dict(node.metadata.labels or {})
+
+    def replicas_wanted(self, namespace: str, name: str) -> int | None:
+        """`spec.replicas` of a StatefulSet, None when it is gone or going; raises KubeError."""
+        try:
+            found = self._call(f"get statefulset {name}", self._apps.read_namespaced_stateful_set, name, namespace)
+        except NotFoundError:
+            return None
+        return None if found.metadata.deletion_timestamp is not None else int(found.spec.replicas)
+
+    def read_lease(self, namespace: str, name: str) -> Lease:
+        """The Lease of that name, which exists; raises KubeError."""
+        found = self._call(f"get lease {name}", self._leases.read_namespaced_lease, name, namespace)
+        spec = found.spec
+        holder, duration = (spec.holder_identity, spec.lease_duration_seconds) if spec is not None else (None, None)
+        return Lease(holder or "", duration or 0, found.metadata.resource_version)
+
+    def write_lease(self, namespace: str, name: str, holder: str, duration_s: int, version: str) -> bool:
+        """Take or renew it; False when somebody wrote it after that version was read. Raises KubeError."""
+        body = self._client.V1Lease(
+            metadata=self._client.V1ObjectMeta(name=name, namespace=namespace, resource_version=version),
+            spec=self._client.V1LeaseSpec(
+                holder_identity=holder, lease_duration_seconds=duration_s, renew_time=datetime.now(UTC)
+            ),
+        )
+        patch = {
+            "metadata": {"resourceVersion": version},
+            "spec": self._client.ApiClient().sanitize_for_serialization(body.spec),
+        }
+        try:
+            self._call(f"write lease {name}", self._leases.patch_namespaced_lease, name, namespace, patch)
+        except ConflictError:
+            return False
+        return True
+
+    def pods(self, namespace: str, selector: str) -> list[Any]:
+        """The pods that a label selector takes; raises KubeError."""
+        call = self._core.list_namespaced_pod
+        return list(self._call(f"list pods of {namespace}", call, namespace, label_selector=selector).items)
+
+    def delete_pod(self, namespace: str, name: str, *, grace_s: int) -> None:
+        """Delete it; grace 0 is at once. One that is gone is gone. Raises KubeError."""
+        with contextlib.suppress(NotFoundError):
+            call = self._core.delete_namespaced_pod
+            self._call(f"delete pod {name}", call, name, namespace, grace_period_seconds=grace_s)
+
+    def evict_pod(self, namespace: str, name: str) -> None:
+        """As a node that is drained does; raises TooManyError when a budget is against it, NotFoundError, KubeError."""
+        body = self._client.V1Eviction(metadata=self._client.V1ObjectMeta(name=name, namespace=namespace))
+        self._call(f"evict pod {name}", self._core.create_namespaced_pod_eviction, name, namespace, body)
+
+    def label_pod(self, namespace: str, name: str, label: str, value: str | None) -> None:
+        """Set a label, or take it away; raises KubeError."""
+        patch = {"metadata": {"labels": {label: value}}}
+        self._call(f"label pod {name}", self._core.patch_namespaced_pod, name, namespace, patch)
+
+    def run(self, namespace: str, pod: str, command: list[str], timeout_s: float = 120.0) -> str:
+        """Run a command in a pod; gives what it wrote. Raises KubeError."""
+        from kubernetes import stream
+        from kubernetes.client.exceptions import ApiException
+
+        # `stream` changes the client that it is called with: this one is used for nothing else.
+        core = self._client.CoreV1Api(self._client.ApiClient())
+        options = {"stderr": True, "stdin": False, "stdout": True, "tty": False, "_request_timeout": timeout_s}
+        try:
+            return str(stream.stream(core.connect_get_namespaced_pod_exec, pod, namespace, command=command, **options))
+        except (ApiException, OSError) as error:
+            raise KubeError(f"cannot run {command[0]} in {pod}: {' '.join(str(error).split())}") from None
+
+    def _call(self, what: str, function: Any, *arguments: Any, **options: Any) -> Any:
+        from kubernetes.client.exceptions import ApiException
+        from urllib3.exceptions import HTTPError
+
+        try:
+            return function(*arguments, _request_timeout=CALL_TIMEOUT_S, **options)
+        except ApiException as error:
+            kinds = {_NOT_FOUND: NotFoundError, _CONFLICT: ConflictError, _TOO_MANY: TooManyError}
+            kind = kinds.get(error.status, KubeError)
+            raise kind(f"cannot {what}: {error.status} {error.reason}") from None
+        except (HTTPError, OSError) as error:
+            raise KubeError(f"cannot {what}: {' '.join(str(error).split())}") from None
+
+
+class NotFoundError(KubeError):
+    """There is no such thing."""
+
+
+class ConflictError(KubeError):
+    """It was changed meanwhile."""
+
+
+class TooManyError(KubeError):
+    """Not now: a disruption budget is against it."""

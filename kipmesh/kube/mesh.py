@@ -1,0 +1,175 @@
+"""A release on Kubernetes as `kipmesh.chaos` wants a cluster: its pods are the nodes, Kubernetes starts them again.
+
+| of an experiment      | here                                                                                       |
+| --------------------- | ------------------------------------------------------------------------------------------ |
+| `kill`                | the pod is deleted without grace: SIGKILL; Kubernetes starts another one at once           |
+| `restart`             | the pod is evicted, as by `kubectl drain`: budgets, preStop hook, SIGTERM                  |
+| `cut` from everybody  | the label that the chart's NetworkPolicies leave out: nothing comes in, nothing goes out   |
+| `full-disk`           | a file takes what is free on the node's volume                                             |
+
+Nodes have the names of a local cluster's: the pod RELEASE-followers-0 is `follower-1`. Everything is by the API, so it
+works wherever the names of the pods can be resolved: in a pod.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from kipmesh.kube.api import ConflictError, KubeApi, KubeError, NotFoundError, TooManyError
+from kipmesh.kube.prepare import ordinal
+
+READY_TIMEOUT_S = 180.0
+GONE_TIMEOUT_S = 120.0
+LOOK_AGAIN_S = 0.5
+ROLES = {"controllers": "controller", "leaders": "leader", "followers": "follower"}
+COMPONENT = "app.kubernetes.io/component"
+CUT_LABEL = "kipmesh.cut"
+FILLING = "/var/lib/kipmesh/filling"
+_FILL = f"head -c 1T /dev/zero > {FILLING} 2>&1; sync {FILLING}; df -P {FILLING} | tail -1"
+
+
+class PodNode(NamedTuple):
+    """A node of the mesh, and its pod."""
+
+    name: str
+    node_id: int | None
+    rack: str
+    pid: int | None
+    """1 while its container runs: the id within the pod."""
+    grpc: str | None
+    dir: str
+    pod: str
+    uid: str
+    is_ready: bool
+
+
+class KubeMesh:
+    """The pods of one release. Every method blocks, and raises KubeError."""
+
+    def __init__(self, namespace: str, release: str) -> None:
+        self._api = KubeApi()
+        self._namespace = namespace
+        self._selector = f"app.kubernetes.io/instance={release},{COMPONENT} in ({','.join(ROLES)})"
+        self._release = release
+        self._filled: set[str] = set()
+        self._cut: set[str] = set()
+        self._looked_at = 0.0
+        self._known: list[PodNode] = []
+
+    def nodes(self) -> Sequence[PodNode]:
+        """All nodes, whether they run or not; asked for at most so often as they are looked at."""
+        if time.monotonic() - self._looked_at < LOOK_AGAIN_S / 2:
+            return self._known
+        found = {node.name: node for node in map(_node, self._api.pods(self._namespace, self._selector))}
+        # A pod that is being made anew is not there for a moment: it is a node nevertheless.
+        gone = [one._replace(pid=None, is_ready=False, uid="") for one in self._known if one.name not in found]
+        self._known = sorted([*found.values(), *gone])
+        self._looked_at = time.monotonic()
+        return self._known
+
+    def up(self) -> None:
+        """Wait until all pods are ready."""
+        self._wait("ready pods", READY_TIMEOUT_S, lambda: self._all_ready() and bool(self.nodes()))
+
+    def is_running(self, name: str) -> bool:
+        """Whether its container runs."""
+        return self._node(name).pid is not None
+
+    def kill(self, name: str) -> None:
+        """SIGKILL, as Kubernetes does it; returns when the pod is gone."""
+        node = self._node(name)
+        self._api.delete_pod(self._namespace, node.pod, grace_s=0)
+        self._wait_gone(node)
+
+    def stop(self, name: str) -> None:
+        """Evict it, when the budgets let it go; returns when the pod is gone."""
+        node = self._node(name)
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while True:
+            try:
+                self._api.evict_pod(self._namespace, node.pod)
+                break
+            except TooManyError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(LOOK_AGAIN_S)
+            except NotFoundError:
+                break
+        self._wait_gone(node)
+
+    def start(self, name: str) -> None:
+        """Kubernetes does that: wait until it is ready."""
+        self._wait(f"{name} to be ready", READY_TIMEOUT_S, lambda: self._node(name).is_ready)
+
+    def disconnect(self, name: str) -> None:
+        """Cut it off from everybody."""
+        self._cut.add(name)
+        self._api.label_pod(self._namespace, self._node(name).pod, CUT_LABEL, "true")
+
+    def reconnect(self, name: str) -> None:
+        """An end to that; a pod that is another one by now has nothing to mend."""
+        self._cut.discard(name)
+        try:
+            self._api.label_pod(self._namespace, self._node(name).pod, CUT_LABEL, None)
+        except (NotFoundError, ConflictError):
+            return
+
+    def fill(self, name: str) -> str:
+        """Take what is free on its volume; gives what `df` says then."""
+        self._filled.add(name)
+        return self._api.run(self._namespace, self._node(name).pod, ["sh", "-c", _FILL])
+
+    def empty(self, name: str) -> None:
+        """Give it back."""
+        self._api.run(self._namespace, self._node(name).pod, ["rm", "-f", FILLING])
+        self._filled.discard(name)
+
+    def mend_all(self) -> None:
+        """Whatever is left of all that."""
+        for name in list(self._cut):
+            self.reconnect(name)
+        for name in list(self._filled):
+            self.empty(name)
+
+    def _all_ready(self) -> bool:
+        return all(node.is_ready for node in self.nodes())
+
+    def _node(self, name: str) -> PodNode:
+        self._looked_at = 0.0
+        for node in self.nodes():
+            if node.name == name:
+                return node
+        names = ", ".join(node.name for node in self._known) or "none"
+        raise KubeError(f"release {self._release} in {self._namespace} has no node {name!r}; there are {names}")
+
+    def _wait_gone(self, node: PodNode) -> None:
+        self._wait(f"{node.pod} to end", GONE_TIMEOUT_S, lambda: self._node(node.name).uid != node.uid)
+
+    def _wait(self, what: str, timeout_s: float, is_so: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not is_so():
+            if time.monotonic() > deadline:
+                raise KubeError(f"waited {timeout_s:g} s for {what}")
+            time.sleep(LOOK_AGAIN_S)
+
+
+def _node(pod: Any) -> PodNode:
+    """From a pod of the chart: what its init container is told says the rest."""
+    number = ordinal(pod.metadata.name)
+    told = dict(one.removeprefix("--").split("=", 1) for one in pod.spec.init_containers[0].args)
+    statuses = pod.status.container_statuses or []
+    runs = pod.metadata.deletion_timestamp is None and any(one.state.running is not None for one in statuses)
+    ready = any(one.type == "Ready" and one.status == "True" for one in pod.status.conditions or [])
+    return PodNode(
+        name=f"{ROLES[pod.metadata.labels[COMPONENT]]}-{number + 1}",
+        node_id=int(told["first-id"]) + number,
+        rack=pod.spec.node_name or "",
+        pid=1 if runs else None,
+        grpc=f"{pod.metadata.name}.{told['service']}:{told['port']}",
+        dir="",
+        pod=pod.metadata.name,
+        uid=pod.metadata.uid,
+        is_ready=ready and pod.metadata.deletion_timestamp is None,
+    )

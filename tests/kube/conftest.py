@@ -1,0 +1,72 @@
+"""The chart on a real Kubernetes: whatever cluster the kubeconfig names. `make kube`; docs/operations.md says how.
+
+| variable                  | what                                                                                    |
+| ------------------------- | --------------------------------------------------------------------------------------- |
+| `KUBECONFIG`              | the cluster                                                                             |
+| `KIPMESH_KUBE_IMAGE`      | REPOSITORY:TAG of an image that its nodes have or can pull                              |
+| `KIPMESH_KUBE_IMAGE_NEXT` | the one to upgrade to; by default the same                                              |
+| `KIPMESH_KUBE_CUT_NODE`   | a command that cuts the power of node `{node}`; without it that test is skipped         |
+| `KIPMESH_KUBE_BOOT_NODE`  | a command that boots it again                                                           |
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from kube_of_tests import CHART, Release, command
+
+
+def _why_not() -> str | None:
+    for tool in ("kubectl", "helm"):
+        if shutil.which(tool) is None:
+            return f"{tool} is not installed"
+    if "KIPMESH_KUBE_IMAGE" not in os.environ:
+        return "KIPMESH_KUBE_IMAGE names no image"
+    try:
+        subprocess.run(["kubectl", "get", "--raw", "/readyz"], check=True, capture_output=True, timeout=10)
+    except (subprocess.SubprocessError, OSError):
+        return "no Kubernetes answers (KUBECONFIG)"
+    return None
+
+
+_WHY_NOT = _why_not()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _WHY_NOT and "tests/kube/" in str(item.path):
+            item.add_marker(pytest.mark.skip(reason=_WHY_NOT))
+
+
+def image_values(image: str) -> list[str]:
+    repository, _, tag = image.rpartition(":")
+    return ["--set", f"image.repository={repository},image.tag={tag}"]
+
+
+@pytest.fixture(scope="session")
+def namespace() -> Iterator[str]:
+    """One that takes no pod that is not within the restricted standard."""
+    name = f"kipmesh-{secrets.token_hex(3)}"
+    command("kubectl", "create", "namespace", name)
+    enforced = [f"pod-security.kubernetes.io/{what}=restricted" for what in ("enforce", "warn")]
+    command("kubectl", "label", "namespace", name, *enforced)
+    yield name
+    command("kubectl", "delete", "namespace", name, "--wait=true", "--timeout=300s")
+
+
+@pytest.fixture(scope="session")
+def release(namespace: str) -> Iterator[Release]:
+    """Three controllers, a leader, two followers, a consumer, and the chaos pod."""
+    small = ["--set", "controllers.persistence.size=1Gi,leaders.persistence.size=1Gi,followers.persistence.size=1Gi"]
+    mesh = Release(
+        namespace, "mesh", *image_values(os.environ["KIPMESH_KUBE_IMAGE"]), *small, "--set", "chaos.enabled=true"
+    )
+    assert CHART.is_dir()
+    mesh.install()
+    yield mesh
+    mesh.uninstall()

@@ -1,0 +1,156 @@
+"""A release of the chart on whatever Kubernetes the kubeconfig names, by kubectl and helm."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kipmesh.testing.history import Event, from_line
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "helm" / "kipmesh"
+EXPERIMENTS = ROOT / "deploy" / "chaos" / "kubernetes"
+INSTALL_TIMEOUT = "600s"
+LOOK_AGAIN_S = 1.0
+
+
+class CommandFailedError(Exception):
+    """What a command wrote when it failed."""
+
+
+def command(*arguments: str, stdin: str | None = None, timeout_s: float = 700, check: bool = True) -> str:
+    done = subprocess.run(arguments, input=stdin, check=False, capture_output=True, text=True, timeout=timeout_s)
+    if check and done.returncode:
+        raise CommandFailedError(f"{' '.join(arguments)}: {done.returncode}\n{done.stdout}\n{done.stderr}")
+    return done.stdout
+
+
+def wait_for(what: str, is_so: Callable[[], bool], timeout_s: float = 300) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {timeout_s:g} s for {what}")
+        time.sleep(LOOK_AGAIN_S)
+
+
+class Release:
+    """One release in a namespace; `values` are files and settings that every helm command gets."""
+
+    def __init__(self, namespace: str, name: str, *values: str) -> None:
+        self.namespace = namespace
+        self.name = name
+        self.values = values
+        self.full = f"{name}-kipmesh"
+
+    def helm(self, verb: str, *arguments: str) -> str:
+        return command("helm", verb, self.name, *arguments, "--namespace", self.namespace)
+
+    def install(self, *more: str) -> None:
+        self.helm("install", str(CHART), *self.values, *more, "--wait", "--timeout", INSTALL_TIMEOUT)
+
+    def upgrade(self, *more: str, wait: bool = True) -> None:
+        waiting = ["--wait", "--timeout", INSTALL_TIMEOUT] if wait else []
+        self.helm("upgrade", str(CHART), *self.values, *more, *waiting)
+        if wait:
+            self.wait_rolled()
+
+    def wait_rolled(self) -> None:
+        """helm's --wait is content with StatefulSets that still roll."""
+        for kind in ("controllers", "leaders", "followers"):
+            self.kubectl("rollout", "status", f"statefulset/{self.full}-{kind}", f"--timeout={INSTALL_TIMEOUT}")
+
+    def uninstall(self) -> None:
+        self.helm("uninstall", "--wait", "--timeout", INSTALL_TIMEOUT)
+
+    def kubectl(self, *arguments: str, stdin: str | None = None, timeout_s: float = 700, check: bool = True) -> str:
+        return command(
+            "kubectl", "--namespace", self.namespace, *arguments, stdin=stdin, timeout_s=timeout_s, check=check
+        )
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self.kubectl(*arguments, "-o", "json"))
+
+    def pods(self, component: str | None = None) -> dict[str, dict[str, Any]]:
+        """By name."""
+        selector = f"app.kubernetes.io/instance={self.name}"
+        if component:
+            selector += f",app.kubernetes.io/component={component}"
+        return {one["metadata"]["name"]: one for one in self.json("get", "pods", "-l", selector)["items"]}
+
+    def kipmesh(self, *arguments: str, stdin: str | None = None, pod: str | None = None) -> str:
+        """The command, in the release's chaos pod."""
+        pod = pod or f"{self.full}-chaos"
+        return self.kubectl("exec", "-i", pod, "--", "python", "-m", "kipmesh.cli.main", *arguments, stdin=stdin)
+
+    def lines(self, *arguments: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.kipmesh(*arguments, "--json").splitlines()]
+
+    def write_experiment(self, experiment: Mapping[str, Any]) -> str:
+        """Into the chaos pod; gives the file's name there."""
+        file = f"{experiment['name']}.yaml"
+        self.kubectl(
+            "exec",
+            "-i",
+            f"{self.full}-chaos",
+            "--",
+            "sh",
+            "-c",
+            f"cat > {file}",
+            stdin=yaml.safe_dump(dict(experiment)),
+        )
+        return file
+
+    def chaos(self, file: str, seed: int = 1) -> str:
+        """Run it; what it says when it is clean. Raises CommandFailedError."""
+        return self.kipmesh("chaos", "run", file, "--dir", "chaos", "--seed", str(seed))
+
+    def history(self, name: str, seed: int = 1) -> list[Event]:
+        """The events of a run."""
+        file = f"chaos/{name}-{seed}/history.jsonl"
+        return [from_line(line) for line in self.kubectl("exec", f"{self.full}-chaos", "--", "cat", file).splitlines()]
+
+
+def experiment(name: str, **changes: Any) -> dict[str, Any]:
+    """One of `deploy/chaos/kubernetes`, without limits of time: those are for machines that are known."""
+    document: dict[str, Any] = yaml.safe_load((EXPERIMENTS / f"{name}.yaml").read_text())
+    document["steady_state"] = {"write_gap_s": None, "read_delay_s": None, "recovered_within_s": 240}
+    return {**document, **changes}
+
+
+@contextmanager
+def under_load(release: Release, name: str, duration_s: float) -> Iterator[Callable[[], list[Event]]]:
+    """A workload and its checker run meanwhile; what is given waits for the verdict and gives the history."""
+    calm = {
+        "name": name,
+        "hypothesis": "Whatever happens outside, nothing is lost.",
+        "duration_s": duration_s,
+        "steady_state": {"write_gap_s": None, "read_delay_s": None, "recovered_within_s": 300},
+    }
+    file = release.write_experiment(calm)
+    arguments = ["exec", f"{release.full}-chaos", "--", "python", "-m", "kipmesh.cli.main", "chaos", "run", file]
+    running = subprocess.Popen(
+        ["kubectl", "--namespace", release.namespace, *arguments, "--dir", "chaos", "--seed", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+    def verdict() -> list[Event]:
+        out, _ = running.communicate(timeout=duration_s + 500)
+        assert running.returncode == 0, out
+        return release.history(name)
+
+    try:
+        time.sleep(8)  # it warms up; what is done before that it sees as well
+        yield verdict
+    finally:
+        if running.poll() is None:
+            running.kill()
+            running.wait(30)

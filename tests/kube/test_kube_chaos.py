@@ -1,0 +1,49 @@
+"""Pods are killed, cut off and evicted, and a node loses its power, under load: the checker finds nothing."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+
+import pytest
+from kube_of_tests import Release, experiment, under_load, wait_for
+
+from kipmesh.testing.history import FaultBegan, Led
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+@pytest.mark.parametrize("name", ["kill-controller", "kill-leader", "cut-leader", "cut-controller", "evict-brokers"])
+def test_an_experiment_finds_nothing(release: Release, name: str) -> None:
+    document = experiment(name)
+    told = release.chaos(release.write_experiment(document))
+    assert "no anomaly" in told
+    history = release.history(document["name"])
+    faults = [one for one in history if isinstance(one, FaultBegan)]
+    assert len(faults) == len(document["faults"])
+    if name == "evict-brokers":
+        assert all(len(one.isr) >= 2 for one in history if isinstance(one, Led))
+
+
+def test_the_power_of_a_node_is_cut(release: Release) -> None:
+    cut, boot = os.environ.get("KIPMESH_KUBE_CUT_NODE"), os.environ.get("KIPMESH_KUBE_BOOT_NODE")
+    if not (cut and boot):
+        pytest.skip("KIPMESH_KUBE_CUT_NODE and KIPMESH_KUBE_BOOT_NODE say no commands")
+    mine = release.pods("chaos")[f"{release.full}-chaos"]["spec"]["nodeName"]
+    nodes = {pod["spec"]["nodeName"] for pod in release.pods("followers").values()} - {mine}
+    node = sorted(nodes)[0]
+    with under_load(release, "power-cut", 90) as verdict:
+        subprocess.run(shlex.split(cut.format(node=node)), check=True, timeout=120)
+        try:
+            wait_for(f"{node} to be found dead", lambda: not is_ready(release, node))
+        finally:
+            subprocess.run(shlex.split(boot.format(node=node)), check=True, timeout=120)
+        wait_for(f"{node} to be back", lambda: is_ready(release, node))
+        verdict()
+    release.wait_rolled()
+
+
+def is_ready(release: Release, node: str) -> bool:
+    conditions = release.json("get", "node", node)["status"]["conditions"]
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)

@@ -1,0 +1,119 @@
+"""The chart is installed, tested, upgraded and scaled on a real Kubernetes, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from conftest import image_values
+from kube_of_tests import CHART, Release, command, under_load, wait_for
+
+from kipmesh.testing.history import Event, Led
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+MIN_ISR = 2
+
+
+def assert_min_isr(history: list[Event]) -> None:
+    """No partition of the workload was ever below it."""
+    led = [one for one in history if isinstance(one, Led)]
+    assert led
+    below = [one for one in led if len(one.isr) < MIN_ISR]
+    assert not below
+
+
+@pytest.mark.parametrize("values", ["default", "small"])
+def test_the_server_takes_every_manifest(namespace: str, values: str) -> None:
+    rendered = command(
+        "helm", "template", f"dry-{values}", str(CHART), "--namespace", namespace,
+        "--values", str(CHART / "ci" / f"{values}-values.yaml"), "--set", "image.tag=1",
+    )  # fmt: skip
+    out = command(
+        "kubectl", "apply", "--namespace", namespace, "--dry-run=server", "--validate=strict", "-f", "-", stdin=rendered
+    )
+    assert "violate" not in out
+
+
+def test_helm_test(release: Release) -> None:
+    assert "Phase:          Succeeded" in release.helm("test", "--timeout", "300s")
+
+
+def test_a_broker_has_the_zone_of_its_node_as_rack(release: Release) -> None:
+    racks = {one["host"].partition(".")[0]: one["rack"] for one in release.lines("broker", "list")}
+    pods = {**release.pods("leaders"), **release.pods("followers")}
+    assert set(racks) == set(pods)
+    for name, pod in pods.items():
+        node = release.json("get", "node", pod["spec"]["nodeName"])
+        assert racks[name] == node["metadata"]["labels"].get("topology.kubernetes.io/zone")
+
+
+def test_brokers_are_spread_over_nodes(release: Release) -> None:
+    nodes = len(release.json("get", "nodes")["items"])
+    pods = {**release.pods("leaders"), **release.pods("followers")}
+    assert len({pod["spec"]["nodeName"] for pod in pods.values()}) == min(nodes, len(pods))
+
+
+def test_a_broker_may_do_no_more_than_it_needs(release: Release) -> None:
+    account = f"system:serviceaccount:{release.namespace}:{release.full}"
+
+    def may(*what: str) -> bool:
+        return release.kubectl("auth", "can-i", *what, f"--as={account}", check=False).strip() == "yes"
+
+    assert may("get", "nodes")
+    assert may("get", f"statefulsets/{release.full}-followers")
+    assert may("patch", f"leases/{release.full}-leaving")
+    refused = [
+        ("list", "nodes"),
+        ("get", "secrets"),
+        ("list", "pods"),
+        ("patch", f"statefulsets/{release.full}-followers"),
+    ]
+    for what in refused:
+        assert not may(*what), what
+
+
+def test_an_upgrade_under_load_loses_nothing(release: Release) -> None:
+    image = os.environ.get("KIPMESH_KUBE_IMAGE_NEXT", os.environ["KIPMESH_KUBE_IMAGE"])
+    before = {name: pod["metadata"]["uid"] for name, pod in release.pods().items() if "-chaos" not in name}
+    labels = "leaders.podLabels.build=next,followers.podLabels.build=next,controllers.podLabels.build=next"
+    with under_load(release, "upgrade", 150) as verdict:
+        # The chaos pod is not the release's business: it would be replaced while the workload runs in it.
+        release.upgrade(
+            *image_values(image), "--set", labels, "--set", "chaos.image=" + os.environ["KIPMESH_KUBE_IMAGE"]
+        )
+        history = verdict()
+    assert_min_isr(history)
+    after = {name: pod["metadata"]["uid"] for name, pod in release.pods().items() if name in before}
+    assert not [name for name in after if after[name] == before[name] and "consumers" not in name]
+
+
+def test_followers_are_scaled_up_and_drained_before_they_go(release: Release) -> None:
+    with under_load(release, "scale", 120) as verdict:
+        release.upgrade("--set", "followers.replicas=3")
+        release.kipmesh("topic", "create", "wide", "--partitions", "12", "--replication-factor", "3")
+        release.kipmesh("produce", "wide", stdin="\n".join(map(str, range(1000))) + "\n")
+        brokers = {one["node_id"]: one for one in release.lines("broker", "list")}
+        assert brokers[103]["replicas"] > 0
+        release.upgrade("--set", "followers.replicas=2", wait=False)
+        wait_for("the drained pod to go", lambda: f"{release.full}-followers-2" not in release.pods("followers"))
+        history = verdict()
+    assert_min_isr(history)
+    brokers = {one["node_id"]: one for one in release.lines("broker", "list")}
+    assert set(brokers) == {1, 101, 102}
+    assert not any(one["out_of_sync"] for one in brokers.values())
+    found = release.kipmesh("consume", "wide", "--from-beginning", "--max-messages", "1000").split()
+    assert sorted(map(int, found)) == list(range(1000))
+    release.kipmesh("topic", "delete", "wide")
+
+
+def test_two_releases_in_one_namespace_do_not_meet(release: Release) -> None:
+    small = ["--values", str(CHART / "ci" / "small-values.yaml")]
+    other = Release(release.namespace, "other", *image_values(os.environ["KIPMESH_KUBE_IMAGE"]), *small)
+    other.install()
+    try:
+        assert "Phase:          Succeeded" in other.helm("test", "--timeout", "300s")
+        assert {one["node_id"] for one in release.lines("broker", "list")} == {1, 101, 102}
+        assert "Phase:          Succeeded" in release.helm("test", "--timeout", "300s")
+    finally:
+        other.uninstall()

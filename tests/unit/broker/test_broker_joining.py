@@ -1,0 +1,63 @@
+"""When a broker that has started counts as back: `kipmesh.node.broker.joining`."""
+
+from __future__ import annotations
+
+from broker_images import ImageBuilder, topic_id_of
+
+from kipmesh.core.metadata import records as r
+from kipmesh.node.broker.joining import Joining
+
+TOPIC = topic_id_of(1)
+
+
+def mesh_with(*assignments: tuple[int, ...]) -> ImageBuilder:
+    images = ImageBuilder(1, 2, 3)
+    images.topic("t", TOPIC, assignments)
+    return images
+
+
+def set_isr(images: ImageBuilder, partition: int, isr: tuple[int, ...]) -> None:
+    images.apply(r.PartitionChangeRecord(partition_id=partition, topic_id=TOPIC, isr=isr))
+
+
+def test_every_replica_has_to_be_in_sync() -> None:
+    images = mesh_with((1, 2, 3), (2, 3, 1), (2, 3))
+    set_isr(images, 0, (1, 2))
+    set_isr(images, 2, (2,))
+    joining = Joining(3, lambda: images.image)
+    assert not joining.look()
+    assert joining.lagging() == 2
+    set_isr(images, 0, (1, 2, 3))
+    assert not joining.look()
+    set_isr(images, 2, (2, 3))
+    assert joining.look()
+
+
+def test_what_was_in_sync_once_may_lag() -> None:
+    images = mesh_with((1, 2, 3))
+    joining = Joining(3, lambda: images.image)
+    assert joining.look()
+    set_isr(images, 0, (1, 2))
+    assert joining.look()
+    assert joining.lagging() == 1
+    assert not Joining(3, lambda: images.image).look()  # as after a restart
+
+
+def test_a_partition_without_a_leader_is_not_waited_for() -> None:
+    images = mesh_with((1, 3), (2, 3))
+    images.apply(r.PartitionChangeRecord(partition_id=0, topic_id=TOPIC, isr=(1,), leader=-1))
+    assert Joining(3, lambda: images.image).look()
+
+
+def test_a_replica_that_a_reassignment_adds_is_not_waited_for() -> None:
+    images = mesh_with((1, 2))
+    images.apply(
+        r.PartitionChangeRecord(
+            partition_id=0, topic_id=TOPIC, replicas=(1, 2, 3), adding_replicas=(3,), removing_replicas=(2,)
+        )
+    )
+    assert Joining(3, lambda: images.image).look()
+
+
+def test_a_broker_without_replicas_is_in_sync() -> None:
+    assert Joining(3, lambda: mesh_with((1, 2)).image).look()

@@ -1,0 +1,69 @@
+"""Values that the chart does not take, and what a person is told."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from chart_of_tests import CHART, needs_helm, refused, render
+
+BAD = [
+    ("controllers.replicas=2", "controllers", "1, 3, 5"),
+    ("controllers.replicas=three", "controllers", "1, 3, 5"),
+    ("followers.replicas=-1", "followers.replicas", "0"),
+    ("followers.replica=3", "followers", "replica"),
+    ("follower.replicas=3", "", "follower"),
+    ("ports.mesh=70000", "ports.mesh", "65"),
+    ("ports.mesh=http", "ports.mesh", "integer"),
+    ("image.pullPolicy=Sometimes", "image.pullPolicy", "Always"),
+    ("leaders.persistence.size=lots", "leaders.persistence.size", "pattern"),
+    ("clusterId=a b", "clusterId", "pattern"),
+    (
+        "tls.certManager.enabled=true,tls.enabled=true",
+        "",
+        "tls.certManager.enabled needs tls.certManager.issuerRef.name",
+    ),
+    ("tls.certManager.enabled=true,tls.certManager.issuerRef.name=a", "", "without tls.enabled"),
+    ("leaders.replicas=200", "leaders.replicas", "100"),
+    ("probes.startup.failureThreshold=0", "probes.startup.failureThreshold", "1"),
+    ("networkPolicy.clients=all", "networkPolicy.clients", "array"),
+    ("leaders.replicas=0,followers.replicas=0", "", "there is no broker"),
+    ("followers.firstNodeId=1", "", "node ids of leaders (1 to 1) and of followers (1 to 2) overlap"),
+    ("config.node\\.id=7", "", "config: node.id is the chart's to set"),
+    ("controllers.config.Log\\.Level=7", "", "controllers.config: Log.Level is no configuration key"),
+]
+
+
+@needs_helm
+@pytest.mark.parametrize(("assignment", "place", "told"), BAD, ids=[one[0] for one in BAD])
+def test_bad_values_are_refused_by_name(assignment: str, place: str, told: str) -> None:
+    text = refused("--set", assignment).replace("/", ".")
+    assert place in text
+    assert told in text
+
+
+@needs_helm
+def test_ids_next_to_each_other_do_not_overlap() -> None:
+    render("--set", "leaders.replicas=3,followers.firstNodeId=4,followers.replicas=3,controllers.firstNodeId=7")
+
+
+def test_the_schema_knows_every_value() -> None:
+    """And has no more than there are; objects without fixed keys are their users' business."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+
+    def compare(place: str, part: dict[str, object], given: object) -> None:
+        reference = part.get("$ref")
+        if isinstance(reference, str):
+            part = schema["definitions"][reference.rpartition("/")[2]]
+        properties = part.get("properties")
+        if not isinstance(properties, dict) or not isinstance(given, dict) or part.get("additionalProperties", True):
+            return
+        assert set(given) <= set(properties), place
+        for key, value in given.items():
+            compare(f"{place}.{key}", properties[key], value)
+
+    compare("", schema, values)
+    missing = set(schema["properties"]) - set(values) - {"global"}
+    assert not missing

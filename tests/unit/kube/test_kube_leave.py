@@ -1,0 +1,109 @@
+"""When a broker's pod may stop, and whose turn it is: `kipmesh.kube.leave`."""
+
+from __future__ import annotations
+
+import pytest
+
+from kipmesh.client.types import PartitionMetadata, TopicMetadata
+from kipmesh.kube.api import Lease
+from kipmesh.kube.leave import LEASE_S, Place, Turns, lacking
+
+
+def topic(name: str, *partitions: tuple[tuple[int, ...], tuple[int, ...]]) -> TopicMetadata:
+    """From (replicas, isr) of each partition."""
+    return TopicMetadata(
+        name,
+        bytes(16),
+        {
+            number: PartitionMetadata(number, isr[0] if isr else -1, 1, replicas, isr, ())
+            for number, (replicas, isr) in enumerate(partitions)
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("replicas", "isr", "minimum", "is_needed"),
+    [
+        ((1, 2, 3), (1, 2, 3), 2, False),
+        ((1, 2, 3), (1, 2), 2, True),
+        ((1, 2, 3), (1, 2), 1, False),
+        ((1, 2, 3), (2, 3), 2, False),  # it is not in sync: nothing is lost with it
+        ((1, 2, 3), (2,), 2, False),
+        ((1, 2), (1, 2), 2, False),  # more than the other one there cannot be
+        ((1, 2), (1,), 2, True),
+        ((1, 2), (1,), 1, True),
+        ((1,), (1,), 1, False),  # nobody else will ever have it
+        ((1, 2, 3), (1, 2, 3), 3, False),
+        ((1, 2, 3), (), 2, False),
+    ],
+)
+def test_what_needs_a_broker(replicas: tuple[int, ...], isr: tuple[int, ...], minimum: int, is_needed: bool) -> None:
+    assert bool(lacking([topic("t", (replicas, isr))], {"t": minimum}, 1)) is is_needed
+
+
+def test_it_is_told_what_needs_it() -> None:
+    topics = [topic("a", ((1, 2), (1,)), ((2, 1), (1, 2))), topic("b", ((1, 2), (1,)))]
+    assert lacking(topics, {"a": 1, "b": 1}, 1) == ["a-0", "b-0"]
+
+
+class LeaseOfTests:
+    """A Lease as the API keeps it."""
+
+    def __init__(self) -> None:
+        self.holder = ""
+        self.version = 1
+        self.loses = False
+
+    def replicas_wanted(self, namespace: str, name: str) -> int | None:
+        raise NotImplementedError
+
+    def read_lease(self, namespace: str, name: str) -> Lease:
+        assert (namespace, name) == ("ns", "m-leaving")
+        return Lease(self.holder, LEASE_S, str(self.version))
+
+    def write_lease(self, namespace: str, name: str, holder: str, duration_s: int, version: str) -> bool:
+        if self.loses or version != str(self.version):
+            return False
+        self.holder, self.version = holder, self.version + 1
+        return True
+
+
+def turns(api: LeaseOfTests, pod: str, broker_id: int) -> Turns:
+    return Turns(api, Place("ns", "m-followers", pod, "m-leaving"), broker_id)
+
+
+def test_one_after_the_other() -> None:
+    api = LeaseOfTests()
+    first, second = turns(api, "m-followers-0", 101), turns(api, "m-leaders-0", 1)
+    everybody = [1, 101, 102]
+    assert first.take(everybody, 0) == ""
+    assert second.take(everybody, 0) == "m-followers-0/101"
+    assert second.take(everybody, LEASE_S) == "m-followers-0/101"
+    assert second.take([1, 102], LEASE_S) == ""  # its broker has stopped
+    assert first.take(everybody, LEASE_S) == "m-leaders-0/1"
+
+
+def test_who_does_not_renew_has_lost_it() -> None:
+    api = LeaseOfTests()
+    first, second = turns(api, "m-followers-0", 101), turns(api, "m-leaders-0", 1)
+    everybody = [1, 101]
+    assert first.take(everybody, 0) == ""
+    assert second.take(everybody, 100) == "m-followers-0/101"
+    first.renew()
+    assert second.take(everybody, 101 + LEASE_S) == "m-followers-0/101"
+    assert second.take(everybody, 102 + 2 * LEASE_S) == ""
+
+
+def test_who_lost_it_does_not_renew() -> None:
+    api = LeaseOfTests()
+    first, second = turns(api, "m-followers-0", 101), turns(api, "m-leaders-0", 1)
+    assert first.take([1, 101], 0) == ""
+    assert second.take([1], 0) == ""
+    first.renew()
+    assert api.holder == "m-leaders-0/1"
+
+
+def test_two_at_once_are_one() -> None:
+    api = LeaseOfTests()
+    api.loses = True
+    assert turns(api, "m-followers-0", 101).take([1, 101], 0) == "somebody who was faster"

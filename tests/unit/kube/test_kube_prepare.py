@@ -1,0 +1,95 @@
+"""What a pod's own configuration is: `kipmesh.kube.prepare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kipmesh.core.config import BrokerConfig
+from kipmesh.kube import prepare
+from kipmesh.kube.__main__ import main
+from kipmesh.node.settings import read_properties
+
+BASE = """\
+cluster.id=c
+controller.quorum.voters=1001@m-controllers-0.m-controllers.ns.svc.cluster.local:19092
+listeners=MESH://0.0.0.0:19092
+log.dirs=/data
+"""
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    file = tmp_path / "base.properties"
+    file.write_text(BASE)
+    return file
+
+
+def run(base: Path, out: Path, *more: str) -> int:
+    return main(["prepare", f"--base={base}", f"--out={out}", *more])
+
+
+def test_the_ordinal_gives_the_id_and_the_name(base: Path, tmp_path: Path) -> None:
+    out = tmp_path / "node.properties"
+    service = "m-followers.ns.svc.cluster.local"
+    assert not run(base, out, "--pod=m-followers-12", "--first-id=101", f"--service={service}", "--port=19092")
+    config = BrokerConfig.parse(read_properties(out))
+    assert config.node_id == 113
+    assert config.advertised_listeners == (f"MESH://m-followers-12.{service}:19092",)
+    assert config.cluster_id == "c"
+    assert config.broker_rack is None
+    assert [file.name for file in tmp_path.iterdir() if file.name.startswith("node")] == ["node.properties"]
+
+
+@pytest.mark.parametrize(("pod", "expected"), [("a-0", 0), ("a-b-10", 10), ("a-1-2", 2)])
+def test_ordinals(pod: str, expected: int) -> None:
+    assert prepare.ordinal(pod) == expected
+
+
+@pytest.mark.parametrize("pod", ["a", "a-", "a-x", "-"])
+def test_a_name_without_an_ordinal_is_refused(
+    pod: str, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(base, tmp_path / "out", f"--pod={pod}") == 1
+    assert f"{pod!r} is no name of a StatefulSet's pod" in capsys.readouterr().err
+
+
+def test_the_rack_is_what_the_label_says(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def rack_of(node: str, label: str) -> str:
+        asked.append((node, label))
+        return "zone-2"
+
+    monkeypatch.setattr(prepare, "rack_of", rack_of)
+    out = tmp_path / "out"
+    assert not run(base, out, "--node=n2", "--rack-key=client.rack")
+    assert asked == [("n2", "topology.kubernetes.io/zone")]
+    assert read_properties(out)["client.rack"] == "zone-2"
+
+
+def test_a_rack_in_the_configuration_wins(base: Path, tmp_path: Path) -> None:
+    base.write_text(BASE + "broker.rack=mine\n")
+    prepare.write(base, tmp_path / "out", None, "broker.rack", "zone-2")
+    assert read_properties(tmp_path / "out")["broker.rack"] == "mine"
+
+
+def test_a_node_without_the_label_has_no_rack(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(prepare, "rack_of", lambda node, label: None)
+    assert not run(base, tmp_path / "out", "--node=n2")
+    assert "node n2 has no label topology.kubernetes.io/zone" in capsys.readouterr().err
+    assert "broker.rack" not in read_properties(tmp_path / "out")
+
+
+def test_without_kubernetes_it_says_so(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(prepare, "ASK_FOR_S", 0.0)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
+    assert run(base, tmp_path / "out", "--node=n2") == 1
+    assert "cannot prepare: no Kubernetes: " in capsys.readouterr().err
