@@ -29,7 +29,7 @@ endif
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install demo test check lint format types imports tidy unit e2e spark golden sim sim-replicas chaos bench \
-  bench-clients bench-spark bench-closest bench-failover bench-fencing bench-groups bench-metadata bench-sessions bench-spark-kills bench-snapshot protos lock wheel \
+  bench-clients bench-spark bench-closest bench-failover bench-fencing bench-groups bench-metadata bench-sessions bench-spark-kills bench-snapshot certs protos lock wheel \
   docs dashboards monitoring images up down chaos-compose kube clean distclean stale
 
 help: ## list the targets
@@ -155,6 +155,11 @@ down: ## stop that mesh; DATA=remove removes its volumes
 
 chaos-compose: install ## faults on that mesh, its history checked (ARGS="deploy/chaos/compose/faults.yaml")
 	$(PY) -m kipmesh.cli.main chaos run --dir build/chaos --compose $(PROJECT) $(or $(ARGS),deploy/chaos/compose/*.yaml)
+
+certs: install ## certificates for docker-compose's mesh in build/certs (kept while they are good for a month)
+	$(VENV)/bin/kipmesh certs make build/certs --node --keep \
+	  controller-1 controller-2 controller-3 leader-1 follower-1 follower-2
+	$(VENV)/bin/kipmesh certs make build/certs --keep consumer-1 prometheus client
 
 wheel: install ## build dist/*.whl
 	$(PY) -m build --wheel --no-isolation --outdir dist

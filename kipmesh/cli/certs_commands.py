@@ -40,6 +40,7 @@ def make(
         list[str] | None,
         typer.Option("--san", metavar="NAME", callback=plain_text, help="A further DNS name, address or URI."),
     ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave what is whole and good for 30 days more.")] = False,
     days: Annotated[float, typer.Option(min=0.01, max=3650, help="How long they are good.")] = 365.0,
 ) -> None:
     """Make (or renew) a certificate for each name, good for the name itself, localhost and 127.0.0.1.
@@ -47,6 +48,7 @@ def make(
     DIR/NAME gets tls.crt, tls.key and ca.crt. The authority is DIR/authority, made at the first call: whoever has its
     key can be any node. Running processes take renewed files without a restart.
     """
+    from kipmesh.cluster.certificates import is_good
     from kipmesh.cluster.layout import NODE_NAME
     from kipmesh.tls.making import CERTIFICATE_FILE, Authority
 
@@ -61,5 +63,7 @@ def make(
         authority.write(home)
     extra = [*LOCAL_NAMES, *(sans or ()), *([NODE_NAME] if node else [])]
     for name in names:
+        if keep and is_good(folder / name):
+            continue
         authority.issue(name, [name, *extra], days=days).write(folder / name)
         print(folder / name)

@@ -172,7 +172,8 @@ async def connect(
         async with asyncio.timeout(limit_s):
             await client.start()
     except TimeoutError:
-        why = "" if client.last_failure is None else f" ({client.last_failure})"
+        meaning = getattr(client.last_failure, "meaning", "")
+        why = f" ({meaning})" if meaning else ""
         text = f"no broker answers at {bootstrap} within {limit_s:g} s{why}"
         raise KafkaError(ErrorCode.NETWORK_EXCEPTION, text) from None
 

@@ -25,16 +25,7 @@ def ensure(folder: Path, nodes: Iterable[NodeInfo]) -> None:
     if not wanted:
         return
     from kipmesh.core.errors import InvalidConfigError
-    from kipmesh.tls.files import TlsFiles, TlsPaths
-    from kipmesh.tls.making import AUTHORITIES_FILE, CERTIFICATE_FILE, KEY_FILE, Authority
-
-    def is_good(home: Path) -> bool:
-        try:
-            files = TlsFiles(TlsPaths(*(home / name for name in (CERTIFICATE_FILE, KEY_FILE, AUTHORITIES_FILE))))
-        except InvalidConfigError:
-            return False
-        files.close()
-        return (files.current.not_after_s or 0) > time.time() + RENEW_BEFORE_S
+    from kipmesh.tls.making import CERTIFICATE_FILE, Authority
 
     certs = folder / "certs"
     try:
@@ -57,6 +48,20 @@ def ensure(folder: Path, nodes: Iterable[NodeInfo]) -> None:
         raise ClusterError(error.message) from None
     except OSError as error:
         raise ClusterError(f"{error.filename}: {error.strerror}") from None
+
+
+def is_good(home: Path) -> bool:
+    """Whether a folder has a whole certificate that does not soon expire."""
+    from kipmesh.core.errors import InvalidConfigError
+    from kipmesh.tls.files import TlsFiles, TlsPaths
+    from kipmesh.tls.making import AUTHORITIES_FILE, CERTIFICATE_FILE, KEY_FILE
+
+    try:
+        files = TlsFiles(TlsPaths(home / CERTIFICATE_FILE, home / KEY_FILE, home / AUTHORITIES_FILE))
+    except InvalidConfigError:
+        return False
+    files.close()
+    return (files.current.not_after_s or 0) > time.time() + RENEW_BEFORE_S
 
 
 def client_config(nodes: Iterable[NodeInfo]) -> Mapping[str, str]:

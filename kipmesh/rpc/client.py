@@ -20,7 +20,7 @@ from kipmesh.core.config.security import ClientSslConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.rpc.codec import METHODS, Method, Value
 from kipmesh.rpc.server import CLIENT_ID_KEY, DEFAULT_MESSAGE_BYTES_MAX
-from kipmesh.rpc.tls import channel_credentials, explained
+from kipmesh.rpc.tls import channel_credentials, meaning_of
 from kipmesh.tls.files import TlsFiles, TlsPaths
 
 _OPTIONS = [
@@ -49,9 +49,12 @@ Meter = Callable[[int, int], None]
 class TransportError(Exception):
     """A call that got no answer: refused, broken, timed out or not understood. The request may have been done."""
 
-    def __init__(self, address: str, method: str, code: grpc.StatusCode, details: str) -> None:
-        super().__init__(f"{method} to {address} failed: {code.name}: {details}")
+    def __init__(self, address: str, method: str, code: grpc.StatusCode, details: str, meaning: str = "") -> None:
+        said = f" ({meaning})" if meaning else ""
+        super().__init__(f"{method} to {address} failed: {code.name}: {details}{said}")
         self.address = address
+        self.meaning = meaning
+        """What the user may have to change, empty where that is not known."""
         self.code = code
 
     @classmethod
@@ -81,7 +84,8 @@ class TransportError(Exception):
 
 
 def _transport_error(address: str, method: str, error: grpc.RpcError, *, has_tls: bool = False) -> TransportError:
-    return TransportError(address, method, error.code(), explained(error.details() or "", has_tls=has_tls))
+    details = error.details() or ""
+    return TransportError(address, method, error.code(), details, meaning_of(details, has_tls=has_tls))
 
 
 def _encode(method: Method, request: Value) -> bytes:

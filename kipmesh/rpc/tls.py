@@ -110,8 +110,8 @@ def peer_names(context: grpc.aio.ServicerContext[Any, Any]) -> tuple[str, ...]:
     return tuple([name.decode(errors="replace") for name in names])
 
 
-def explained(details: str, *, has_tls: bool) -> str:
-    """What gRPC says of a connection that was not made, and what that means."""
+def meaning_of(details: str, *, has_tls: bool) -> str:
+    """What it means that gRPC says this of a connection that was not made, empty where that is not known."""
     meaning = ""
     if "Hostname Verification Check failed" in details:
         meaning = "its certificate does not have the name that it was asked by"
@@ -124,4 +124,4 @@ def explained(details: str, *, has_tls: bool) -> str:
         meaning = "does it speak TLS? See security.protocol"
     elif "failed to connect" in details and "Socket closed" in details:
         meaning = "does it trust this side's certificate?" if has_tls else "does it want security.protocol=SSL?"
-    return f"{details} ({meaning})" if meaning else details
+    return meaning
