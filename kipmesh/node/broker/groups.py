@@ -206,9 +206,16 @@ class GroupsHandler:
             return refused(error.code)
         return answer
 
-    async def join_group(self, request: JoinGroupRequest, context: RequestContext) -> JoinGroupResponse:
-        """JoinGroup (API key 11): waits for the others."""
-        client = Client(context.client_id, _host(context.peer))
+    async def join_group(
+        self,
+        request: JoinGroupRequest,
+        context: RequestContext,
+        *,
+        requires_member_id: bool = True,
+        skips_assignment: bool = True,
+    ) -> JoinGroupResponse:
+        """JoinGroup (API key 11): waits for the others. The last two are what the request's version knows."""
+        client = Client(context.client_id, _host(context.peer), requires_member_id, skips_assignment)
         unique = str(uuid.uuid4())
         return await self._ask(
             request.group_id,
