@@ -218,7 +218,7 @@ def test_members_come_and_go(cluster: LocalCluster, topic: str, kinds: tuple[typ
         with sync.AdminClient(cluster.bootstrap) as admin:
             described = admin.describe_groups([group])[group]
         assert described.state == "Stable"
-        assert described.protocol_name == strategy
+        assert described.partition_assignor == strategy
         assert len(described.members) == len(members) - 1
     finally:
         for member in members:
