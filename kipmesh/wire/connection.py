@@ -96,7 +96,7 @@ class Connection(asyncio.BufferedProtocol):
         try:
             self._queue(self._framer.received(nbytes))
         except RefusedError as error:
-            self.end(error.reason, str(error))
+            self._refuse(error)
 
     def pause_writing(self) -> None:
         """The client does not read what is sent to it."""
@@ -151,7 +151,12 @@ class Connection(asyncio.BufferedProtocol):
         try:
             self._queue(self._framer.resume())
         except RefusedError as error:
-            self.end(error.reason, str(error))
+            self._refuse(error)
+
+    def _refuse(self, error: RefusedError) -> None:
+        """What came is no frame; whole requests that came before it are still carried out, if they write."""
+        self._carry_out_rest()
+        self.end(error.reason, str(error))
 
     def _on_room(self) -> None:
         """Memory was given back."""
@@ -204,6 +209,8 @@ class Connection(asyncio.BufferedProtocol):
         try:
             if self._answers:
                 await asyncio.wait([task for task, _ in self._answers])
+                if self._transport is None or self._transport.is_closing():
+                    return
             self._respond(request, await request.api.handle(self._shared.services, request.value, request.call))
         except Exception as error:
             self._failed(request, error)
@@ -238,22 +245,29 @@ class Connection(asyncio.BufferedProtocol):
             header = read_header(view, shared.is_flexible)
             api = shared.apis.get(header.key)
             if api is None:
-                self.end("api", f"there is no API with key {header.key}")
+                self._reject("api", f"there is no API with key {header.key}")
                 return None
             version = header.version
             if version not in api.supported:
                 if header.key != API_VERSIONS_KEY:
                     first, last = api.supported
-                    self.end("version", f"{api.name} in version {version}, {first} to {last} are supported")
+                    self._reject("version", f"{api.name} in version {version}, {first} to {last} are supported")
                     return None
                 # KIP-511: answered in version 0, whatever the body is.
                 call = Call(self._context(header), version, self.session)
                 return Request(api, header._replace(version=0), None, call, len(frame), began)
             value = api.decode(view, header.body, version)
         except MalformedError as error:
-            self.end("malformed", str(error))
+            self._reject("malformed", str(error))
             return None
         return Request(api, header, value, Call(self._context(header), version, self.session), len(frame), began)
+
+    def _reject(self, reason: str, text: str) -> None:
+        """A request that ends the connection; what came after it is given up."""
+        frames, self._frames = self._frames, deque()
+        for frame in frames:
+            self._give_back(len(frame))
+        self.end(reason, text)
 
     def _context(self, header: Header) -> RequestContext:
         return RequestContext(header.client_id, self._peer, 0, None, self._shared.listener)
@@ -282,7 +296,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _failed(self, request: Request, error: Exception) -> None:
         if isinstance(error, HangUp):
-            self.end(error.reason, str(error))
+            self._reject(error.reason, str(error))
             return
         log.error(
             "request failed",
@@ -293,7 +307,7 @@ class Connection(asyncio.BufferedProtocol):
             error=str(error),
             exc_info=error,
         )
-        self.end("failed", f"{request.api.name}: {type(error).__name__}")
+        self._reject("failed", f"{request.api.name}: {type(error).__name__}")
 
     def end(self, reason: str, text: str) -> None:
         """Close the connection because of what came by it, or did not; what was answered is still sent."""
@@ -301,11 +315,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._shared.metrics.ended(reason)
         log.info("connection closed", reason=reason, what=text, peer=self._peer, listener=self._shared.listener)
-        self._frames.clear()
-        if self._transport.get_write_buffer_size() and reason == "slow":
-            self._transport.abort()
-        else:
-            self._transport.close()
+        self._transport.close()
 
     def look(self, now: float, idle_s: float, stall_s: float) -> None:
         """End it if it was idle for too long, stalled within a request, or does not take its responses."""
@@ -318,6 +328,7 @@ class Connection(asyncio.BufferedProtocol):
         if unsent:
             if quiet_s > stall_s:
                 self.end("slow", f"the client took no byte of its responses for {quiet_s:.0f} s")
+                self._transport.abort()
         elif self._framer.frame_bytes and not self._framer.is_full:
             if quiet_s > stall_s:
                 self.end("stalled", f"nothing came for {quiet_s:.0f} s in the middle of a request")

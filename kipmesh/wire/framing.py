@@ -9,6 +9,7 @@
 - `may_take(size, key)` is asked once for each frame that is taken, as soon as its length and its API key are known and
   before there is memory for it. It raises `RefusedError`, or answers False where there is no room now: then `is_full`
   holds, nothing more should be received, and `resume()` asks again.
+- What is refused is refused when the frames before it were given out.
 - Invariant: the frames are the same however their bytes were cut into chunks.
 """
 
@@ -37,7 +38,7 @@ class RefusedError(Exception):
 class Framer:
     """Of one connection."""
 
-    __slots__ = ("_frame", "_have", "_may_take", "_rest", "_staging", "is_full")
+    __slots__ = ("_frame", "_have", "_may_take", "_refusal", "_rest", "_staging", "is_full")
 
     def __init__(self, staging: bytearray, may_take: MayTake) -> None:
         self._staging = staging
@@ -45,8 +46,9 @@ class Framer:
         self._rest = b""  # received, and in no frame yet
         self._frame: bytearray | None = None
         self._have = 0
+        self._refusal: RefusedError | None = None
         self.is_full = False
-        """There is no room for the next frame, whose beginning is here."""
+        """Nothing more should be received: there is no room for the next frame, or it is refused."""
 
     @property
     def frame_bytes(self) -> int:
@@ -73,9 +75,11 @@ class Framer:
         return [] if self.is_full else self._cut(memoryview(self._rest))
 
     def resume(self) -> list[bytes | bytearray]:
-        """There may be room again: the frames that could not be taken before. Raises RefusedError."""
+        """There may be room again, or what came before is done: further frames. Raises RefusedError."""
         if not self.is_full:
             return []
+        if self._refusal is not None:
+            raise self._refusal
         self.is_full = False
         return self._cut(memoryview(self._rest))
 
@@ -84,9 +88,7 @@ class Framer:
         at, end = 0, len(view)
         while end - at >= _PREFIX.size:
             size, key = _PREFIX.unpack_from(view, at)
-            if size < HEADER_BYTES_MIN:
-                raise RefusedError("length", f"a frame of {size} bytes")
-            if not self._may_take(size, key):
+            if not self._takes(size, key, is_first=not frames):
                 self.is_full = True
                 break
             at += _LENGTH_BYTES
@@ -100,3 +102,15 @@ class Framer:
             at += size
         self._rest = bytes(view[at:])
         return frames
+
+    def _takes(self, size: int, key: int, *, is_first: bool) -> bool:
+        """Whether the next frame is taken now; a refusal waits until the frames before it were given out."""
+        try:
+            if size < HEADER_BYTES_MIN:
+                raise RefusedError("length", f"a frame of {size} bytes")
+            return self._may_take(size, key)
+        except RefusedError as error:
+            if is_first:
+                raise
+            self._refusal = error
+            return False

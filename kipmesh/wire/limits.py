@@ -26,7 +26,9 @@ class RequestMemory:
         return len(self._waiting)
 
     def take(self, size: int) -> bool:
-        """Whether there is room, which is taken then."""
+        """Whether there is room, which is taken then; never before those who wait."""
+        if self._waiting and not self._is_waking:
+            return False
         if self.bytes_used and self.bytes_used + size > self._bytes_max:
             return False
         self.bytes_used += size
@@ -56,6 +58,7 @@ class RequestMemory:
         """Whoever waited is gone; the next one gets its turn."""
         if wake in self._waiting:
             self._waiting.remove(wake)
+            self.give_back(0)
 
 
 class ConnectionCounts:

@@ -111,6 +111,9 @@ def test_the_file_is_what_the_contract_says(tmp_path: Path) -> None:
     document = json.loads((tmp_path / "cluster.json").read_text())
     assert document["bootstrap"] == "127.0.0.1:2"
     assert document["kafka_bootstrap"] is None
+    state.with_node(replace(state.node("leader-1"), kafka="127.0.0.1:9092")).write(tmp_path)
+    assert json.loads((tmp_path / "cluster.json").read_text())["kafka_bootstrap"] == "127.0.0.1:9092"
+    state.write(tmp_path)
     wanted = {"name", "role", "node_id", "rack", "pid", "grpc", "kafka", "http", "dir", "log"}
     assert all(wanted <= set(node) for node in document["nodes"])
     assert [node["role"] for node in document["nodes"]] == ["controller", "leader", "consumer"]

@@ -1,0 +1,163 @@
+"""Frames out of chunks, and the memory that they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kipmesh.wire.framing import HEADER_BYTES_MIN, STAGING_BYTES, Framer, RefusedError
+from kipmesh.wire.limits import ConnectionCounts, RequestMemory
+
+STAGING = bytearray(STAGING_BYTES)
+
+
+def _feed(framer: Framer, data: bytes, cuts: list[int]) -> list[bytes]:
+    frames: list[bytes] = []
+    at = 0
+    for end in [*sorted(cut for cut in cuts if cut < len(data)), len(data)]:
+        while at < end:
+            view = framer.buffer()
+            number = min(len(view), end - at)
+            view[:number] = data[at : at + number]
+            at += number
+            frames += [bytes(frame) for frame in framer.received(number)]
+            while framer.is_full:
+                frames += [bytes(frame) for frame in framer.resume()]
+    return frames
+
+
+def _stream(frames: list[bytes]) -> bytes:
+    return b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames)
+
+
+def _takes_all(_size: int, _key: int) -> bool:
+    return True
+
+
+SIZES = (STAGING_BYTES - 4, STAGING_BYTES, 3 * STAGING_BYTES)
+sizes = st.one_of(st.integers(HEADER_BYTES_MIN, 60), st.sampled_from(SIZES))
+
+
+@given(st.lists(sizes, max_size=6), st.lists(st.integers(0, 4 * STAGING_BYTES), max_size=12), st.randoms())
+def test_any_chunks_of_the_bytes_give_the_same_frames(lengths: list[int], cuts: list[int], source: object) -> None:
+    frames = [bytes([index + 1]) * length for index, length in enumerate(lengths)]
+    assert _feed(Framer(bytearray(STAGING_BYTES), _takes_all), _stream(frames), cuts) == frames
+
+
+@given(st.lists(sizes, min_size=1, max_size=6), st.lists(st.integers(0, 4 * STAGING_BYTES), max_size=12))
+def test_each_frame_is_asked_for_once_that_is_taken_and_in_order(lengths: list[int], cuts: list[int]) -> None:
+    asked: list[int] = []
+    turns = 0
+
+    def every_second_time(size: int, _key: int) -> bool:
+        nonlocal turns
+        turns += 1
+        if turns % 2:
+            return False
+        asked.append(size)
+        return True
+
+    frames = [bytes(length) for length in lengths]
+    assert _feed(Framer(bytearray(STAGING_BYTES), every_second_time), _stream(frames), cuts) == frames
+    assert asked == lengths
+
+
+def test_one_byte_at_a_time() -> None:
+    frames = [b"\x00\x03" + bytes(20), b"\x00\x01" + bytes(70_000)]
+    data = _stream(frames)
+    assert _feed(Framer(bytearray(STAGING_BYTES), _takes_all), data, list(range(30))) == frames
+
+
+def test_a_large_frame_is_received_in_place() -> None:
+    framer = Framer(STAGING, _takes_all)
+    data = _stream([bytes(1 << 20)])
+    framer.buffer()[:100] = data[:100]
+    assert framer.received(100) == []
+    assert framer.frame_bytes == 1 << 20
+    assert len(framer.buffer()) == (1 << 20) - 96
+
+
+@pytest.mark.parametrize("size", [-1, 0, HEADER_BYTES_MIN - 1, -(2**31)])
+def test_a_length_that_cannot_be_is_refused_after_the_frames_before_it(size: int) -> None:
+    framer = Framer(bytearray(STAGING_BYTES), _takes_all)
+    data = _stream([bytes(12)]) + size.to_bytes(4, "big", signed=True) + bytes(20)
+    view = framer.buffer()
+    view[: len(data)] = data
+    assert framer.received(len(data)) == [bytes(12)]
+    assert framer.is_full
+    with pytest.raises(RefusedError) as caught:
+        framer.resume()
+    assert caught.value.reason == "length"
+
+
+def test_what_may_not_be_taken_gets_no_memory() -> None:
+    def refuse(size: int, key: int) -> bool:
+        assert (size, key) == (2**31 - 1, 7)
+        raise RefusedError("size", "too large")
+
+    framer = Framer(bytearray(STAGING_BYTES), refuse)
+    framer.buffer()[:6] = (2**31 - 1).to_bytes(4, "big") + b"\x00\x07"
+    with pytest.raises(RefusedError, match="too large"):
+        framer.received(6)
+    assert framer.frame_bytes == 0
+
+
+# --- memory
+
+
+def test_those_who_wait_for_memory_are_let_in_in_their_order() -> None:
+    memory = RequestMemory(100)
+    order: list[str] = []
+
+    def waiter(name: str, size: int) -> Callable[[], None]:
+        def wake() -> None:
+            if memory.take(size):
+                order.append(name)
+            else:
+                memory.wait(wake)
+
+        return wake
+
+    assert memory.take(90)
+    assert not memory.take(60)
+    memory.wait(waiter("large", 60))
+    assert not memory.take(5)  # there is room, but somebody was before
+    memory.wait(waiter("small", 5))
+    memory.give_back(30)
+    assert order == []
+    memory.give_back(60)
+    assert order == ["large", "small"]
+    assert memory.bytes_used == 65
+    assert memory.waiting == 0
+
+
+def test_one_request_alone_always_has_room_and_who_leaves_lets_others_in() -> None:
+    memory = RequestMemory(100)
+    assert memory.take(1000)
+    entered: list[int] = []
+
+    def never() -> None:
+        memory.wait(never)
+
+    def second() -> None:
+        assert memory.take(10)
+        entered.append(10)
+
+    memory.wait(never)
+    memory.wait(second)
+    memory.give_back(1000)
+    assert entered == []
+    memory.forget(never)
+    assert entered == [10]
+
+
+def test_connections_are_counted_in_all_and_by_address() -> None:
+    counts = ConnectionCounts(3, 2)
+    assert [counts.add("a"), counts.add("a"), counts.add("a")] == ["", "", "max.connections.per.ip"]
+    assert [counts.add("b"), counts.add("b")] == ["", "max.connections"]
+    counts.remove("a")
+    assert counts.add("a") == ""
+    assert counts.total == 3

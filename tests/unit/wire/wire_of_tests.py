@@ -1,0 +1,159 @@
+"""A listener with APIs that tests answer by hand, and a client that sends bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any, NamedTuple
+
+from kipmesh.wire.api import NO_ANSWER, Api, Call, HangUp
+from kipmesh.wire.apis import api_versions
+from kipmesh.wire.listener import Limits, WireServer
+from kipmesh.wire.schema import Struct, field, versions
+from kipmesh.wire.services import Services
+
+LIMITS = Limits(1 << 20, 1 << 20, 100, 100, 600_000)
+ECHO, WRITE = 1000, 1001
+
+
+class Text(NamedTuple):
+    """What both APIs take and give."""
+
+    text: str
+    data: bytes = b""
+
+
+TABLE = Struct(Text, field("text", "string"), field("data", "bytes", default=b""))
+
+
+class Hand:
+    """Answers the two APIs: at once, or when the test says so for texts that begin with `wait`."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.gates: dict[str, asyncio.Event] = {}
+        self.cancelled: list[str] = []
+
+    async def answer(self, _services: Services, request: Text, call: Call) -> Text | None:
+        """Echo, with who asked."""
+        self.begun.append(request.text)
+        if request.text.startswith("wait"):
+            try:
+                await self.gates.setdefault(request.text, asyncio.Event()).wait()
+            except asyncio.CancelledError:
+                self.cancelled.append(request.text)
+                raise
+        if request.text == "fail":
+            raise RuntimeError("on purpose")
+        if request.text == "hang up":
+            raise HangUp("acks-0", "on purpose")
+        if request.text == "none":
+            return NO_ANSWER
+        return Text(f"{request.text}/{call.context.client_id}/{call.context.listener}", request.data)
+
+    def release(self, text: str) -> None:
+        """Let one go on."""
+        self.gates.setdefault(text, asyncio.Event()).set()
+
+    def apis(self) -> dict[int, Api]:
+        """ECHO, one after the other, and WRITE, which overlaps."""
+        echo = Api(ECHO, "Echo", versions("1-2"), 2, TABLE, TABLE, self.answer)
+        write = Api(WRITE, "Write", versions("1-2"), 2, TABLE, TABLE, self.answer, is_pipelined=True)
+        made = [echo, write]
+        return {api.key: api for api in (*made, api_versions.make(made))}
+
+
+def frame(key: int, correlation_id: int, text: str, version: int = 1, data: bytes = b"") -> bytes:
+    """A request of one of the two APIs, of a client with the id `me`; version 1."""
+    client_id = "me"
+    body = struct.pack(">h", len(text.encode())) + text.encode() + struct.pack(">i", len(data)) + data
+    header = struct.pack(">hhih", key, version, correlation_id, len(client_id)) + client_id.encode()
+    return struct.pack(">i", len(header) + len(body)) + header + body
+
+
+class Client:
+    """One connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    def send(self, *frames: bytes) -> None:
+        """Send bytes."""
+        self.writer.write(b"".join(frames))
+
+    async def response(self) -> tuple[int, bytes]:
+        """Correlation id and the rest of the next response."""
+        size = struct.unpack(">i", await self.reader.readexactly(4))[0]
+        data = await self.reader.readexactly(size)
+        return struct.unpack(">i", data[:4])[0], data[4:]
+
+    async def text(self) -> tuple[int, str]:
+        """The same of one of the two APIs."""
+        correlation_id, data = await self.response()
+        size = struct.unpack(">h", data[:2])[0]
+        return correlation_id, data[2 : 2 + size].decode()
+
+    async def is_closed(self) -> bool:
+        """Whether the listener closes the connection, with nothing more to be read."""
+        try:
+            return await self.reader.read(1) == b""
+        except ConnectionError:
+            return True
+
+    async def close(self) -> None:
+        """Leave."""
+        self.writer.close()
+        with suppress(ConnectionError):
+            await self.writer.wait_closed()
+
+
+class Wire(NamedTuple):
+    """A listener and how to reach it."""
+
+    server: WireServer
+    hand: Hand
+    connect: Callable[[], Any]
+
+    def count(self, metric: str, /, **labels: str) -> float:
+        """The value of a metric, 0 where there is none."""
+        for family in self.server.metrics.collect():
+            for sample in family.samples:
+                if sample.name == metric and labels.items() <= sample.labels.items():
+                    return sample.value
+        return 0.0
+
+
+@asynccontextmanager
+async def listening(limits: Limits = LIMITS, **options: Any) -> AsyncIterator[Wire]:
+    """A listener for a while; nothing of it may be left afterwards."""
+    hand = Hand()
+    nobody: Any = None
+    services = Services(nobody, nobody, nobody, nobody, 1, "cluster")
+    server = WireServer(services, hand.apis(), limits)
+    port = await server.listen("KAFKA", "127.0.0.1", 0, options.get("server_ssl"))
+    clients: list[Client] = []
+
+    async def connect() -> Client:
+        opened = await asyncio.open_connection("127.0.0.1", port, ssl=options.get("client_ssl"))
+        clients.append(Client(*opened))
+        return clients[-1]
+
+    try:
+        yield Wire(server, hand, connect)
+    finally:
+        for client in clients:
+            await client.close()
+        await server.stop()
+        await asyncio.sleep(0)
+        assert server.memory.bytes_used == 0
+        assert server.counts.total == 0
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that other tasks do."""
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - what changes has no event
+            await asyncio.sleep(0.002)
