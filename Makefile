@@ -9,6 +9,8 @@ PROJECT ?= kipmesh
 PROFILES ?= monitoring
 COMPOSE ?=
 DATA ?=
+CLUSTERS ?= kipmesh
+CLIENTS ?=
 SERVICES := metadata_controller leader follower consumer
 
 VENV := .venv
@@ -29,7 +31,7 @@ endif
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install demo test check lint format types imports tidy unit e2e spark golden sim sim-replicas chaos bench \
-  bench-clients bench-spark bench-closest bench-failover bench-fencing bench-groups bench-metadata bench-sessions bench-spark-kills bench-snapshot certs protos lock wheel \
+  bench-clients bench-spark bench-closest bench-failover bench-fencing bench-groups bench-metadata bench-sessions bench-spark-kills bench-snapshot bench-compare clients certs protos lock wheel \
   docs dashboards monitoring images up down chaos-compose kube clean distclean stale
 
 help: ## list the targets
@@ -78,6 +80,9 @@ e2e: install ## tests with clusters of processes
 spark: install ## tests with Apache Spark (Java 17+)
 	$(PYTEST) tests/spark $(ARGS)
 
+clients: install ## clients that others wrote, on a live cluster (CLUSTERS="kipmesh apache", CLIENTS="java kcat"; docs/clients.md)
+	CLIENTS_LONG=1 CLUSTERS="$(CLUSTERS)" CLIENTS="$(CLIENTS)" $(PYTEST) tests/clients $(ARGS)
+
 golden: install ## tests with Apache Kafka's own tools (Java 17+, Maven)
 	$(PYTEST) tests/golden $(ARGS)
 
@@ -107,6 +112,9 @@ bench-closest: install ## bytes read across racks with and without a selector (A
 
 bench-clients: install ## our producers beside aiokafka's and kafka-python's on Apache Kafka (ARGS="--quick", "--markdown")
 	$(PY) -m bench.clients $(ARGS)
+
+bench-compare: install ## beside Apache Kafka, ratios of both (ARGS="--quick", "--only produce,latency", "--picture F.svg")
+	$(PY) -m bench.compare $(ARGS)
 
 bench-fencing: install ## one broker's failure by event and by partition; snapshots and compaction (ARGS="--quick", "--markdown")
 	$(PY) -m bench.fencing $(ARGS)

@@ -1,0 +1,95 @@
+"""One cluster of each kind for all tests of a file's worker, and drivers that end with their test."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import clusters_of_tests as clusters
+import drivers_of_tests as drivers
+import pytest
+
+from bench.kafka import KafkaMissingError
+
+Open = Callable[..., drivers.Driver]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "client" in metafunc.fixturenames:
+        metafunc.parametrize("client", list(drivers.wanted()), scope="session", indirect=True)
+
+
+@pytest.fixture(scope="session", params=clusters.wanted())
+def cluster(request: pytest.FixtureRequest) -> Iterator[clusters.Cluster]:
+    try:
+        made = clusters.make(request.param)
+    except (clusters.CannotError, KafkaMissingError) as error:
+        pytest.skip(str(error))
+    yield made
+    made.down()
+
+
+@pytest.fixture(scope="session")
+def client(request: pytest.FixtureRequest) -> drivers.Client:
+    found = drivers.CLIENTS[request.param]
+    try:
+        found.command()
+    except drivers.MissingError as error:
+        pytest.skip(str(error))
+    return found
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A name of its own."""
+    name = request.node.originalname.removeprefix("test_")[:40]
+    return f"{name}-{secrets.token_hex(3)}"
+
+
+@pytest.fixture
+def open_driver(cluster: clusters.Cluster, tmp_path: Path) -> Iterator[Open]:
+    """`open_driver(client, rack=...)`: another process of a client."""
+    opened: list[drivers.Driver] = []
+
+    def start(client: drivers.Client, **options: Any) -> drivers.Driver:
+        log = tmp_path / f"{client.name}-{len(opened)}.log"
+        opened.append(drivers.Driver(client, cluster.bootstrap, log, options))
+        return opened[-1]
+
+    yield start
+    for driver in opened:
+        driver.close()
+
+
+@pytest.fixture(scope="session")
+def shared_drivers() -> Iterator[dict[tuple[str, str], drivers.Driver]]:
+    found: dict[tuple[str, str], drivers.Driver] = {}
+    yield found
+    for driver in found.values():
+        driver.close()
+
+
+@pytest.fixture
+def driver(
+    cluster: clusters.Cluster,
+    client: drivers.Client,
+    shared_drivers: dict[tuple[str, str], drivers.Driver],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> drivers.Driver:
+    """The client's process that most tests share."""
+    key = cluster.name, client.name
+    if key not in shared_drivers:
+        log = tmp_path_factory.mktemp(client.name) / "driver.log"
+        shared_drivers[key] = drivers.Driver(client, cluster.bootstrap, log, {})
+    return shared_drivers[key]
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """What a client or a cluster does not have is a skip, wherever a test finds it."""
+    outcome = yield
+    error = outcome.excinfo[1] if outcome.excinfo else None
+    if isinstance(error, drivers.NoVerbError | clusters.CannotError):
+        outcome.force_exception(pytest.skip.Exception(str(error), _use_item_location=True))

@@ -1,0 +1,140 @@
+"""Records by clients that others wrote: produced, compressed, read, found by time, and kept when a broker is killed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import clusters_of_tests as clusters
+import drivers_of_tests as drivers
+import pytest
+import scenarios_of_tests as scenarios
+from scenarios_of_tests import BEGINNING, END
+
+pytestmark = pytest.mark.timeout(180)
+Open = Callable[..., drivers.Driver]
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_compression(driver: drivers.Driver, topic: str, codec: str) -> None:
+    scenarios.create(driver, topic, 3)
+    sent = scenarios.records(60, 3, size=300)
+    placed = driver("produce", topic=topic, records=sent, compression=codec)
+    assert sorted(map(tuple, placed)) == [(partition, offset) for partition in range(3) for offset in range(20)]
+    read = driver("consume", topic=topic, partitions=scenarios.from_beginning(3), count=60)
+    scenarios.check_same(driver.client, sent, placed, read)
+
+
+@pytest.mark.parametrize("acks", ["0", "1"])
+def test_fewer_acknowledgements(driver: drivers.Driver, topic: str, acks: str) -> None:
+    scenarios.create(driver, topic)
+    sent = scenarios.records(20)
+    driver("produce", topic=topic, records=sent, acks=acks)
+    read = driver("consume", topic=topic, partitions={"0": BEGINNING}, count=20)
+    assert [each["value"] for each in read] == [each["value"] for each in sent]
+
+
+def test_assignment(driver: drivers.Driver, topic: str) -> None:
+    """Of some partitions, at some offsets."""
+    scenarios.create(driver, topic, 3)
+    sent = scenarios.records(60, 3)
+    driver("produce", topic=topic, records=sent)
+    read = driver("consume", topic=topic, partitions={"1": 15, "2": BEGINNING}, count=25)
+    found = scenarios.in_order(read)
+    assert found == {
+        1: [each["value"] for each in sent if each["partition"] == 1][15:],
+        2: [each["value"] for each in sent if each["partition"] == 2],
+    }
+    assert driver("watermarks", topic=topic, partition=1) == [0, 20]
+    assert driver("consume", topic=topic, partitions={"0": END}, count=1, timeout_s=2) == []
+
+
+def test_time(driver: drivers.Driver, topic: str) -> None:
+    """The first record that is not older; none behind the last."""
+    if "timestamp" not in driver.client.keeps:
+        pytest.skip(f"{driver.client.name} gives records no times")
+    scenarios.create(driver, topic)
+    sent = scenarios.records(30)
+    driver("produce", topic=topic, records=sent[:10])
+    driver("produce", topic=topic, records=sent[10:], compression="gzip")
+    for number, past in ((0, -5000), (4, 0), (17, -1), (29, 0)):
+        wanted = sent[number]["timestamp"] + past
+        offset = driver("offset_for_time", topic=topic, partition=0, timestamp=wanted)
+        assert offset == (number if past > -1000 else 0)
+        read = driver("consume", topic=topic, partitions={"0": offset}, count=1)
+        assert read[0]["value"] == sent[offset]["value"]
+    assert driver("offset_for_time", topic=topic, partition=0, timestamp=sent[-1]["timestamp"] + 1) in (END, 30)
+
+
+def test_idempotent(driver: drivers.Driver, topic: str) -> None:
+    scenarios.create(driver, topic, 2)
+    sent = scenarios.records(200, 2)
+    placed = driver("produce", topic=topic, records=sent, idempotent=True, compression="lz4")
+    assert [offset for partition, offset in placed if partition == 1] == list(range(100))
+    read = driver("consume", topic=topic, partitions=scenarios.from_beginning(2), count=200)
+    scenarios.check_same(driver.client, sent, placed, read)
+
+
+def test_waiting_for_more(driver: drivers.Driver, client: drivers.Client, open_driver: Open, topic: str) -> None:
+    """A fetch that waits at the end gets the record when it comes."""
+    scenarios.create(driver, topic)
+    waiting = open_driver(client)
+    waiting.begin("consume", topic=topic, partitions={"0": 0}, count=1, timeout_s=30)
+    time.sleep(1.5)
+    sent = scenarios.records(1)
+    driver("produce", topic=topic, records=sent)
+    assert [each["value"] for each in waiting.result()] == [sent[0]["value"]]
+
+
+def test_large_records(driver: drivers.Driver, topic: str) -> None:
+    """And bytes of any kind: they come whole."""
+    scenarios.create(driver, topic)
+    sent = scenarios.records(4, size=100_000)
+    if "binary" in driver.client.keeps:
+        sent[0]["value"] = scenarios.encoded(bytes(range(256)) * 1000)
+    placed = driver("produce", topic=topic, records=sent)
+    read = driver("consume", topic=topic, partitions={"0": 0}, count=4)
+    scenarios.check_same(driver.client, sent, placed, read)
+
+
+def test_a_broker_is_killed(
+    cluster: clusters.Cluster, driver: drivers.Driver, client: drivers.Client, open_driver: Open, topic: str
+) -> None:
+    """While an idempotent producer sends and a consumer reads: all arrive, once and in order."""
+    scenarios.create(driver, topic, 2)
+    leader = scenarios.settled(driver, topic, 2)[0]["leader"]
+    producer, consumer = open_driver(client), open_driver(client)
+    sent = scenarios.records(600, 2, size=30)
+    consumer.begin("consume", topic=topic, partitions=scenarios.from_beginning(2), count=len(sent), timeout_s=80)
+    producer.begin("produce", topic=topic, records=sent, idempotent=True, pace_ms=10)
+    time.sleep(2.5)
+    cluster.kill(leader)
+    try:
+        placed, read = producer.result(), consumer.result()
+    finally:
+        cluster.start(leader)
+    scenarios.check_same(driver.client, sent, placed, read)
+    wanted = {number: [each["value"] for each in sent if each["partition"] == number] for number in (0, 1)}
+    assert scenarios.in_order(read) == wanted
+    scenarios.settled(driver, topic, 2)
+
+
+def test_the_own_rack(
+    cluster: clusters.Cluster, driver: drivers.Driver, client: drivers.Client, open_driver: Open, topic: str
+) -> None:
+    """A consumer in a follower's rack reads from the follower: its broker says so."""
+    before = {number: cluster.counters(number).bytes_out for number in (1, 2, 3)}
+    scenarios.create(driver, topic)
+    leader = scenarios.settled(driver, topic, 1)[0]["leader"]
+    follower = next(number for number in (1, 2, 3) if number != leader)
+    sent = scenarios.records(300, size=1000)
+    driver("produce", topic=topic, records=sent[:100])
+    reader = open_driver(client, rack=clusters.RACKS[follower - 1])
+    reader.begin("consume", topic=topic, partitions={"0": 0}, count=len(sent), timeout_s=60)
+    time.sleep(2)
+    driver("produce", topic=topic, records=sent[100:], pace_ms=5)
+    assert len(reader.result()) == len(sent)
+    sent_by = {number: cluster.counters(number).bytes_out - before[number] for number in before}
+    assert sent_by[follower] > sent_by[leader]
+    assert sum(sent_by.values()) > 200_000, sent_by
