@@ -21,6 +21,7 @@ from kipmesh.cli import (
     chaos_commands,
     cluster_commands,
     config_commands,
+    fault_commands,
     group_commands,
     job,
     local_commands,
@@ -54,6 +55,7 @@ app.add_typer(broker_commands.app, name="broker")
 app.add_typer(config_commands.app, name="config")
 app.add_typer(chaos_commands.app, name="chaos")
 app.add_typer(certs_commands.app, name="certs")
+app.add_typer(fault_commands.app, name="faults")
 app.add_typer(job.app, name="job")
 
 

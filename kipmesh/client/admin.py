@@ -15,6 +15,7 @@ from typing import Any, Self
 from kipmesh.client.admin_groups import GroupAdmin
 from kipmesh.client.cluster import Cluster
 from kipmesh.client.elections import elect_leaders
+from kipmesh.client.faults import clear_faults, inject_fault, list_faults
 from kipmesh.client.log_dirs import LogDirDescription, describe_log_dirs
 from kipmesh.client.metadata import topic_metadata
 from kipmesh.client.offsets import delete_records, list_offsets
@@ -69,6 +70,7 @@ from kipmesh.core.messages import (
     DescribeQuorumResponse,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
+    InjectedFault,
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,
@@ -312,6 +314,18 @@ class AdminClient(GroupAdmin):
     async def describe_log_dirs(self, broker_id: int) -> list[LogDirDescription]:
         """A broker's data folders, what is in them, and which are offline."""
         return await describe_log_dirs(self._cluster, (await self.describe_cluster()).brokers, broker_id)
+
+    async def inject_fault(self, fault: InjectedFault, broker_id: int | None = None) -> dict[int, int]:
+        """A fault for tests, at one broker or at each of them: its numbers by the brokers' ids (`kipmesh faults`)."""
+        return await inject_fault(self._cluster, (await self.describe_cluster()).brokers, broker_id, fault)
+
+    async def list_faults(self, broker_id: int | None = None) -> dict[int, list[InjectedFault]]:
+        """The faults that are still to act, by the brokers' ids."""
+        return await list_faults(self._cluster, (await self.describe_cluster()).brokers, broker_id)
+
+    async def clear_faults(self, broker_id: int | None = None) -> dict[int, int]:
+        """Take all faults away: how many there were, by the brokers' ids."""
+        return await clear_faults(self._cluster, (await self.describe_cluster()).brokers, broker_id)
 
     # -- inside
 

@@ -356,6 +356,8 @@ class BrokerConfig(NodeConfig):
     connections_max_idle_ms: Annotated[int, Field(ge=100)] = 600_000
     """Time in ms after which a connection by the Kafka protocol is closed when nothing came by it and nothing is to be
     answered."""
+    fault_injection_enable: bool = False
+    """Whether faults may be injected at this broker's listeners of the Kafka protocol, for tests (`kipmesh faults`)."""
     group_initial_rebalance_delay_ms: NotNegative = 3000
     """Time in ms that the first rebalance of an empty group waits for more members, each time one came."""
     group_min_session_timeout_ms: Int32 = 6000

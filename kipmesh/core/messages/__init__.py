@@ -56,6 +56,15 @@ from kipmesh.core.messages.elections import (
     ReplicaElectionResult,
     TopicPartitions,
 )
+from kipmesh.core.messages.faults import (
+    ClearFaultsRequest,
+    ClearFaultsResponse,
+    InjectedFault,
+    InjectFaultRequest,
+    InjectFaultResponse,
+    ListFaultsRequest,
+    ListFaultsResponse,
+)
 from kipmesh.core.messages.fetch import (
     AbortedTransaction,
     EpochEndOffset,
@@ -260,6 +269,8 @@ __all__ = [
     "BrokerHeartbeatResponse",
     "BrokerRegistrationRequest",
     "BrokerRegistrationResponse",
+    "ClearFaultsRequest",
+    "ClearFaultsResponse",
     "ConfigEntry",
     "Coordinator",
     "CreatableReplicaAssignment",
@@ -329,6 +340,9 @@ __all__ = [
     "IncrementalAlterConfigsResponse",
     "InitProducerIdRequest",
     "InitProducerIdResponse",
+    "InjectFaultRequest",
+    "InjectFaultResponse",
+    "InjectedFault",
     "IsrMember",
     "JoinGroupRequest",
     "JoinGroupRequestProtocol",
@@ -337,6 +351,8 @@ __all__ = [
     "LeaderIdAndEpoch",
     "LeaveGroupRequest",
     "LeaveGroupResponse",
+    "ListFaultsRequest",
+    "ListFaultsResponse",
     "ListFetchSessionsRequest",
     "ListFetchSessionsResponse",
     "ListGroupsRequest",

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from kipmesh.core.config import BrokerConfig
 from kipmesh.rpc.server import Observers
 from kipmesh.tls import ServerContext, TlsFiles
+from kipmesh.wire.faults import Faults, faulty
 from kipmesh.wire.listener import Limits, WireServer
 from kipmesh.wire.registry import make_registry
 from kipmesh.wire.services import Services
@@ -31,6 +32,7 @@ class KafkaListeners:
         registry: CollectorRegistry,
         observers: Observers | None,
         tls_files: TlsFiles | None,
+        faults: Faults | None,
     ) -> None:
         self._config = config
         limits = Limits(
@@ -41,7 +43,8 @@ class KafkaListeners:
             config.connections_max_idle_ms,
         )
         by_key = {key: observers[name] for name, key in _OBSERVED.items() if name in observers} if observers else {}
-        self._server = WireServer(services, make_registry(), limits, by_key)
+        apis = make_registry() if faults is None else faulty(make_registry(), faults)
+        self._server = WireServer(services, apis, limits, by_key)
         self._tls_files = tls_files
         registry.register(self._server.metrics)
 
@@ -76,4 +79,4 @@ def kafka_listeners(
         config.node_id,
         config.cluster_id,
     )
-    return KafkaListeners(config, services, registry, observers, tls_files)
+    return KafkaListeners(config, services, registry, observers, tls_files, handlers["Faults"].faults)

@@ -29,6 +29,7 @@ from kipmesh.node.broker.changes import Changes
 from kipmesh.node.broker.cleaner import Cleaner
 from kipmesh.node.broker.controller_channel import ControllerChannel, is_inactive
 from kipmesh.node.broker.disk import Disk
+from kipmesh.node.broker.faults import FaultsHandler
 from kipmesh.node.broker.fetch import FetchHandler
 from kipmesh.node.broker.fetch_sessions import FetchSessionCollector, make_session_cache
 from kipmesh.node.broker.group_lag import GroupLagCollector
@@ -344,6 +345,7 @@ class BrokerNode:
             "Groups": self._groups,
             "Admin": self._admin,
             "Quorum": _QuorumService(self._channel),
+            "Faults": FaultsHandler(is_enabled=config.fault_injection_enable),
         }
 
     def _make_trace(self) -> MeshTrace:
