@@ -134,9 +134,10 @@ bench-snapshot: install ## a snapshot of 1,000,000 partitions (ARGS="--kafka": b
 protos: install ## generate kipmesh/v1 from protos/
 	$(PY) tools/build_protos.py
 
-docs: install ## generate docs/configuration.md from the configuration models, and the diagrams of docs/raft.md
+docs: install ## generate docs/configuration.md from the configuration models, docs/wire.md's table, the diagrams of docs/raft.md
 	$(PY) tools/gen_config_docs.py
 	$(PY) tools/gen_raft_docs.py
+	$(PY) tools/gen_wire_docs.py
 
 dashboards: install ## generate deploy/grafana/dashboards from tools/dashboards
 	$(PY) tools/gen_dashboards.py

@@ -4,7 +4,7 @@ A member without an id gets one with MEMBER_ID_REQUIRED and joins again from ver
 in at once. Static members are known from version 5 on. A static leader that came back is told to leave the assignment
 alone from version 9 on (KIP-814); older ones are not told that they lead.
 
-Not implemented: nothing. The reason of version 8 is for the log of the member's group only.
+Not implemented: the reason of version 8 (it is not logged).
 """
 
 from __future__ import annotations

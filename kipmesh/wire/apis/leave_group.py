@@ -3,7 +3,7 @@
 Several members at once, static ones by their instance id, from version 3 on; before, one member, whose error is the
 answer's.
 
-Not implemented: nothing. The reason of version 5 is not used.
+Not implemented: the reason of version 5 (it is not logged).
 """
 
 from __future__ import annotations
