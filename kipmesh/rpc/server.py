@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -40,6 +41,10 @@ Observers = Mapping[tuple[str, str], Observer]
 """By service and method."""
 Guard = Callable[[Value, grpc.aio.ServicerContext[Any, Any]], Awaitable[None]]
 """Ends a call that its caller may not make, before the handler sees it."""
+Timer = Callable[[Value, float], None]
+"""Is told a request that was answered and how many seconds that took."""
+Timers = Callable[[str, str], Timer]
+"""By service and method."""
 
 _stream_numbers = itertools.count(1)
 
@@ -75,43 +80,40 @@ class _Call(NamedTuple):
     handler: Handler
     observe: Observer | None
     guard: Guard | None
+    timer: Timer | None
     listener: str
+
+    async def answer(self, data: bytes, who: RequestContext, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+        """The response to one request, both as messages."""
+        begun_s = time.perf_counter()
+        request = await _decode(self.method, data, context)
+        if self.guard is not None:
+            await self.guard(request, context)
+        response = await self.handler(request, who)
+        encoded = self.method.response.encode(response)
+        if self.observe is not None:
+            self.observe(who, request, response, len(data), len(encoded))
+        if self.timer is not None:
+            self.timer(request, time.perf_counter() - begun_s)
+        return encoded
 
 
 def _unary(call: _Call) -> Any:
-    method, handler, observe, guard, listener = call
-
     async def answer(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
-        request, who = await _decode(method, data, context), _context(context, listener)
-        if guard is not None:
-            await guard(request, context)
-        response = await handler(request, who)
-        encoded = method.response.encode(response)
-        if observe is not None:
-            observe(who, request, response, len(data), len(encoded))
-        return encoded
+        return await call.answer(data, _context(context, call.listener), context)
 
     return grpc.unary_unary_rpc_method_handler(answer)
 
 
 def _stream(call: _Call, ended: StreamEnded | None) -> Any:
-    method, handler, observe, guard, listener = call
-
     async def answer(
         requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[bytes]:
-        who = _context(context, listener)._replace(stream=next(_stream_numbers))
+        who = _context(context, call.listener)._replace(stream=next(_stream_numbers))
         if ended is not None:
             context.add_done_callback(lambda _context: ended(who))
         async for data in requests:
-            request = await _decode(method, data, context)
-            if guard is not None:
-                await guard(request, context)
-            response = await handler(request, who)
-            encoded = method.response.encode(response)
-            if observe is not None:
-                observe(who, request, response, len(data), len(encoded))
-            yield encoded
+            yield await call.answer(data, who, context)
 
     return grpc.stream_stream_rpc_method_handler(answer)
 
@@ -126,7 +128,14 @@ def _guard(tls: ServerTls | None, service: str, method: str) -> Guard | None:
     return functools.partial(tls.check, service, method)
 
 
-def _handlers(service: str, target: object, observers: Observers, listener: str, tls: ServerTls | None) -> Any:
+def _handlers(
+    service: str,
+    target: object,
+    observers: Observers,
+    listener: str,
+    tls: ServerTls | None,
+    timers: Timers | None,
+) -> Any:
     handlers = {}
     full_name = ""
     for method in METHODS[service].values():
@@ -135,7 +144,8 @@ def _handlers(service: str, target: object, observers: Observers, listener: str,
         handler: Handler | None = getattr(target, name, None)
         if handler is not None:
             observe = observers.get((service, method.name))
-            call = _Call(method, handler, observe, _guard(tls, service, method.name), listener)
+            timer = None if timers is None else timers(service, method.name)
+            call = _Call(method, handler, observe, _guard(tls, service, method.name), timer, listener)
             ended: StreamEnded | None = getattr(target, "stream_ended", None)
             handlers[method.name] = _stream(call, ended) if method.streaming else _unary(call)
     return grpc.method_handlers_generic_handler(full_name, handlers), full_name
@@ -154,6 +164,7 @@ class Server:
         observers: Observers | None = None,
         listener: str = "",
         tls: ServerTls | None = None,
+        timers: Timers | None = None,
     ) -> None:
         """`listener` is its name, which handlers find in the context; empty for the brokers' own."""
         self._tls = tls
@@ -169,7 +180,7 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = [health.SERVICE_NAME, reflection.SERVICE_NAME]
         for service, target in services.items():
-            generic, full_name = _handlers(service, target, observers or {}, listener, tls)
+            generic, full_name = _handlers(service, target, observers or {}, listener, tls, timers)
             self._server.add_generic_rpc_handlers((generic,))
             names.append(full_name)
         reflection.enable_server_reflection(names, self._server)

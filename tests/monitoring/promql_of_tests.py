@@ -43,6 +43,11 @@ class Panel(NamedTuple):
     expr: str
 
 
+def needs_tls(expr: str) -> bool:
+    """Whether only nodes with TLS export what an expression asks for."""
+    return "kipmesh_tls_" in expr
+
+
 def rules() -> Iterator[Rule]:
     """All recording rules and alerts."""
     for path in RULES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from dashboards import parts
-from dashboards.parts import Query, Row, all_rate, graph, now, number, rate
+from dashboards.parts import Query, Row, all_rate, by_instance, graph, now, number, rate
 
 NAME = "kipmesh_producer_metadata_"
 PRODUCER = "{{instance}} {{client_id}}"
@@ -101,7 +101,38 @@ def _producers() -> Row:
     )
 
 
+def _brokers() -> Row:
+    asked = "kipmesh_broker_metadata_requests_total"
+    return Row(
+        "As brokers see it",
+        [
+            graph(
+                "Metadata requests by kind",
+                "Of all clients, those that export nothing too: for all topics, the brokers alone, or some topics.",
+                Query(rate(asked, "kind"), "{{kind}}"),
+                unit=parts.PER_SECOND,
+                stacked=True,
+            ),
+            graph(
+                "Metadata requests by broker",
+                "Clients ask any broker.",
+                by_instance(rate(asked, "instance")),
+                unit=parts.PER_SECOND,
+                stacked=True,
+            ),
+            graph(
+                "Topics told",
+                "In the answers. Many in each is what KIP-526 is there to avoid.",
+                by_instance(rate("kipmesh_broker_metadata_topics_total", "instance")),
+                unit=parts.PER_SECOND,
+            ),
+        ],
+    )
+
+
 def make() -> Dashboard:
     """The dashboard."""
     text = "Producers' metadata: docs/producer_metadata.md and docs/monitoring.md."
-    return parts.make("kipmesh-kip-526", "kipmesh: producers' metadata (KIP-526)", text, [_summary(), _producers()])
+    return parts.make(
+        "kipmesh-kip-526", "kipmesh: producers' metadata (KIP-526)", text, [_summary(), _producers(), _brokers()]
+    )

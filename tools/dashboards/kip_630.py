@@ -133,6 +133,24 @@ def _snapshots() -> Row:
                 by_instance(f"increase({now(f'{made}_count')}[5m])"),
             ),
             graph(
+                "Age of the latest",
+                "Time since the node made one, or since it started.",
+                by_instance(now("kafka_server_snapshotemitter_latestsnapshotgeneratedagems")),
+                unit=parts.MILLISECONDS,
+            ),
+            graph(
+                "Requests for snapshots",
+                "FetchSnapshot, answered by controllers: brokers and controllers for which the log is no more.",
+                Query(rate(f"{OURS}fetch_snapshot_requests_total", "instance, error"), "{{instance}} {{error}}"),
+                unit=parts.PER_SECOND,
+            ),
+            graph(
+                "Bytes of snapshots sent",
+                "By the controller that sent them.",
+                by_instance(rate(f"{OURS}fetch_snapshot_bytes_total", "instance")),
+                unit=parts.BYTES_A_SECOND,
+            ),
+            graph(
                 "Size of the latest",
                 "Grows with what there is, not with what happened.",
                 by_instance(now(f"{CONTROLLER}snapshotsizebytes")),

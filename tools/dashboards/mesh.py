@@ -219,6 +219,42 @@ def _processes() -> Row:
     )
 
 
+def _requests() -> Row:
+    times = "kafka_network_requestmetrics_totaltimems"
+    return Row(
+        "Requests and certificates",
+        [
+            graph(
+                "Requests by kind",
+                "Answered by gRPC, of clients and of nodes; those of Kafka's own protocol are not in it.",
+                Query(rate(f"{times}_count", "request"), "{{request}}"),
+                unit=parts.PER_SECOND,
+            ),
+            graph(
+                "Time of requests",
+                "99 % are answered within this, with the time that a fetch waits for bytes, or acks=all for replicas.",
+                Query(parts.quantile(0.99, times, "request"), "{{request}}"),
+                unit=parts.MILLISECONDS,
+            ),
+            graph(
+                "Certificates expire in",
+                "Of nodes with TLS, the own one and the first of the authorities.",
+                Query(
+                    f"{now('kipmesh_tls_certificate_expiry_timestamp_seconds')} - time()",
+                    "{{instance}} {{certificate}}",
+                ),
+                unit=parts.SECONDS,
+            ),
+            graph(
+                "Refused",
+                "Requests for nodes that came from others, and changed certificate files that could not be used.",
+                by_instance(rate("kipmesh_tls_requests_refused_total", "instance")),
+                Query(now("kipmesh_tls_files_bad"), "{{instance}} bad files"),
+            ),
+        ],
+    )
+
+
 def _groups() -> Row:
     lag = "max by (cluster, group, topic, partition) (" + now("kafka_consumergroup_lag") + ")"
     return Row(
@@ -269,6 +305,5 @@ def _groups() -> Row:
 def make() -> Dashboard:
     """The dashboard."""
     text = "A mesh of metadata controllers, leaders, followers and consumer services. docs/monitoring.md explains it."
-    return parts.make(
-        "kipmesh-mesh", "kipmesh: the mesh", text, [_health(), _traffic(), _partitions(), _processes(), _groups()]
-    )
+    rows = [_health(), _traffic(), _partitions(), _requests(), _processes(), _groups()]
+    return parts.make("kipmesh-mesh", "kipmesh: the mesh", text, rows)

@@ -45,8 +45,10 @@ class MetadataHandler:
         controller_id: Callable[[], int],
         selection: ReplicaSelection | None = None,
         create: Create | None = None,
+        answered: Callable[[MetadataRequest, int], None] | None = None,
     ) -> None:
-        """`create` makes topics; without it none are."""
+        """`create` makes topics; without it none are. `answered` is told requests and the number of topics answered."""
+        self._answered = answered
         self._create = create
         self._image = image
         self._cluster_id = cluster_id
@@ -83,6 +85,8 @@ class MetadataHandler:
         if self._selection is not None and self._selection.advises(request.rack_id):
             client = self._selection.client(request.rack_id, context)
             topics = [_advised(self._selection, image, topic, client) for topic in topics]
+        if self._answered is not None:
+            self._answered(request, len(topics))
         return MetadataResponse(
             brokers=brokers, cluster_id=self._cluster_id, controller_id=self._controller_id(), topics=topics
         )

@@ -10,6 +10,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from kipmesh.core.errors import ErrorCode
+from kipmesh.core.messages import MetadataRequest
 from kipmesh.core.replica.selection import SelectorFailure
 from kipmesh.core.replica.serving import OffsetCase
 from kipmesh.node.broker.partitions import Partitions
@@ -88,8 +89,26 @@ class BrokerMetrics:
             if case.is_counted
             for is_leader, role in _ROLES.items()
         }
-        self._fetch_consumer = self._fetch_requests.labels("consumer")
-        self._fetch_follower = self._fetch_requests.labels("follower")
+        self._fetch_consumer, self._fetch_follower = map(self._fetch_requests.labels, ("consumer", "follower"))
+        self._count_metadata(registry)
+
+    def _count_metadata(self, registry: CollectorRegistry) -> None:
+        asked = Counter(
+            "kipmesh_broker_metadata_requests",
+            "Metadata requests, by what they ask for.",
+            ("kind",),
+            registry=registry,
+        )
+        self._metadata_requests = {kind: asked.labels(kind) for kind in ("all", "brokers", "topics")}
+        self._metadata_topics = Counter(
+            "kipmesh_broker_metadata_topics", "Topics that answers to Metadata told of.", registry=registry
+        )
+
+    def metadata_answered(self, request: MetadataRequest, topics: int) -> None:
+        """A Metadata request for all topics, for the brokers alone, or for some topics, and how many were told of."""
+        kind = "all" if request.all_topics else "topics" if request.topics else "brokers"
+        self._metadata_requests[kind].inc()
+        self._metadata_topics.inc(topics)
 
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
         """A number that `read` computes at every scrape."""

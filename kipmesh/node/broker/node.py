@@ -51,6 +51,7 @@ from kipmesh.node.broker.quorum import BrokerQuorum, open_replica
 from kipmesh.node.broker.replica_manager import ReplicaManager
 from kipmesh.node.broker.selection import ReplicaSelection
 from kipmesh.node.clock import monotonic_ms, wall_ms
+from kipmesh.node.request_times import RequestTimes
 from kipmesh.node.tls import ProcessTls
 from kipmesh.rpc.client import ConnectionPool, TransportError
 from kipmesh.rpc.server import RequestContext, Server
@@ -279,10 +280,11 @@ class BrokerNode:
             raise KafkaError(ErrorCode.INVALID_CONFIG, f"listeners has no {own} (inter.broker.listener.name)")
         services = self._make_services()
         observers = None if self._trace is None else self._trace.observers()
+        times = RequestTimes(self.registry)
         for endpoint in config.mesh_endpoints:
             name = "" if endpoint.name == own else endpoint.name
             tls = self.tls.mesh_server(endpoint.name)
-            server = Server(services, config.socket_request_max_bytes, observers, name, tls)
+            server = Server(services, config.socket_request_max_bytes, observers, name, tls, times)
             self._servers.append(server)
             self._ports[endpoint.name] = await server.start(endpoint.host, endpoint.port)
         self.grpc_port = self._ports[own]
@@ -332,6 +334,7 @@ class BrokerNode:
             controller_id=lambda: self._quorum.driver.leader_id if self._quorum else -1,
             selection=self._selection,
             create=auto_topics.create if config.auto_create_topics_enable else None,
+            answered=self._metrics.metadata_answered,
         )
         return {
             "Broker": _BrokerService(

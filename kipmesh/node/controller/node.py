@@ -30,6 +30,7 @@ from kipmesh.node.quorum.loader import MetadataLoader
 from kipmesh.node.quorum.metrics import QuorumMetrics
 from kipmesh.node.quorum.service import QuorumService
 from kipmesh.node.quorum.snapshot_maker import retention_limits, snapshot_limits
+from kipmesh.node.request_times import RequestTimes
 from kipmesh.node.tls import ProcessTls
 from kipmesh.rpc.client import ConnectionPool
 from kipmesh.rpc.server import Server
@@ -179,12 +180,13 @@ class ControllerNode:
     async def _serve(self, driver: QuorumDriver) -> None:
         self._server = Server(
             {
-                "Quorum": QuorumService(driver),
+                "Quorum": QuorumService(driver, self._quorum_metrics.snapshot_served),
                 "Controller": ControllerService(self._do, monotonic_ms, self._end_offset, self._disconnected),
                 "Admin": AdminService(self._do),
             },
             self.config.socket_request_max_bytes,
             tls=self.tls.mesh_server(self.config.mesh_listener),
+            timers=RequestTimes(self.registry),
         )
         listener = self.config.endpoints[0]
         self.grpc_port = await self._server.start(listener.host, listener.port)

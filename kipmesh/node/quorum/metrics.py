@@ -6,6 +6,7 @@ the probe server: they only look.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -13,7 +14,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kipmesh.core.messages import SnapshotId
+from kipmesh.core.errors import ErrorCode
+from kipmesh.core.messages import FetchSnapshotResponse, SnapshotId
 from kipmesh.core.raft import ElectionState, State
 from kipmesh.node.quorum.views import Quorum
 
@@ -57,6 +59,21 @@ class QuorumMetrics:
             "Snapshots that could not be made, as on a full disk",
             registry=registry,
         )
+        self._requests_served = Counter(
+            "kipmesh_metadata_fetch_snapshot_requests",
+            "FetchSnapshot requests answered here, by error",
+            ("error",),
+            registry=registry,
+        )
+        self._requests_served.labels(ErrorCode.NONE.name)
+        self._bytes_served = Counter(
+            "kipmesh_metadata_fetch_snapshot_bytes", "Bytes of snapshots sent to other replicas", registry=registry
+        )
+        self._made_s = time.monotonic()
+        self._gauge(
+            "kafka_server_snapshotemitter_latestsnapshotgeneratedagems",
+            "Time since this node made a snapshot, or since it started, in ms",
+        ).set_function(lambda: (time.monotonic() - self._made_s) * 1000)
         self.corrupt_on_load = 0
         """Snapshots that were whole when they were checked, and not when they were loaded."""
         self.is_loading = self._gauge("kipmesh_metadata_loading", "1 while the metadata is loaded")
@@ -72,9 +89,17 @@ class QuorumMetrics:
 
     def snapshot_made(self, snapshot_id: SnapshotId, records: int, size_bytes: int, took_ms: int) -> None:
         """A snapshot was made here."""
+        self._made_s = time.monotonic()
         self.generate_ms.observe(took_ms)
         self.snapshot_bytes.set(size_bytes)
         self._tell(SnapshotSeen("made", snapshot_id, records, size_bytes, took_ms))
+
+    def snapshot_served(self, response: FetchSnapshotResponse) -> None:
+        """Another replica asked for a part of a snapshot."""
+        parts = [answer for topic in response.topics for answer in topic.partitions]
+        for code in [response.error_code] if response.error_code else [answer.error_code for answer in parts]:
+            self._requests_served.labels(ErrorCode.of(code).name).inc()
+        self._bytes_served.inc(sum(len(answer.unaligned_records) for answer in parts))
 
     def snapshot_loaded(self, snapshot_id: SnapshotId, records: int, size_bytes: int, took_ms: int) -> None:
         """A snapshot was read into an image."""

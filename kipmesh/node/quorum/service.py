@@ -6,6 +6,8 @@ long a fetch waits and how much one DescribeQuorum may name.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.messages import (
     BeginQuorumEpochRequest,
@@ -29,8 +31,10 @@ DESCRIBED_PARTITIONS_MAX = 100
 class QuorumService:
     """Serves one driver. Waiting fetches are answered when the driver stops."""
 
-    def __init__(self, driver: QuorumDriver) -> None:
+    def __init__(self, driver: QuorumDriver, served: Callable[[FetchSnapshotResponse], None] | None = None) -> None:
+        """`served` is told each answer to FetchSnapshot."""
         self._driver = driver
+        self._served = served
 
     async def vote(self, request: VoteRequest, context: RequestContext) -> Response:
         """Vote (API key 52)."""
@@ -50,7 +54,10 @@ class QuorumService:
 
     async def fetch_snapshot(self, request: FetchSnapshotRequest, context: RequestContext) -> FetchSnapshotResponse:
         """FetchSnapshot (API key 59)."""
-        return await self._driver.fetch_snapshot(request)
+        response = await self._driver.fetch_snapshot(request)
+        if self._served is not None:
+            self._served(response)
+        return response
 
     async def describe_quorum(self, request: DescribeQuorumRequest, context: RequestContext) -> DescribeQuorumResponse:
         """DescribeQuorum (API key 55); without topics it describes the metadata partition."""

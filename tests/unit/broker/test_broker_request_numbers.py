@@ -1,0 +1,100 @@
+"""What nodes count of requests: how long they took, what Metadata was asked for, which parts of snapshots were sent."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+
+from kipmesh.core import messages as m
+from kipmesh.core.errors import ErrorCode
+from kipmesh.core.metadata.image import MetadataImage
+from kipmesh.node.broker.metadata import MetadataHandler
+from kipmesh.node.broker.metrics import BrokerMetrics
+from kipmesh.node.quorum.metrics import QuorumMetrics
+from kipmesh.node.request_times import RequestTimes
+from kipmesh.rpc.client import ConnectionPool
+from kipmesh.rpc.server import RequestContext, Server
+
+TIMES = "kafka_network_requestmetrics_totaltimems_count"
+
+
+def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
+    return registry.get_sample_value(name, labels)
+
+
+class Handlers:
+    async def fetch(self, request: m.FetchRequest, context: RequestContext) -> m.FetchResponse:
+        return m.FetchResponse()
+
+    async def metadata(self, request: m.MetadataRequest, context: RequestContext) -> m.MetadataResponse:
+        return m.MetadataResponse()
+
+
+async def test_requests_are_timed_by_kind() -> None:
+    registry = CollectorRegistry()
+    server = Server({"Broker": Handlers()}, timers=RequestTimes(registry))
+    pool = ConnectionPool("tester")
+    connection = pool.get(f"127.0.0.1:{await server.start('127.0.0.1', 0)}")
+    for _ in range(2):
+        await connection.call("Broker", "Fetch", m.FetchRequest(), 5)
+        await connection.fetch(m.FetchRequest(replica_id=2), 5)
+    await connection.fetch(m.FetchRequest(), 5)
+    await connection.call("Broker", "Metadata", m.MetadataRequest(), 5)
+    await pool.close()
+    await server.stop(0)
+    found = {kind: value(registry, TIMES, request=kind) for kind in ("FetchConsumer", "FetchFollower", "Metadata")}
+    assert found == {"FetchConsumer": 3, "FetchFollower": 2, "Metadata": 1}
+    assert value(registry, TIMES, request="Produce") is None
+    assert 0 < (value(registry, "kafka_network_requestmetrics_totaltimems_sum", request="Metadata") or 0) < 5000
+
+
+async def test_metadata_requests_by_what_they_ask_for() -> None:
+    registry = CollectorRegistry()
+    metrics = BrokerMetrics(registry)
+    image = MetadataImage()
+    handler = MetadataHandler(
+        lambda: image,
+        cluster_id="c",
+        listener="MESH",
+        controller_id=lambda: 1,
+        answered=metrics.metadata_answered,
+    )
+    who = RequestContext("client", "peer")
+    for request in (
+        m.MetadataRequest(all_topics=True),
+        m.MetadataRequest(),
+        m.MetadataRequest(topics=[m.MetadataRequestTopic(name="a"), m.MetadataRequestTopic(name="b")]),
+        m.MetadataRequest(topics=[m.MetadataRequestTopic(name="a")]),
+    ):
+        await handler.metadata(request, who)
+    kinds = {
+        kind: value(registry, "kipmesh_broker_metadata_requests_total", kind=kind)
+        for kind in ("all", "brokers", "topics")
+    }
+    assert kinds == {"all": 1, "brokers": 1, "topics": 2}
+    assert value(registry, "kipmesh_broker_metadata_topics_total") == 3
+
+
+def test_parts_of_snapshots_and_the_age_of_the_latest() -> None:
+    registry = CollectorRegistry()
+    metrics = QuorumMetrics(registry)
+    name, snapshot = "kipmesh_metadata_fetch_snapshot_requests_total", m.SnapshotId(10, 1)
+    assert value(registry, name, error="NONE") == 0
+
+    def answer(code: ErrorCode, data: bytes = b"") -> m.FetchSnapshotResponse:
+        part = m.PartitionSnapshotResponse(error_code=code, snapshot_id=snapshot, unaligned_records=data)
+        return m.FetchSnapshotResponse(topics=[m.TopicSnapshotResponse("__cluster_metadata", [part])])
+
+    metrics.snapshot_served(answer(ErrorCode.NONE, b"x" * 100))
+    metrics.snapshot_served(answer(ErrorCode.NONE, b"x" * 11))
+    metrics.snapshot_served(answer(ErrorCode.SNAPSHOT_NOT_FOUND))
+    metrics.snapshot_served(m.FetchSnapshotResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID))
+    assert value(registry, name, error="NONE") == 2
+    assert value(registry, name, error="SNAPSHOT_NOT_FOUND") == 1
+    assert value(registry, name, error="INCONSISTENT_CLUSTER_ID") == 1
+    assert value(registry, "kipmesh_metadata_fetch_snapshot_bytes_total") == 111
+    age = "kafka_server_snapshotemitter_latestsnapshotgeneratedagems"
+    before = value(registry, age)
+    assert before is not None
+    assert (value(registry, age) or 0) > before
+    metrics.snapshot_made(snapshot, 5, 500, 1)
+    assert 0 <= (value(registry, age) or 0) < (value(registry, age) or 0) + before
