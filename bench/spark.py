@@ -22,7 +22,6 @@ from typing import Any
 from bench import report, spark_beside, system, workload
 from kipmesh.client import Producer
 from kipmesh.cluster import LocalCluster
-from kipmesh.spark import register
 from kipmesh.spark.jobs.flights import dataset
 from kipmesh.spark.session import local_session
 
@@ -94,7 +93,6 @@ def main(given: Sequence[str]) -> int:
         sent = asyncio.run(fill(cluster.bootstrap, options.scale, options.limit))
         sys.stderr.write(f"bench: produced {sent.records:,} flights at {sent.mb_s:.1f} MB/s\n")
         session = local_session("kipmesh-bench", Path(folder))
-        register(session)
         try:
             for run in range(options.runs):
                 records, volume, seconds = read(session, cluster.bootstrap)

@@ -33,7 +33,6 @@ from bench.kafka_broker import KafkaCluster
 from bench.report import number
 from kipmesh.client.sync import Producer
 from kipmesh.cluster import LocalCluster
-from kipmesh.spark import register
 from kipmesh.spark.session import local_session, stop_session
 from kipmesh.testing.kafka_tools import download_kafka_tools
 
@@ -206,9 +205,7 @@ def start_session(folder: Path) -> Any:
         "spark.jars": ",".join(str(jar) for jar in sorted(JARS.glob("*.jar"))),
         "spark.driver.extraJavaOptions": f"-Dderby.system.home={folder}",
     }
-    session = local_session("kipmesh-bench", folder, memory="2g", settings=settings)
-    register(session)
-    return session
+    return local_session("kipmesh-bench", folder, memory="2g", settings=settings)
 
 
 def run(loads: Sequence[Workload], runs: int, say: Callable[[str], None]) -> Found:

@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -42,6 +43,11 @@ BROKERS = ("leader-1", "follower-1", "follower-2")
 BROKER_DOWN_S = 3.0
 _STEP_SECONDS = 240.0
 _POLL_SECONDS = 0.2
+_END_CHARS = 2000
+_LINE_CHARS = 500
+_CAUSES = 10
+_EXCEPTION = re.compile(r"(?!\s|at )(?=.*(?:Exception|Error|Caused by)\b)")
+"""A line that is not of a stack and names an exception."""
 
 
 class KillsError(RuntimeError):
@@ -146,7 +152,17 @@ class Query:
 
     def _said(self) -> str:
         logs = [self._place.folder / "query.log", self._place.folder / "spark" / "spark.log"]
-        return "\n".join(log.read_text(errors="replace")[-2000:] for log in logs if log.exists())
+        return "\n".join(gist(log.read_text(errors="replace")) for log in logs if log.exists())
+
+
+def gist(log: str) -> str:
+    """The end of a log, after the lines before it that name exceptions: what follows those is mostly stacks."""
+    end = log[-_END_CHARS:]
+    begin = log[: -len(end)].splitlines() if end else []
+    causes = [line[:_LINE_CHARS] for line in begin if _EXCEPTION.match(line)]
+    if len(causes) > 2 * _CAUSES:
+        causes = [*causes[:_CAUSES], f"... {len(causes) - 2 * _CAUSES} more", *causes[-_CAUSES:]]
+    return "\n".join([*causes, end])
 
 
 @contextlib.contextmanager

@@ -76,8 +76,9 @@ def _run(job: Job[Any], options: Any, settings: Settings) -> None:
     try:
         with ending_as_interrupt():
             outcome = run_job(job, options, settings)
-    except KeyboardInterrupt:
-        print("kipmesh: interrupted; Spark is stopped and nothing of this run is left", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        left = next(iter(getattr(interrupt, "__notes__", ())), "nothing of this run is left")
+        print(f"kipmesh: interrupted; Spark is stopped and {left}", file=sys.stderr)
         raise
     if settings.as_json:
         print_json(outcome.summary)

@@ -21,11 +21,16 @@ _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 def register(spark: SparkSession) -> None:
     """Make ``format("kipmesh")`` known to `spark`; harmless when it is known already.
 
-    Turns on that Spark hands filters to Python sources, unless the session says something about it already.
+    Turns on that Spark hands filters to Python sources, unless the session says something about it already, and makes
+    it safe to start several streaming queries side by side (`kipmesh.spark.runner_variables`).
     """
+    from kipmesh.spark.runner_variables import complete_variables
     from kipmesh.spark.source import KipmeshDataSource
 
+    name = KipmeshDataSource.name()
+    complete_variables(spark, name)  # of the source that Spark has found, which other sessions use
     spark.dataSource.register(KipmeshDataSource)
+    complete_variables(spark, name)
     if spark.conf.get(_PUSHDOWN, None) is None:
         spark.conf.set(_PUSHDOWN, "true")
 

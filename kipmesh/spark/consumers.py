@@ -9,6 +9,7 @@ Invariant: a consumer is one task's or nobody's; those of a process that forked 
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Mapping
@@ -35,6 +36,7 @@ class _Kept(NamedTuple):
     timer: threading.Timer
 
 
+_log = logging.getLogger(__name__)
 _lock = threading.Lock()
 _kept: dict[Key, _Kept] = {}
 
@@ -55,21 +57,27 @@ def borrow(key: Key) -> Consumer | None:
 
 
 def give_back(key: Key, consumer: Consumer) -> None:
-    """Keep it for the next task; it must be in order, and it is closed where there are enough."""
-    consumer.assign([])
-    timer = threading.Timer(IDLE_SECONDS, _expire, (key, consumer))
-    timer.daemon = True
-    surplus: list[_Kept] = []
-    with _lock:
-        if key in _kept:
-            surplus.append(_kept.pop(key))
-        while len(_kept) >= KEPT_MAX:
-            surplus.append(_kept.pop(next(iter(_kept))))
-        _kept[key] = _Kept(consumer, timer)
-        timer.start()
+    """Keep it for the next task; where there are enough, one that has waited is closed.
+
+    A consumer that is not in order is closed instead. Nothing is raised: the task that had it has done its work.
+    """
+    try:
+        consumer.assign([])
+        timer = threading.Timer(IDLE_SECONDS, _expire, (key, consumer))
+        timer.daemon = True
+        with _lock:
+            timer.start()  # which waits for the lock, too, before it looks
+            surplus = [_kept.pop(key)] if key in _kept else []
+            while len(_kept) >= KEPT_MAX:
+                surplus.append(_kept.pop(next(iter(_kept))))
+            _kept[key] = _Kept(consumer, timer)
+    except Exception:
+        _log.warning("a consumer cannot be kept for the next task", exc_info=True)
+        _close(consumer)
+        return
     for each in surplus:
         each.timer.cancel()
-        each.consumer.close()
+        _close(each.consumer)
 
 
 def _expire(key: Key, consumer: Consumer) -> None:
@@ -78,4 +86,11 @@ def _expire(key: Key, consumer: Consumer) -> None:
         if found is None or found.consumer is not consumer:
             return
         del _kept[key]
-    consumer.close()
+    _close(consumer)
+
+
+def _close(consumer: Consumer) -> None:
+    try:
+        consumer.close()
+    except Exception:
+        _log.warning("a consumer that is not needed any more is not closed well", exc_info=True)

@@ -39,6 +39,8 @@ _BYTES: Final = 4 * 1024 * 1024
 _UNREADABLE: Final = (CorruptRecordError, IndexError, pa.ArrowInvalid)
 _LOG_APPEND_TIME: Final = 1
 _MICROSECONDS: Final = 1000
+_MS_MAX: Final = (2**63 - 1) // _MICROSECONDS
+"""Of a timestamp that Spark can hold, before 1970 as well as after."""
 # Fetches of so many bytes are read where they are; smaller ones, and decompressed batches, are put together before.
 _BYTES_ALONE: Final = _BYTES // 8
 
@@ -163,7 +165,15 @@ class _Decoder:
 
     def _arrow(self, data: pa.Buffer, records: RecordColumns, batches: _BatchValues) -> pa.RecordBatch:
         offsets = batches.offsets(records.offset_deltas)
+        is_wanted = (offsets >= batches.firsts) & (offsets < batches.ends)
         timestamps = batches.timestamps(records.timestamp_deltas)
+        is_beyond = (timestamps > _MS_MAX) | (timestamps < -_MS_MAX)
+        if is_beyond.any():
+            if (is_beyond & is_wanted).any():
+                first = int((is_beyond & is_wanted).argmax())
+                told = f"the timestamp of the record at offset {offsets[first]}, {timestamps[first]} ms,"
+                raise CorruptRecordError(f"{told} is beyond what Spark can hold ({_MS_MAX} ms)")
+            timestamps = np.where(is_beyond, 0, timestamps)  # of records that are left out below
         keys, values = _two_columns(data, records.keys, records.values)
         count = len(offsets)
         arrays = [
@@ -183,7 +193,6 @@ class _Decoder:
         if "recordId" in self._schema.names:
             arrays.append(_record_ids(batches, offsets, headers))
         found = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
-        is_wanted = (offsets >= batches.firsts) & (offsets < batches.ends)
         return found if is_wanted.all() else found.filter(pa.array(is_wanted))
 
 
@@ -256,6 +265,8 @@ class _BatchValues:
     def timestamps(self, deltas: Numbers) -> Numbers:
         """Of each record, in ms: of the producer, or of the log where the batch says so."""
         times = self._base_timestamps + deltas
+        if (((self._base_timestamps ^ times) & (deltas ^ times)) < 0).any():
+            raise CorruptRecordError("a timestamp is beyond 64 bits")
         return np.where(self.types == _LOG_APPEND_TIME, self._append_times, times) if self.types.any() else times
 
 

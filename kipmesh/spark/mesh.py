@@ -49,10 +49,12 @@ class Mesh:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None and self._key is not None and self._consumer is not None:
-            consumer, self._consumer = self._consumer, None
-            consumers.give_back(self._key, consumer)
-        self.close()
+        try:
+            if error is None and self._key is not None and self._consumer is not None:
+                consumer, self._consumer = self._consumer, None
+                consumers.give_back(self._key, consumer)
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Close what was opened; may be called again."""

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from kipmesh.spark import register
 from kipmesh.spark.java import ensure_java
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def local_session(
 ) -> SparkSession:
     """Start (or get) Spark on `cores` cores of this machine; its own files, `spark.log` too, go to `work_dir`.
 
+    ``format("kipmesh")`` is registered, so that streaming queries may start side by side.
     Raises `kipmesh.spark.java.JavaMissingError` when there is no Java and none can be installed.
     """
     os.environ["JAVA_HOME"] = str(ensure_java())
@@ -62,7 +64,9 @@ def local_session(
     for key, value in chosen.items():
         builder = builder.config(key, value)
     _launch_jvm(chosen, work_dir)
-    return builder.getOrCreate()
+    session = builder.getOrCreate()
+    register(session)
+    return session
 
 
 def _launch_jvm(settings: Mapping[str, str], work_dir: Path) -> None:

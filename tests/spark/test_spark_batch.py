@@ -130,6 +130,9 @@ def test_an_empty_topic_and_sql(spark: SparkSession, read: Callable[..., DataFra
         ({"endingOffsets": '{"x":{"0":1}}'}, "option endingOffsets must name exactly"),
         ({"subscribe": "no-such-topic"}, "no-such-topic"),
         ({"assign": '{"x":[0]}'}, "option subscribe"),
+        ({"startingOffsets": '{"x":{"0":'}, "option startingOffsets wants earliest, latest or"),
+        ({"endingOffsets": '{"x":{"0":"7"}}'}, "option endingOffsets has '7' for x-0"),
+        ({"startingOffsetsByTimestamp": "[1]"}, "option startingOffsetsByTimestamp wants"),
     ],
 )
 def test_what_is_wrong_is_named(
@@ -137,6 +140,18 @@ def test_what_is_wrong_is_named(
 ) -> None:
     with pytest.raises(Exception, match=named):
         read(**{"subscribe": new_topic(), **options}).count()
+
+
+@pytest.mark.parametrize("side", ["starting", "ending"])
+def test_offsets_beyond_the_end_name_the_partition_and_the_option(
+    read: Callable[..., DataFrame], new_topic: NewTopic, send: Send, side: str
+) -> None:
+    topic = new_topic()
+    send(topic, 10)
+    offsets = {f"{side}Offsets": f'{{"{topic}":{{"0":5,"1":9}}}}'}
+    with pytest.raises(Exception, match=rf"{topic}-1.* 5.*{side}Offsets") as caught:
+        read(subscribe=topic, **offsets).count()
+    assert "9" in str(caught.value)
 
 
 def test_records_that_are_gone_are_data_loss(

@@ -147,6 +147,36 @@ def test_a_made_trace_adds_up_to_plain_sums(
     assert {row["topic"] for row in dead} == {topic}
 
 
+def test_counts_of_a_broker_that_had_started_before_are_those_of_the_time_that_is_asked_for(
+    spark: SparkSession,
+) -> None:
+    from kipmesh.spark.jobs.kip_report import tables
+
+    def said(started: int, ts: int, sampled: int, queue: int) -> dict[str, Any]:
+        counts = {"sampled": {"fetch": sampled}, "dropped": {"rate": 0, "queue": queue, "write": 1}}
+        return {"kind": "status", "ts": ts, "broker": 1, "started": started, "sample": 1.0, **counts}
+
+    lines = [said(BASE, BASE + 10, 70, 2), said(BASE, BASE + 20, 100, 5), said(BASE + 12, BASE + 30, 9, 3)]
+    entries = spark.createDataFrame([(None, json.dumps(line).encode()) for line in lines], "topic STRING, value BINARY")
+    entries = entries.selectExpr("topic", "0 AS partition", "0L AS offset", "value")
+    rows = {}
+    for since in (None, BASE + 10):
+        found, is_cut = tables.collected(tables.status(tables.parse(entries), since).orderBy("started"))
+        rows[since] = [(row["sampled"], row["dropped_queue"], row["dropped_write"]) for row in found]
+        assert not is_cut
+    assert rows == {None: [(100, 5, 1), (9, 3, 1)], BASE + 10: [(30, 3, 0), (9, 3, 1)]}
+
+
+def test_a_table_is_collected_up_to_a_limit(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kipmesh.spark.jobs.kip_report import tables
+
+    monkeypatch.setattr(tables, "ROWS_MAX", 3)
+    for count in (3, 4):
+        rows, is_cut = tables.collected(spark.range(count), "id")
+        assert [row["id"] for row in rows] == list(range(count))[:-4:-1]
+        assert is_cut == (count > 3)
+
+
 def _utc_ms(naive: Any) -> int:
     from datetime import UTC
 

@@ -122,6 +122,27 @@ def test_a_subscribed_topic_that_is_deleted_is_named(
         run(f"{topic},{other}")
 
 
+def test_a_topic_that_is_deleted_while_a_query_runs_ends_it_and_is_named(
+    spark: SparkSession, mesh: LocalCluster, new_topic: NewTopic, send: Send, tmp_path: Path
+) -> None:
+    from kipmesh.client.sync import AdminClient
+
+    topic = new_topic()
+    send(topic, 10)
+    reader = spark.readStream.format("kipmesh").option("kafka.bootstrap.servers", mesh.bootstrap)
+    frame = reader.option("subscribe", topic).option("startingOffsets", "earliest").load()
+    query = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    try:
+        query.processAllAvailable()
+        assert query.isActive
+        with AdminClient(mesh.bootstrap) as admin:
+            admin.delete_topics([topic])
+        with pytest.raises(Exception, match=f"option subscribe names a topic that is not there.*{topic}"):
+            query.awaitTermination(240)
+    finally:
+        query.stop()
+
+
 def test_a_start_beyond_the_end_names_the_option(run: Run, new_topic: NewTopic, send: Send) -> None:
     topic = new_topic()
     send(topic, 10)

@@ -82,16 +82,22 @@ class TraceWriter:
         while waiting > 0:
             entries = queue.take(min(waiting, ENTRIES_MAX))
             waiting -= len(entries)
-            batches = await asyncio.to_thread(list, batches_of([status(), *entries], wall_ms()))
-            for number, (batch, inside) in enumerate(batches):
-                error = await self._send(address, topic, index, batch)
-                if error in _LATER:
-                    queue.put_back([entry for _, rest in batches[number:] for entry in rest])
-                    return
-                if error:
-                    queue.dropped["write"] += len(inside)
-                else:
-                    queue.written += len(inside)
+            undecided = len(entries)
+            try:
+                batches = await asyncio.to_thread(list, batches_of([status(), *entries], wall_ms()))
+                for number, (batch, inside) in enumerate(batches):
+                    error = await self._send(address, topic, index, batch)
+                    if error in _LATER:
+                        undecided = 0
+                        queue.put_back([entry for _, rest in batches[number:] for entry in rest])
+                        return
+                    undecided -= len(inside)
+                    if error:
+                        queue.dropped["write"] += len(inside)
+                    else:
+                        queue.written += len(inside)
+            finally:  # what was taken when something raised, or the broker ends, is nowhere else
+                queue.dropped["write"] += undecided
 
     async def _send(self, address: str, topic: TopicState, index: int, batch: bytes) -> ErrorCode:
         """What the leader says; without an answer NETWORK_EXCEPTION: the batch may be in the log."""

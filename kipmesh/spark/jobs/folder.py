@@ -29,6 +29,8 @@ class JobFolder:
         self.work = self.root / "work"
         self.parquet = self.work / PARQUET
         self.spark = self.work / "spark"
+        self.left = "nothing of this run is left"
+        """What an interrupt now would leave, for people."""
         self._what = what
         self._results = tuple(results)
 
@@ -61,6 +63,7 @@ class JobFolder:
 
     def publish(self, texts: Mapping[str, str]) -> None:
         """Put the results in place of those of an earlier run, each at once and not bit by bit."""
+        self.left = f"it was about to put its results into {self.root}: those there may be of two runs"
         for name in self._results:
             target, old = self.root / name, self.work / f"old-{name}"
             if target.exists():
@@ -71,4 +74,5 @@ class JobFolder:
             fresh = self.work / name
             fresh.write_text(text, encoding="utf-8")
             fresh.replace(self.root / name)
+        self.left = f"its results are whole, in {self.root}"
         self.drop()

@@ -133,24 +133,31 @@ class Job(Generic[O]):
 
 
 def run_job(job: Job[O], options: O, settings: Settings) -> Outcome:
-    """Run a job to its end. Raises `JobError`, `FolderBusyError`, `JavaMissingError` and what the job raises."""
+    """Run a job to its end. Raises `JobError`, `FolderBusyError`, `JavaMissingError` and what the job raises.
+
+    A KeyboardInterrupt has a note that says what is left of the run.
+    """
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise JobError(f"job {job.name} needs {', '.join(missing)}: pip install 'kipmesh[spark]'")
     run = JobRun(job.name, settings)
-    with run.folder.locked(), _quiet_interrupts():
-        run.folder.begin()
-        try:
-            outcome = job.run(run, options)
-            page = outcome.page
-            if isinstance(page, Page):
-                page = render(page, generated=datetime.now(UTC), stages=run.screen.stages)
-            run.stop()
-            run.folder.publish({REPORT: page, SUMMARY: json.dumps(outcome.summary, indent=2) + "\n"})
-        finally:
-            run.stop()
-            run.folder.drop()
-    _tell(run, outcome)
+    try:
+        with run.folder.locked(), _quiet_interrupts():
+            run.folder.begin()
+            try:
+                outcome = job.run(run, options)
+                page = outcome.page
+                if isinstance(page, Page):
+                    page = render(page, generated=datetime.now(UTC), stages=run.screen.stages)
+                run.stop()
+                run.folder.publish({REPORT: page, SUMMARY: json.dumps(outcome.summary, indent=2) + "\n"})
+            finally:
+                run.stop()
+                run.folder.drop()
+        _tell(run, outcome)
+    except KeyboardInterrupt as interrupt:
+        interrupt.add_note(run.folder.left)
+        raise
     return outcome
 
 

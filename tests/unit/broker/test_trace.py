@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections import Counter
@@ -15,9 +16,10 @@ from prometheus_client import CollectorRegistry
 
 from kipmesh.core import messages as m
 from kipmesh.core import record_batch
+from kipmesh.core.errors import ErrorCode
 from kipmesh.node.broker import BrokerNode
 from kipmesh.node.broker.trace import MeshTrace, TraceQueue
-from kipmesh.node.broker.trace_writer import BATCH_BYTES_MAX, TRACE_TOPIC, batches_of
+from kipmesh.node.broker.trace_writer import BATCH_BYTES_MAX, TRACE_TOPIC, TraceWriter, batches_of
 from kipmesh.node.quorum.metrics import SnapshotSeen
 from kipmesh.rpc.client import ConnectionPool
 from kipmesh.rpc.server import RequestContext
@@ -278,6 +280,36 @@ def test_what_is_put_back_is_first_and_within_the_limit() -> None:
     queue.put_back(taken)
     assert [one["n"] for one in queue.take(10)] == [0, 1, 3, 4]
     assert queue.dropped["queue"] == 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), asyncio.CancelledError()], ids=["an error", "the broker ends"])
+async def test_entries_that_were_taken_when_a_write_raises_are_counted(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh = Mesh(tmp_path, **TRACED | {"mesh.trace.flush.interval.ms": 60_000})
+    await mesh.start()
+    await mesh.create(TRACE_TOPIC)
+    node, sent = mesh.brokers[3], 0
+    await eventually(lambda: node.partitions.image.topic_by_name(TRACE_TOPIC) is not None, "the topic is known")
+    writer = TraceWriter(node.config, node.partitions, node._admin, node._pool)
+
+    async def send(*_: object) -> ErrorCode:
+        nonlocal sent
+        sent += 1
+        if sent == 2:
+            raise error
+        return ErrorCode.NONE
+
+    monkeypatch.setattr(writer, "_send", send)
+    queue = TraceQueue(100, 1000)
+    for number in range(9):  # a batch has two of these and no more
+        queue.put({"kind": "fetch", "number": number, "client": "c" * (BATCH_BYTES_MAX // 3)})
+    with pytest.raises(type(error)):
+        await writer.flush(queue, lambda: {"kind": "status"})
+    assert len(queue) == 0
+    assert queue.written > 0
+    assert queue.written + queue.dropped["write"] == 9
+    await mesh.stop()
 
 
 def test_more_than_the_rate_is_dropped_until_the_next_second() -> None:

@@ -156,6 +156,24 @@ def test_many_clients_are_cut_to_the_largest() -> None:
     assert "c050" not in html
 
 
+def test_what_the_counts_are_of_is_said() -> None:
+    filled = tables()
+    found = page.figures(filled)
+    html = render(page.make(filled, found, topic="t", interval="hour"), generated=AT)
+    assert "counts since it started." in html
+    made = page.make(filled, found, topic="t", interval="hour", since_ms=1_772_359_200_000)
+    assert "had started before 2026-03-01 10:00:00 UTC, since its first report" in render(made, generated=AT)
+
+
+def test_tables_of_which_rows_are_left_out_are_named() -> None:
+    filled = tables()
+    assert not any("10,000" in line for line in page.lines(page.figures(filled)))
+    found = page.figures(filled, ["by_client", "snapshots"])
+    assert page.lines(found)[-1].startswith("Of by_client, snapshots only 10,000 rows each")
+    html = render(page.make(filled, found, topic="t", interval="hour"), generated=AT)
+    assert "Of by_client, snapshots only 10,000 rows each" in html
+
+
 def test_it_wants_a_mesh() -> None:
     with pytest.raises(typer.BadParameter, match="where the mesh is"):
         Options()

@@ -118,6 +118,34 @@ def test_an_interrupt_ends_a_run_without_a_word(tmp_path: Path, caplog: pytest.L
     assert not (tmp_path / "work").exists()
 
 
+@pytest.mark.parametrize(
+    ("moment", "said"),
+    [
+        ("run", "nothing of this run is left"),
+        ("publish", "those there may be of two runs"),
+        ("tell", "its results are whole, in"),
+    ],
+)
+def test_an_interrupt_says_what_is_left(
+    moment: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if moment == "run":
+        monkeypatch.setattr(frame, "render", lambda *_, **__: interrupt())
+    elif moment == "publish":
+        monkeypatch.setattr(Path, "replace", interrupt)
+    else:
+        monkeypatch.setattr(frame, "_tell", interrupt)
+    result = CliRunner().invoke(app_of(JOB), ["say", "--word", "x", "--out", str(tmp_path)])
+    assert result.exit_code == 130
+    assert f"interrupted; Spark is stopped and {'it was about' if moment == 'publish' else said}" in result.output
+    assert said in result.output
+    assert (tmp_path / "report.html").exists() == (moment == "tell")
+    assert not (tmp_path / "work").exists()
+
+
 def test_one_run_at_a_time(tmp_path: Path) -> None:
     with JobFolder(tmp_path, "job say").locked(), pytest.raises(FolderBusyError, match="another job say"):
         run_job(JOB, Options("x"), Settings(tmp_path, as_json=True))

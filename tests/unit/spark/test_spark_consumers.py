@@ -95,6 +95,23 @@ async def test_one_that_failed_is_not_kept() -> None:
     await beside_a_cluster(work)
 
 
+async def test_one_that_cannot_be_left_in_order_is_closed_and_the_task_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def work(cluster: FakeCluster) -> None:
+        monkeypatch.setattr(consumers.threading.Timer, "start", refuse)
+        found: list[Any] = []
+        with Mesh(options(cluster), keeps_consumer=True) as mesh:
+            list(mesh.fetch(OffsetRange(TopicPartition("t", 0), 0, 10), DataLoss(fail=True)))
+            found.append(mesh._consumer)
+        assert found[0]._closed
+        assert consumers._kept == {}
+        assert open_sessions(cluster) == 0
+
+    await beside_a_cluster(work)
+
+
 async def test_after_a_while_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consumers, "IDLE_SECONDS", 0.2)
 

@@ -6,10 +6,13 @@ import pytest
 
 pytest.importorskip("pyarrow", exc_type=ImportError)
 
+import pyarrow as pa
+from crc32c import crc32c
+
 from kipmesh.client.compression import default_compression
 from kipmesh.client.records import encode_batch, new_builder, seal
 from kipmesh.core.errors import CorruptRecordError
-from kipmesh.core.record_batch import assign, build
+from kipmesh.core.record_batch import assign, build, iterate
 from kipmesh.spark import decode as decoding
 from kipmesh.spark.decode import arrow_schema, decode
 from kipmesh.spark.offsets import OffsetRange, TopicPartition
@@ -78,6 +81,46 @@ def test_bad_bytes_are_refused(position: int) -> None:
     data[position] ^= 0xFF
     with pytest.raises(CorruptRecordError):
         decoded([(0, bytes(data))], 0, 10)
+
+
+def at_times(*times_ms: int) -> bytes:
+    """A batch at offset 3, whose first time is its base."""
+    builder = new_builder(1 << 20)
+    for number, time_ms in enumerate(times_ms):
+        builder.append(number, time_ms, None, b"v", [])
+    return assign(seal(builder, default_compression("none")), 3, 0)
+
+
+def test_the_greatest_and_the_least_timestamp_of_spark() -> None:
+    most = (2**63 - 1) // 1000
+    wanted = OffsetRange(TopicPartition("t", 7), 3, 6)
+    (part,) = decode([(3, at_times(0, most, -most))], wanted, SCHEMA)
+    assert part.column("timestamp").cast(pa.int64()).to_pylist() == [0, most * 1000, -most * 1000]
+
+
+@pytest.mark.parametrize("beyond", [(2**63 - 1) // 1000 + 1, -((2**63 - 1) // 1000) - 1, 2**63 - 1])
+def test_a_timestamp_that_spark_cannot_hold_names_the_record(beyond: int) -> None:
+    data = at_times(0, beyond, 5)
+    told = rf"offset 3 of t-7 .*record at offset 4, {beyond} ms, is beyond"
+    with pytest.raises(CorruptRecordError, match=told):
+        decoded([(3, data)], 3, 6)
+    assert len(decoded([(3, data)], 3, 4)) == 1  # the record is not asked for
+
+
+def test_a_timestamp_that_wraps_is_refused() -> None:
+    data = at_times(2**62, 2**62 + 5)
+    broken = bytearray(data)
+    header = next(iterate(data))[1]
+    assert header.base_timestamp == 2**62
+    broken[27:35] = (2**63 - 2).to_bytes(8, "big")  # the base; the second record is 5 ms later
+    with pytest.raises(CorruptRecordError, match="beyond"):
+        decoded([(3, with_crc(broken))], 3, 5)
+
+
+def with_crc(batch: bytearray) -> bytes:
+    """With the CRC of what it is now."""
+    batch[17:21] = crc32c(bytes(batch[21:])).to_bytes(4, "big")
+    return bytes(batch)
 
 
 def test_record_ids_are_of_the_write_or_of_the_place() -> None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from bench.spark_kills import Load, check_files
+from bench.spark_kills import Load, check_files, gist
 from bench.spark_query import FILES, Place
 
 WRITTEN = {number: (number % 2, number // 2) for number in range(6)}
@@ -76,3 +76,25 @@ def test_batches_are_counted_by_their_commits(tmp_path: Path) -> None:
     for name in ("0", "1", ".1.crc", "tmp"):
         (commits / name).touch()
     assert place.committed(FILES) == 2
+
+
+def test_the_report_of_a_failure_begins_with_the_exception() -> None:
+    stack = "".join(f"\tat org.example.Class.method(Class.scala:{line})\n" for line in range(200))
+    first = "java.lang.IllegalStateException: Illegal size 5 of collection, expected 6"
+    report = gist(f"starting\n{first}\n{stack}Caused by: java.io.IOException: no\n{stack}the end\n")
+    lines = report.splitlines()
+    assert lines[:2] == [first, "Caused by: java.io.IOException: no"]
+    assert lines[-1] == "the end"
+    assert len(report) < 2500
+
+
+def test_the_report_of_a_failure_has_the_first_and_the_last_of_many_exceptions() -> None:
+    lines = gist("".join(f"SomeError: {number}\n" for number in range(1000)) + "x" * 2000).splitlines()
+    assert lines[0] == "SomeError: 0"
+    assert lines[10] == "... 980 more"
+    assert lines[-2] == "SomeError: 999"
+
+
+def test_a_short_log_is_told_as_it_is() -> None:
+    assert gist("all of it\n") == "all of it\n"
+    assert gist("") == ""

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TRACE_TOPIC: Final = "__mesh_trace"
+_ORDERS: Final = {"by_time": "time", "by_client": "entries", "snapshots": "at", "status": "started"}
+"""Of which tables the page has the rows with the greatest values, where it cannot have all."""
 
 
 class Interval(Enum):
@@ -59,26 +61,29 @@ def run(run: JobRun, options: Options) -> Outcome:
         "by_client": tables.measure(entries, "client"),
         "by_time_and_client": tables.measure(entries, "time", "client"),
         "snapshots": tables.snapshots(entries),
-        "status": tables.status(entries),
+        "status": tables.status(entries, options.since_ms),
     }
+    cut: list[str] = []
     with run.step("Add it up", len(frames)) as done:
         for count, (name, frame) in enumerate(frames.items(), 1):
             target = str(run.parquet / name)
             frame.coalesce(1).write.parquet(target)
             if name != "by_time_and_client":  # as long as the trace: for the Parquet alone
-                found[name] = tables.collected(spark.read.parquet(target))
+                found[name], is_cut = tables.collected(spark.read.parquet(target), _ORDERS.get(name))
+                cut += [name] * is_cut
             done(count)
         dead = spark.read.parquet(str(run.parquet / "dead_letters"))
-        found["dead_letters"] = tables.collected(dead.groupBy("reason").count())
+        found["dead_letters"], _ = tables.collected(dead.groupBy("reason").count())
     entries.unpersist()
-    figures = page.figures(found)
+    found["snapshots"].sort(key=lambda row: (row["at"], row["broker"]))
+    figures = page.figures(found, cut)
     if not figures["entries"]:
         raise JobError(
             f"topic {options.topic} has no entries of a trace: set mesh.trace.sample on the brokers"
             if not found["dead_letters"]
             else f"topic {options.topic} has no entries of a trace, only {figures['dead_letters']} other values"
         )
-    made = page.make(found, figures, topic=options.topic, interval=options.interval.value)
+    made = page.make(found, figures, topic=options.topic, interval=options.interval.value, since_ms=options.since_ms)
     return Outcome(figures, made, page.lines(figures))
 
 

@@ -24,13 +24,18 @@ from kipmesh.spark.jobs.report import (
 Row = Mapping[str, Any]
 Tables = Mapping[str, Sequence[Row]]
 
+ROWS_MAX: Final = 10_000
+"""Of one table that the driver holds, for the page."""
 CLIENTS_MAX: Final = 20
 """Clients in a chart, those with the largest values."""
 EVENTS: Final = ("made", "fetched", "loaded")
 
 
-def figures(tables: Tables) -> dict[str, Any]:
-    """What summary.json holds: the totals, what follows from them, and how much of the trace there is."""
+def figures(tables: Tables, cut: Sequence[str] = ()) -> dict[str, Any]:
+    """What summary.json holds: the totals, what follows from them, and how much of the trace there is.
+
+    `cut` names the tables of which these are not all rows.
+    """
     totals = tables["totals"][0] if tables["totals"] else {}
     found: dict[str, Any] = {name: int(value or 0) for name, value in totals.items()}
     status = tables["status"]
@@ -50,6 +55,7 @@ def figures(tables: Tables) -> dict[str, Any]:
         found.get("saved_cross_rack_bytes", 0), found.get("saved_cross_rack_bytes", 0) + found["cross_rack_bytes"]
     )
     found["metadata_bytes_per_record"] = _ratio(found.get("metadata_bytes", 0), found.get("produced_records", 0))
+    found["tables_cut"] = list(cut)
     found["snapshots"] = {event: snapshot_figures(tables["snapshots"], event) for event in EVENTS}
     return found
 
@@ -94,10 +100,20 @@ def lines(found: Mapping[str, Any]) -> tuple[str, ...]:
         f" {number(found['metadata_requests'])} requests",
         "KIP-630: snapshots " + ", ".join(f"{found['snapshots'][event]['count']} {event}" for event in EVENTS),
         _sampling(found),
+        *_cut(tables_cut=found["tables_cut"]),
     )
 
 
-def make(tables: Tables, found: Mapping[str, Any], *, topic: str, interval: str) -> Page:
+def _cut(tables_cut: Sequence[str]) -> tuple[str, ...]:
+    if not tables_cut:
+        return ()
+    return (
+        f"Of {', '.join(tables_cut)} only {ROWS_MAX:,} rows each are in the page and in figures that are of single"
+        " rows: the newest, or of the clients with the most entries. The Parquet has all.",
+    )
+
+
+def make(tables: Tables, found: Mapping[str, Any], *, topic: str, interval: str, since_ms: int | None = None) -> Page:
     """The page."""
     snapshots = found["snapshots"]["made"]
     tiles = [
@@ -111,7 +127,7 @@ def make(tables: Tables, found: Mapping[str, Any], *, topic: str, interval: str)
         _racks(tables, found, interval),
         _metadata(tables, found, interval),
         _snapshots(tables, found),
-        _trace(tables, found, topic),
+        _trace(tables, found, topic, since_ms),
     ]
     return Page("kip-report", "What the KIPs save", _sampling(found), sections, tiles)
 
@@ -261,8 +277,8 @@ def _snapshots(tables: Tables, found: Mapping[str, Any]) -> Section:
     )
 
 
-def _trace(tables: Tables, found: Mapping[str, Any], topic: str) -> Section:
-    titles = ["broker", "since", "sampled", "dropped: rate", "queue", "write", "here", "sample from", "to"]
+def _trace(tables: Tables, found: Mapping[str, Any], topic: str, since_ms: int | None) -> Section:
+    titles = ["broker", "started", "sampled", "dropped: rate", "queue", "write", "here", "sample from", "to"]
     rows = [
         [
             row["broker"],
@@ -275,11 +291,21 @@ def _trace(tables: Tables, found: Mapping[str, Any], topic: str) -> Section:
         for row in sorted(tables["status"], key=lambda row: (row["broker"], row["started"] or 0))
     ]
     dead = [[row["reason"], row["count"]] for row in tables["dead_letters"]]
+    counted = "Sampled and dropped are a broker's counts since it started"
+    if since_ms is not None:
+        since = datetime.fromtimestamp(since_ms / 1000, UTC)
+        counted += f"; of one that had started before {since:%Y-%m-%d %H:%M:%S} UTC, since its first report after that"
     return Section(
         "The trace",
         f"{number(found['entries'])} entries of topic {topic}. What a limit dropped is counted here and not made up for"
         " in the figures; exchanges that only move the trace itself are not in it.",
-        [Table(titles, rows), Note("Values that are no entries:"), Table(["reason", "values"], dead)],
+        [
+            Table(titles, rows),
+            Note(f"{counted}. What retention has deleted of the trace is in them."),
+            *map(Note, _cut(found["tables_cut"])),
+            Note("Values that are no entries:"),
+            Table(["reason", "values"], dead),
+        ],
     )
 
 

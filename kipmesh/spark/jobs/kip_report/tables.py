@@ -13,6 +13,8 @@ from typing import Any, Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (the name that everybody uses)
 
+from kipmesh.spark.jobs.kip_report.page import ROWS_MAX
+
 ENTRY_SCHEMA: Final = (
     "kind STRING, ts BIGINT, broker INT, broker_rack STRING, started BIGINT, sample DOUBLE, client STRING, rack STRING,"
     " replica INT, session INT, epoch INT, fetch STRING, error INT, named INT, answered INT, session_partitions INT,"
@@ -115,15 +117,24 @@ def snapshots(entries: DataFrame) -> DataFrame:
     return found.coalesce(1).sortWithinPartitions("at", "broker")
 
 
-def status(entries: DataFrame) -> DataFrame:
-    """By process of a broker: what it sampled and dropped by its last word, and how much of that is here."""
+def status(entries: DataFrame, since_ms: int | None = None) -> DataFrame:
+    """By process of a broker: what it sampled and dropped by its last word, and how much of that is here.
+
+    Of a process that had started before `since_ms`: since its first word after that.
+    """
+    is_entry = F.col("kind") != "status"
+    before = F.lit(False) if since_ms is None else F.coalesce(F.col("started") < since_ms, F.lit(False))
+
+    def grown(count: Column) -> Column:
+        said = F.when(~is_entry, count)
+        return F.coalesce(F.max(said) - F.when(F.max(before), F.min(said)).otherwise(0), F.lit(0))
+
     counted = F.aggregate(F.map_values("sampled"), F.lit(0).cast("bigint"), lambda total, one: total + one)
     dropped = [
-        F.coalesce(F.max(F.col("dropped")[reason]), F.lit(0)).alias(f"dropped_{reason}") for reason in DROP_REASONS
+        grown(F.coalesce(F.col("dropped")[reason], F.lit(0))).alias(f"dropped_{reason}") for reason in DROP_REASONS
     ]
-    is_entry = F.col("kind") != "status"
     return entries.groupBy("broker", "started").agg(
-        F.coalesce(F.max(F.when(~is_entry, counted)), F.lit(0)).alias("sampled"),
+        grown(counted).alias("sampled"),
         *dropped,
         F.count(F.when(is_entry, 1)).alias("entries"),
         F.min(F.when(is_entry & (F.col("kind") != "snapshot"), F.col("sample"))).alias("sample_min"),
@@ -131,7 +142,8 @@ def status(entries: DataFrame) -> DataFrame:
     )
 
 
-def collected(frame: DataFrame) -> list[dict[str, Any]]:
-    """A small table's rows."""
-    rows: list[dict[str, Any]] = frame.toArrow().to_pylist()
-    return rows
+def collected(frame: DataFrame, order: str | None = None) -> tuple[list[dict[str, Any]], bool]:
+    """At most `ROWS_MAX` of a table's rows, those with the greatest `order` first; and whether there are more."""
+    ordered = frame if order is None else frame.orderBy(F.desc(order))
+    rows: list[dict[str, Any]] = ordered.limit(ROWS_MAX + 1).toArrow().to_pylist()
+    return rows[:ROWS_MAX], len(rows) > ROWS_MAX
