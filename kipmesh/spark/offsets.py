@@ -29,6 +29,10 @@ class InvalidOptionError(ValueError):
         self.option = option
 
 
+class OtherModeError(InvalidOptionError):
+    """An option that only the other one of batch and streaming queries has."""
+
+
 class DataLossError(RuntimeError):
     """Records that the query was to read are no longer there, and failOnDataLoss is true."""
 

@@ -19,6 +19,7 @@ from kipmesh.spark.offsets import (
     LATEST_OFFSET,
     InvalidOptionError,
     Offsets,
+    OtherModeError,
     TopicPartition,
     parse_assignment,
     parse_partition_numbers,
@@ -220,11 +221,11 @@ def _parse_bounds(given: Mapping[str, str], mode: Mode) -> tuple[Bound, Bound]:
     if mode is Mode.STREAM:
         for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
             if name in given:
-                raise InvalidOptionError(name, "belongs to batch queries; a streaming query has no end")
+                raise OtherModeError(name, "belongs to batch queries; a streaming query has no end")
         return starting, Bound(BoundKind.LATEST, "endingOffsets")
     for name in _OF_STREAMS:
         if name in given:
-            raise InvalidOptionError(name, "belongs to streaming queries")
+            raise OtherModeError(name, "belongs to streaming queries")
     if starting.kind is BoundKind.LATEST or LATEST_OFFSET in _offsets_of(starting):
         raise InvalidOptionError(starting.option, "cannot be latest (-1) in a batch query")
     ending = _parse_bound(given, "ending", "latest")

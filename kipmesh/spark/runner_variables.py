@@ -33,7 +33,7 @@ def complete_variables(spark: SparkSession, name: str) -> None:
     To be called before its first query. With Spark Connect the map is out of reach, and nothing happens; so it is,
     with a warning in the log, when Spark's inner classes are not as they were in 4.1 and 4.2.
     """
-    from py4j.protocol import Py4JError
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
     try:
         variables = _variables(spark, name)

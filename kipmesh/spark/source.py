@@ -24,7 +24,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from kipmesh.spark.offsets import InvalidOptionError
+from kipmesh.spark.offsets import InvalidOptionError, OtherModeError
 from kipmesh.spark.options import Mode, SourceOptions, parse_options
 from kipmesh.spark.readers import KipmeshReader, KipmeshStreamReader
 from kipmesh.spark.write_options import check_columns, parse_write_options
@@ -44,8 +44,11 @@ class KipmeshDataSource(DataSource):
         raw = dict(self.options)
         try:
             options = parse_options(raw, Mode.BATCH)
-        except InvalidOptionError:
-            options = parse_options(raw, Mode.STREAM)
+        except InvalidOptionError as problem:
+            try:
+                options = parse_options(raw, Mode.STREAM)
+            except OtherModeError:
+                raise problem from None
         return _columns(options)
 
     def reader(self, schema: StructType) -> DataSourceReader:

@@ -1,0 +1,179 @@
+"""A real standalone Spark: a master and two workers in two racks, on a mesh of three brokers in three racks."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kipmesh.cluster import LocalCluster
+from kipmesh.spark.java import find_java
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1500)]
+
+RACKS = ("rack-a", "rack-b")
+TOPIC = "numbers"
+PARTITIONS = 12
+RECORDS = 6000
+VALUE_BYTES = 500
+PATIENCE_S = 600
+CONFIG = {
+    "replica.selector.class": "RackAwareReplicaSelector",
+    # Nobody leaves an ISR because the machine is slow: who is not in sync is not read from.
+    "replica.lag.time.max.ms": 300_000,
+    "broker.session.timeout.ms": 60_000,
+}
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@contextmanager
+def java(name: str, folder: Path, arguments: list[str], **environment: str) -> Iterator[None]:
+    """A process of Spark's, whose executors end with it."""
+    from kipmesh.spark.session import home_without_zip
+
+    home = home_without_zip(folder.parent / "home")
+    folder.mkdir()
+    found = find_java()
+    assert found is not None
+    command = [str(found / "bin" / "java"), "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+    own = {"SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1", "JAVA_HOME": str(found), **environment}
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*command, "-cp", f"{home}/jars/*", f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1", *arguments],
+            cwd=folder,
+            env={**os.environ, **own},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Spark master that has both workers."""
+    if find_java() is None:
+        pytest.skip("Spark needs Java 17 or newer, and there is none here")
+    folder = tmp_path_factory.mktemp("standalone")
+    port, page = free_port(), free_port()
+    address = f"spark://127.0.0.1:{port}"
+    with ExitStack() as stack:
+        stack.enter_context(java("master.Master", folder / "master", ["--port", str(port), "--webui-port", str(page)]))
+        for rack in RACKS:
+            own = folder / rack
+            worker = ["--webui-port", "0", "--cores", "1", "--memory", "600m", "--work-dir", str(own / "work"), address]
+            stack.enter_context(java("worker.Worker", own, worker, KIPMESH_CLIENT_RACK=rack))
+        deadline = time.monotonic() + PATIENCE_S
+        while alive_workers(page) < len(RACKS):
+            assert time.monotonic() < deadline, (folder / "master" / "log").read_text()[-3000:]
+            time.sleep(0.5)
+        yield address
+
+
+def alive_workers(page: int) -> int:
+    """What the master's page says."""
+    with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{page}/json", timeout=30) as answer:
+        return int(json.load(answer)["aliveworkers"])
+    return 0
+
+
+@pytest.fixture(scope="module")
+def racked(master: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """The mesh, with a topic that has records on all brokers."""
+    from kipmesh.client import NewTopic
+    from kipmesh.client.sync import AdminClient, Producer
+
+    folder = tmp_path_factory.mktemp("racked")
+    with LocalCluster(mode="processes", controllers=1, leaders=1, followers=2, dir=folder, config=CONFIG) as cluster:
+        with AdminClient(cluster.bootstrap) as admin:
+            admin.create_topics([NewTopic(TOPIC, PARTITIONS, 3, {"min.insync.replicas": "3"})])
+        with Producer(cluster.bootstrap, **{"acks": "all", "delivery.timeout.ms": 300_000}) as producer:
+            sent = [
+                producer.send(TOPIC, b"%0*d" % (VALUE_BYTES, number), partition=number % PARTITIONS)
+                for number in range(RECORDS)
+            ]
+            producer.flush()
+        for each in sent:
+            each.result()
+        yield cluster
+
+
+def fetched_bytes(cluster: LocalCluster) -> dict[tuple[str, str], float]:
+    """What consumers read so far, by the broker's rack and by whether that is theirs."""
+    found: dict[tuple[str, str], float] = {}
+    for node in cluster.nodes:
+        if node.role.value not in ("leader", "follower"):
+            continue
+        with urllib.request.urlopen(f"http://{node.http}/metrics", timeout=60) as answer:
+            text = answer.read().decode()
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name == "kipmesh_broker_consumer_fetched_bytes_total":
+                    key = (str(node.rack), sample.labels["rack"])
+                    found[key] = found.get(key, 0) + sample.value
+    return found
+
+
+def run_python(*arguments: str) -> str:
+    """The standard output of a process that must succeed; a client, as brokers see it, without a rack of its own."""
+    environment = {name: value for name, value in os.environ.items() if name != "KIPMESH_CLIENT_RACK"}
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, env=environment, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+def test_executors_read_within_their_racks(master: str, racked: LocalCluster, tmp_path: Path) -> None:
+    before = fetched_bytes(racked)
+    assert sum(before.values()) == 0
+    reader = Path(__file__).parent / "rack_reader.py"
+    said: dict[str, Any] = json.loads(run_python(str(reader), master, racked.bootstrap, TOPIC, str(tmp_path)))
+    assert said["reads"] == [[RECORDS, RECORDS * VALUE_BYTES]] * 2
+    assert said["racks"] == list(RACKS)
+    after = fetched_bytes(racked)
+    total = sum(after.values())
+    same = sum(size for (_, relation), size in after.items() if relation == "same")
+    assert total >= 2 * RECORDS * VALUE_BYTES
+    assert same / total >= 0.99, after
+    for rack in RACKS:  # each worker has read, from its own broker
+        assert after[rack, "same"] > 0, after
+    assert after["rack-c", "same"] == 0, after
+
+
+def test_a_job_runs_on_the_standalone_master(master: str, racked: LocalCluster, tmp_path: Path) -> None:
+    settings = ("spark.cores.max=2", "spark.executor.memory=512m", "spark.sql.shuffle.partitions=2")
+    confs = [text for setting in settings for text in ("--spark-conf", setting)]
+    job = ["-m", "kipmesh.cli.main", "job", "audit", "--mesh", str(racked.dir), "--topic", TOPIC]
+    out = tmp_path / "out"
+    printed = run_python(*job, "--master", master, *confs, "--out", str(out), "--json")
+    summary = json.loads(printed)
+    assert summary == json.loads((out / "summary.json").read_text())
+    assert summary["passed"]
+    assert (summary["logs"], summary["partitions"], summary["pairs"]) == (3 * PARTITIONS, PARTITIONS, 3 * PARTITIONS)
+    assert summary["pairs_agreed"] == summary["pairs"]
+    assert (out / "report.html").exists()
