@@ -52,7 +52,9 @@ def java(name: str, folder: Path, arguments: list[str], **environment: str) -> I
     found = find_java()
     assert found is not None
     command = [str(found / "bin" / "java"), "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-    own = {"SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1", "JAVA_HOME": str(found), **environment}
+    scala = next((home / "jars").glob("spark-core_*.jar")).name.split("_")[1].split("-")[0]
+    own = {"SPARK_HOME": str(home), "SPARK_SCALA_VERSION": scala, "SPARK_LOCAL_IP": "127.0.0.1"}
+    own |= {"JAVA_HOME": str(found), **environment}
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [*command, "-cp", f"{home}/jars/*", f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1", *arguments],
