@@ -27,6 +27,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 16, 12, 44
 _BAR: Final = 24
 _BAR_LABEL: Final = 220
 _BAR_VALUE: Final = 120
+_LEAST: Final = 1e-300
+"""Less than that is as good as nothing: what is computed from it would be 0."""
 _TICKS: Final = 5
 _POWERS_MAX: Final = 8
 _CSS: Final = "report.css"
@@ -373,15 +375,15 @@ class _Axis:
         """An axis that has all values on it; with `with_zero` from 0, or from one power of ten to another."""
         least, most = min(values), max(values)
         if is_log:
-            least, most = math.log10(least), math.log10(most)
+            least, most = _log10(least), _log10(most)
             if with_zero:
                 least, most = math.floor(least), math.ceil(most)
         elif with_zero:
             least, most = min(least, 0.0), max(most, 0.0)
-        return cls(least, most if most > least else least + 1, is_log, begin, end)
+        return cls(least, most if most - least > _LEAST else least + 1, is_log, begin, end)
 
     def place(self, value: float) -> float:
-        at = math.log10(value) if self.is_log else value
+        at = _log10(value) if self.is_log else value
         return self.begin + (at - self.least) / (self.most - self.least) * (self.end - self.begin)
 
     def ticks(self) -> list[float]:
@@ -390,6 +392,10 @@ class _Axis:
             return _round_values(self.least, self.most, _round_step((self.most - self.least) / _TICKS))
         powers = _round_values(self.least, self.most, max(1.0, math.ceil((self.most - self.least) / _POWERS_MAX)))
         return [10.0**power for power in (powers if len(powers) > 1 else (self.least, self.most))]
+
+
+def _log10(value: float) -> float:
+    return math.log10(max(value, _LEAST))
 
 
 def _round_values(least: float, most: float, step: float) -> list[float]:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kipmesh.spark.jobs.report import (
@@ -77,6 +77,8 @@ def test_lines_are_drawn_in_order_and_broken_at_gaps() -> None:
     assert y0 > y1
 
 
+@example([(0.0, 5e-324)], False, True)
+@example([(0.0, 5e-324)], False, False)
 @given(
     st.lists(st.tuples(st.floats(-1e9, 1e9), st.floats(-1e9, 1e9)), min_size=1, max_size=20),
     st.booleans(),
