@@ -13,11 +13,14 @@ limited in time.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 CALL_TIMEOUT_S = 5.0
+_UNAUTHORIZED = 401
+_FORBIDDEN = 403
 _NOT_FOUND = 404
 _CONFLICT = 409
 _TOO_MANY = 429
@@ -45,7 +48,10 @@ class KubeApi:
         except ImportError:
             raise KubeError("the package `kubernetes` is missing: install kipmesh[kubernetes]") from None
         try:
-            config.load_config()
+            if "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ:
+                config.load_incluster_config()
+            else:
+                config.load_kube_config()
         except (config.ConfigException, OSError, TypeError) as error:
             raise KubeError(f"no Kubernetes: {' '.join(str(error).split())}") from None
         self._client = client
@@ -132,7 +138,13 @@ class KubeApi:
         try:
             return function(*arguments, _request_timeout=CALL_TIMEOUT_S, **options)
         except ApiException as error:
-            kinds = {_NOT_FOUND: NotFoundError, _CONFLICT: ConflictError, _TOO_MANY: TooManyError}
+            kinds = {
+                _UNAUTHORIZED: ForbiddenError,
+                _FORBIDDEN: ForbiddenError,
+                _NOT_FOUND: NotFoundError,
+                _CONFLICT: ConflictError,
+                _TOO_MANY: TooManyError,
+            }
             kind = kinds.get(error.status, KubeError)
             raise kind(f"cannot {what}: {error.status} {error.reason}") from None
         except (HTTPError, OSError) as error:
@@ -149,3 +161,7 @@ class ConflictError(KubeError):
 
 class TooManyError(KubeError):
     """Not now: a disruption budget is against it."""
+
+
+class ForbiddenError(KubeError):
+    """The account may not do that, or is gone."""

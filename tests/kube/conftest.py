@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def image_values(image: str) -> list[str]:
     repository, _, tag = image.rpartition(":")
-    return ["--set", f"image.repository={repository},image.tag={tag}"]
+    return ["--set-string", f"image.repository={repository},image.tag={tag}"]
 
 
 @pytest.fixture(scope="session")

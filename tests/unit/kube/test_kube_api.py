@@ -1,0 +1,141 @@
+"""What is asked of the API of Kubernetes, and what its answers mean: `kipmesh.kube.api` over HTTP."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kipmesh.kube import leave
+from kipmesh.kube.api import ForbiddenError, KubeApi, KubeError, Lease, NotFoundError
+
+STATEFUL_SET = "/apis/apps/v1/namespaces/ns/statefulsets/m-followers"
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/ns/leases/m-leaving"
+NODE = "/api/v1/nodes/n1"
+META = {"name": "m-leaving", "namespace": "ns", "resourceVersion": "7"}
+SELECTOR = {"matchLabels": {"a": "b"}}
+
+
+class Server(ThreadingHTTPServer):
+    """Answers each path as it is told; keeps what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.answers: dict[tuple[str, str], tuple[int, Any]] = {}
+        self.asked: list[tuple[str, str, Any]] = []
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def _answer(self) -> None:
+        length = int(self.headers.get("Content-Length") or 0)
+        body = json.loads(self.rfile.read(length)) if length else None
+        self.server.asked.append((self.command, self.path, body))
+        status, document = self.server.answers.get((self.command, self.path), (404, {"kind": "Status"}))
+        data = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_GET = do_PATCH = _answer  # noqa: N815 - the standard library's names
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the standard library's name
+        pass
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """With a kubeconfig that names it."""
+    it = Server()
+    thread = threading.Thread(target=it.serve_forever)
+    thread.start()
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{it.server_port}"}}],
+        "users": [{"name": "u", "user": {}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    file = tmp_path / "kubeconfig"
+    file.write_text(json.dumps(config))
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(file))
+    yield it
+    it.shutdown()
+    it.server_close()
+    thread.join()
+
+
+def stateful_set(replicas: int, **meta: str) -> dict[str, Any]:
+    template = {"metadata": {}, "spec": {"containers": [{"name": "x"}]}}
+    spec = {"replicas": replicas, "selector": SELECTOR, "serviceName": "m", "template": template}
+    return {"metadata": {"name": "m-followers", **meta}, "spec": spec}
+
+
+def test_how_many_replicas_are_wanted(server: Server) -> None:
+    api = KubeApi()
+    server.answers["GET", STATEFUL_SET] = (200, stateful_set(3))
+    assert api.replicas_wanted("ns", "m-followers") == 3
+    server.answers["GET", STATEFUL_SET] = (200, stateful_set(3, deletionTimestamp="2026-01-01T00:00:00Z"))
+    assert api.replicas_wanted("ns", "m-followers") is None
+    del server.answers["GET", STATEFUL_SET]
+    assert api.replicas_wanted("ns", "m-followers") is None
+    server.answers["GET", STATEFUL_SET] = (403, {})
+    with pytest.raises(ForbiddenError, match="cannot get statefulset m-followers: 403"):
+        api.replicas_wanted("ns", "m-followers")
+
+
+def test_labels_of_a_node(server: Server) -> None:
+    server.answers["GET", NODE] = (200, {"metadata": {"name": "n1", "labels": {"zone": "z"}}})
+    assert KubeApi().node_labels("n1") == {"zone": "z"}
+    with pytest.raises(NotFoundError):
+        KubeApi().node_labels("n2")
+
+
+def test_a_lease_is_read_and_written_only_as_it_was_read(server: Server) -> None:
+    api = KubeApi()
+    server.answers["GET", LEASE] = (200, {"metadata": META})
+    assert api.read_lease("ns", "m-leaving") == Lease("", 0, "7")
+    server.answers["GET", LEASE] = (
+        200,
+        {"metadata": META, "spec": {"holderIdentity": "p/1", "leaseDurationSeconds": 20}},
+    )
+    assert api.read_lease("ns", "m-leaving") == Lease("p/1", 20, "7")
+    server.answers["PATCH", LEASE] = (200, {"metadata": META})
+    assert api.write_lease("ns", "m-leaving", "me/2", 20, "7")
+    body = server.asked[-1][2]
+    assert body["metadata"] == {"resourceVersion": "7"}
+    assert (body["spec"]["holderIdentity"], body["spec"]["leaseDurationSeconds"]) == ("me/2", 20)
+    assert body["spec"]["renewTime"]
+    server.answers["PATCH", LEASE] = (409, {})
+    assert not api.write_lease("ns", "m-leaving", "me/2", 20, "7")
+
+
+def test_nobody_there_is_one_line(server: Server) -> None:
+    api = KubeApi()
+    server.answers["GET", NODE] = (500, {})
+    with pytest.raises(KubeError, match="cannot get node n1: 500"):
+        api.node_labels("n1")
+
+
+@pytest.mark.parametrize(
+    "answer", [(403, {}), (404, {}), (200, stateful_set(2, deletionTimestamp="2026-01-01T00:00:00Z"))]
+)
+def test_a_release_that_is_uninstalled_is_not_held_up(
+    server: Server, answer: tuple[int, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(leave, "say", told.append)
+    server.answers["GET", STATEFUL_SET] = answer
+    place = leave.Place("ns", "m-followers", "m-followers-0", "m-leaving")
+    assert leave.main(place, 101, {"bootstrap.servers": "127.0.0.1:1"}, 60) == 0
+    assert told[0].endswith("nothing is waited for")
