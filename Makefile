@@ -6,12 +6,13 @@ WORKERS ?= 2
 ARGS ?=
 SEEDS ?= 300
 PROJECT ?= kipmesh
+HOST_BROKERS ?= 127.0.0.1:19092,127.0.0.1:19093,127.0.0.1:19094
 PROFILES ?= monitoring
 COMPOSE ?=
 DATA ?=
 CLUSTERS ?= kipmesh
 CLIENTS ?=
-SERVICES := metadata_controller leader follower consumer
+SERVICES := metadata_controller leader follower consumer single
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -32,7 +33,7 @@ endif
 .DELETE_ON_ERROR:
 .PHONY: help install demo test check lint format types imports tidy unit e2e spark golden sim sim-replicas chaos bench \
   bench-clients bench-spark bench-closest bench-failover bench-fencing bench-groups bench-metadata bench-sessions bench-spark-kills bench-snapshot bench-compare clients certs protos lock wheel \
-  docs dashboards monitoring images up down chaos-compose kube clean distclean stale
+  docs dashboards monitoring images image-spark up down demo-compose chaos-compose docker kube clean distclean stale
 
 help: ## list the targets
 	@echo "make TARGET [PYTHON=python3.12] [SCALE=n] [SEEDS=n] [WORKERS=n] [ARGS='...']"
@@ -150,17 +151,24 @@ kube: install ## tests of the chart on the Kubernetes of KUBECONFIG (needs helm,
 
 lock: install ## newest versions within pyproject.toml's bounds into requirements.lock
 	$(PY) -m pip install --quiet --upgrade uv
-	$(PY) -m uv pip compile pyproject.toml --extra demo --extra kubernetes --group dev --universal --python-version 3.11 --upgrade \
+	$(PY) -m uv pip compile pyproject.toml --extra demo --extra kubernetes --extra containers --group dev --universal --python-version 3.11 --upgrade \
 	  --no-annotate --custom-compile-command "make lock" --quiet --output-file requirements.lock
 
 images: install ## the services' images kipmesh/SERVICE:VERSION (BASE_IMAGE=..., IMAGE_PREFIX=..., IMAGE_TAG=...; docs/docker.md)
 	@sh tools/images.sh $(VENV) $(SERVICES)
+
+image-spark: install ## the image of the Spark jobs, kipmesh/spark:VERSION
+	@sh tools/images.sh $(VENV) spark
 
 up: images ## a mesh of containers with Prometheus and Grafana, healthy when this returns (PROFILES= for the mesh alone; docs/docker.md)
 	@COMPOSE="$(COMPOSE)" PROFILES="$(PROFILES)" sh tools/compose.sh up $(PROJECT)
 
 down: ## stop that mesh; DATA=remove removes its volumes
 	@COMPOSE="$(COMPOSE)" PROFILES="$(PROFILES)" sh tools/compose.sh down $(PROJECT) $(DATA)
+
+demo-compose: up ## the flights demo through the mesh of `make up`: a year produced from this machine, streamed by Spark, proven
+	@$(PY) -m kipmesh.cli.main topic delete flights --if-exists --bootstrap $(HOST_BROKERS)
+	$(PY) -m kipmesh.cli.main job flights --fill --bootstrap $(HOST_BROKERS) --out build/demo-compose $(ARGS)
 
 chaos-compose: install ## faults on that mesh, its history checked (ARGS="deploy/chaos/compose/faults.yaml")
 	$(PY) -m kipmesh.cli.main chaos run --dir build/chaos --compose $(PROJECT) $(or $(ARGS),deploy/chaos/compose/*.yaml)
@@ -169,6 +177,9 @@ certs: install ## certificates for docker-compose's mesh in build/certs (kept wh
 	$(VENV)/bin/kipmesh certs make build/certs --node --keep \
 	  controller-1 controller-2 controller-3 leader-1 follower-1 follower-2
 	$(VENV)/bin/kipmesh certs make build/certs --keep consumer-1 prometheus client
+
+docker: install ## tests of images and of the mesh of docker-compose.yml (needs a docker daemon)
+	KIPMESH_DOCKER_TESTS=full $(PYTEST) tests/docker $(ARGS)
 
 wheel: install ## build dist/*.whl
 	$(PY) -m build --wheel --no-isolation --outdir dist

@@ -1,5 +1,5 @@
 # One service of a mesh: docker build -f deploy/docker/service.Dockerfile --build-arg SERVICE=leader .
-# SERVICE is metadata_controller, leader, follower or consumer; docs/docker.md describes images and arguments.
+# SERVICE is metadata_controller, leader, follower, consumer or single; docs/docker.md describes images and arguments.
 #
 # `make images` puts wheels into build/wheels first, and then nothing is fetched in here. Without them pip fetches what
 # requirements.lock names. All services share the layer with Python's packages: only what starts is another.
@@ -66,14 +66,14 @@ CMD ["--config-file", "/etc/kipmesh/controller.properties"]
 
 FROM runtime AS leader
 LABEL kipmesh.service="leader"
-EXPOSE 9092 9094 9404
+EXPOSE 9092 9094 9095 9096 9404
 HEALTHCHECK --interval=3s --timeout=5s --start-period=60s --retries=3 CMD ["python", "-m", "kipmesh.node.health", "9404"]
 ENTRYPOINT ["python", "-m", "kipmesh_leader"]
 CMD ["--config-file", "/etc/kipmesh/broker.properties"]
 
 FROM runtime AS follower
 LABEL kipmesh.service="follower"
-EXPOSE 9092 9094 9404
+EXPOSE 9092 9094 9095 9096 9404
 HEALTHCHECK --interval=3s --timeout=5s --start-period=60s --retries=3 CMD ["python", "-m", "kipmesh.node.health", "9404"]
 ENTRYPOINT ["python", "-m", "kipmesh_follower"]
 CMD ["--config-file", "/etc/kipmesh/broker.properties"]
@@ -84,5 +84,11 @@ EXPOSE 8080
 HEALTHCHECK --interval=3s --timeout=5s --start-period=60s --retries=3 CMD ["python", "-m", "kipmesh.node.health", "8080"]
 ENTRYPOINT ["python", "-m", "kipmesh_consumer"]
 CMD ["--config-file", "/etc/kipmesh/consumer.properties"]
+
+# A whole mesh in one process, for tests: kipmesh.testing.containers.
+FROM runtime AS single
+LABEL kipmesh.service="single"
+EXPOSE 9200 9300
+ENTRYPOINT ["python", "-m", "kipmesh.cluster.serve", "--dir", "/var/lib/kipmesh"]
 
 FROM ${SERVICE}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -44,6 +44,9 @@ class Options:
         ),
     ] = None
     topic: Annotated[str, typer.Option("--topic", help="Of JSON objects, a flight each.")] = "flights"
+    fill: Annotated[bool, typer.Option("--fill", help="Make the topic in the mesh of --bootstrap, and fill it.")] = (
+        False
+    )
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first flights of a year.")] = None
     scale: Annotated[int, typer.Option("--scale", min=1, max=100, help="Years, each the same.")] = 1
     late: Annotated[int, typer.Option("--late", min=0, help="Flights a year that its own mesh gets weeks late.")] = 500
@@ -67,8 +70,10 @@ class Options:
             interval_ms(getattr(self, name), f"--{name}")
         if not self.topic:
             raise typer.BadParameter("is empty", param_hint="--topic")
-        if self.bootstrap is not None and self.limit is not None:
-            raise typer.BadParameter("is of a mesh of the job's own, which --bootstrap is not", param_hint="--limit")
+        if self.fill and self.bootstrap is None:
+            raise typer.BadParameter("is for the mesh of --bootstrap; a mesh of its own is filled", param_hint="--fill")
+        if self.bootstrap is not None and self.limit is not None and not self.fill:
+            raise typer.BadParameter("is of what this job fills, and --bootstrap has its own", param_hint="--limit")
 
 
 def run(run: JobRun, options: Options) -> Outcome:
@@ -79,18 +84,19 @@ def run(run: JobRun, options: Options) -> Outcome:
 
 @contextmanager
 def _mesh(run: JobRun, options: Options) -> Iterator[tuple[str, Expected | None]]:
-    if options.bootstrap is not None:
+    if options.bootstrap is not None and not options.fill:
         yield options.bootstrap, None
         return
     from kipmesh.spark.jobs.flights import dataset, feed
 
     folder = _data(dataset)
     _ = run.spark  # Its start forks: before the producer has threads.
-    with feed.own_mesh(run.folder.root / "cluster") as bootstrap:
+    named = options.bootstrap
+    with nullcontext(named) if named is not None else feed.own_mesh(run.folder.root / "cluster") as bootstrap:
         year = dataset.load_flights(folder, limit=options.limit)
         total = (len(year) + min(options.broken, len(year))) * options.scale
         records = feed.encoded(year, options.late, options.broken, scale=options.scale)
-        with run.step("Fill a mesh of its own", total) as done:
+        with run.step("Fill a mesh of its own" if named is None else f"Fill topic {options.topic}", total) as done:
             feed.produce(bootstrap, options.topic, records, done)
         yield bootstrap, feed.expected(year, options.broken, options.scale)
 
@@ -216,6 +222,7 @@ JOB: Final = Job(
     examples="""
     kipmesh job flights
     kipmesh job flights --limit 20000 --window '6 hours' --out reports/flights --json
+    kipmesh job flights --bootstrap 127.0.0.1:9092 --fill
     kipmesh job flights --bootstrap 127.0.0.1:9092 --topic flights --master 'local[4]'
     kipmesh job flights --bootstrap 127.0.0.1:9092 --master spark://127.0.0.1:7077
     """,
