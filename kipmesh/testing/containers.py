@@ -19,8 +19,8 @@ from testcontainers.core.container import DockerContainer
 from testcontainers.core.wait_strategies import LogMessageWaitStrategy
 
 MESH_PORT, KAFKA_PORT = 9200, 9300
-ADVERTISED = "/tmp/advertised.json"  # noqa: S108
-"""Within the container, whose own it is."""
+ADVERTISED = "/var/lib/kipmesh/advertised.json"
+"""Within the container: its volume."""
 READY_LINE = "kipmesh: ready"
 START_TIMEOUT_S = 60
 
@@ -53,7 +53,7 @@ class KipmeshContainer(DockerContainer):
         super().start()
         try:
             said = {"mesh": self._addresses(MESH_PORT), "kafka": self._addresses(KAFKA_PORT)}
-            # Its own process writes it: the root file system may be read-only, and /tmp a file system of its own.
+            # Written from within: the root file system may be read-only.
             script = f"import sys; open({ADVERTISED!r}, 'w').write(sys.argv[1])"
             result = self.exec(["python", "-c", script, json.dumps(said)])
             if result.exit_code:

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from kipmesh.node import health
-from kipmesh.node.http import ProbeServer
+from kipmesh.node.http import Conditions, ProbeServer
 
 
 @pytest.fixture
@@ -21,7 +21,8 @@ async def probes() -> Iterator[Callable[[bool], str]]:
     started: list[ProbeServer] = []
 
     def start(is_ready: bool) -> str:
-        server = ProbeServer(CollectorRegistry(), lambda: is_ready, asyncio.get_running_loop())
+        conditions = Conditions(lambda: True, lambda: is_ready, lambda: is_ready)
+        server = ProbeServer(CollectorRegistry(), conditions, asyncio.get_running_loop())
         started.append(server)
         return f"0.0.0.0:{server.start('127.0.0.1', 0)}"
 

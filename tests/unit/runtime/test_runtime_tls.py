@@ -17,7 +17,7 @@ from kipmesh.core.config import AdminConfig, BrokerConfig, ControllerConfig
 from kipmesh.core.config.consumer_service import ConsumerServiceConfig
 from kipmesh.core.errors import InvalidConfigError
 from kipmesh.node import health
-from kipmesh.node.http import ProbeServer
+from kipmesh.node.http import Conditions, ProbeServer
 from kipmesh.node.tls import ProcessTls
 from kipmesh.testing.waiting import until
 from kipmesh.tls.making import Authority
@@ -116,7 +116,9 @@ async def test_probes_and_metrics_by_https_alone(tmp_path: Path, client_auth: st
     tls = ProcessTls(BrokerConfig.parse(BROKER | values), registry)
     assert tls.mesh_client() is None
     assert tls.mesh_server("MESH") is None
-    server = ProbeServer(registry, lambda: True, asyncio.get_running_loop(), tls.http())
+    server = ProbeServer(
+        registry, Conditions(lambda: True, lambda: True, lambda: True), asyncio.get_running_loop(), tls.http()
+    )
     port = server.start("127.0.0.1", 0)
     try:
         own = client_auth == "required"
