@@ -12,7 +12,6 @@ from kafka.structs import TopicPartition
 from serving import BEGINNING, END, VerbError, data, headers_of, record, serve
 
 _CODES = {for_code(code).__name__: code for code in range(-1, 130)}
-_NAMES = {for_code(code).message: code for code in range(1, 130)}
 
 
 def _of_record(found: Any) -> dict[str, Any]:
@@ -83,8 +82,8 @@ class Driver:
     def alter_config(self, topic: str, name: str, value: str) -> None:
         wanted = ConfigResource(ConfigResourceType.TOPIC, topic, configs={name: value})
         result = self._admin.alter_configs([wanted], incremental=True)["topic"][topic]
-        if result != "OK":  # "[Error 40] INVALID_CONFIG: ..."
-            raise VerbError(next((code for name, code in _NAMES.items() if name in result), -1), result)
+        if result != "OK":  # "[Error 40] InvalidConfigurationError: ..."
+            raise VerbError(int(result.removeprefix("[Error ").partition("]")[0]), result)
 
     def delete_records(self, topic: str, partition: int, before: int) -> int:
         (found,) = self._admin.delete_records({TopicPartition(topic, partition): before}).values()

@@ -1,0 +1,188 @@
+"""`python tools/capture_wire.py`: what clients of others and a real Apache Kafka say to each other, into `tests/golden/wire`.
+
+Three brokers of Apache Kafka advertise the ports of proxies that pass everything on and record it. Each client of
+`tests/clients` does a little of everything. Of each API and version the smallest exchange with an answer is kept, whole
+frames without their length: `KEY-VERSION.request` and `KEY-VERSION.response`, and in `exchanges.json` who sent it. Only
+made again when clients or Apache Kafka get newer (Java, Maven, and what the clients need).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import struct
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "clients")]
+
+from bench.kafka_broker import KafkaBroker, KafkaCluster  # noqa: E402
+from kipmesh.cluster import ports  # noqa: E402
+
+TARGET = ROOT / "tests" / "golden" / "wire"
+FRAME_BYTES_MAX = 16 << 10
+"""Larger exchanges show nothing that smaller ones do not."""
+BROKERS = 3
+
+Exchange = tuple[str, bytes, bytes]
+"""The client's id, the request and the response."""
+
+
+class Recorder:
+    """Exchanges by API key and version; of several, the smallest."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[int, int], Exchange] = {}
+
+    def add(self, request: bytes, response: bytes) -> None:
+        """An exchange that is whole."""
+        if max(len(request), len(response)) > FRAME_BYTES_MAX:
+            return
+        key, version, _, size = struct.unpack_from(">hhih", request)
+        who = request[10 : 10 + size].decode(errors="replace") if size > 0 else ""
+        old = self.found.get((key, version))
+        # Of those that say something: an empty answer is the smallest, and shows the least.
+        if old is None or (len(old[2]) < 64 < len(response)):
+            self.found[key, version] = (who, request, response)
+
+
+class Proxy:
+    """In front of one broker."""
+
+    def __init__(self, port: int, broker_port: int, recorder: Recorder) -> None:
+        self._port = port
+        self._broker_port = broker_port
+        self._recorder = recorder
+
+    async def start(self) -> None:
+        """Listen."""
+        await asyncio.start_server(self._serve, "127.0.0.1", self._port)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        waiting: dict[int, bytes] = {}
+        try:
+            broker_reader, broker_writer = await asyncio.open_connection("127.0.0.1", self._broker_port)
+        except OSError:
+            writer.close()
+            return
+
+        async def forward(source: asyncio.StreamReader, target: asyncio.StreamWriter, is_request: bool) -> None:
+            with contextlib.suppress(OSError, EOFError):
+                while True:
+                    head = await source.readexactly(4)
+                    frame = await source.readexactly(struct.unpack(">I", head)[0])
+                    if is_request:
+                        waiting[struct.unpack_from(">i", frame, 4)[0]] = frame
+                    else:
+                        request = waiting.pop(struct.unpack_from(">i", frame)[0], None)
+                        if request is not None:
+                            self._recorder.add(request, frame)
+                    target.write(head + frame)
+                    await target.drain()
+            target.close()
+
+        await asyncio.gather(forward(reader, broker_writer, True), forward(broker_reader, writer, False))
+
+
+def talk(bootstrap: str, folder: Path) -> None:
+    """Each client does what its driver knows; what one cannot is left out."""
+    import drivers_of_tests as drivers
+    import scenarios_of_tests as scenarios
+
+    for client in drivers.CLIENTS.values():
+        try:
+            client.command()
+        except drivers.MissingError as error:
+            sys.stderr.write(f"capture: without {client.name}: {error}\n")
+            continue
+        driver = drivers.Driver(client, bootstrap, folder / f"{client.name}.log", {"rack": "rack-b"})
+        topic, group = f"topic-{client.name}", f"group-{client.name}"
+        sent = scenarios.records(4, 2, size=20)
+        steps: Sequence[tuple[str, Mapping[str, Any]]] = (
+            ("create_topic", {"topic": topic, "partitions": 2, "replicas": 3}),
+            ("create_topic", {"topic": topic, "partitions": 2, "replicas": 3}),
+            ("describe_cluster", {}),
+            ("list_topics", {}),
+            ("produce", {"topic": topic, "records": sent}),
+            ("produce", {"topic": topic, "records": sent, "idempotent": True, "compression": "gzip"}),
+            ("describe_topic", {"topic": topic}),
+            ("consume", {"topic": topic, "partitions": {"0": -2, "1": 0}, "count": 8, "timeout_s": 10}),
+            ("offset_for_time", {"topic": topic, "partition": 0, "timestamp": scenarios.FIRST_MS}),
+            ("watermarks", {"topic": topic, "partition": 0}),
+            ("group_open", {"group": group, "topics": [topic]}),
+            ("group_poll", {"count": 8, "timeout_s": 12}),
+            ("group_commit", {}),
+            ("group_poll", {"count": 1, "timeout_s": 3}),
+            ("committed", {"group": group, "topic": topic, "partition": 0}),
+            ("list_groups", {}),
+            ("describe_group", {"group": group}),
+            ("group_close", {}),
+            ("delete_group", {"group": group}),
+            ("create_partitions", {"topic": topic, "total": 3}),
+            ("describe_configs", {"topic": topic}),
+            ("alter_config", {"topic": topic, "name": "retention.ms", "value": "7200000"}),
+            ("delete_records", {"topic": topic, "partition": 0, "before": 1}),
+            ("delete_topic", {"topic": topic}),
+        )
+        for verb, given in steps:
+            try:
+                driver(verb, **given)
+            except (drivers.ClientError, drivers.NoVerbError, AssertionError) as error:
+                sys.stderr.write(f"capture: {client.name} {verb}: {str(error)[:120]}\n")
+        driver.close()
+
+
+def keep(recorder: Recorder) -> None:
+    """Replace what is there."""
+    from kipmesh.wire.registry import make_registry
+
+    TARGET.mkdir(parents=True, exist_ok=True)
+    for old in (*TARGET.glob("*.request"), *TARGET.glob("*.response")):
+        old.unlink()
+    known, told = make_registry(), {}
+    for (key, version), (who, request, response) in sorted(recorder.found.items()):
+        if key not in known or version not in known[key].supported:
+            continue
+        name = f"{key:02}-{version:02}"
+        (TARGET / f"{name}.request").write_bytes(request)
+        (TARGET / f"{name}.response").write_bytes(response)
+        told[name] = {"api": known[key].name, "client": who}
+    (TARGET / "exchanges.json").write_text(json.dumps(told, indent=1) + "\n")
+    sys.stdout.write(f"{len(told)} exchanges of {len({name[:2] for name in told})} APIs\n")
+
+
+def main() -> int:
+    """Record."""
+    recorder, loop = Recorder(), asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    front = ports.choose(BROKERS)
+
+    def properties(broker: KafkaBroker) -> Mapping[str, str]:
+        number = broker.node_id - 1
+        return {
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{front[number]}",
+            "broker.rack": f"rack-{'abc'[number]}",
+            "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
+            "offsets.topic.num.partitions": "3",
+            "group.initial.rebalance.delay.ms": "0",
+        }
+
+    with (
+        KafkaCluster(BROKERS, ("-Xms256m", "-Xmx512m"), properties) as cluster,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        for port, broker in zip(front, cluster.brokers, strict=True):
+            asyncio.run_coroutine_threadsafe(Proxy(port, broker.port, recorder).start(), loop).result(10)
+        talk(",".join(f"127.0.0.1:{port}" for port in front), Path(folder))
+        keep(recorder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
