@@ -32,7 +32,7 @@ endif
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install demo test check lint format types imports tidy unit e2e spark golden sim sim-replicas chaos bench \
-  bench-clients bench-spark bench-closest bench-failover bench-fencing bench-groups bench-metadata bench-sessions bench-spark-kills bench-snapshot bench-compare clients certs protos lock wheel \
+  bench-clients bench-spark bench-closest bench-failover bench-fencing bench-groups bench-metadata bench-sessions bench-spark-kills bench-snapshot bench-compare clients fuzz-wire certs protos lock wheel \
   docs dashboards monitoring images image-spark up down demo-compose chaos-compose docker kube clean distclean stale
 
 help: ## list the targets
@@ -83,6 +83,9 @@ spark: install ## tests with Apache Spark (Java 17+)
 
 clients: install ## clients that others wrote, on a live cluster (CLUSTERS="kipmesh apache", CLIENTS="java kcat"; docs/clients.md)
 	CLIENTS_LONG=1 CLUSTERS="$(CLUSTERS)" CLIENTS="$(CLIENTS)" $(PYTEST) tests/clients $(ARGS)
+
+fuzz-wire: install ## 200,000 mutated frames and half-open connections at the Kafka listener (ARGS="--frames 10000 --seed 7")
+	$(PY) tools/fuzz_wire.py $(ARGS)
 
 golden: install ## tests with Apache Kafka's own tools (Java 17+, Maven)
 	$(PYTEST) tests/golden $(ARGS)

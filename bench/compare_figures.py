@@ -192,7 +192,7 @@ def measure(
             running, seconds = shape.start()
         except Exception as error:  # of a cluster: what it may be is not known here, and others are still measured
             for name in share:
-                keep(name, None, f"{type(error).__name__}: {error}")
+                keep(name, None, f"{type(error).__name__}: {error}".splitlines()[0][:300])
             continue
         try:
             say(f"{shape.label}: ready after {seconds:.2f} s")

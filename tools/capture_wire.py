@@ -1,4 +1,4 @@
-"""`python tools/capture_wire.py`: what clients of others and a real Apache Kafka say to each other, into `tests/golden/wire`.
+"""`python tools/capture_wire.py`: into `tests/golden/wire`, what clients of others and a real Apache Kafka say.
 
 Three brokers of Apache Kafka advertise the ports of proxies that pass everything on and record it. Each client of
 `tests/clients` does a little of everything. Of each API and version the smallest exchange with an answer is kept, whole
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import json
 import struct
 import sys
@@ -92,8 +93,8 @@ class Proxy:
 
 def talk(bootstrap: str, folder: Path) -> None:
     """Each client does what its driver knows; what one cannot is left out."""
-    import drivers_of_tests as drivers
-    import scenarios_of_tests as scenarios
+    drivers = importlib.import_module("drivers_of_tests")
+    scenarios = importlib.import_module("scenarios_of_tests")
 
     for client in drivers.CLIENTS.values():
         try:

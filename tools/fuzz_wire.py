@@ -1,10 +1,10 @@
 """`python tools/fuzz_wire.py`: mutated frames and half-open connections against the Kafka listener of a live mesh.
 
-A mesh of its own (one controller, one broker) gets `--frames` requests: whole ones from `tests/golden/wire` and from
-the codecs, of which bits are flipped, lengths lie, ends are missing, keys and versions are any; alone or in pipelines, whole
-or in pieces, on connections that are closed, reset, or left half open. Meanwhile an honest client asks on a connection of
-its own, which must never break, and on new ones. In the end the same processes must run, with no more memory than
-`--growth-mib` above what they had after a first tenth, and must answer. The seed replays what is sent.
+A mesh of its own (one controller, one broker) gets `--frames` requests: whole ones from `tests/golden/wire` and empty
+ones of each API, of which bits are flipped, lengths lie, ends are missing, keys and versions are any; alone or in
+pipelines, whole or in pieces, on connections that are closed, reset, or left half open. Meanwhile an honest client asks
+on a connection of its own, which must never break. In the end the same processes must run, with no more memory than
+`--growth-mib` above what they had after a first tenth, and must answer on a new one. The seed replays what is sent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kipmesh.cluster import LocalCluster, Role
 
 ROOT = Path(__file__).resolve().parent.parent
 CORPUS = ROOT / "tests" / "golden" / "wire"
-CONNECTIONS = 16
+CONNECTIONS = 48
 """Senders at once."""
 HALF_OPEN_MAX = 100
 FRAMES_A_CONNECTION = 40
@@ -39,12 +39,11 @@ class FuzzError(Exception):
 
 
 def corpus() -> list[bytes]:
-    """Requests without their length, as clients of others sent them, and each API in each version with nothing in it."""
+    """Requests without their length: as clients of others sent them, and each API in each version with zeros."""
     found = [each.read_bytes() for each in sorted(CORPUS.glob("*.request"))]
-    for key in range(API_KEYS):
-        for version in range(14):
-            found.append(struct.pack(">hhih4s", key, version, 1, 4, b"fuzz") + bytes(24))
-    return found
+    empty = [struct.pack(">hhih4s", key, version, 1, 4, b"fuzz") for key in range(API_KEYS) for version in range(14)]
+    # Those that clients sent come as often as the others, of which there are more.
+    return found * (len(empty) // max(len(found), 1)) + [each + bytes(24) for each in empty]
 
 
 def mutate(source: random.Random, frame: bytes, others: Sequence[bytes]) -> bytes:
@@ -177,7 +176,7 @@ class Fuzz:
             self._half_open.append(writer)
             return
         with contextlib.suppress(TimeoutError, OSError):
-            async with asyncio.timeout(source.choice((0.0, 0.02, 0.1))):
+            async with asyncio.timeout(source.choice((0.02, 0.1, 0.3))):
                 while await reader.read(1 << 16):
                     pass
                 self.closed += 1
@@ -234,19 +233,18 @@ async def fuzz(port: int, pids: Sequence[int], frames: int, seed: int, growth_mi
 def run(frames: int, seed: int, growth_mib: int = 128) -> str:
     """On a mesh of its own; FuzzError."""
     with LocalCluster(mode="processes", controllers=1, leaders=1, followers=0) as cluster:
+        (log,) = (Path(str(node.log)) for node in cluster.nodes if node.role is Role.LEADER)
         assert cluster.kafka_bootstrap is not None
-        (broker,) = (node for node in cluster.nodes if node.role is Role.LEADER)
         pids = [node.pid for node in cluster.nodes if node.pid is not None]
         try:
             told = asyncio.run(fuzz(int(cluster.kafka_bootstrap.rpartition(":")[2]), pids, frames, seed, growth_mib))
         except FuzzError as error:
-            log = Path(broker.log).read_text(errors="replace")[-2000:]
-            raise FuzzError(f"seed {seed}: {error}\n{log}") from None
+            raise FuzzError(f"seed {seed}: {error}\n{log.read_text(errors='replace')[-2000:]}") from None
         if [node.pid for node in cluster.nodes if node.pid is not None] != pids:
             raise FuzzError(f"seed {seed}: a process ended")
-        errors = [line for line in Path(broker.log).read_text(errors="replace").splitlines() if "Traceback" in line]
+        errors = [line for line in log.read_text(errors="replace").splitlines() if "Traceback" in line]
         if errors:
-            raise FuzzError(f"seed {seed}: {len(errors)} tracebacks in {broker.log}: {errors[0]}")
+            raise FuzzError(f"seed {seed}: {len(errors)} tracebacks in {log}: {errors[0]}")
     return told
 
 

@@ -1,0 +1,29 @@
+"""Mutated frames and half-open connections at the Kafka listener; `make fuzz-wire` sends more of them."""
+
+from __future__ import annotations
+
+import random
+import struct
+
+import pytest
+
+from tools import fuzz_wire
+
+
+@pytest.mark.slow
+def test_the_listener_survives_what_is_no_request() -> None:
+    told = fuzz_wire.run(frames=8_000, seed=2)
+    assert "8,000 frames" in told
+
+
+def test_mutations_are_replayed_by_their_seed() -> None:
+    corpus = fuzz_wire.corpus()
+    assert len(corpus) > 1000
+    first, second = ([fuzz_wire.mutate(random.Random(seed), corpus[3], corpus) for seed in range(50)] for _ in range(2))
+    assert first == second
+    assert len(set(first)) > 40
+
+
+def test_honest_requests_are_metadata() -> None:
+    key, version, correlation_id = struct.unpack_from(">hhi", fuzz_wire.HONEST)
+    assert (key, version, correlation_id) == (3, 4, 77)
