@@ -277,13 +277,10 @@ class Connection(asyncio.BufferedProtocol):
         size = 0
         if response is not NO_ANSWER:
             out = api.encode(header.correlation_id, header.version, response)
-            size = len(out)
-            if out.parts:
-                out.parts.append(out)
-                size = sum(map(len, out.parts))
+            size = len(out) + sum(map(len, out.parts))
             if self._transport is not None and not self._is_lost and not self._transport.is_closing():
                 if out.parts:
-                    self._transport.writelines(out.parts)
+                    self._transport.writelines([*out.parts, out])
                 else:
                     self._transport.write(out)
         self.active_at = shared.loop.time()

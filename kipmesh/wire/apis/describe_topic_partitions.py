@@ -3,7 +3,8 @@
 Topics come in the order of their names; none named means all. A page has `response_partition_limit` partitions, at most
 `PARTITIONS_MAX`, and says where the next begins.
 
-Not implemented: eligible leader replicas (null; the last known leader is told), authorized operations (always unknown).
+Not implemented: eligible leader replicas (none are told, and no null, which Java clients do not expect), authorized
+operations (always unknown).
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ RESPONSE = Struct(
                             field("leader_epoch", "int32"),
                             field("replica_nodes", Array("int32")),
                             field("isr_nodes", Array("int32")),
-                            field("eligible_leader_replicas", Array("int32"), nullable="0+", default=None),
+                            field("eligible_leader_replicas", Array("int32"), nullable="0+", default=()),
                             field("last_known_elr", Array("int32"), nullable="0+"),
                             field("offline_replicas", Array("int32")),
                         )

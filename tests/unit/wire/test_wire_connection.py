@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import struct
 
@@ -225,3 +226,22 @@ async def test_clients_say_which_software_they_are(name: str, code: int) -> None
         assert struct.unpack(">h", data[:2])[0] == code
         counted = wire.count("kipmesh_wire_client_software_total", name=name, version="2.0")
         assert counted == (1 if code == 0 else 0)
+
+
+async def test_nothing_of_a_request_is_left_to_the_garbage_collector() -> None:
+    async with listening() as wire:
+        client = await wire.connect()
+        client.send(frame(ECHO, 1, "a", data=bytes(100_000)))
+        await client.response()
+        gc.collect()
+        gc.disable()
+        try:
+            before = len(gc.get_objects())
+            for index in range(50):
+                client.send(frame(ECHO, index, "a", data=bytes(100_000)), frame(WRITE, index, "b"))
+                await client.response()
+                await client.response()
+            assert gc.collect() < 50
+            assert len(gc.get_objects()) < before + 50
+        finally:
+            gc.enable()

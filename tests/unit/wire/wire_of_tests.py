@@ -25,7 +25,7 @@ class Text(NamedTuple):
     data: bytes = b""
 
 
-TABLE = Struct(Text, field("text", "string"), field("data", "bytes", default=b""))
+TABLE = Struct(Text, field("text", "string"), field("data", "records", default=b""))
 
 
 class Hand:

@@ -1,0 +1,161 @@
+"""What the wire itself decides: older forms, pages, who is the controller, what is refused."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kipmesh.core import messages as m
+from kipmesh.core.context import RequestContext
+from kipmesh.core.errors import ErrorCode
+from kipmesh.wire.api import Call, HangUp, Session
+from kipmesh.wire.apis import describe_topic_partitions, fetch, find_coordinator, list_offsets, metadata, produce
+from kipmesh.wire.registry import make_registry
+
+CONTEXT = RequestContext("me", "ipv4:127.0.0.1:1", listener="KAFKA")
+
+
+def call(version: int) -> Call:
+    return Call(CONTEXT, version, Session(lambda _name, _version: None))
+
+
+def services(**handlers: Any) -> Any:
+    """Handlers that answer with what is given, and remember what they were asked."""
+    asked: list[Any] = []
+
+    def handler(answer: Any) -> Any:
+        async def handle(request: Any, context: RequestContext, **options: Any) -> Any:
+            assert context is CONTEXT
+            asked.append((request, options) if options else request)
+            return answer
+
+        return handle
+
+    target = SimpleNamespace(**{name: handler(answer) for name, answer in handlers.items()})
+    return SimpleNamespace(broker=target, groups=target, node_id=2, cluster_id="the-id", asked=asked)
+
+
+BROKERS = [m.MetadataResponseBroker(1, "a", 1), m.MetadataResponseBroker(2, "b", 2)]
+
+
+@pytest.mark.parametrize(
+    ("version", "topics", "is_all"), [(0, (), True), (1, (), False), (1, None, True), (12, None, True)]
+)
+async def test_no_topics_and_all_topics(version: int, topics: Any, is_all: bool) -> None:
+    node = services(metadata=m.MetadataResponse(brokers=BROKERS, controller_id=1001))
+    request = metadata._Request(topics)
+    response = await metadata.API.handle(node, request, call(version))
+    assert node.asked[0].all_topics is is_all
+    assert response.controller_id == 2  # a broker's, which forwards; not the metadata quorum's
+    node = services(metadata=m.MetadataResponse(brokers=BROKERS[:1], controller_id=1001))
+    assert (await metadata.API.handle(node, request, call(version))).controller_id == 1
+
+
+async def test_metadata_without_any_yet() -> None:
+    node = services(metadata=m.MetadataResponse(error_code=ErrorCode.BROKER_NOT_AVAILABLE))
+    response = await metadata.API.handle(node, metadata._Request([m.MetadataRequestTopic(name="t")]), call(9))
+    assert [topic.error_code for topic in response.topics] == [ErrorCode.LEADER_NOT_AVAILABLE]
+    assert response.cluster_id == "the-id"
+
+
+def _topic(name: str, partitions: int) -> m.MetadataResponseTopic:
+    return m.MetadataResponseTopic(
+        0, name, name.encode() * 16, False, [m.MetadataResponsePartition(0, index) for index in range(partitions)]
+    )
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 6, 7, 100])
+async def test_pages_of_partitions_have_each_once(limit: int) -> None:
+    topics = [_topic("b", 3), _topic("a", 2), m.MetadataResponseTopic(3, "missing"), _topic("c", 2)]
+    node = services(metadata=m.MetadataResponse(topics=topics))
+    cursor, found = None, []
+    for _ in range(20):
+        request = describe_topic_partitions._Request((), limit, cursor)
+        page = await describe_topic_partitions.API.handle(node, request, call(0))
+        assert sum(len(topic.partitions) for topic in page.topics) <= limit
+        found += [(topic.name, one.partition_index) for topic in page.topics for one in topic.partitions]
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    assert found == [("a", 0), ("a", 1), ("b", 0), ("b", 1), ("b", 2), ("c", 0), ("c", 1)]
+
+
+async def test_one_coordinator_and_several() -> None:
+    found = [m.Coordinator("g", 3, "host", 9), m.Coordinator("h", error_code=15, error_message="none")]
+    node = services(find_coordinator=m.FindCoordinatorResponse(coordinators=found))
+    response = await find_coordinator.API.handle(node, find_coordinator._Request("g"), call(3))
+    assert (response.node_id, response.host, response.port) == (3, "host", 9)
+    assert node.asked[0] == m.FindCoordinatorRequest(0, ("g",))
+    request = find_coordinator._Request(coordinator_keys=["g", "h"])
+    assert (await find_coordinator.API.handle(node, request, call(4))).coordinators == found
+
+
+def _produced(acks: int, code: int, batch: bytes = b"") -> tuple[Any, m.ProduceRequest]:
+    answer = m.ProduceResponse([m.TopicProduceResponse("t", b"", [m.PartitionProduceResponse(0, code)])])
+    data = [m.TopicProduceData("t", b"", [m.PartitionProduceData(0, batch)])]
+    return services(produce=answer), m.ProduceRequest(None, acks, 1000, data)
+
+
+async def test_no_answer_without_acks_and_no_connection_after_an_error() -> None:
+    node, request = _produced(0, 0)
+    assert await produce.API.handle(node, request, call(9)) is None
+    node, request = _produced(0, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    with pytest.raises(HangUp, match="t-0: NOT_LEADER_OR_FOLLOWER"):
+        await produce.API.handle(node, request, call(9))
+    node, request = _produced(1, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    response = await produce.API.handle(node, request, call(9))
+    assert response.responses[0].partition_responses[0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+async def test_zstd_needs_newer_versions() -> None:
+    batch = bytes(22) + b"\x04" + bytes(40)
+    node, request = _produced(1, 0, batch)
+    response = await produce.API.handle(node, request, call(6))
+    assert response.responses[0].partition_responses[0].error_code == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+    assert node.asked == []
+    assert (await produce.API.handle(node, request, call(7))).responses[0].partition_responses[0].error_code == 0
+    data = m.PartitionData(0, records=batch)
+    node = services(fetch=m.FetchResponse(responses=[m.FetchableTopicResponse("t", b"", [data])]))
+    old = await fetch.API.handle(node, fetch._Request(), call(9))
+    assert old.responses[0].partitions == [
+        data._replace(error_code=ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, records=b"")
+    ]
+    assert (await fetch.API.handle(node, fetch._Request(), call(10))).responses[0].partitions == [data]
+
+
+@pytest.mark.parametrize(("version", "names_rack"), [(10, False), (11, True), (17, True)])
+async def test_who_can_name_a_rack(version: int, names_rack: bool) -> None:
+    node = services(fetch=m.FetchResponse())
+    request = fetch._Request(max_wait_ms=7, topics=[m.FetchTopic("t")], rack_id="r", session_id=3, session_epoch=4)
+    await fetch.API.handle(node, request, call(version))
+    expected = m.FetchRequest(max_wait_ms=7, topics=[m.FetchTopic("t")], rack_id="r", session_id=3, session_epoch=4)
+    assert node.asked == [(expected, {"names_rack": names_rack})]
+
+
+@pytest.mark.parametrize("version", [12, 16])
+async def test_nobody_is_a_follower_here(version: int) -> None:
+    node = services(fetch=m.FetchResponse(), list_offsets=m.ListOffsetsResponse())
+    state = fetch._ReplicaState(1, 5)
+    request = fetch._Request(replica_state=state) if version > 14 else fetch._Request(replica_id=1)
+    response = await fetch.API.handle(node, request, call(version))
+    assert response.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    partitions = [m.ListOffsetsTopic("t", partitions=[m.ListOffsetsPartition(4)])]
+    answer = await list_offsets.API.handle(node, m.ListOffsetsRequest(1, topics=partitions), call(7))
+    code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    assert answer.topics[0].partitions == [m.ListOffsetsPartitionResponse(4, code)]
+    assert node.asked == []
+    debugging = fetch._Request(replica_state=fetch._ReplicaState(-2)) if version > 14 else fetch._Request(replica_id=-2)
+    await fetch.API.handle(node, debugging, call(version))
+    assert node.asked[0][0].replica_id == -2
+
+
+def test_the_registry_has_each_api_once_under_kafkas_names() -> None:
+    from kio.index import load_payload_module
+    from kio.static.constants import EntityType
+
+    for key, api in make_registry().items():
+        assert api.key == key
+        module = load_payload_module(key, api.supported.last, EntityType.request)
+        assert hasattr(module, f"{api.name}Request"), api.name
