@@ -32,8 +32,6 @@ class Counters(NamedTuple):
     bytes_out: float
     """To consumers."""
     sessions: float
-    incremental_fetches: float | None
-    """None where nobody counts them."""
     metadata_requests: float
 
 
@@ -96,7 +94,6 @@ class Apache:
         return Counters(
             bytes_out=_sum(found, "BytesOutPerSec", ":Count"),
             sessions=_sum(found, "NumIncrementalFetchSessions", ":Value"),
-            incremental_fetches=None,
             metadata_requests=_sum(found, "request=Metadata", ":Count"),
         )
 
@@ -149,8 +146,7 @@ class Kipmesh:
         return Counters(
             bytes_out=total("kafka_server_brokertopicmetrics_bytesout_total"),
             sessions=total("kafka_server_fetchsessioncache_numincrementalfetchsessions"),
-            incremental_fetches=total("kipmesh_broker_fetches_total", 'kind="incremental"'),
-            metadata_requests=total("kipmesh_wire_requests_total", 'api="Metadata"'),
+            metadata_requests=total("kafka_network_requestmetrics_requests_total", 'request="Metadata"'),
         )
 
     def down(self) -> None:
