@@ -46,7 +46,7 @@ def test_fetch_sessions(cluster: clusters.Cluster, java: drivers.Client, open_dr
     admin("produce", topic=topic, records=sent, pace_ms=20)
     assert len(reader.result()) == 60
     log = reader.log()
-    full = re.findall(r"Built full fetch .* for node (\d+)", log)
+    full = re.findall(r"Built full fetch \(sessionId=\w+, epoch=INITIAL\) for node (\d+)", log)
     incremental = re.findall(r"Built incremental fetch \(sessionId=(\d+), epoch=\d+\) for node (\d+)", log)
     answers = re.findall(r"sent an incremental fetch response with .* for session (\d+)", log)
     assert len(full) == len(set(full)), "a full fetch of a node comes once: no session was lost"
