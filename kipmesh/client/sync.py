@@ -142,12 +142,12 @@ class _Client(Generic[ClientT]):
         if self._closed:
             raise RuntimeError("this client is closed")
         if self._portal is None:
-            self._portal = Portal(f"kipmesh-{type(self).__name__.lower()}")
+            portal = self._portal = Portal(f"kipmesh-{type(self).__name__.lower()}")
             try:
-                self._portal.call(self._client.start())
+                portal.call(self._client.start())
             except BaseException:
-                self._closed = True
-                self._portal.close()
+                self._portal, self._closed = None, True  # `close` after this has nothing to do
+                portal.close()
                 raise
 
     def close(self) -> None:

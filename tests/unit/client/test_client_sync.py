@@ -139,6 +139,18 @@ def test_a_client_that_was_not_used_may_be_closed() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("kind", [AdminClient, Consumer, Producer])
+def test_a_client_that_reached_nobody_may_be_closed(kind: Any) -> None:
+    """And it is not the closing that is told."""
+    client = kind("127.0.0.1:1", **FAST, **{"request.timeout.ms": 100})
+    with pytest.raises(KafkaError, match="no broker answers"):
+        client.start()
+    client.close()
+    client.close()
+    with pytest.raises(RuntimeError, match="this client is closed"):
+        client.start()
+
+
 def test_a_forked_process_is_told(bootstrap: str) -> None:
     with Producer(bootstrap, **FAST) as producer:
         read, write = os.pipe()

@@ -1,0 +1,32 @@
+"""Spark on a mesh under TLS: the connector's option names, for driver and tasks, reading and writing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kipmesh.client import NewTopic
+from kipmesh.client.sync import AdminClient
+from kipmesh.cluster import LocalCluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+def test_a_batch_is_written_and_read_under_tls(spark: SparkSession) -> None:
+    with LocalCluster(mode="single", tls=True) as mesh:
+        with AdminClient(mesh.bootstrap, **mesh.client_config) as admin:
+            admin.create_topics([NewTopic("flights", 3, 3)])
+        where = {"kafka.bootstrap.servers": mesh.bootstrap}
+        secret = {f"kafka.{key}": value for key, value in mesh.client_config.items()}
+        frame = spark.range(100).selectExpr("cast(id as string) as value")
+        frame.write.format("kipmesh").options(topic="flights", **where, **secret).mode("append").save()
+        rows = spark.read.format("kipmesh").options(subscribe="flights", **where, **secret).load().collect()
+        assert sorted(int(row.value) for row in rows) == list(range(100))
+        limits = {"kafka.request.timeout.ms": "2000", "kafka.default.api.timeout.ms": "2000"}
+        plaintext = spark.read.format("kipmesh").options(subscribe="flights", **where, **limits).load()
+        with pytest.raises(Exception, match=r"does it want security\.protocol=SSL\?"):
+            plaintext.collect()
