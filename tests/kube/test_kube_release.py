@@ -101,7 +101,7 @@ def test_followers_are_scaled_up_and_drained_before_they_go(release: Release) ->
     assert_min_isr(history)
     brokers = {one["node_id"]: one for one in release.lines("broker", "list")}
     assert set(brokers) == {1, 101, 102}
-    assert not any(one["out_of_sync"] for one in brokers.values())
+    wait_for("replicas in sync", lambda: not any(one["out_of_sync"] for one in release.lines("broker", "list")))
     found = release.kipmesh("consume", "wide", "--from-beginning", "--max-messages", "1000").split()
     assert sorted(map(int, found)) == list(range(1000))
     release.kipmesh("topic", "delete", "wide")
