@@ -37,7 +37,7 @@ class ProcessTls:
         config = self._config
         if self.files is None or not isinstance(config, NodeConfig):
             return None
-        encrypts = config.protocol_of(listener) == "SSL"
+        encrypts = config.has_tls(listener)
         if not encrypts and not config.mesh_has_tls:
             return None
         from kipmesh.rpc.tls import ServerTls
@@ -78,7 +78,7 @@ def _wants_tls(config: NodeConfig | ConsumerServiceConfig) -> bool:
     if config.http_endpoint.name == "HTTPS":
         return True
     if isinstance(config, NodeConfig):
-        return config.mesh_has_tls or any(config.protocol_of(each.name) == "SSL" for each in config.endpoints)
+        return config.mesh_has_tls or any(config.has_tls(each.name) for each in config.endpoints)
     return config.security_protocol == "SSL"
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from kipmesh.core.context import RequestContext
 from kipmesh.wire.codec import Codec, MalformedError, Out, skip_tags
+from kipmesh.wire.sasl import SaslState
 from kipmesh.wire.schema import Struct, Versions
 from kipmesh.wire.services import Services
 
@@ -38,6 +39,8 @@ class Session:
     """Told the software's name and version, if the client says them."""
     client_software_name: str = "unknown"
     client_software_version: str = "unknown"
+    sasl: SaslState | None = None
+    """How far it has shown who it is, on a listener that asks for it."""
 
 
 class Call(NamedTuple):

@@ -27,6 +27,7 @@ from kipmesh.core.context import RequestContext
 from kipmesh.wire.api import API_VERSIONS_KEY, NO_ANSWER, Api, Call, HangUp, Header, Session, read_header
 from kipmesh.wire.codec import MalformedError
 from kipmesh.wire.framing import Framer, RefusedError
+from kipmesh.wire.sasl import ALLOWED_KEYS, AUTHENTICATE_S, REQUEST_BYTES_MAX, SaslState
 
 if TYPE_CHECKING:
     from kipmesh.wire.listener import Shared
@@ -67,7 +68,8 @@ class Connection(asyncio.BufferedProtocol):
         self._task: asyncio.Task[None] | None = None
         self._peer = self.ip = ""
         self._is_lost = False
-        self.session = Session(shared.metrics.software)
+        self.session = Session(shared.metrics.software, sasl=SaslState() if shared.has_sasl else None)
+        self._opened_at = shared.loop.time()
         self.active_at = shared.loop.time()
         self._unsent = 0
 
@@ -124,6 +126,8 @@ class Connection(asyncio.BufferedProtocol):
     def _may_take(self, size: int, key: int) -> bool:
         """See Framer."""
         limit = self._shared.request_bytes_max(key)
+        if self._is_unknown:
+            limit = min(limit, REQUEST_BYTES_MAX)
         if size > limit:
             raise RefusedError("size", f"a request of {size} bytes, the limit is {limit}")
         if self._pending >= PENDING_MAX:
@@ -247,6 +251,9 @@ class Connection(asyncio.BufferedProtocol):
             if api is None:
                 self._reject("api", f"there is no API with key {header.key}")
                 return None
+            if self._is_unknown and header.key not in ALLOWED_KEYS:
+                self._reject("unauthenticated", f"{api.name} before the client has authenticated")
+                return None
             version = header.version
             if version not in api.supported:
                 if header.key != API_VERSIONS_KEY:
@@ -261,6 +268,12 @@ class Connection(asyncio.BufferedProtocol):
             self._reject("malformed", str(error))
             return None
         return Request(api, header, value, Call(self._context(header), version, self.session), len(frame), began)
+
+    @property
+    def _is_unknown(self) -> bool:
+        """Whether the client still has to show who it is."""
+        sasl = self.session.sasl
+        return sasl is not None and sasl.user is None
 
     def _reject(self, reason: str, text: str) -> None:
         """A request that ends the connection; what came after it is given up."""
@@ -283,6 +296,8 @@ class Connection(asyncio.BufferedProtocol):
                     self._transport.writelines([*out.parts, out])
                 else:
                     self._transport.write(out)
+        if self.session.sasl is not None and self.session.sasl.has_failed:
+            self._reject("authentication", f"{api.name}: the client has not shown who it is")
         self.active_at = shared.loop.time()
         shared.metrics.answered(api, header.version, request.size, size, perf_counter() - request.began)
         observe = shared.observers.get(api.key)
@@ -322,7 +337,9 @@ class Connection(asyncio.BufferedProtocol):
         if unsent != self._unsent:
             self._unsent, self.active_at = unsent, now
         quiet_s = now - self.active_at
-        if unsent:
+        if self._is_unknown and now - self._opened_at > min(AUTHENTICATE_S, stall_s):
+            self.end("unauthenticated", "the client has not shown who it is in time")
+        elif unsent:
             if quiet_s > stall_s:
                 self.end("slow", f"the client took no byte of its responses for {quiet_s:.0f} s")
                 self._transport.abort()

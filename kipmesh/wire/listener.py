@@ -52,7 +52,8 @@ class Limits(NamedTuple):
 class Shared:
     """What the connections of one listener share with it."""
 
-    def __init__(self, server: WireServer, listener: str) -> None:
+    def __init__(self, server: WireServer, listener: str, *, has_sasl: bool) -> None:
+        self.has_sasl = has_sasl
         self.loop = asyncio.get_running_loop()
         self.listener = listener
         self.staging = server.staging
@@ -117,9 +118,11 @@ class WireServer:
         self._listeners: list[tuple[Shared, asyncio.Server]] = []
         self._looking: asyncio.Task[None] | None = None
 
-    async def listen(self, name: str, host: str, port: int, ssl_context: ssl.SSLContext | None = None) -> int:
+    async def listen(
+        self, name: str, host: str, port: int, ssl_context: ssl.SSLContext | None = None, *, has_sasl: bool = False
+    ) -> int:
         """Bind and serve; returns the bound port (the given one, or a free one for 0). Raises AddressError."""
-        shared = Shared(self, name)
+        shared = Shared(self, name, has_sasl=has_sasl)
         try:
             server = await shared.loop.create_server(
                 lambda: Connection(shared),

@@ -34,10 +34,14 @@ from kipmesh.wire.apis import (
     offset_fetch,
     offset_for_leader_epoch,
     produce,
+    sasl_authenticate,
+    sasl_handshake,
     sync_group,
 )
 
 _MODULES = (
+    sasl_handshake,
+    sasl_authenticate,
     produce,
     fetch,
     list_offsets,

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 from kipmesh.core import messages as m
 from kipmesh.core.context import RequestContext
+from kipmesh.wire.sasl import Sasl
 
 
 class BrokerService(Protocol):
@@ -112,3 +113,5 @@ class Services(NamedTuple):
     quorum: QuorumService
     node_id: int
     cluster_id: str
+    sasl: Sasl | None = None
+    """Who may come in by listeners with SASL."""

@@ -10,6 +10,7 @@ from kipmesh.core.config.base import Config, MinusOneOrMore, NotNegative, Positi
 from kipmesh.core.config.security import ServerSslConfig, parse_protocol_map
 from kipmesh.core.config.topic import BROKER_DEFAULTS, CleanupPolicy, TopicConfig
 from kipmesh.core.messages.limits import MAX_INT32, MAX_INT64
+from kipmesh.core.scram import HASHES
 
 PORT_MAX = 65535
 
@@ -176,7 +177,7 @@ class NodeConfig(ServerSslConfig):
     @property
     def mesh_has_tls(self) -> bool:
         """Whether nodes speak TLS among each other."""
-        return self.protocol_of(self.mesh_listener) == "SSL"
+        return self.has_tls(self.mesh_listener)
 
     @property
     def voters(self) -> tuple[Voter, ...]:
@@ -356,6 +357,10 @@ class BrokerConfig(NodeConfig):
     connections_max_idle_ms: Annotated[int, Field(ge=100)] = 600_000
     """Time in ms after which a connection by the Kafka protocol is closed when nothing came by it and nothing is to be
     answered."""
+    sasl_enabled_mechanisms: StrList = ("SCRAM-SHA-256", "SCRAM-SHA-512")
+    """How clients authenticate at listeners with SASL: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512."""
+    sasl_users_file: str = ""
+    """File with a line `name=password` for each user of those listeners; read again when it changes."""
     fault_injection_enable: bool = False
     """Whether faults may be injected at this broker's listeners of the Kafka protocol, for tests (`kipmesh faults`)."""
     group_initial_rebalance_delay_ms: NotNegative = 3000
@@ -430,10 +435,26 @@ class BrokerConfig(NodeConfig):
                 )
         return self
 
+    @field_validator("sasl_enabled_mechanisms")
+    @classmethod
+    def _check_mechanisms(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value or set(value) - {"PLAIN", *HASHES}:
+            raise ValueError(f"names some of PLAIN, {', '.join(HASHES)}")
+        return value
+
+    @model_validator(mode="after")
+    def _check_sasl(self) -> Self:
+        for endpoint in self.mesh_endpoints:
+            if self.has_sasl(endpoint.name):
+                raise ValueError(f"listener {endpoint.name} speaks gRPC, which has no SASL")
+        if any(self.has_sasl(endpoint.name) for endpoint in self.kafka_endpoints) and not self.sasl_users_file:
+            raise ValueError("a listener with SASL needs sasl.users.file")
+        return self
+
     @model_validator(mode="after")
     def _check_client_auth(self) -> Self:
         others = [one.name for one in self.mesh_endpoints if one.name != self.mesh_listener]
-        asked = [name for name in others if self.protocol_of(name) == "SSL"]
+        asked = [name for name in others if self.has_tls(name)]
         if asked and self.ssl_client_auth == "requested":
             raise ValueError(f"listener {asked[0]} is gRPC: ssl.client.auth is none or required there")
         return self

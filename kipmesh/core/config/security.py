@@ -12,18 +12,26 @@ from pydantic import BeforeValidator, model_validator
 from kipmesh.core.config.base import Config, StrList
 
 Protocol = Literal["PLAINTEXT", "SSL"]
+ListenerProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
+PROTOCOLS: dict[str, ListenerProtocol] = {
+    "PLAINTEXT": "PLAINTEXT",
+    "SSL": "SSL",
+    "SASL_PLAINTEXT": "SASL_PLAINTEXT",
+    "SASL_SSL": "SASL_SSL",
+}
+"""By name, in the order of Kafka's numbers."""
 
 
-def parse_protocol_map(value: tuple[str, ...]) -> dict[str, Protocol]:
+def parse_protocol_map(value: tuple[str, ...]) -> dict[str, ListenerProtocol]:
     """From `NAME:PROTOCOL` texts; raises ValueError."""
-    protocols: dict[str, Protocol] = {}
+    protocols: dict[str, ListenerProtocol] = {}
     for text in value:
         name, colon, protocol = text.partition(":")
-        if not (colon and name and protocol in ("PLAINTEXT", "SSL")):
-            raise ValueError(f"{text!r} is not NAME:PLAINTEXT or NAME:SSL")
+        if not (colon and name and protocol in PROTOCOLS):
+            raise ValueError(f"{text!r} is not NAME:PLAINTEXT or NAME:SSL (or NAME:SASL_PLAINTEXT, NAME:SASL_SSL)")
         if name in protocols:
             raise ValueError(f"listener {name} is named twice")
-        protocols[name] = "SSL" if protocol == "SSL" else "PLAINTEXT"
+        protocols[name] = PROTOCOLS[protocol]
     return protocols
 
 
@@ -87,8 +95,9 @@ class ServerSslConfig(SslConfig):
     """Which listeners of a node have TLS, and whom they trust."""
 
     listener_security_protocol_map: StrList = ()
-    """NAME:PLAINTEXT or NAME:SSL for each listener, separated by commas. When it is empty all are PLAINTEXT, but for
-    one with the name SSL."""
+    """NAME:PLAINTEXT or NAME:SSL for each listener, separated by commas; NAME:SASL_PLAINTEXT or NAME:SASL_SSL for those
+    of the Kafka protocol whose clients authenticate. When it is empty all are PLAINTEXT, but for those with the name of
+    another protocol."""
     ssl_client_auth: ClientAuth = "none"
     """Whether listeners ask for clients' certificates: `none`, `requested` (not for gRPC) or `required`. The listener
     that nodes use among each other always requires them."""
@@ -99,10 +108,22 @@ class ServerSslConfig(SslConfig):
     http_ssl_client_auth: Literal["none", "required"] = "none"
     """Whether `http.listener` requires clients' certificates, when it begins with `https://`."""
 
-    def protocol_of(self, listener: str) -> Protocol:
+    def protocol_of(self, listener: str) -> ListenerProtocol:
         """The protocol of a listener by its name."""
         protocols = parse_protocol_map(self.listener_security_protocol_map)
-        return protocols.get(listener, "SSL" if listener == "SSL" else "PLAINTEXT")
+        return protocols.get(listener, PROTOCOLS.get(listener, "PLAINTEXT"))
+
+    def has_tls(self, listener: str) -> bool:
+        """Whether the listener of that name encrypts."""
+        return self.protocol_of(listener) in ("SSL", "SASL_SSL")
+
+    def has_sasl(self, listener: str) -> bool:
+        """Whether who comes by the listener has to say who it is."""
+        return self.protocol_of(listener).startswith("SASL_")
+
+    def protocol_number(self, listener: str) -> int:
+        """Kafka's number of the listener's protocol."""
+        return list(PROTOCOLS).index(self.protocol_of(listener))
 
     def check_protocol_map(self, listeners: tuple[str, ...], http: str) -> None:
         """Raise ValueError for a listener that the map leaves out, and for one with TLS that lacks files or names."""
@@ -110,12 +131,14 @@ class ServerSslConfig(SslConfig):
         for name in listeners:
             if protocols and name not in protocols:
                 raise ValueError(f"listener.security.protocol.map does not say what listener {name} is")
-            if self.protocol_of(name) == "SSL":
+            if self.has_tls(name):
                 self.check_ssl_files(f"listener {name} with SSL", needs_certificate=True)
         if http == "HTTPS":
             self.check_ssl_files("http.listener with https", needs_certificate=True)
 
     def check_mesh_listener(self, name: str) -> None:
         """Raise ValueError when a listener of the mesh has TLS and nothing says who is a node."""
-        if self.protocol_of(name) == "SSL" and not self.ssl_node_names:
+        if self.has_sasl(name):
+            raise ValueError(f"listener {name} speaks gRPC, which has no SASL")
+        if self.has_tls(name) and not self.ssl_node_names:
             raise ValueError(f"listener {name} with SSL needs ssl.node.names: the names of brokers and controllers")

@@ -12,11 +12,14 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from kipmesh.core.config import BrokerConfig
+from kipmesh.core.errors import InvalidConfigError
+from kipmesh.node.broker.users import FileUsers, UsersFileError
 from kipmesh.rpc.server import Observers
 from kipmesh.tls import ServerContext, TlsFiles
 from kipmesh.wire.faults import Faults, faulty
 from kipmesh.wire.listener import Limits, WireServer
 from kipmesh.wire.registry import make_registry
+from kipmesh.wire.sasl import Sasl
 from kipmesh.wire.services import Services
 
 _OBSERVED = {("Broker", "Produce"): 0, ("Broker", "Fetch"): 1, ("Broker", "Metadata"): 3}
@@ -53,9 +56,11 @@ class KafkaListeners:
         bound = {}
         for endpoint in self._config.kafka_endpoints:
             context = None
-            if self._config.protocol_of(endpoint.name) == "SSL" and self._tls_files is not None:
+            if self._config.has_tls(endpoint.name) and self._tls_files is not None:
                 context = ServerContext(self._tls_files, client_auth=self._config.ssl_client_auth).reloading()
-            bound[endpoint.name] = await self._server.listen(endpoint.name, endpoint.host, endpoint.port, context)
+            bound[endpoint.name] = await self._server.listen(
+                endpoint.name, endpoint.host, endpoint.port, context, has_sasl=self._config.has_sasl(endpoint.name)
+            )
         return bound
 
     async def stop(self) -> None:
@@ -78,5 +83,17 @@ def kafka_listeners(
         handlers["Quorum"],
         config.node_id,
         config.cluster_id,
+        _sasl(config),
     )
     return KafkaListeners(config, services, registry, observers, tls_files, handlers["Faults"].faults)
+
+
+def _sasl(config: BrokerConfig) -> Sasl | None:
+    """Who may come in; raises InvalidConfigError where the file of users cannot be read."""
+    if not any(config.has_sasl(endpoint.name) for endpoint in config.kafka_endpoints):
+        return None
+    try:
+        users = FileUsers(config.sasl_users_file)
+    except UsersFileError as error:
+        raise InvalidConfigError(f"sasl.users.file {config.sasl_users_file}: {error}") from None
+    return Sasl(tuple(config.sasl_enabled_mechanisms), users)

@@ -296,7 +296,7 @@ class BrokerNode:
 
     def _advertised(self) -> list[Listener]:
         advertised = [one for one in self.config.advertised_endpoints if one.name in self._ports]
-        security = {one.name: int(self.config.protocol_of(one.name) == "SSL") for one in advertised}  # Kafka's numbers
+        security = {one.name: self.config.protocol_number(one.name) for one in advertised}
         return [
             Listener(one.name, one.host, one.port or self._ports[one.name], security[one.name]) for one in advertised
         ]

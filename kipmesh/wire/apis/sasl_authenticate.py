@@ -1,0 +1,60 @@
+"""SaslAuthenticate (key 36), versions 0 to 2: carries the messages of the mechanism that SaslHandshake picked.
+
+Whoever fails is told SASL_AUTHENTICATION_FAILED, and the connection ends. Before a handshake, or after the end of
+another attempt, it is ILLEGAL_SASL_STATE.
+
+Not implemented: sessions that end (their lifetime is told as 0) and authenticating again (KIP-368).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import structlog
+
+from kipmesh.core.errors import ErrorCode
+from kipmesh.wire.api import Api, Call
+from kipmesh.wire.sasl import FAILED, SaslFailedError
+from kipmesh.wire.schema import Struct, field, versions
+from kipmesh.wire.services import Services
+
+log = structlog.get_logger(__name__)
+
+
+class _Request(NamedTuple):
+    auth_bytes: bytes = b""
+
+
+class _Response(NamedTuple):
+    error_code: int = 0
+    error_message: str | None = None
+    auth_bytes: bytes = b""
+    session_lifetime_ms: int = 0
+
+
+REQUEST = Struct(_Request, field("auth_bytes", "bytes"))
+RESPONSE = Struct(
+    _Response,
+    field("error_code", "int16"),
+    field("error_message", "string", nullable="0+"),
+    field("auth_bytes", "bytes"),
+    field("session_lifetime_ms", "int64", "1+"),
+)
+
+
+async def _handle(services: Services, request: _Request, call: Call) -> _Response:
+    state, sasl = call.session.sasl, services.sasl
+    if state is None or sasl is None:
+        return _Response(ErrorCode.ILLEGAL_SASL_STATE, "the listener has no SASL")
+    if state.user is not None or not state.mechanism:
+        state.has_failed = True
+        return _Response(ErrorCode.ILLEGAL_SASL_STATE, "SaslHandshake comes first, and once")
+    try:
+        answer = await state.authenticate(sasl, request.auth_bytes)
+    except SaslFailedError as error:
+        log.info("authentication failed", reason=str(error), mechanism=state.mechanism, peer=call.context.peer)
+        return _Response(ErrorCode.SASL_AUTHENTICATION_FAILED, FAILED)
+    return _Response(auth_bytes=answer)
+
+
+API = Api(36, "SaslAuthenticate", versions("0-2"), flexible_since=2, request=REQUEST, response=RESPONSE, handle=_handle)

@@ -1,0 +1,164 @@
+"""SASL at listeners of the Kafka protocol, with clients that others wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+import struct
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiokafka
+import confluent_kafka
+import confluent_kafka.admin
+import pytest
+from aiokafka.errors import KafkaError as AioKafkaError
+
+from kipmesh.cluster import LocalCluster
+
+with warnings.catch_warnings():  # it uses what Python deprecates
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import kafka
+
+pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning:kafka.*"), pytest.mark.timeout(120)]
+
+MECHANISMS = ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
+PASSWORD = "s3cret,=ü"
+
+
+@pytest.fixture(scope="module")
+def users(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("sasl") / "users"
+    path.touch(0o600)
+    path.write_text(f"# who may come in\nalice={PASSWORD}\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def cluster(users: Path) -> Iterator[LocalCluster]:
+    config = {
+        "listener.security.protocol.map": "MESH:PLAINTEXT,KAFKA:SASL_PLAINTEXT",
+        "sasl.enabled.mechanisms": ",".join(MECHANISMS),
+        "sasl.users.file": str(users),
+    }
+    with LocalCluster(mode="single", followers=0, config=config) as it:
+        yield it
+
+
+def _confluent(cluster: LocalCluster, mechanism: str, user: str, password: str) -> dict[str, Any]:
+    return {
+        "bootstrap.servers": cluster.kafka_bootstrap,
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": mechanism,
+        "sasl.username": user,
+        "sasl.password": password,
+    }
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+async def test_clients_come_in(cluster: LocalCluster, mechanism: str) -> None:
+    topic = f"topic-{secrets.token_hex(4)}"
+    config = _confluent(cluster, mechanism, "alice", PASSWORD)
+    admin = confluent_kafka.admin.AdminClient(config)
+    admin.create_topics([confluent_kafka.admin.NewTopic(topic, 1, 1)])[topic].result()
+    producer = confluent_kafka.Producer(config)
+    producer.produce(topic, b"one")
+    assert producer.flush(20) == 0
+    security = {
+        "bootstrap_servers": str(cluster.kafka_bootstrap),
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_mechanism": mechanism,
+        "sasl_plain_username": "alice",
+        "sasl_plain_password": PASSWORD,
+    }
+    async with aiokafka.AIOKafkaConsumer(topic, auto_offset_reset="earliest", **security) as consumer:
+        record = await asyncio.wait_for(consumer.getone(), 20)
+        assert record.value == b"one"
+    other = await asyncio.to_thread(kafka.KafkaConsumer, topic, auto_offset_reset="earliest", **security)
+    found = await asyncio.to_thread(lambda: next(iter(other)))
+    assert found.value == b"one"
+    await asyncio.to_thread(other.close)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize(("user", "password"), [("alice", "wrong"), ("nobody", PASSWORD)])
+async def test_others_do_not(cluster: LocalCluster, mechanism: str, user: str, password: str) -> None:
+    producer = aiokafka.AIOKafkaProducer(
+        bootstrap_servers=cluster.kafka_bootstrap,
+        security_protocol="SASL_PLAINTEXT",
+        sasl_mechanism=mechanism,
+        sasl_plain_username=user,
+        sasl_plain_password=password,
+    )
+    with pytest.raises(AioKafkaError):
+        await producer.start()
+    await producer.stop()
+    errors: list[Any] = []
+    config = _confluent(cluster, mechanism, user, password)
+    client = confluent_kafka.Producer({**config, "error_cb": errors.append})
+    while not errors:
+        await asyncio.to_thread(client.poll, 0.1)
+    assert errors[0].code() == confluent_kafka.KafkaError._AUTHENTICATION
+
+
+def test_the_file_is_read_again(cluster: LocalCluster, users: Path) -> None:
+    before = users.read_text(encoding="utf-8")
+    users.write_text(before + "bob=other\n", encoding="utf-8")
+    for mechanism in MECHANISMS:
+        admin = confluent_kafka.admin.AdminClient(_confluent(cluster, mechanism, "bob", "other"))
+        assert admin.list_topics(timeout=20)
+    users.write_text("a line that is none\n", encoding="utf-8")
+    admin = confluent_kafka.admin.AdminClient(_confluent(cluster, "PLAIN", "bob", "other"))
+    assert admin.list_topics(timeout=20)  # what was read before stays
+    users.write_text(before, encoding="utf-8")
+
+
+def _frame(key: int, version: int, body: bytes) -> bytes:
+    header = struct.pack(">hhih", key, version, 1, -1)
+    return struct.pack(">i", len(header) + len(body)) + header + body
+
+
+def _text(value: str) -> bytes:
+    return struct.pack(">h", len(value)) + value.encode()
+
+
+def _exchange(cluster: LocalCluster, *frames: bytes) -> list[bytes]:
+    """What is answered until the broker ends the connection, or all frames are answered."""
+    host, _, port = str(cluster.kafka_bootstrap).partition(",")[0].rpartition(":")
+    answers = []
+    with socket.create_connection((host, int(port)), 10) as connection, connection.makefile("rb") as stream:
+        connection.sendall(b"".join(frames))
+        for _ in frames:
+            try:
+                head = stream.read(4)
+            except ConnectionResetError:  # ended with what it had not read
+                break
+            if len(head) < 4:
+                break
+            answers.append(stream.read(struct.unpack(">i", head)[0]))
+    return answers
+
+
+def test_nothing_else_before_that(cluster: LocalCluster) -> None:
+    versions = _frame(18, 0, b"")
+    metadata = _frame(3, 1, struct.pack(">i", -1))
+    assert len(_exchange(cluster, versions, versions)) == 2
+    assert len(_exchange(cluster, versions, metadata, versions)) == 1  # ended, what came behind it too
+    token = b"\0alice\0" + PASSWORD.encode()
+    login = _frame(36, 0, struct.pack(">i", len(token)) + token)
+    early = _exchange(cluster, login, metadata)
+    assert [one[4:6] for one in early] == [struct.pack(">h", 34)]  # ILLEGAL_SASL_STATE
+    handshake = _frame(17, 1, _text("PLAIN"))
+    assert len(_exchange(cluster, handshake, login, metadata)) == 3
+    assert len(_exchange(cluster, handshake, login, login, metadata)) == 3  # a second time
+    assert len(_exchange(cluster, handshake, handshake, login)) == 2
+    unknown = _exchange(cluster, _frame(17, 1, _text("GSSAPI")), login)
+    assert [one[4:6] for one in unknown] == [struct.pack(">h", 33)]  # UNSUPPORTED_SASL_MECHANISM
+    wrong = b"\0alice\0wrong"
+    refused = _exchange(cluster, handshake, _frame(36, 0, struct.pack(">i", len(wrong)) + wrong), login)
+    assert [one[4:6] for one in refused] == [struct.pack(">h", 0), struct.pack(">h", 58)]
+    large = _frame(36, 0, struct.pack(">i", 100_000) + bytes(100_000))
+    assert len(_exchange(cluster, handshake, large)) == 1
