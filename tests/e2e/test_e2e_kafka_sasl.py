@@ -162,3 +162,22 @@ def test_nothing_else_before_that(cluster: LocalCluster) -> None:
     assert [one[4:6] for one in refused] == [struct.pack(">h", 0), struct.pack(">h", 58)]
     large = _frame(36, 0, struct.pack(">i", 100_000) + bytes(100_000))
     assert len(_exchange(cluster, handshake, large)) == 1
+
+
+def test_over_tls(users: Path) -> None:
+    config = {
+        "listener.security.protocol.map": "MESH:SSL,KAFKA:SASL_SSL",
+        "sasl.users.file": str(users),
+    }
+    with LocalCluster(mode="single", followers=0, tls=True, config=config) as cluster:
+        authority = next(Path(cluster.dir).rglob("ca.crt"))
+        client = {
+            **_confluent(cluster, "SCRAM-SHA-512", "alice", PASSWORD),
+            "security.protocol": "SASL_SSL",
+            "ssl.ca.location": str(authority),
+        }
+        admin = confluent_kafka.admin.AdminClient(client)
+        admin.create_topics([confluent_kafka.admin.NewTopic("encrypted", 1, 1)])["encrypted"].result()
+        plain = confluent_kafka.admin.AdminClient({**client, "sasl.mechanism": "PLAIN"})  # not enabled
+        with pytest.raises(confluent_kafka.KafkaException):
+            plain.list_topics(timeout=3)
