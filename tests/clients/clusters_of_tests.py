@@ -116,9 +116,7 @@ class Kipmesh:
         )
         self._cluster.up()
         found = self._cluster.kafka_bootstrap
-        if found is None:
-            self._cluster.down()
-            raise CannotError("this cluster has no Kafka listener")
+        assert found is not None
         self.bootstrap = found
 
     def _node(self, broker: int) -> NodeInfo:

@@ -1,0 +1,37 @@
+"""The tables and the picture of bench.compare."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench import compare_report
+from bench.compare_shapes import SHAPES
+
+TURNS = [
+    {"ours": {"ready_s": 2.0, "memory_mib": 300.0}, "kafka": {"ready_s": 10.0}, "ours3": {"ready_s": 3.0}},
+    {"ours": {"ready_s": 4.0}, "kafka": {"ready_s": 10.0}, "tuned": {"ready_s": 8.0}},
+    {"ours": {"ready_s": 3.0}},
+]
+
+
+def test_ratios_are_of_one_turns_clusters() -> None:
+    ready, memory = compare_report.rows_of(TURNS)
+    assert ready.ratios["ours", "kafka"] == pytest.approx((0.3, 0.2, 0.4, 2))
+    assert ready.ratios["ours3", "kafka"].turns == 1
+    assert ready.ratios["ours", "tuned"].median == 0.5
+    assert memory.ratios == {}
+
+
+def test_tables_and_picture_have_what_was_measured() -> None:
+    rows = compare_report.rows_of(TURNS)
+    table = compare_report.as_markdown(rows, SHAPES)
+    assert (
+        "| from nothing to ready | 0.30 (0.20 .. 0.40) | 0.30 (0.30 .. 0.30) | 0.50 (0.50 .. 0.50) | <= 0.35: met | 2 |"
+        in table
+    )
+    assert "memory (PSS) of all processes, idle" in table
+    picture = compare_report.picture(rows)
+    assert picture.startswith("<svg ")
+    assert "from nothing to ready" in picture
+    assert "memory" not in picture
+    assert compare_report.picture([]).endswith("</svg>\n")
