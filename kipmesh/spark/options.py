@@ -64,6 +64,7 @@ READ_OPTIONS: Final = (
     "maxRecordsPerPartition",
     "maxTasks",
     "includeRecordId",
+    "pushFilters",
     "groupIdPrefix",
 )
 """Those that only reads have."""
@@ -131,6 +132,7 @@ class SourceOptions:
     fail_on_data_loss: bool
     include_headers: bool
     include_record_id: bool
+    push_filters: bool
     max_offsets_per_trigger: int | None
     min_offsets_per_trigger: int | None
     max_trigger_delay_ms: int
@@ -161,6 +163,7 @@ def parse_options(raw: Mapping[str, str], mode: Mode) -> SourceOptions:
         fail_on_data_loss=parse_bool(given, "failOnDataLoss", default=True),
         include_headers=parse_bool(given, "includeHeaders", default=False),
         include_record_id=parse_bool(given, "includeRecordId", default=False),
+        push_filters=parse_bool(given, "pushFilters", default=False),
         max_offsets_per_trigger=most,
         min_offsets_per_trigger=least,
         max_trigger_delay_ms=parse_duration_ms(given, "maxTriggerDelay", default_ms=_MAX_TRIGGER_DELAY_MS),

@@ -74,6 +74,8 @@ class KipmeshReader(DataSourceReader):
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self.pushdown = Pushdown()
+        self.pushes_filters = options.push_filters
+        """Spark plans a frame once: what the filters of one query leave out is missing from the frame's next ones."""
 
     @property
     def pushFilters(self) -> FilterTaker:  # noqa: N802 (Spark's name)
@@ -105,8 +107,8 @@ class FilterTaker:
         self.__func__ = DataSourceReader.pushFilters
 
     def __call__(self, filters: list[Filter]) -> list[Filter]:
-        """Use the filters in planning; those that Spark still has to check."""
-        return self._reader.pushdown.take(filters)
+        """Use the filters in planning, if the option pushFilters says so; those that Spark still has to check."""
+        return self._reader.pushdown.take(filters) if self._reader.pushes_filters else filters
 
 
 class _StreamReader(DataSourceStreamReader):

@@ -36,7 +36,7 @@ def frame(
     for first in (0, 0, 100):
         send(topic, 100, first=first, partitions=3)
     source = spark.read.format("kipmesh").option("kafka.bootstrap.servers", mesh.bootstrap)
-    return source.option("subscribe", topic).load()
+    return source.option("subscribe", topic).option("pushFilters", "true").load()
 
 
 def rows(frame: DataFrame) -> list[tuple[int, int, bytes]]:
@@ -90,6 +90,20 @@ def test_fewer_tasks_and_fewer_rows_come_out_of_the_source(
     late = f"partition = 1 and timestamp >= {AT.format(ms=150)}"
     assert read_offsets(frame.where(late), pushdown, False) == 100
     assert read_offsets(frame.where(late), pushdown, True) == 17
+
+
+def test_a_frame_that_is_used_with_several_filters_has_all_rows(
+    spark: SparkSession, mesh: LocalCluster, new_topic: Callable[..., str], send: Callable[..., None]
+) -> None:
+    topic = new_topic()
+    send(topic, 100)
+    assert spark.conf.get(SETTING) == "true"
+    source = spark.read.format("kipmesh").option("kafka.bootstrap.servers", mesh.bootstrap)
+    frame = source.option("subscribe", topic).load()
+    assert frame.where("partition = 1").count() == 50
+    assert frame.count() == 100
+    both = frame.where("partition = 0 and offset < 20").union(frame.where("partition = 1"))
+    assert {row[0]: row[1] for row in both.groupBy("partition").count().collect()} == {0: 20, 1: 50}
 
 
 def read_offsets(frame: DataFrame, pushdown: Callable[[bool], None], enabled: bool) -> int:

@@ -201,10 +201,18 @@ def test_nobody_asks_for_times_that_no_filter_names() -> None:
 
 
 def test_a_reader_with_filters_is_as_one_without_to_a_spark_that_hands_none_down() -> None:
-    given = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "a"}
+    given = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "a", "pushFilters": "true"}
     reader = KipmeshReader(parse_options(given, Mode.BATCH))
     assert reader.pushFilters.__func__ is DataSourceReader.pushFilters
     chosen: list[Filter] = [EqualTo(("topic",), "a"), LessThan(("timestamp",), time(1))]
     assert reader.pushFilters(chosen) == chosen[1:]
     travelled = pickle.loads(pickle.dumps(reader))
     assert [test(TopicPartition("b", 0)) for test in travelled.pushdown.tests] == [False]
+
+
+def test_filters_are_used_only_where_the_option_says_so() -> None:
+    given = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "a"}
+    reader = KipmeshReader(parse_options(given, Mode.BATCH))
+    chosen: list[Filter] = [EqualTo(("topic",), "a"), LessThan(("timestamp",), time(1))]
+    assert reader.pushFilters(chosen) == chosen
+    assert reader.pushdown == Pushdown()
