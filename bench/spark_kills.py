@@ -147,8 +147,11 @@ class Query:
     def end(self) -> None:
         """Let it take the rest and stop; KillsError when it fails."""
         (self._place.folder / END).touch()
-        if self._process is None or self._process.wait(_STEP_SECONDS):
-            raise KillsError(f"the query failed: {self._said()}")
+        try:
+            if self._process is None or self._process.wait(_STEP_SECONDS):
+                raise KillsError(f"the query failed: {self._said()}")
+        except subprocess.TimeoutExpired:
+            raise KillsError(f"the query does not end: {self._said()}") from None
 
     def _said(self) -> str:
         logs = [self._place.folder / "query.log", self._place.folder / "spark" / "spark.log"]
