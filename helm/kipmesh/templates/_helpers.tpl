@@ -377,7 +377,7 @@ spec:
 {{- $tls := dict -}}
 {{- $clientTls := dict -}}
 {{- if .Values.tls.enabled -}}
-{{- $tls = dict "listener.security.protocol.map" "MESH:SSL" "ssl.certificate.dir" .Values.tls.mountPath "ssl.node.names" (include "kipmesh.nodeNames" .) "http.listener" (printf "https://0.0.0.0:%v" .Values.ports.http) -}}
+{{- $tls = dict "listener.security.protocol.map" "MESH:SSL" "ssl.certificate.dir" .Values.tls.mountPath "ssl.node.names" (include "kipmesh.nodeName" .) "http.listener" (printf "https://0.0.0.0:%v" .Values.ports.http) -}}
 {{- $clientTls = dict "security.protocol" "SSL" "ssl.certificate.dir" .Values.tls.mountPath "http.listener" (printf "https://0.0.0.0:%v" .Values.ports.api) -}}
 {{- end -}}
 {{- $consumer := dict "bootstrap.servers" (include "kipmesh.bootstrap" .) "http.listener" (printf "0.0.0.0:%v" .Values.ports.api) -}}
@@ -395,7 +395,12 @@ consumer.properties: |
 {{- default (printf "%s-tls" (include "kipmesh.fullname" .)) .Values.tls.secretName -}}
 {{- end -}}
 
-{{/* What a certificate has to have by which nodes are known, and reached. */}}
+{{/* By this name of its certificate a node is told from a client; nothing is reached by it. */}}
+{{- define "kipmesh.nodeName" -}}
+{{- include "kipmesh.domain" (dict "root" . "kind" "nodes") -}}
+{{- end -}}
+
+{{/* What a certificate has to have by which nodes are reached. */}}
 {{- define "kipmesh.nodeNames" -}}
 {{- $names := list -}}
 {{- range $kind := list "controllers" "leaders" "followers" -}}
