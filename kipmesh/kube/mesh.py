@@ -55,6 +55,8 @@ class KubeMesh:
         self._release = release
         self._filled: set[str] = set()
         self._cut: set[str] = set()
+        self._ended: set[str] = set()
+        """By a fault, and expected back: others that are not there any more were scaled away."""
         self._looked_at = 0.0
         self._known: list[PodNode] = []
 
@@ -64,7 +66,8 @@ class KubeMesh:
             return self._known
         found = {node.name: node for node in map(_node, self._api.pods(self._namespace, self._selector))}
         # A pod that is being made anew is not there for a moment: it is a node nevertheless.
-        gone = [one._replace(pid=None, is_ready=False, uid="") for one in self._known if one.name not in found]
+        missing = [one for one in self._known if one.name not in found and one.name in self._ended]
+        gone = [one._replace(pid=None, is_ready=False, uid="") for one in missing]
         self._known = sorted([*found.values(), *gone])
         self._looked_at = time.monotonic()
         return self._known
@@ -80,12 +83,14 @@ class KubeMesh:
     def kill(self, name: str) -> None:
         """SIGKILL, as Kubernetes does it; returns when the pod is gone."""
         node = self._node(name)
+        self._ended.add(name)
         self._api.delete_pod(self._namespace, node.pod, grace_s=0)
         self._wait_gone(node)
 
     def stop(self, name: str) -> None:
         """Evict it, when the budgets let it go; returns when the pod is gone."""
         node = self._node(name)
+        self._ended.add(name)
         deadline = time.monotonic() + READY_TIMEOUT_S
         while True:
             try:
@@ -102,6 +107,7 @@ class KubeMesh:
     def start(self, name: str) -> None:
         """Kubernetes does that: wait until it is ready."""
         self._wait(f"{name} to be ready", READY_TIMEOUT_S, lambda: self._node(name).is_ready)
+        self._ended.discard(name)
 
     def disconnect(self, name: str) -> None:
         """Cut it off from everybody."""
