@@ -213,7 +213,7 @@ BUGS = [
     Bug(
         recovery_points_stay_when_a_log_is_cut,
         only_faults=("isolate", "split", "cut_power", "crash_at_point"),
-        seeds=range(13, 13 + SEEDS_MAX),
+        seeds=range(630, 630 + SEEDS_MAX),  # one seed in a hundred
     ),
     Bug(new_leaders_tell_their_high_watermark, seeds=range(60, 60 + SEEDS_MAX)),  # one seed in thirty
     Bug(gaps_are_taken),

@@ -50,7 +50,8 @@ def test_protocols_of_listeners() -> None:
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        (TLS | {"listener.security.protocol.map": "MESH:SASL_SSL"}, "is not NAME:PLAINTEXT or NAME:SSL"),
+        (TLS | {"listener.security.protocol.map": "MESH:SASL_SSL"}, "listener MESH speaks gRPC, which has no SASL"),
+        (TLS | {"listener.security.protocol.map": "MESH:TLS"}, "MESH:TLS"),
         (TLS | {"listener.security.protocol.map": "MESH:SSL,MESH:SSL"}, "listener MESH is named twice"),
         (TLS | {"listener.security.protocol.map": "KAFKA:SSL"}, "does not say what listener MESH is"),
         (TLS | {"ssl.node.names": ""}, "listener MESH with SSL needs ssl.node.names"),
