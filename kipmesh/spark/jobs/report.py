@@ -124,7 +124,11 @@ class Table:
         """What is left out beyond `rows_max` is said under the table."""
         if not self.rows:
             return "<p>None.</p>"
-        head = "".join(f'<th scope="col">{escape(title)}</th>' for title in self.titles)
+        texts = [isinstance(value, str) for value in self.rows[0]]
+        head = "".join(
+            f'<th scope="col"{" class=text" if is_text else ""}>{escape(title)}</th>'
+            for title, is_text in zip(self.titles, texts, strict=True)
+        )
         body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in self.rows[: self.rows_max])
         left_out = len(self.rows) - self.rows_max
         more = f"<p>and {left_out:,} more, in the Parquet</p>" if left_out > 0 else ""
