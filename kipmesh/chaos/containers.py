@@ -50,8 +50,7 @@ class ContainerNode:
 def check_possible(experiment: Experiment) -> None:
     """Raise ChaosError for a fault that containers cannot have done to them."""
     for fault in experiment.all_faults:
-        cuts_off = isinstance(fault, Cut) and fault.direction == "both" and fault.peers == "everybody"
-        if not (isinstance(fault, Kill | Pause | Restart) or cuts_off):
+        if not (isinstance(fault, Kill | Pause | Restart) or (isinstance(fault, Cut) and fault.is_total)):
             raise ChaosError(
                 f"{experiment.name}: {fault.describe()} cannot be done to containers; kill, restart, pause, and cut"
                 " from everybody in both directions can"

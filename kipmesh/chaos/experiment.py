@@ -151,6 +151,11 @@ class Cut(Fault):
     peers: Literal["nodes", "brokers", "controllers", "clients", "everybody"] = "nodes"
     """From whom: the other nodes, some of them, the clients, or all of those."""
 
+    @property
+    def is_total(self) -> bool:
+        """Whether nobody hears the node and it hears nobody: what a cluster without a proxy between nodes can do."""
+        return self.direction == "both" and self.peers == "everybody"
+
     def describe(self) -> str:  # noqa: D102
         way = {"both": "in both directions", "in": "hears nothing", "out": "says nothing"}[self.direction]
         return f"{self.target} cut off from {self.peers}, {way}"

@@ -27,7 +27,7 @@ class KubeCluster:
         """Why a fault cannot be had on Kubernetes."""
         if not isinstance(fault, Kill | Restart | Cut | FullDisk):
             return "not on Kubernetes"
-        if isinstance(fault, Cut) and (fault.direction != "both" or fault.peers != "everybody"):
+        if isinstance(fault, Cut) and not fault.is_total:
             return "on Kubernetes a pod is cut off from everybody, in both directions"
         return None
 
