@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import kafka
 from kafka.admin import ConfigResource, ConfigResourceType
-from kafka.errors import BrokerResponseError, KafkaError, OffsetOutOfRangeError, for_code
+from kafka.errors import BrokerResponseError, KafkaError, OffsetOutOfRangeError, UnknownBrokerIdError, for_code
 from kafka.structs import TopicPartition
 from serving import BEGINNING, END, VerbError, data, headers_of, record, serve
 
@@ -36,15 +37,25 @@ class Driver:
             self._made = kafka.KafkaAdminClient(**self._common)
         return self._made
 
+    def _ask_controller(self, ask: Callable[[Any], Any]) -> Any:
+        """This admin keeps the controller it was told first, and gives up for good if its list of brokers is from a
+        time when that one was away: so a new one asks again."""
+        try:
+            return ask(self._admin)
+        except UnknownBrokerIdError:
+            self._made.close()
+            self._made = None
+            return ask(self._admin)
+
     def hello(self) -> dict[str, Any]:
         return {"client": "kafka-python", "version": kafka.__version__}
 
     def create_topic(self, topic: str, partitions: int, replicas: int, config: dict[str, str] | None = None) -> None:
         wanted = {"num_partitions": partitions, "replication_factor": replicas, "configs": config or {}}
-        self._admin.create_topics({topic: wanted}, timeout_ms=15_000)
+        self._ask_controller(lambda admin: admin.create_topics({topic: wanted}, timeout_ms=15_000))
 
     def delete_topic(self, topic: str) -> None:
-        self._admin.delete_topics([topic], timeout_ms=15_000)
+        self._ask_controller(lambda admin: admin.delete_topics([topic], timeout_ms=15_000))
 
     def list_topics(self) -> list[str]:
         return sorted(self._admin.list_topics())
@@ -73,7 +84,7 @@ class Driver:
         return {"brokers": brokers, "controller": found["controller_id"]}
 
     def create_partitions(self, topic: str, total: int) -> None:
-        self._admin.create_partitions({topic: total}, timeout_ms=15_000)
+        self._ask_controller(lambda admin: admin.create_partitions({topic: total}, timeout_ms=15_000))
 
     def describe_configs(self, topic: str) -> dict[str, str]:
         found = self._admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)], config_filter="all")
