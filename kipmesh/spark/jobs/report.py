@@ -165,7 +165,8 @@ class LineChart:
             y = y_axis.place(tick)
             parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
             parts.append(_text(_LEFT - 8, y + 4, self.y_form(tick), "end"))
-        parts += [_text(x_axis.place(tick), _HEIGHT - _BOTTOM + 18, self.x_form(tick)) for tick in x_axis.ticks()]
+        told = {self.x_form(tick): tick for tick in reversed(x_axis.ticks())}  # ticks closer than the form tells: one
+        parts += [_text(x_axis.place(tick), _HEIGHT - _BOTTOM + 18, text) for text, tick in reversed(told.items())]
         parts.append(_text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 6, self.x_label))
         for place, line in enumerate(lines):
             parts += self._line(line, place, x_axis, y_axis)
@@ -218,15 +219,15 @@ class BarChart:
         bars = [bar for bar in self.bars if math.isfinite(bar.value)]
         if not bars:
             return "<p>No values.</p>"
-        height = _BAR * len(bars) + 24
+        height = _BAR * len(bars) + 4
         values = [bar.value for bar in bars if not self.log or bar.value > 0] or [1.0]
         axis = _Axis.over(values, self.log, _BAR_LABEL, _WIDTH - _BAR_VALUE, with_zero=True)
         parts = [
-            f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(self.label)}">'
-            + _text(0, 12, self.label, "start")
+            _legend((), self.label)
+            + f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(self.label)}">'
         ]
         for place, bar in enumerate(bars):
-            top = 20 + place * _BAR
+            top = place * _BAR
             end = axis.place(bar.value) if not self.log or bar.value > 0 else float(_BAR_LABEL)
             begin = _BAR_LABEL if self.log else axis.place(0.0)
             title = escape(bar.note or f"{bar.name}: {self.form(bar.value)}")

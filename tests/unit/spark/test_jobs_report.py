@@ -38,15 +38,15 @@ def drawing(html: str) -> ElementTree.Element:
 
 def test_a_page_has_all_its_parts_and_escapes_them() -> None:
     parts = [
-        Table(["topic", "ok", "n"], [["<b>", True, 1234567], [None, False, 0.25]]),
+        Table(["topic", "ok", "n"], [["<u>", True, 1234567], [None, False, 0.25]]),
         Checks([Check("A & B", False, "<i>")]),
         Note("a < b"),
     ]
     page = Page("audit", "T<t>", "lede", [Section("S", "text", parts)], [Tile("n", "1", good=False)])
     html = render(page, generated=NOW, stages=[Stage("Read", 1.5)])
-    assert "<b>" not in html
+    assert "<u>" not in html
     for text in (
-        "&lt;b&gt;",
+        "&lt;u&gt;",
         "1,234,567",
         "<td>–</td>",
         "A &amp; B",
@@ -130,3 +130,9 @@ def test_nothing_to_draw_is_said() -> None:
 )
 def test_numbers_are_for_people(told: str, expected: str) -> None:
     assert told == expected
+
+
+def test_places_that_read_the_same_are_told_once() -> None:
+    chart = LineChart([Line("all", [(3600.0, 1.0)])], "hour", "v", x_form=lambda second: f"hour {second // 3600:.0f}")
+    texts = [text.text for text in drawing(chart.html()).iter("text")]
+    assert texts.count("hour 1") == 1
