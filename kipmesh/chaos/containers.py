@@ -5,7 +5,7 @@ starts it again. Containers are found by the labels of docker-compose, and told 
 
 - kill is SIGKILL of the container, restart a `docker stop` (SIGTERM, and its exit code has to be 0), pause its freezer.
 - cut takes the container off its network: nobody hears it, nor its clients on the host, and its address may be another
-  one afterwards. Other cuts, delays, disks and clocks need what only a cluster of processes has: see `check_possible`.
+  one afterwards. Other cuts, delays, disks and clocks need what only a cluster of processes has: see `unable`.
 - What an experiment says of the cluster (counts, config) does not count: the mesh is as it is.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from kipmesh.chaos.docker_engine import Engine, EngineError
-from kipmesh.chaos.experiment import Cut, Experiment, Kill, Pause, Restart
+from kipmesh.chaos.experiment import Cut, Fault, Kill, Pause, Restart
 from kipmesh.chaos.mesh import ChaosError
 
 PROJECT_LABEL = "com.docker.compose.project"
@@ -47,29 +47,40 @@ class ContainerNode:
     container: str
 
 
-def check_possible(experiment: Experiment) -> None:
-    """Raise ChaosError for a fault that containers cannot have done to them."""
-    for fault in experiment.all_faults:
-        if not (isinstance(fault, Kill | Pause | Restart) or (isinstance(fault, Cut) and fault.is_total)):
-            raise ChaosError(
-                f"{experiment.name}: {fault.describe()} cannot be done to containers; kill, restart, pause, and cut"
-                " from everybody in both directions can"
-            )
-
-
 class ContainerCluster:
     """The containers of one project. Calls may come from several threads."""
 
-    def __init__(self, engine: Engine, project: str, folder: Path, topic: str, *, inside: bool = False) -> None:
-        """`inside`: the experiment runs within the containers' network, and does not need published ports."""
+    def __init__(
+        self,
+        engine: Engine,
+        project: str,
+        folder: Path,
+        topic: str,
+        *,
+        inside: bool = False,
+        client: Mapping[str, str] | None = None,
+    ) -> None:
+        """`inside`: the experiment runs within the containers' network, and does not need published ports.
+
+        `client`: how clients reach the brokers, beside their addresses (TLS).
+        """
         self._engine = engine
         self._project = project
         self._folder = folder
         self._topic = topic
         self._inside = inside
+        self._client = client or {}
         self._lock = threading.Lock()
         self._nodes: dict[str, ContainerNode] = {}
         self._networks: dict[str, list[tuple[str, list[str]]]] = {}
+
+    def unable(self, fault: Fault) -> str | None:
+        """Why a fault cannot be done to containers."""
+        if not isinstance(fault, Kill | Pause | Restart | Cut):
+            return "not on containers, which have kill, restart, pause and cut"
+        if isinstance(fault, Cut) and not fault.is_total:
+            return "a container is cut off from everybody, in both directions"
+        return None
 
     def up(self) -> None:
         """Find the containers, and wait until they are healthy. Raises ChaosError."""
@@ -195,7 +206,7 @@ class ContainerCluster:
 
         bootstrap = ",".join(node.grpc for node in self.nodes() if node.grpc and "controller-" not in node.name)
         try:
-            with AdminClient(bootstrap) as admin:
+            with AdminClient(bootstrap, **self._client) as admin:
                 admin.delete_topics([self._topic])
         except KafkaError as error:
             if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
@@ -242,10 +253,12 @@ def _of_topic(archive: Iterable[tarfile.TarInfo], topic: str) -> Iterable[tarfil
             yield member
 
 
-def maker(project: str, topic: str, *, inside: bool) -> Callable[[Path, object, object], ContainerCluster]:
+def maker(
+    project: str, topic: str, *, inside: bool, client: Mapping[str, str]
+) -> Callable[[Path, object, object], ContainerCluster]:
     """What `runner.run_once` makes its cluster with."""
 
     def make(folder: Path, _part: object, _hook: object) -> ContainerCluster:
-        return ContainerCluster(Engine(), project, folder, topic, inside=inside)
+        return ContainerCluster(Engine(), project, folder, topic, inside=inside, client=client)
 
     return make

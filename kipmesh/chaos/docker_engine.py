@@ -60,7 +60,10 @@ class Engine:
     def _request(self, method: str, path: str, body: Mapping[str, object] | None, query: Mapping[str, object]) -> Any:
         with self._answer(method, path, body, query) as response:
             data = response.read(ANSWER_BYTES_MAX)
-        return json.loads(data) if data.strip() else None
+        try:
+            return json.loads(data) if data.strip() else None
+        except ValueError:
+            raise EngineError(f"Docker: {method} {path}: the answer is no JSON") from None
 
     @contextmanager
     def _answer(

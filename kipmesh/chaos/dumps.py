@@ -11,6 +11,7 @@ from kipmesh.chaos import values
 from kipmesh.chaos.recorder import Recorder
 from kipmesh.chaos.workload import CONSUMER_CONFIG
 from kipmesh.client import AdminClient, Consumer, TopicPartition
+from kipmesh.core.config.security import ClientSslConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.messages import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from kipmesh.core.record_batch import BatchHeader
@@ -35,11 +36,16 @@ class Replicated(Protocol):
 
 
 async def final_read(
-    bootstrap: str, topic: str, partitions: int, recorder: Recorder, timeout_s: float
+    bootstrap: str,
+    topic: str,
+    partitions: int,
+    recorder: Recorder,
+    timeout_s: float,
+    client: Mapping[str, str] | None = None,
 ) -> dict[int, int]:
     """Record all records up to the end offsets; gives those, as far as they could be found out."""
     places = [TopicPartition(topic, partition) for partition in range(partitions)]
-    config = {**CONSUMER_CONFIG, "max.poll.records": "2000"}
+    config = {**(client or {}), **CONSUMER_CONFIG, "max.poll.records": "2000"}
     positions = dict.fromkeys(range(partitions), 0)
     ends: dict[int, int] = {}
     try:
@@ -83,12 +89,17 @@ def record(recorder: Recorder, brokers: Mapping[int | None, Path], topic: str) -
 
 
 async def record_served(
-    recorder: Recorder, addresses: Mapping[int | None, str], topic: str, ends: Mapping[int, int], timeout_s: float
+    recorder: Recorder,
+    addresses: Mapping[int | None, str],
+    topic: str,
+    ends: Mapping[int, int],
+    timeout_s: float,
+    client: Mapping[str, str] | None = None,
 ) -> None:
     """Record what each replica of a running mesh serves, below the high watermarks: where files cannot be reached."""
-    async with AdminClient(",".join(addresses.values())) as admin:
+    async with AdminClient(",".join(addresses.values()), **(client or {})) as admin:
         (described,) = await admin.describe_topics([topic])
-    pool = ConnectionPool("kipmesh-chaos-dump")
+    pool = ConnectionPool.of("kipmesh-chaos-dump", ClientSslConfig.parse(client or {}))
     try:
         for number, partition in described.partitions.items():
             for node_id in partition.replicas:

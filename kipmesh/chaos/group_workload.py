@@ -56,10 +56,11 @@ class Member(RebalanceListener):
         recorder: Recorder,
         positions: dict[int, int],
         name: str,
+        client: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self._bootstrap = bootstrap
-        self._config = {**MEMBER_CONFIG, **part.config, "client.id": name, **_OURS}
+        self._config = {**(client or {}), **MEMBER_CONFIG, **part.config, "client.id": name, **_OURS}
         self._consumer = Consumer(bootstrap, **self._config)
         self._topic = topic
         self._interval_s = part.commit_interval_s
@@ -182,9 +183,17 @@ class Members:
     """All members of the group; `async with` from their start to their end. One event loop."""
 
     def __init__(
-        self, bootstrap: str, topic: str, partitions: int, part: GroupPart, recorder: Recorder, seed: int
+        self,
+        bootstrap: str,
+        topic: str,
+        partitions: int,
+        part: GroupPart,
+        recorder: Recorder,
+        seed: int,
+        client: Mapping[str, str] | None = None,
     ) -> None:
         self._bootstrap = bootstrap
+        self._client = client or {}
         self._topic = topic
         self._partitions = partitions
         self._part = part
@@ -242,7 +251,7 @@ class Members:
 
     async def record_end(self) -> None:
         """What is committed when no member is left, asked by somebody who is none."""
-        config: dict[str, Any] = {**MEMBER_CONFIG, "group.id": GROUP}
+        config: dict[str, Any] = {**self._client, **MEMBER_CONFIG, "group.id": GROUP}
         places = [TopicPartition(self._topic, number) for number in range(self._partitions)]
         try:
             async with Consumer(self._bootstrap, **config) as consumer:
@@ -257,7 +266,7 @@ class Members:
     def _add(self) -> None:
         self._count += 1
         name = f"member-{self._count}"
-        member = Member(self._bootstrap, self._topic, self._part, self._recorder, self.positions, name)
+        member = Member(self._bootstrap, self._topic, self._part, self._recorder, self.positions, name, self._client)
         self._running[member] = asyncio.create_task(member.run())
 
     async def _churn(self, mean_s: float) -> None:

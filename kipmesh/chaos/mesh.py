@@ -82,14 +82,19 @@ class Separable(Protocol):
         """As before; idempotent."""
 
 
-class Remote(Cluster, Protocol):
+@runtime_checkable
+class Limited(Protocol):
+    """A cluster that cannot have every fault; a run asks before it begins."""
+
+    def unable(self, fault: Fault) -> str | None:
+        """Why a fault cannot be had here; None if it can."""
+
+
+class Remote(Limited, Cluster, Protocol):
     """A cluster that is somebody else's: it runs before and after, on other machines, and its files cannot be reached.
 
     What a fault does to a node by its process or its files elsewhere, the cluster does by itself.
     """
-
-    def unable(self, fault: Fault) -> str | None:
-        """Why a fault cannot be had here; None if it can."""
 
     def fill(self, name: str) -> None:
         """No byte is free where it keeps its data."""
@@ -109,7 +114,7 @@ CONTROLLER = "controller-"
 
 def remote(cluster: Cluster) -> Remote | None:
     """The same cluster if it is a remote one."""
-    return cast("Remote", cluster) if hasattr(cluster, "unable") else None
+    return cast("Remote", cluster) if hasattr(cluster, "mend_all") else None
 
 
 def is_controller(node: Node) -> bool:

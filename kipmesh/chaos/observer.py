@@ -7,7 +7,7 @@ highest leader epoch counts, then what its leader itself says, then what most sa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from kipmesh.chaos.mesh import Node, is_broker, is_controller
 from kipmesh.chaos.recorder import Recorder
 from kipmesh.chaos.targets import PartitionView, View
 from kipmesh.client.quorum import describe_quorum
+from kipmesh.core.config.security import ClientSslConfig
 from kipmesh.core.errors import KafkaError
 from kipmesh.core.messages import (
     FetchPartition,
@@ -54,13 +55,20 @@ class Observer:
     """Sees the mesh; `run` keeps looking and records changes. One event loop; `close` at the end."""
 
     def __init__(
-        self, nodes: Callable[[], Sequence[Node]], topic: str, recorder: Recorder, group: str | None = None
+        self,
+        nodes: Callable[[], Sequence[Node]],
+        topic: str,
+        recorder: Recorder,
+        group: str | None = None,
+        client: Mapping[str, str] | None = None,
     ) -> None:
+        """`client`: how a client reaches the nodes, beside their addresses (TLS). Raises InvalidConfigError."""
         self._nodes = nodes
         self._topic = topic
         self._group = group
         self._recorder = recorder
-        self._pool = ConnectionPool("kipmesh-chaos")
+        self._security = ClientSslConfig.parse(client or {})
+        self._pool = ConnectionPool.of("kipmesh-chaos", self._security)
         self._topic_id = b""
         self._controller = -1
         self.partitions: dict[int, _Partition] = {}
@@ -101,7 +109,8 @@ class Observer:
         controllers = [node.grpc for node in nodes if is_controller(node) and node.grpc]
         active = -1
         with suppress(KafkaError, TransportError):  # nobody answers: nobody is active
-            active = (await describe_quorum(controllers, timeout_s=ASK_TIMEOUT_S)).leader_id
+            described = await describe_quorum(controllers, timeout_s=ASK_TIMEOUT_S, security=self._security)
+            active = described.leader_id
         partitions = {number: PartitionView(one.leader, one.isr) for number, one in self.partitions.items()}
         return View(nodes, partitions, active, await self._coordinator())
 

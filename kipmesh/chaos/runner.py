@@ -10,7 +10,7 @@ import asyncio
 import random
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from kipmesh.chaos import disk, dumps, report
 from kipmesh.chaos.experiment import Experiment, Fault
 from kipmesh.chaos.faults import Hooks, Injector, data_folder, second_folder
 from kipmesh.chaos.group_workload import GROUP
-from kipmesh.chaos.mesh import ChaosError, Cluster, MakeCluster, Node, bootstrap, is_broker, remote
+from kipmesh.chaos.mesh import ChaosError, Cluster, Limited, MakeCluster, Node, bootstrap, is_broker, remote
 from kipmesh.chaos.network import Network
 from kipmesh.chaos.observer import Observer
 from kipmesh.chaos.recorder import Recorder
@@ -50,12 +50,20 @@ class Result(NamedTuple):
 
 
 async def run_once(
-    experiment: Experiment, make_cluster: MakeCluster, folder: Path, seed: int, on_progress: OnProgress
+    experiment: Experiment,
+    make_cluster: MakeCluster,
+    folder: Path,
+    seed: int,
+    on_progress: OnProgress,
+    client: Mapping[str, str] | None = None,
 ) -> Result:
-    """One run in an empty folder; raises ChaosError, and what clients and the cluster raise."""
+    """One run in an empty folder; raises ChaosError, and what clients and the cluster raise.
+
+    `client`: how clients reach the nodes beside their addresses, where the cluster is not the run's own (TLS).
+    """
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
     recorder = Recorder(folder / HISTORY)
-    run = _Run(experiment, folder, seed, recorder, on_progress)
+    run = _Run(experiment, folder, seed, recorder, on_progress, client)
     try:
         await run.run(make_cluster)
     finally:
@@ -73,7 +81,13 @@ _Timed = tuple[Fault, asyncio.Task[float]]
 
 class _Run:
     def __init__(
-        self, experiment: Experiment, folder: Path, seed: int, recorder: Recorder, on_progress: OnProgress
+        self,
+        experiment: Experiment,
+        folder: Path,
+        seed: int,
+        recorder: Recorder,
+        on_progress: OnProgress,
+        client: Mapping[str, str] | None = None,
     ) -> None:
         self._experiment = experiment
         self._folder = folder
@@ -81,6 +95,7 @@ class _Run:
         self._random = random.Random(seed)
         self._recorder = recorder
         self._on_progress = on_progress
+        self._client = client or {}
         self._mounted: list[Path] = []
         self._late_s = 0.0
         """By how much the latest of the timed faults came too late."""
@@ -101,8 +116,12 @@ class _Run:
             cluster = make_cluster(self._folder / "cluster", self._experiment.cluster, hooks)
             made.append(cluster)
             stack.push_async_callback(self._destroy, cluster)
-            is_remote = self._check_remote(cluster)
-            if not is_remote:
+            self._check_possible(cluster)
+            is_remote = remote(cluster) is not None
+            if is_remote:
+                # Others may have run experiments there, and one that was interrupted leaves its topic.
+                self._topic = f"{TOPIC}-{self._seed}-{int(time.time())}"
+            else:
                 self._prepare_disks()
             self._on_progress("starting the cluster", 0.0, self._recorder)
             await asyncio.to_thread(cluster.up)
@@ -121,7 +140,8 @@ class _Run:
                 )
             )
             await self._create_topic(bootstrap(nodes))
-            observer = Observer(cluster.nodes, self._topic, self._recorder, GROUP if part.group is not None else None)
+            group = GROUP if part.group is not None else None
+            observer = Observer(cluster.nodes, self._topic, self._recorder, group, self._client)
             stack.push_async_callback(observer.close)
             injector = Injector(cluster, hooks.network, observer, self._recorder, self._random, self._topic)
             await self._under_load(cluster, observer, injector)
@@ -131,17 +151,13 @@ class _Run:
                 await self._dump_stopped(cluster, nodes)
             self._recorder.add(PhaseBegan(self._recorder.now, Phase.END))
 
-    def _check_remote(self, cluster: Cluster) -> bool:
-        """Whether it is; raises NotPossibleError when it cannot do what the experiment says."""
-        far = remote(cluster)
-        if far is None:
-            return False
-        reasons = [f"{fault.describe()}: {why}" for fault in self._experiment.all_faults if (why := far.unable(fault))]
-        if reasons:
-            raise disk.NotPossibleError("; ".join(reasons))
-        # Others may have run experiments there, and one that was interrupted leaves its topic.
-        self._topic = f"{TOPIC}-{self._seed}-{int(time.time())}"
-        return True
+    def _check_possible(self, cluster: Cluster) -> None:
+        """Raise NotPossibleError when the cluster cannot do what the experiment says."""
+        if not isinstance(cluster, Limited):
+            return
+        said = [(fault.describe(), cluster.unable(fault)) for fault in self._experiment.all_faults]
+        if reasons := [f"{told}: {why}" for told, why in said if why]:
+            raise disk.NotPossibleError("; ".join(dict.fromkeys(reasons)))
 
     async def _dump_stopped(self, cluster: Cluster, nodes: Sequence[Node]) -> None:
         self._on_progress("stopping the cluster", 0.0, self._recorder)
@@ -155,8 +171,8 @@ class _Run:
         """Its files are elsewhere: what each replica serves is compared, and the topic is taken away."""
         self._on_progress("reading what each replica serves", 0.0, self._recorder)
         brokers = {node.node_id: node.grpc for node in nodes if is_broker(node) and node.grpc}
-        await dumps.record_served(self._recorder, brokers, self._topic, self._ends, FINAL_TIMEOUT_S)
-        async with AdminClient(bootstrap(nodes)) as admin:
+        await dumps.record_served(self._recorder, brokers, self._topic, self._ends, FINAL_TIMEOUT_S, self._client)
+        async with AdminClient(bootstrap(nodes), **self._client) as admin:
             await admin.delete_topics([self._topic])
 
     async def _destroy(self, cluster: Cluster) -> None:
@@ -180,13 +196,13 @@ class _Run:
 
     async def _create_topic(self, address: str) -> None:
         part = self._experiment.workload
-        async with AdminClient(address) as admin:
+        async with AdminClient(address, **self._client) as admin:
             topic = NewTopic(self._topic, part.partitions, part.replication_factor, dict(part.topic_config))
             await admin.create_topics([topic])
 
     async def _under_load(self, cluster: Cluster, observer: Observer, injector: Injector) -> None:
         part, address = self._experiment.workload, bootstrap(cluster.nodes())
-        workload = Workload(address, self._topic, part, self._recorder, self._seed)
+        workload = Workload(address, self._topic, part, self._recorder, self._seed, self._client)
         async with workload, asyncio.TaskGroup() as group:
             watching = [group.create_task(observer.run())]
             if part.probes:
@@ -203,7 +219,7 @@ class _Run:
             await workload.stop_producing()
             self._recorder.add(PhaseBegan(self._recorder.now, Phase.FINAL))
             ends = self._ends = await dumps.final_read(
-                address, self._topic, part.partitions, self._recorder, FINAL_TIMEOUT_S
+                address, self._topic, part.partitions, self._recorder, FINAL_TIMEOUT_S, self._client
             )
             await workload.catch_up(ends, FINAL_TIMEOUT_S)
             await workload.end_group()

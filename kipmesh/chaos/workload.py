@@ -53,8 +53,18 @@ def consumer_names(part: WorkloadPart) -> list[str]:
 class Workload:
     """`async with Workload(...)`: works from then on. `stop_producing`, `catch_up`, `end_group` end it in order."""
 
-    def __init__(self, bootstrap: str, topic: str, part: WorkloadPart, recorder: Recorder, seed: int = 0) -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        topic: str,
+        part: WorkloadPart,
+        recorder: Recorder,
+        seed: int = 0,
+        client: Mapping[str, str] | None = None,
+    ) -> None:
+        """`client`: how clients reach the brokers, beside their addresses (TLS)."""
         self._bootstrap = bootstrap
+        self._client = client or {}
         self._topic = topic
         self._part = part
         self._recorder = recorder
@@ -68,7 +78,7 @@ class Workload:
         """The next offset of each consumer in each partition."""
         self._members: Members | None = None
         if part.group is not None:
-            self._members = Members(bootstrap, topic, part.partitions, part.group, recorder, seed)
+            self._members = Members(bootstrap, topic, part.partitions, part.group, recorder, seed, client)
             self.positions[GROUP] = self._members.positions
 
     async def __aenter__(self) -> Self:
@@ -80,14 +90,14 @@ class Workload:
 
     async def _start(self) -> Self:
         for number in range(1, self._part.producers + 1):
-            producer = Producer(self._bootstrap, **{**PRODUCER_CONFIG, **self._part.producer_config})
+            producer = Producer(self._bootstrap, **{**self._client, **PRODUCER_CONFIG, **self._part.producer_config})
             self._clients.append(producer)
             await producer.start()
             partition = (number - 1) % self._part.partitions
             self._producing.append(asyncio.create_task(self._produce(producer, f"producer-{number}", partition)))
         for rack, name in zip(self._part.racks, consumer_names(self._part), strict=False):
             config = {**CONSUMER_CONFIG, "client.rack": rack, "client.id": name, **self._part.consumer_config}
-            consumer = Consumer(self._bootstrap, **config)
+            consumer = Consumer(self._bootstrap, **{**self._client, **config})
             self._clients.append(consumer)
             await consumer.start()
             consumer.assign([TopicPartition(self._topic, partition) for partition in range(self._part.partitions)])

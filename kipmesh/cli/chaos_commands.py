@@ -8,14 +8,23 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kipmesh.cli.common import EXIT_SIGNAL, AsJson, CommandError, examples, explain, make_app, print_json
+from kipmesh.cli.common import (
+    EXIT_SIGNAL,
+    AsJson,
+    CommandError,
+    command_config,
+    examples,
+    explain,
+    make_app,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from kipmesh.chaos.experiment import ClusterPart, Experiment
@@ -87,9 +96,11 @@ def run(
     from kipmesh.chaos.experiment import load
 
     experiments = [load(file, duration_s=duration_s) for file in files]
-    make = _maker(experiments, compose, inside, kube)
+    # A local cluster is the run's own, and how it is reached is known.
+    client = {} if compose is None and kube is None else command_config()
+    make = _maker(compose, inside, kube, client)
     first = random.SystemRandom().randrange(1 << 32) if seed is None else seed
-    if kube is None and any(experiment.needs_disks for experiment in experiments):
+    if compose is None and kube is None and any(experiment.needs_disks for experiment in experiments):
         with suppress(NotPossibleError):  # told by those runs that need it
             enter_namespace([sys.executable, "-P", "-m", "kipmesh.cli.main", *sys.argv[1:]])
     results: list[Result] = []
@@ -97,7 +108,7 @@ def run(
     for experiment in experiments:
         for number in range(runs):
             try:
-                results.append(_run_one(experiment, make, folder, first + number, f"{number + 1}/{runs}"))
+                results.append(_run_one(experiment, make, folder, first + number, f"{number + 1}/{runs}", client))
             except NotPossibleError as error:
                 skipped += 1
                 print(f"{experiment.name}: skipped: {error}", flush=True)
@@ -156,8 +167,8 @@ def _print_verdict(name: str, verdict: Verdict) -> None:
         print(f"  {kind}: {count}, first: {where}{first.t:.2f} s: {first.text}")
 
 
-def _maker(experiments: Sequence[Experiment], compose: str | None, inside: bool, kube: str | None) -> MakeCluster:
-    """What makes each run's cluster; raises ChaosError for what containers cannot do."""
+def _maker(compose: str | None, inside: bool, kube: str | None, client: Mapping[str, str]) -> MakeCluster:
+    """What makes each run's cluster."""
     if kube is not None:
         return _on_kubernetes(kube)
     if compose is None:
@@ -165,12 +176,12 @@ def _maker(experiments: Sequence[Experiment], compose: str | None, inside: bool,
     from kipmesh.chaos import containers
     from kipmesh.chaos.runner import TOPIC
 
-    for experiment in experiments:
-        containers.check_possible(experiment)
-    return containers.maker(compose, TOPIC, inside=inside)
+    return containers.maker(compose, TOPIC, inside=inside, client=client)
 
 
-def _run_one(experiment: Experiment, make: MakeCluster, folder: Path, seed: int, which: str) -> Result:
+def _run_one(
+    experiment: Experiment, make: MakeCluster, folder: Path, seed: int, which: str, client: Mapping[str, str]
+) -> Result:
     from kipmesh.chaos import runner
     from kipmesh.node import logging
 
@@ -180,7 +191,7 @@ def _run_one(experiment: Experiment, make: MakeCluster, folder: Path, seed: int,
         raise CommandError(f"{home} is there already and is no run's folder: name another --dir or --seed")
     shutil.rmtree(home, ignore_errors=True)
     with _progress(f"{experiment.name} {which}") as on_progress:
-        result = _interruptible(lambda: runner.run_once(experiment, make, home, seed, on_progress))
+        result = _interruptible(lambda: runner.run_once(experiment, make, home, seed, on_progress, client))
     _print_verdict(f"{experiment.name} (seed {seed})", result.verdict)
     print(f"  {home / 'report.html'}", flush=True)
     return result

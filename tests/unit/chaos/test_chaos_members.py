@@ -25,7 +25,7 @@ class FakeMember:
     may_go: asyncio.Event
 
     def __init__(self, *about: Any) -> None:
-        self.name = about[-1]
+        self.name = about[5]
         self.fails = asyncio.Event()
         self.leaving_fails = self.is_going = self.is_gone = False
         self.made.append(self)

@@ -1,0 +1,291 @@
+"""Experiments on containers, with an engine that has none: what it is told, what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_of_tests import NETWORK, FakeContainer, FakeEngine
+
+from kipmesh.chaos import containers
+from kipmesh.chaos.containers import ContainerCluster
+from kipmesh.chaos.disk import NotPossibleError
+from kipmesh.chaos.docker_engine import Engine, EngineError
+from kipmesh.chaos.experiment import Experiment
+from kipmesh.chaos.mesh import ChaosError, is_broker, is_controller
+from kipmesh.chaos.recorder import Recorder
+from kipmesh.chaos.runner import _Run
+from kipmesh.testing.fake_broker import FakeCluster
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    with FakeEngine() as it:
+        it.add(FakeContainer("controller-1", environment={"KIPMESH_CONFIG_NODE_ID": "1001"}))
+        it.containers["id-of-controller-1"].ports = {"9093/tcp": [{"HostIp": "127.0.0.1", "HostPort": "19101"}]}
+        it.add(
+            FakeContainer(
+                "leader-1",
+                environment={"KIPMESH_CONFIG_NODE_ID": "1", "KIPMESH_CONFIG_BROKER_RACK": "rack-a"},
+                ports={"9094/tcp": [{"HostIp": "", "HostPort": "19092"}]},
+            )
+        )
+        it.add(FakeContainer("consumer-1"))
+        it.add(FakeContainer("prometheus"))
+        it.add(FakeContainer("leader-2", project="another"))
+        yield it
+
+
+def cluster_of(engine: FakeEngine, folder: Path, *, inside: bool = False) -> ContainerCluster:
+    return ContainerCluster(Engine(engine.address), "mesh", folder, "chaos", inside=inside)
+
+
+@pytest.fixture
+def cluster(engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ContainerCluster:
+    """Known to be healthy, without a topic of an earlier run."""
+    monkeypatch.setattr(ContainerCluster, "_forget_topic", lambda _: None)
+    it = cluster_of(engine, tmp_path)
+    it.up()
+    engine.asked.clear()
+    return it
+
+
+# -- what is found
+
+
+def test_nodes_are_the_containers_of_the_project_s_services(cluster: ContainerCluster) -> None:
+    nodes = {node.name: node for node in cluster.nodes()}
+    assert list(nodes) == ["consumer-1", "controller-1", "leader-1"]
+    leader, controller, consumer = nodes["leader-1"], nodes["controller-1"], nodes["consumer-1"]
+    assert (leader.node_id, leader.rack, leader.grpc, leader.pid) == (1, "rack-a", "127.0.0.1:19092", 4000)
+    assert (controller.node_id, controller.grpc) == (1001, "127.0.0.1:19101")
+    assert (consumer.node_id, consumer.grpc) == (None, None)
+    assert is_broker(leader)
+    assert is_controller(controller)
+    assert not is_broker(consumer)
+
+
+def test_inside_the_network_nodes_have_their_own_names(
+    engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ContainerCluster, "_forget_topic", lambda _: None)
+    it = cluster_of(engine, tmp_path, inside=True)
+    it.up()
+    assert {node.grpc for node in it.nodes()} == {"leader-1:9092", "controller-1:9093", None}
+
+
+def test_a_project_without_a_mesh_is_told(engine: FakeEngine, tmp_path: Path) -> None:
+    nobody = ContainerCluster(Engine(engine.address), "nothing", tmp_path, "chaos")
+    with pytest.raises(ChaosError, match="no containers of a mesh in the project 'nothing'"):
+        nobody.up()
+
+
+def test_up_waits_until_all_are_healthy(engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ContainerCluster, "_forget_topic", lambda _: None)
+    monkeypatch.setattr(containers, "LOOK_INTERVAL_S", 0.001)
+    leader = engine.containers["id-of-leader-1"]
+    leader.health = ["starting", "starting", "unhealthy", "healthy"]
+    engine.containers["id-of-consumer-1"].health = ["none"]  # an image without a check
+    cluster_of(engine, tmp_path).up()
+    assert leader.health == ["healthy"]
+
+
+def test_what_does_not_become_healthy_is_named(
+    engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(containers, "LOOK_INTERVAL_S", 0.001)
+    monkeypatch.setattr(containers, "HEALTHY_TIMEOUT_S", 0.01)
+    engine.containers["id-of-leader-1"].health = ["unhealthy"]
+    with pytest.raises(ChaosError, match=r"leader-1 is running, unhealthy after 0\.01 s"):
+        cluster_of(engine, tmp_path).up()
+
+
+@pytest.fixture
+def mesh() -> Iterator[FakeCluster]:
+    loop = asyncio.new_event_loop()
+    # grpc.aio wakes every loop of a process; those that find nothing to read say so.
+    loop.set_exception_handler(lambda _loop, _context: None)
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    it = FakeCluster()
+    asyncio.run_coroutine_threadsafe(it.__aenter__(), loop).result()
+    yield it
+    asyncio.run_coroutine_threadsafe(it.__aexit__(), loop).result()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def test_the_topic_of_an_earlier_run_is_removed(engine: FakeEngine, mesh: FakeCluster, tmp_path: Path) -> None:
+    engine.containers["id-of-leader-1"].ports["9094/tcp"][0]["HostPort"] = mesh.bootstrap.rpartition(":")[2]
+    mesh.create_topic("chaos")
+    for _ in range(2):  # the second time there is none
+        cluster_of(engine, tmp_path).up()
+        assert not mesh.topics
+
+
+# -- what is done
+
+
+def test_kill_and_start(cluster: ContainerCluster, engine: FakeEngine) -> None:
+    cluster.kill("leader-1")
+    assert not cluster.is_running("leader-1")
+    assert next(node for node in cluster.nodes() if node.name == "leader-1").pid is None
+    cluster.start("leader-1")
+    assert cluster.is_running("leader-1")
+    assert next(node for node in cluster.nodes() if node.name == "leader-1").pid == 4000
+    assert engine.asked == ["kill leader-1", "start leader-1"]
+
+
+def test_stop_gives_it_time_and_asks_how_it_ended(cluster: ContainerCluster, engine: FakeEngine) -> None:
+    cluster.stop("leader-1")
+    assert engine.asked == [f"stop leader-1 t={containers.STOP_TIMEOUT_S}"]
+    cluster.start("leader-1")
+    engine.containers["id-of-leader-1"].exit_code_on_stop = 137
+    with pytest.raises(ChaosError, match="leader-1 ended with 137 on SIGTERM"):
+        cluster.stop("leader-1")
+
+
+def test_pause_and_resume(cluster: ContainerCluster, engine: FakeEngine) -> None:
+    cluster.pause("leader-1")
+    assert engine.containers["id-of-leader-1"].paused
+    assert cluster.is_running("leader-1")
+    cluster.resume("leader-1")
+    assert engine.asked == ["pause leader-1", "unpause leader-1"]
+
+
+def test_a_container_comes_back_to_its_network_by_its_names(cluster: ContainerCluster, engine: FakeEngine) -> None:
+    leader = engine.containers["id-of-leader-1"]
+    cluster.disconnect("leader-1")
+    assert not leader.networks
+    cluster.reconnect("leader-1")
+    assert leader.networks == {NETWORK: ["alias-of-docker", "leader-1"]}
+    cluster.reconnect("leader-1")  # nothing is left to be mended
+    assert engine.asked == [f"disconnect {NETWORK}", f"connect {NETWORK}"]
+
+
+def test_down_stops_brokers_first_and_copies_the_topic_s_logs_alone(
+    cluster: ContainerCluster, engine: FakeEngine, tmp_path: Path
+) -> None:
+    leader = engine.containers["id-of-leader-1"]
+    leader.files = {
+        "chaos-0/00000000000000000000.log": b"records",
+        "chaos-x-0/00000000000000000000.log": b"another topic's",
+        "meta.properties": b"of the broker",
+    }
+    cluster.disconnect("leader-1")
+    cluster.pause("leader-1")
+    engine.asked.clear()
+    cluster.down()
+    stopped = [words.split()[1] for words in engine.asked if words.startswith("stop ")]
+    assert stopped == ["consumer-1", "leader-1", "controller-1"]
+    assert engine.asked.index("unpause leader-1") < engine.asked.index(f"stop leader-1 t={containers.STOP_TIMEOUT_S}")
+    assert leader.networks
+    copied = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert [path.relative_to(tmp_path).as_posix() for path in copied] == [
+        "leader-1/data/chaos-0/00000000000000000000.log"
+    ]
+    assert copied[0].read_bytes() == b"records"
+
+
+def test_destroy_leaves_everything_running(cluster: ContainerCluster, engine: FakeEngine) -> None:
+    cluster.kill("controller-1")
+    cluster.pause("leader-1")
+    cluster.disconnect("consumer-1")
+    for _ in range(2):
+        cluster.destroy()
+    mine = [one for one in engine.containers.values() if one.project == "mesh"]
+    assert all(one.running and not one.paused and one.networks for one in mine)
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ({"kind": "kill"}, None),
+        ({"kind": "restart"}, None),
+        ({"kind": "pause"}, None),
+        ({"kind": "cut", "direction": "both", "peers": "everybody"}, None),
+        ({"kind": "cut", "direction": "in", "peers": "everybody"}, "a container is cut off from everybody"),
+        ({"kind": "cut", "peers": "nodes"}, "a container is cut off from everybody, in both directions"),
+        ({"kind": "delay"}, "100 ms between leader:0 and nodes: not on containers"),
+        ({"kind": "full-disk"}, "full-disk leader:0: not on containers"),
+        ({"kind": "clock-jump"}, "the clock of leader:0 jumps by +3600 s: not on containers"),
+    ],
+)
+async def test_a_run_asks_before_it_touches_anything(
+    engine: FakeEngine, tmp_path: Path, fault: dict[str, Any], told: str | None
+) -> None:
+    document = {"name": "a", "hypothesis": "b", "duration_s": 1, "faults": [{"target": "leader:0", **fault}]}
+    recorder = Recorder(tmp_path / "history.jsonl")
+    run = _Run(Experiment.model_validate(document), tmp_path, 1, recorder, lambda *_: None)
+    cluster = ContainerCluster(Engine(engine.address), "nothing", tmp_path, "chaos")
+    try:
+        if told is None:
+            with pytest.raises(ChaosError, match="no containers of a mesh"):  # it goes on, and there is nobody
+                await run.run(lambda *_: cluster)
+        else:
+            with pytest.raises(NotPossibleError, match=told.replace("+", r"\+")):
+                await run.run(lambda *_: cluster)
+    finally:
+        recorder.close()
+    assert not engine.asked
+
+
+# -- the engine
+
+
+def test_an_engine_that_is_not_there_is_told_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"^Docker at .*docker\.sock does not answer: .*No such file"):
+        Engine(f"unix://{tmp_path}/docker.sock").get("/containers/json")
+
+
+def test_an_engine_elsewhere_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "tcp://10.0.0.1:2375")
+    with pytest.raises(EngineError, match="is not reached by a Unix socket"):
+        Engine()
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [(b'{"message": "it is paused"}', "it is paused"), (b"<html>busy</html>\n", "<html>busy</html>"), (b"[1]", "[1]")],
+)
+def test_a_refusal_is_told_with_the_engine_s_words(
+    cluster: ContainerCluster, engine: FakeEngine, body: bytes, told: str
+) -> None:
+    engine.refuses["/kill"] = (409, body)
+    with pytest.raises(EngineError) as caught:
+        cluster.kill("leader-1")
+    assert str(caught.value) == f"Docker: POST /containers/id-of-leader-1/kill: {told}"
+
+
+def test_an_answer_that_is_no_json_is_told(engine: FakeEngine) -> None:
+    engine.refuses["/json"] = (200, b"<html>")
+    with pytest.raises(EngineError, match="GET /containers/json: the answer is no JSON"):
+        Engine(engine.address).get("/containers/json")
+
+
+def test_an_answer_that_is_no_http_is_told() -> None:
+    with tempfile.TemporaryDirectory(prefix="engine-") as folder, socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"{folder}/docker.sock")
+        server.listen()
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b"hello\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(EngineError, match="does not answer: hello"):
+            Engine(f"unix://{folder}/docker.sock").get("/containers/json")
+        thread.join()
