@@ -33,7 +33,7 @@ endif
 .DELETE_ON_ERROR:
 .PHONY: help install demo test check lint format types imports tidy unit e2e spark golden sim sim-replicas chaos bench \
   bench-clients bench-spark bench-closest bench-failover bench-fencing bench-groups bench-metadata bench-sessions bench-spark-kills bench-snapshot bench-compare clients fuzz-wire certs protos lock wheel \
-  docs dashboards monitoring images image-spark up down demo-compose chaos-compose docker kube clean distclean stale
+  docs dashboards monitoring images image-next image-spark up down demo-compose chaos-compose docker kube clean distclean stale
 
 help: ## list the targets
 	@echo "make TARGET [PYTHON=python3.12] [SCALE=n] [SEEDS=n] [WORKERS=n] [ARGS='...']"
@@ -159,6 +159,11 @@ lock: install ## newest versions within pyproject.toml's bounds into requirement
 
 images: install ## the services' images kipmesh/SERVICE:VERSION (BASE_IMAGE=..., IMAGE_PREFIX=..., IMAGE_TAG=...; docs/docker.md)
 	@sh tools/images.sh $(VENV) $(SERVICES)
+
+image-next: install ## an image kipmesh/leader:next of a version with other messages, for `make kube` (KIPMESH_KUBE_IMAGE_NEXT)
+	@sh tools/image_wheels.sh $(VENV) service
+	@$(PY) tools/next_build.py build/next
+	@cd build/next && IMAGE_TAG=$(or $(IMAGE_TAG),next) sh tools/images.sh $(CURDIR)/$(VENV) leader
 
 image-spark: install ## the image of the Spark jobs, kipmesh/spark:VERSION
 	@sh tools/images.sh $(VENV) spark

@@ -206,8 +206,41 @@ class ClockJump(Fault):
         return f"the clock of {self.target} jumps by {self.jump_s:+g} s"
 
 
+class CpuPressure(Fault):
+    """Others want the processor where the node runs, in its own container, until the end. On Kubernetes alone."""
+
+    kind: Literal["cpu-pressure"]
+    workers: Annotated[int, Field(ge=1, le=64)] = 2
+    """Processes that do nothing but count."""
+
+    def describe(self) -> str:  # noqa: D102
+        return f"{self.workers} busy processes beside {self.target}"
+
+
+class MemoryPressure(Fault):
+    """Memory of the node's container is taken until so much of its limit is in use. On Kubernetes alone."""
+
+    kind: Literal["memory-pressure"]
+    share: Annotated[float, Field(gt=0, le=0.95)] = 0.9
+    """Of the container's limit, what the node itself uses included."""
+
+    def describe(self) -> str:  # noqa: D102
+        return f"{self.share:.0%} of the memory of {self.target} taken"
+
+
 AnyFault = Annotated[
-    Kill | Pause | Restart | Cut | Delay | FullDisk | FailedFolder | TornTail | BitFlip | ClockJump,
+    Kill
+    | Pause
+    | Restart
+    | Cut
+    | Delay
+    | FullDisk
+    | FailedFolder
+    | TornTail
+    | BitFlip
+    | ClockJump
+    | CpuPressure
+    | MemoryPressure,
     Field(discriminator="kind"),
 ]
 
@@ -361,7 +394,7 @@ def _explained(error: ValidationError) -> str:
     """Each thing that is wrong, with its place; the tag of a fault's kind is no part of that."""
     told = []
     kinds = {"kill", "pause", "restart", "cut", "delay", "full-disk", "failed-folder"}
-    kinds |= {"torn-tail", "bit-flip", "clock-jump"}
+    kinds |= {"torn-tail", "bit-flip", "clock-jump", "cpu-pressure", "memory-pressure"}
     for one in error.errors(include_url=False, include_context=False):
         place = ".".join(str(part) for part in one["loc"] if part not in kinds)
         message = one["msg"].removeprefix("Value error, ")

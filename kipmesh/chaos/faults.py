@@ -18,6 +18,7 @@ from kipmesh.chaos import disk, network
 from kipmesh.chaos.experiment import (
     BitFlip,
     ClockJump,
+    CpuPressure,
     Cut,
     Delay,
     Experiment,
@@ -25,6 +26,7 @@ from kipmesh.chaos.experiment import (
     Fault,
     FullDisk,
     Kill,
+    MemoryPressure,
     Pause,
     Restart,
     TornTail,
@@ -201,6 +203,9 @@ class Injector:
             case FullDisk() if (far := self._remote) is not None:
                 await asyncio.gather(*(asyncio.to_thread(far.fill, name) for name in names))
                 return lambda: asyncio.gather(*(asyncio.to_thread(far.empty, name) for name in names))
+            case CpuPressure() | MemoryPressure() if (where := self._remote) is not None:
+                await asyncio.gather(*(asyncio.to_thread(where.press, name, fault) for name in names))
+                return lambda: asyncio.gather(*(asyncio.to_thread(where.relieve, name) for name in names))
             case FullDisk():
                 await asyncio.gather(*(asyncio.to_thread(disk.fill, data_folder(node)) for node in nodes))
                 return lambda: asyncio.gather(*(asyncio.to_thread(disk.empty, data_folder(node)) for node in nodes))

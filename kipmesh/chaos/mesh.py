@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
-from kipmesh.chaos.experiment import ClusterPart, Fault
+from kipmesh.chaos.experiment import ClusterPart, CpuPressure, Fault, MemoryPressure
 
 
 class ChaosError(Exception):
@@ -100,6 +100,12 @@ class Remote(Limited, Cluster, Protocol):
         """No byte is free where it keeps its data."""
 
     def empty(self, name: str) -> None:
+        """An end to that."""
+
+    def press(self, name: str, fault: CpuPressure | MemoryPressure) -> None:
+        """Others take the processor or the memory that it has."""
+
+    def relieve(self, name: str) -> None:
         """An end to that."""
 
     def mend_all(self) -> None:

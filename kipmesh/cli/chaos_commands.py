@@ -27,7 +27,7 @@ from kipmesh.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from kipmesh.chaos.experiment import ClusterPart, Experiment
+    from kipmesh.chaos.experiment import ClusterPart, Experiment, Fault
     from kipmesh.chaos.mesh import Hook, MakeCluster
     from kipmesh.chaos.recorder import Recorder
     from kipmesh.chaos.runner import OnProgress, Result
@@ -291,6 +291,10 @@ class _LocalCluster:
         self._idle = threading.Condition()
         self._calls = 0
         self._gone = False
+
+    def unable(self, fault: Fault) -> str | None:
+        """Processes here have no container whose processor or memory could be taken from them."""
+        return "only on Kubernetes" if fault.kind in ("cpu-pressure", "memory-pressure") else None
 
     @contextmanager
     def _running(self) -> Iterator[ProcessCluster]:

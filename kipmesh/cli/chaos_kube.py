@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kipmesh.chaos.experiment import Cut, Fault, FullDisk, Kill, Restart
+from kipmesh.chaos.experiment import CpuPressure, Cut, Fault, FullDisk, Kill, MemoryPressure, Pause, Restart
 from kipmesh.kube.mesh import KubeMesh, PodNode
 
 
@@ -20,12 +20,17 @@ class KubeCluster:
         self.start = self._mesh.start
         self.disconnect = self._mesh.disconnect
         self.reconnect = self._mesh.reconnect
+        self.pause = self._mesh.pause
+        self.resume = self._mesh.resume
         self.empty = self._mesh.empty
+        self.relieve = self._mesh.relieve
         self.mend_all = self._mesh.mend_all
 
     def unable(self, fault: Fault) -> str | None:
         """Why a fault cannot be had on Kubernetes."""
-        if not isinstance(fault, Kill | Restart | Cut | FullDisk):
+        if isinstance(fault, Pause) and not self._mesh.can_pause():
+            return "no process of a pod can be held unless the chart's chaos.pause is true"
+        if not isinstance(fault, Kill | Restart | Pause | Cut | FullDisk | CpuPressure | MemoryPressure):
             return "not on Kubernetes"
         if isinstance(fault, Cut) and not fault.is_total:
             return "on Kubernetes a pod is cut off from everybody, in both directions"
@@ -39,11 +44,12 @@ class KubeCluster:
         """Take what is free on the node's volume."""
         self._mesh.fill(name)
 
-    def pause(self, name: str) -> None:
-        """Not here; refused by `unable`."""
-        raise NotImplementedError(name)
-
-    resume = pause
+    def press(self, name: str, fault: CpuPressure | MemoryPressure) -> None:
+        """Others take the processor or the memory of its container."""
+        if isinstance(fault, CpuPressure):
+            self._mesh.press(name, workers=fault.workers)
+        else:
+            self._mesh.press(name, memory_share=fault.share)
 
     def down(self) -> None:
         """It goes on."""

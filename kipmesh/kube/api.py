@@ -3,6 +3,8 @@
 | what                     | verb, resource                         | for                                              |
 | ------------------------ | -------------------------------------- | ------------------------------------------------ |
 | `node_labels`            | get nodes                              | the rack of a node                               |
+| `node_address`           | the same                               | where clients outside find a NodePort            |
+| `service_place`          | get services, the pod's own            | the same, and the port                           |
 | `replicas_wanted`        | get statefulsets, the pod's own        | whether a pod goes for good                      |
 | `read_`, `write_lease`   | get and patch leases, the release's    | one broker at a time                             |
 
@@ -38,6 +40,16 @@ class Lease(NamedTuple):
     version: str
 
 
+class ServicePlace(NamedTuple):
+    """Where a Service with one port is reached from outside."""
+
+    is_node_port: bool
+    port: int
+    """Of every node (NodePort), or of the load balancer."""
+    address: str | None
+    """Of the load balancer, once it has one."""
+
+
 class KubeApi:
     """The API as a pod's service account sees it, or as a kubeconfig says."""
 
@@ -63,6 +75,28 @@ class KubeApi:
         """The labels of a node of Kubernetes; raises KubeError."""
         node = self._call(f"get node {name}", self._core.read_node, name)
         return dict(node.metadata.labels or {})
+
+    def node_address(self, name: str) -> str:
+        """Where a node is reached: its ExternalIP, or else its InternalIP; raises KubeError."""
+        node = self._call(f"get node {name}", self._core.read_node, name)
+        known = {one.type: one.address for one in reversed(node.status.addresses or [])}
+        for kind in ("ExternalIP", "InternalIP"):
+            if kind in known:
+                return str(known[kind])
+        raise KubeError(f"node {name} has no address")
+
+    def service_place(self, namespace: str, name: str) -> ServicePlace:
+        """Of a Service of type NodePort or LoadBalancer; raises KubeError."""
+        found = self._call(f"get service {name}", self._core.read_namespaced_service, name, namespace)
+        port = found.spec.ports[0]
+        if found.spec.type == "LoadBalancer":
+            balancer = found.status.load_balancer
+            first = next(iter((balancer.ingress if balancer is not None else None) or []), None)
+            address = (first.hostname or first.ip) if first is not None else None
+            return ServicePlace(False, int(port.port), address)
+        if port.node_port is None:
+            raise KubeError(f"service {name} of type {found.spec.type} is not reached from outside")
+        return ServicePlace(True, int(port.node_port), None)
 
     def replicas_wanted(self, namespace: str, name: str) -> int | None:
         """`spec.replicas` of a StatefulSet, None when it is gone or going; raises KubeError."""
@@ -119,17 +153,29 @@ class KubeApi:
         self._call(f"label pod {name}", self._core.patch_namespaced_pod, name, namespace, patch)
 
     def run(self, namespace: str, pod: str, command: list[str], timeout_s: float = 120.0) -> str:
-        """Run a command in a pod; gives what it wrote. Raises KubeError."""
+        """Run a command in a pod; gives what it wrote. Raises KubeError, also when it fails."""
         from kubernetes import stream
         from kubernetes.client.exceptions import ApiException
 
         # `stream` changes the client that it is called with: this one is used for nothing else.
         core = self._client.CoreV1Api(self._client.ApiClient())
         options = {"stderr": True, "stdin": False, "stdout": True, "tty": False, "_request_timeout": timeout_s}
+        call, what = core.connect_get_namespaced_pod_exec, f"cannot run {command[0]} in {pod}"
         try:
-            return str(stream.stream(core.connect_get_namespaced_pod_exec, pod, namespace, command=command, **options))
-        except (ApiException, OSError) as error:
-            raise KubeError(f"cannot run {command[0]} in {pod}: {' '.join(str(error).split())}") from None
+            running = stream.stream(call, pod, namespace, command=command, _preload_content=False, **options)
+            try:
+                running.run_forever(timeout=timeout_s)
+                if running.is_open():
+                    raise KubeError(f"{what}: no end within {timeout_s:g} s")
+                code = running.returncode  # first: reading everything takes the channel that it is told by
+                wrote = str(running.read_all())
+            finally:
+                running.close()
+        except (ApiException, OSError, ValueError, TypeError) as error:  # TypeError: nobody told how it ended
+            raise KubeError(f"{what}: {' '.join(str(error).split())}") from None
+        if code:
+            raise KubeError(f"{what}: exit code {code}: {' '.join(wrote.split())}")
+        return wrote
 
     def _call(self, what: str, function: Any, *arguments: Any, **options: Any) -> Any:
         from kubernetes.client.exceptions import ApiException

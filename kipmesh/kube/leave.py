@@ -29,6 +29,7 @@ from kipmesh.client import AdminClient
 from kipmesh.client.types import ConfigResource, ResourceType, TopicMetadata
 from kipmesh.core.errors import KafkaError
 from kipmesh.kube.api import ForbiddenError, KubeApi, KubeError, Lease
+from kipmesh.kube.inside import node_process
 from kipmesh.kube.prepare import ordinal
 
 MIN_ISR = "min.insync.replicas"
@@ -37,7 +38,6 @@ LEASE_S = 20
 RENEW_S = 5.0
 ADMIN_TIMEOUT_MS = 10_000
 SHOWN_MAX = 3
-_CONTAINER_LOG = Path("/proc/1/fd/1")
 
 
 class Place(NamedTuple):
@@ -61,7 +61,7 @@ def say(text: str) -> None:
     """To the container's log, where the node's own lines are: nobody keeps what a hook writes."""
     line = f"kipmesh.kube: {text}\n"
     try:
-        with _CONTAINER_LOG.open("w") as log:
+        with Path(f"/proc/{node_process()}/fd/1").open("w") as log:
             log.write(line)
     except OSError:
         sys.stdout.write(line)

@@ -5,7 +5,9 @@
 | `kill`                | the pod is deleted without grace: SIGKILL; Kubernetes starts another one at once           |
 | `restart`             | the pod is evicted, as by `kubectl drain`: budgets, preStop hook, SIGTERM                  |
 | `cut` from everybody  | the label that the chart's NetworkPolicies leave out: nothing comes in, nothing goes out   |
-| `full-disk`           | a file takes what is free on the node's volume                                             |
+| `pause`               | SIGSTOP within the pod, whose containers share their processes (the chart's `chaos.pause`) |
+| `full-disk`           | a file takes what is free on the node's volume, which is a small one                       |
+| `cpu-pressure`, `memory-pressure` | processes beside the node, in its container                                    |
 
 Nodes have the names of a local cluster's: the pod RELEASE-followers-0 is `follower-1`. Everything is by the API, so it
 works wherever the names of the pods can be resolved: in a pod.
@@ -27,7 +29,13 @@ ROLES = {"controllers": "controller", "leaders": "leader", "followers": "followe
 COMPONENT = "app.kubernetes.io/component"
 CUT_LABEL = "kipmesh.cut"
 FILLING = "/var/lib/kipmesh/filling"
-_FILL = f"head -c 1T /dev/zero > {FILLING} 2>&1; sync {FILLING}; df -P {FILLING} | tail -1"
+FILL_MAX_BYTES = 4 << 30
+"""A volume with more room may be the disk of a node of Kubernetes, with all that is on it."""
+_ROOM = ["sh", "-c", "df -P -k /var/lib/kipmesh | tail -1"]
+_FILL = f"head -c {FILL_MAX_BYTES} /dev/zero > {FILLING} 2>/dev/null; sync {FILLING}; df -P -k {FILLING} | tail -1"
+_INSIDE = ["python", "-m", "kipmesh.kube"]
+PRESS_FOR_S = 900
+"""After that the pressure ends by itself, whoever was to end it."""
 
 
 class PodNode(NamedTuple):
@@ -43,6 +51,7 @@ class PodNode(NamedTuple):
     pod: str
     uid: str
     is_ready: bool
+    shares_processes: bool
 
 
 class KubeMesh:
@@ -55,6 +64,8 @@ class KubeMesh:
         self._release = release
         self._filled: set[str] = set()
         self._cut: set[str] = set()
+        self._held: set[str] = set()
+        self._pressed: set[str] = set()
         self._ended: set[str] = set()
         """By a fault, and expected back: others that are not there any more were scaled away."""
         self._looked_at = 0.0
@@ -122,14 +133,45 @@ class KubeMesh:
         except (NotFoundError, ConflictError):
             return
 
+    def can_pause(self) -> bool:
+        """Whether the pods are made so that a process in them can be held."""
+        return all(node.shares_processes for node in self.nodes())
+
+    def pause(self, name: str) -> None:
+        """SIGSTOP."""
+        self._held.add(name)
+        self._run(name, [*_INSIDE, "hold"])
+
+    def resume(self, name: str) -> None:
+        """SIGCONT, if it is still the process that was held: Kubernetes restarts one that says nothing for a minute."""
+        self._patiently(f"{name} to go on", lambda: self._run(name, [*_INSIDE, "resume"]))
+        self._held.discard(name)
+
+    def press(self, name: str, *, workers: int = 0, memory_share: float = 0.0) -> None:
+        """Busy processes in its container, and memory taken until that share of its limit is in use."""
+        self._pressed.add(name)
+        limits = [f"--cpu={workers}", f"--memory-share={memory_share}", f"--for-s={PRESS_FOR_S}"]
+        self._run(name, [*_INSIDE, "press", *limits])
+
+    def relieve(self, name: str) -> None:
+        """An end to that."""
+        self._patiently(f"{name} to be relieved", lambda: self._run(name, [*_INSIDE, "relieve"]))
+        self._pressed.discard(name)
+
     def fill(self, name: str) -> str:
-        """Take what is free on its volume; gives what `df` says then."""
+        """Take what is free on its volume; gives what `df` says then. Raises KubeError when that is too much."""
+        free_bytes = int(self._run(name, _ROOM).split()[3]) << 10
+        if free_bytes > FILL_MAX_BYTES:
+            raise KubeError(
+                f"the volume of {name} has {free_bytes >> 30} GiB free: only a volume with an end of its own, of at "
+                f"most {FILL_MAX_BYTES >> 30} GiB, is filled"
+            )
         self._filled.add(name)
-        return self._api.run(self._namespace, self._node(name).pod, ["sh", "-c", _FILL])
+        return self._run(name, ["sh", "-c", _FILL])
 
     def empty(self, name: str) -> None:
-        """Give it back."""
-        self._api.run(self._namespace, self._node(name).pod, ["rm", "-f", FILLING])
+        """Give it back, when its container runs: one whose disk is full may have ended."""
+        self._patiently(f"room on the volume of {name}", lambda: self._run(name, ["rm", "-f", FILLING]))
         self._filled.discard(name)
 
     def mend_all(self) -> None:
@@ -138,6 +180,25 @@ class KubeMesh:
             self.reconnect(name)
         for name in list(self._filled):
             self.empty(name)
+        for name in list(self._held):
+            self.resume(name)
+        for name in list(self._pressed):
+            self.relieve(name)
+
+    def _run(self, name: str, command: list[str]) -> str:
+        return self._api.run(self._namespace, self._node(name).pod, command)
+
+    def _patiently(self, what: str, do: Callable[[], object]) -> None:
+        """Again and again: a container that is being started takes no command."""
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while True:
+            try:
+                do()
+                return
+            except KubeError as error:
+                if time.monotonic() > deadline:
+                    raise KubeError(f"waited {READY_TIMEOUT_S:g} s for {what}: {error}") from None
+            time.sleep(LOOK_AGAIN_S)
 
     def _all_ready(self) -> bool:
         return all(node.is_ready for node in self.nodes())
@@ -178,4 +239,5 @@ def _node(pod: Any) -> PodNode:
         pod=pod.metadata.name,
         uid=pod.metadata.uid,
         is_ready=ready and pod.metadata.deletion_timestamp is None,
+        shares_processes=bool(pod.spec.share_process_namespace),
     )

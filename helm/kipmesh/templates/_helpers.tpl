@@ -55,6 +55,35 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- printf "%s-brokers.%s.svc.%s:%v" (include "kipmesh.fullname" .) .Release.Namespace .Values.clusterDomain .Values.ports.mesh -}}
 {{- end -}}
 
+{{/* Where clients of Apache Kafka begin. */}}
+{{- define "kipmesh.kafkaBootstrap" -}}
+{{- printf "%s-brokers.%s.svc.%s:%v" (include "kipmesh.fullname" .) .Release.Namespace .Values.clusterDomain .Values.ports.kafka -}}
+{{- end -}}
+
+{{/* Names of the Services by which brokers are reached from outside, as JSON: {"names": [{"name", "pod", "kind", "ordinal"}]}.
+     A broker that is being drained still needs its own: as many as there are pods, if those are more than the values say. */}}
+{{- define "kipmesh.externalServices" -}}
+{{- $found := list -}}
+{{- if and .Values.kafka.enabled .Values.kafka.external.enabled -}}
+{{- range $kind := list "leaders" "followers" -}}
+{{- $set := printf "%s-%s" (include "kipmesh.fullname" $) $kind -}}
+{{- $old := lookup "apps/v1" "StatefulSet" $.Release.Namespace $set | default dict -}}
+{{- $count := max (int (get $.Values $kind).replicas) (int (dig "status" "replicas" 0 $old)) -}}
+{{- range $i := until (int $count) -}}
+{{- $found = append $found (dict "name" (printf "%s-%d-external" $set $i) "pod" (printf "%s-%d" $set $i) "kind" $kind "ordinal" $i) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toJson (dict "names" $found) -}}
+{{- end -}}
+
+{{/* Whether a pod asks for its node: {{ if include ... }}. */}}
+{{- define "kipmesh.asksNode" -}}
+{{- $external := .Values.kafka.external -}}
+{{- $byNode := and .Values.kafka.enabled $external.enabled (eq $external.type "NodePort") (not $external.host) (not $external.domain) -}}
+{{- if or .Values.rack.fromNode $byNode -}}true{{- end -}}
+{{- end -}}
+
 {{- define "kipmesh.voters" -}}
 {{- $voters := list -}}
 {{- range $i := until (int .Values.controllers.replicas) -}}
@@ -100,13 +129,32 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if lt (add (int $values.leaders.replicas) (int $values.followers.replicas)) 1 -}}
 {{- fail "there is no broker: leaders.replicas and followers.replicas are both 0" -}}
 {{- end -}}
+{{- if and $values.kafka.external.enabled (not $values.kafka.enabled) -}}
+{{- fail "kafka.external.enabled without kafka.enabled: there would be no listener of Kafka's protocol" -}}
+{{- end -}}
+{{- if and $values.kafka.external.host $values.kafka.external.domain -}}
+{{- fail "kafka.external.host and kafka.external.domain are both set: brokers are at one name, or at one each" -}}
+{{- end -}}
+{{- if and $values.kafka.external.host (eq $values.kafka.external.type "LoadBalancer") -}}
+{{- fail "kafka.external.host with type LoadBalancer: each broker has a load balancer of its own, use domain, or neither" -}}
+{{- end -}}
+{{- if and $values.kafka.sasl.enabled (not $values.kafka.sasl.secretName) -}}
+{{- fail "kafka.sasl.enabled needs kafka.sasl.secretName: the Secret with the users" -}}
+{{- end -}}
+{{- $used := dict -}}
+{{- range $name, $port := $values.ports -}}
+{{- if and (ne $name "api") (hasKey $used (toString $port)) -}}
+{{- fail (printf "ports.%s and ports.%s are both %v" $name (get $used (toString $port)) $port) -}}
+{{- end -}}
+{{- if ne $name "api" -}}{{- $_ := set $used (toString $port) $name -}}{{- end -}}
+{{- end -}}
 {{- if and $values.tls.certManager.enabled (not $values.tls.certManager.issuerRef.name) -}}
 {{- fail "tls.certManager.enabled needs tls.certManager.issuerRef.name: the issuer that signs" -}}
 {{- end -}}
 {{- if and $values.tls.certManager.enabled (not $values.tls.enabled) -}}
 {{- fail "tls.certManager.enabled without tls.enabled: the certificate would be used by nobody" -}}
 {{- end -}}
-{{- $given := list "node.id" "cluster.id" "controller.quorum.voters" "listeners" "advertised.listeners" "http.listener" "log.dirs" "metadata.log.dir" "bootstrap.servers" "listener.security.protocol.map" "ssl.certificate.dir" "ssl.node.names" "security.protocol" -}}
+{{- $given := list "node.id" "cluster.id" "controller.quorum.voters" "listeners" "advertised.listeners" "http.listener" "log.dirs" "metadata.log.dir" "bootstrap.servers" "listener.security.protocol.map" "ssl.certificate.dir" "ssl.node.names" "security.protocol" "sasl.users.file" "sasl.enabled.mechanisms" -}}
 {{- range $where, $config := dict "config" $values.config "controllers.config" $values.controllers.config "leaders.config" $values.leaders.config "followers.config" $values.followers.config "consumers.config" $values.consumers.config -}}
 {{- range $key, $_ := $config -}}
 {{- if has $key $given -}}
@@ -145,6 +193,9 @@ annotations:
 serviceAccountName: {{ include "kipmesh.serviceAccount" .root }}
 automountServiceAccountToken: false
 enableServiceLinks: false
+{{- if and .root.Values.chaos.enabled .root.Values.chaos.pause }}
+shareProcessNamespace: true
+{{- end }}
 terminationGracePeriodSeconds: {{ .part.terminationGracePeriodSeconds }}
 {{- with .root.Values.image.pullSecrets }}
 imagePullSecrets:
@@ -211,8 +262,24 @@ securityContext:
     - --service={{ include "kipmesh.domain" . }}
     - --port={{ .root.Values.ports.mesh }}
     {{- end }}
-    {{- if and .root.Values.rack.fromNode (ne .kind "controllers") }}
+    {{- if and .root.Values.kafka.enabled (has .kind (list "leaders" "followers")) }}
+    - --listener=KAFKA:{{ .root.Values.ports.kafka }}
+    {{- with .root.Values.kafka.external }}
+    {{- if .enabled }}
+    - --external=KAFKA_EXTERNAL
+    - --external-service={{ $.root.Release.Namespace }}/$(POD_NAME)-external
+    {{- if .domain }}
+    - --external-host=$(POD_NAME).{{ .domain }}
+    {{- else if .host }}
+    - --external-host={{ .host }}
+    {{- end }}
+    {{- end }}
+    {{- end }}
+    {{- end }}
+    {{- if and (include "kipmesh.asksNode" .root) (ne .kind "controllers") }}
     - --node=$(NODE_NAME)
+    {{- end }}
+    {{- if and .root.Values.rack.fromNode (ne .kind "controllers") }}
     - --label={{ .root.Values.rack.label }}
     - --rack-key={{ ternary "client.rack" "broker.rack" (eq .kind "consumers") }}
     {{- end }}
@@ -262,11 +329,44 @@ livenessProbe:
       - downwardAPI: {items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]}
 {{- end }}
 {{- if .root.Values.tls.enabled }}
-- name: tls
+{{ include "kipmesh.tlsVolume" (dict "root" .root "secret" (include "kipmesh.tlsSecret" .root)) }}
+{{- end }}
+{{- if and .root.Values.kafka.enabled .root.Values.kafka.sasl.enabled (has .kind (list "leaders" "followers")) }}
+- name: users
   secret:
-    secretName: {{ include "kipmesh.tlsSecret" .root }}
+    secretName: {{ .root.Values.kafka.sasl.secretName }}
+    items: [{key: users, path: users}]
     defaultMode: 0440
 {{- end }}
+{{- end -}}
+
+{{/* Certificates, and what the command `kipmesh` is told of them: (dict "root" $ "secret" "name") */}}
+{{- define "kipmesh.tlsVolume" -}}
+- name: tls
+  projected:
+    defaultMode: 0440
+    sources:
+      - secret: {name: {{ .secret }}}
+      - configMap: {name: {{ include "kipmesh.fullname" .root }}, items: [{key: client.properties, path: client.properties}]}
+{{- end -}}
+
+{{/* Of pods that are only clients: a volume, a mount and a variable each. */}}
+{{- define "kipmesh.clientTlsVolume" -}}
+{{- if .Values.tls.enabled -}}
+{{ include "kipmesh.tlsVolume" (dict "root" . "secret" (default (include "kipmesh.tlsSecret" .) .Values.tls.clientSecretName)) }}
+{{- end -}}
+{{- end -}}
+
+{{- define "kipmesh.clientTlsMount" -}}
+{{- if .Values.tls.enabled -}}
+- {name: tls, mountPath: {{ .Values.tls.mountPath }}, readOnly: true}
+{{- end -}}
+{{- end -}}
+
+{{- define "kipmesh.clientTlsVariable" -}}
+{{- if .Values.tls.enabled -}}
+- {name: KIPMESH_COMMAND_CONFIG, value: {{ .Values.tls.mountPath }}/client.properties}
+{{- end -}}
 {{- end -}}
 
 {{/* Leaders, followers and controllers, by the same dict. */}}
@@ -308,11 +408,18 @@ spec:
           command: [python, -m, {{ .module }}, --config-file, /run/kipmesh/node.properties]
           ports:
             - {name: mesh, containerPort: {{ $root.Values.ports.mesh }}}
+            {{- if and $isBroker $root.Values.kafka.enabled }}
+            - {name: kafka, containerPort: {{ $root.Values.ports.kafka }}}
+            {{- if $root.Values.kafka.external.enabled }}
+            - {name: kafka-external, containerPort: {{ $root.Values.ports.kafkaExternal }}}
+            {{- end }}
+            {{- end }}
             - {name: http, containerPort: {{ $root.Values.ports.http }}}
           env:
             - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
             - {name: POD_NAMESPACE, valueFrom: {fieldRef: {fieldPath: metadata.namespace}}}
             - {name: KIPMESH_BOOTSTRAP, value: "{{ include "kipmesh.bootstrap" $root }}"}
+            {{- with include "kipmesh.clientTlsVariable" $root }}{{ . | nindent 12 }}{{ end }}
           {{- include "kipmesh.probes" . | nindent 10 }}
           {{- if $isBroker }}
           lifecycle:
@@ -341,6 +448,9 @@ spec:
             {{- end }}
             {{- if $root.Values.tls.enabled }}
             - {name: tls, mountPath: {{ $root.Values.tls.mountPath }}, readOnly: true}
+            {{- end }}
+            {{- if and $isBroker $root.Values.kafka.enabled $root.Values.kafka.sasl.enabled }}
+            - {name: users, mountPath: /etc/kipmesh-users, readOnly: true}
             {{- end }}
       volumes:
         {{- include "kipmesh.volumes" . | nindent 8 }}
@@ -373,7 +483,25 @@ spec:
 {{/* The configuration of each service, as the ConfigMap's data. */}}
 {{- define "kipmesh.config" -}}
 {{- $node := dict "cluster.id" (include "kipmesh.clusterId" .) "controller.quorum.voters" (include "kipmesh.voters" .) "listeners" (printf "MESH://0.0.0.0:%v" .Values.ports.mesh) "http.listener" (printf "0.0.0.0:%v" .Values.ports.http) -}}
+{{- $mesh := printf "MESH://0.0.0.0:%v" .Values.ports.mesh -}}
+{{- $listeners := list $mesh -}}
+{{- $protocols := list (ternary "MESH:SSL" "MESH:PLAINTEXT" .Values.tls.enabled) -}}
 {{- $broker := dict "log.dirs" "/var/lib/kipmesh/data" -}}
+{{- if .Values.kafka.enabled -}}
+{{- $protocol := printf "%s%s" (ternary "SASL_" "" .Values.kafka.sasl.enabled) (ternary "SSL" "PLAINTEXT" .Values.tls.enabled) -}}
+{{- $listeners = append $listeners (printf "KAFKA://0.0.0.0:%v" .Values.ports.kafka) -}}
+{{- $protocols = append $protocols (printf "KAFKA:%s" $protocol) -}}
+{{- if .Values.kafka.external.enabled -}}
+{{- $listeners = append $listeners (printf "KAFKA_EXTERNAL://0.0.0.0:%v" .Values.ports.kafkaExternal) -}}
+{{- $protocols = append $protocols (printf "KAFKA_EXTERNAL:%s" $protocol) -}}
+{{- end -}}
+{{- if .Values.kafka.sasl.enabled -}}
+{{- $_ := set $broker "sasl.users.file" "/etc/kipmesh-users/users" -}}
+{{- $_ := set $broker "sasl.enabled.mechanisms" (join "," .Values.kafka.sasl.mechanisms) -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set $broker "listeners" (join "," $listeners) -}}
+{{- $_ := set $broker "listener.security.protocol.map" (join "," $protocols) -}}
 {{- $tls := dict -}}
 {{- $clientTls := dict -}}
 {{- if .Values.tls.enabled -}}
@@ -384,11 +512,15 @@ spec:
 controller.properties: |
   {{- include "kipmesh.properties" (dict "parts" (list .Values.config .Values.controllers.config $node (dict "metadata.log.dir" "/var/lib/kipmesh/data") $tls)) | nindent 2 }}
 leader.properties: |
-  {{- include "kipmesh.properties" (dict "parts" (list .Values.config .Values.leaders.config $node $broker $tls)) | nindent 2 }}
+  {{- include "kipmesh.properties" (dict "parts" (list .Values.config .Values.leaders.config $node $tls $broker)) | nindent 2 }}
 follower.properties: |
-  {{- include "kipmesh.properties" (dict "parts" (list .Values.config .Values.followers.config $node $broker $tls)) | nindent 2 }}
+  {{- include "kipmesh.properties" (dict "parts" (list .Values.config .Values.followers.config $node $tls $broker)) | nindent 2 }}
 consumer.properties: |
   {{- include "kipmesh.properties" (dict "parts" (list .Values.consumers.config $consumer $clientTls)) | nindent 2 }}
+{{- if .Values.tls.enabled }}
+client.properties: |
+  {{- include "kipmesh.properties" (dict "parts" (list (omit $clientTls "http.listener"))) | nindent 2 }}
+{{- end }}
 {{- end -}}
 
 {{- define "kipmesh.tlsSecret" -}}

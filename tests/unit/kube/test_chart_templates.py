@@ -24,7 +24,7 @@ from chart_of_tests import (
 from kipmesh.core.config import BrokerConfig, ControllerConfig
 from kipmesh.core.config.base import Config
 from kipmesh.core.config.consumer_service import ConsumerServiceConfig
-from kipmesh.kube import prepare
+from kipmesh.kube.__main__ import main
 from kipmesh.node.settings import read_properties
 
 pytestmark = needs_helm
@@ -50,16 +50,14 @@ def configs(manifests: list[Manifest], folder: Path) -> dict[str, dict[str, str]
         kind = owner["metadata"]["labels"]["app.kubernetes.io/component"]
         base, out = folder / f"{kind}.properties", folder / "out"
         base.write_text(data[f"{SERVICES[kind][0]}.properties"])
-        arguments = owner["spec"]["template"]["spec"]["initContainers"][0]["args"]
+        given = owner["spec"]["template"]["spec"]["initContainers"][0]["args"]
+        # Nothing is asked of Kubernetes here.
+        skipped = ("--base=", "--out=", "--node=", "--label=")
+        arguments = [one for one in given if not one.startswith(skipped)]
         for number in range(owner["spec"]["replicas"]):
-            member = prepare.Member(
-                f"{name}-{number}",
-                int(flag(arguments, "first-id")),
-                flag(arguments, "service"),
-                int(flag(arguments, "port")),
-            )
-            prepare.write(base, out, member, "broker.rack", None)
-            found[member.pod] = read_properties(out)
+            mine = [one.replace("$(POD_NAME)", f"{name}-{number}") for one in arguments]
+            assert not main(["prepare", f"--base={base}", f"--out={out}", *mine])
+            found[f"{name}-{number}"] = read_properties(out)
     return found
 
 

@@ -26,7 +26,7 @@ def pod(name: str, component: str) -> Any:
     args = ["--first-id=101", "--service=m-followers.ns.svc.cluster.local", "--port=19092", "--pod=$(POD_NAME)"]
     return Some(
         metadata=Some(name=name, labels={mesh.COMPONENT: component}, uid=name, deletion_timestamp=None),
-        spec=Some(init_containers=[Some(args=args)], node_name="n1"),
+        spec=Some(init_containers=[Some(args=args)], node_name="n1", share_process_namespace=None),
         status=Some(
             container_statuses=[Some(state=Some(running=Some()))], conditions=[Some(type="Ready", status="True")]
         ),

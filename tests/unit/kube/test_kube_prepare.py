@@ -64,7 +64,7 @@ def test_the_rack_is_what_the_label_says(base: Path, tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(prepare, "rack_of", rack_of)
     out = tmp_path / "out"
-    assert not run(base, out, "--node=n2", "--rack-key=client.rack")
+    assert not run(base, out, "--node=n2", "--label=topology.kubernetes.io/zone", "--rack-key=client.rack")
     assert asked == [("n2", "topology.kubernetes.io/zone")]
     assert read_properties(out)["client.rack"] == "zone-2"
 
@@ -79,7 +79,7 @@ def test_a_node_without_the_label_has_no_rack(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(prepare, "rack_of", lambda node, label: None)
-    assert not run(base, tmp_path / "out", "--node=n2")
+    assert not run(base, tmp_path / "out", "--node=n2", "--label=topology.kubernetes.io/zone")
     assert "node n2 has no label topology.kubernetes.io/zone" in capsys.readouterr().err
     assert "broker.rack" not in read_properties(tmp_path / "out")
 
@@ -91,5 +91,5 @@ def test_without_kubernetes_it_says_so(
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
-    assert run(base, tmp_path / "out", "--node=n2") == 1
+    assert run(base, tmp_path / "out", "--node=n2", "--label=zone") == 1
     assert "cannot prepare: no Kubernetes: " in capsys.readouterr().err

@@ -1,0 +1,225 @@
+"""The listeners of Kafka's protocol that the chart makes, within Kubernetes and from outside, and clients under TLS."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chart_of_tests import Manifest, containers, needs_helm, of_kind, pod_templates, render, selects
+
+from kipmesh.core.config import BrokerConfig, ControllerConfig
+from kipmesh.kube import prepare
+from kipmesh.kube.__main__ import main
+from kipmesh.kube.api import ServicePlace
+from kipmesh.node.settings import read_properties
+
+pytestmark = needs_helm
+
+EXTERNAL = ("--set", "kafka.external.enabled=true")
+TLS = ("--set", "tls.enabled=true,tls.secretName=nodes,tls.clientSecretName=clients,chaos.enabled=true")
+
+
+class ApiOfTests:
+    """Kubernetes: each Service has the port that its name says, nodes have an address."""
+
+    place = ServicePlace(is_node_port=True, port=31000, address=None)
+
+    def node_labels(self, name: str) -> dict[str, str]:
+        return {"topology.kubernetes.io/zone": f"zone-of-{name}"}
+
+    def node_address(self, name: str) -> str:
+        assert name == "n7"
+        return "192.0.2.7"
+
+    def service_place(self, namespace: str, name: str) -> ServicePlace:
+        assert namespace == "ns"
+        return self.place._replace(port=self.place.port + int(name.split("-")[-2]))
+
+
+def data(manifests: list[Manifest]) -> dict[str, str]:
+    found: dict[str, str] = of_kind(manifests, "ConfigMap")["mesh-kipmesh"]["data"]
+    return found
+
+
+def prepared(manifests: list[Manifest], kind: str, ordinal: int, folder: Path) -> dict[str, str]:
+    """What the init container writes for a broker."""
+    base, out = folder / "base", folder / "out"
+    base.write_text(data(manifests)[f"{kind.removesuffix('s')}.properties"])
+    pod = of_kind(manifests, "StatefulSet")[f"mesh-kipmesh-{kind}"]["spec"]["template"]
+    names = {"$(POD_NAME)": f"mesh-kipmesh-{kind}-{ordinal}", "$(NODE_NAME)": "n7"}
+    arguments = []
+    for one in pod["spec"]["initContainers"][0]["args"]:
+        for name, value in names.items():
+            one = one.replace(name, value)
+        if not one.startswith(("--base=", "--out=")):
+            arguments.append(one)
+    assert not main(["prepare", f"--base={base}", f"--out={out}", *arguments])
+    return read_properties(out)
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> ApiOfTests:
+    it = ApiOfTests()
+    monkeypatch.setattr(prepare, "KubeApi", lambda: it)
+    monkeypatch.setattr(prepare, "ASK_FOR_S", 0.0)
+    return it
+
+
+def advertised(config: BrokerConfig) -> dict[str, str]:
+    return {name: one for name, _, one in (text.partition("://") for text in config.advertised_listeners)}
+
+
+def test_brokers_have_a_listener_within_the_cluster(api: ApiOfTests, tmp_path: Path) -> None:
+    manifests = render()
+    config = BrokerConfig.parse(prepared(manifests, "followers", 1, tmp_path))
+    pod = "mesh-kipmesh-followers-1.mesh-kipmesh-followers.ns.svc.cluster.local"
+    assert advertised(config) == {"MESH": f"{pod}:19092", "KAFKA": f"{pod}:9092"}
+    services = of_kind(manifests, "Service")
+    assert {one["name"]: one["port"] for one in services["mesh-kipmesh-brokers"]["spec"]["ports"]}["kafka"] == 9092
+    assert "kafka" not in {one["name"] for one in services["mesh-kipmesh-controllers"]["spec"]["ports"]}
+    assert not [name for name in services if name.endswith("-external")]
+    assert "KAFKA" not in data(manifests)["controller.properties"]
+
+
+def test_without_it_there_is_no_trace_of_it() -> None:
+    manifests = render("--set", "kafka.enabled=false")
+    assert "kafka" not in str(of_kind(manifests, "Service")).lower()
+    assert "KAFKA" not in str(data(manifests))
+    assert "kafka" not in str(of_kind(manifests, "NetworkPolicy"))
+
+
+def test_each_broker_is_told_where_it_is_reached_by_its_port_of_nodes(api: ApiOfTests, tmp_path: Path) -> None:
+    manifests = render(*EXTERNAL)
+    found = [
+        advertised(BrokerConfig.parse(prepared(manifests, kind, number, tmp_path)))["KAFKA_EXTERNAL"]
+        for kind, number in (("leaders", 0), ("followers", 0), ("followers", 1))
+    ]
+    assert found == ["192.0.2.7:31000", "192.0.2.7:31000", "192.0.2.7:31001"]
+
+
+@pytest.mark.parametrize(
+    ("values", "place", "expected"),
+    [
+        ("host=kafka.example", ServicePlace(True, 31000, None), "kafka.example:31001"),
+        ("domain=kafka.example", ServicePlace(True, 31000, None), "mesh-kipmesh-followers-1.kafka.example:31001"),
+        ("type=LoadBalancer", ServicePlace(False, 9094, "203.0.113.9"), "203.0.113.9:9095"),
+        ("type=LoadBalancer", ServicePlace(False, 9094, "2001:db8::9"), "[2001:db8::9]:9095"),
+    ],
+)
+def test_what_clients_outside_are_told(
+    values: str, place: ServicePlace, expected: str, api: ApiOfTests, tmp_path: Path
+) -> None:
+    api.place = place
+    manifests = render(*EXTERNAL, "--set", f"kafka.external.{values}")
+    properties = prepared(manifests, "followers", 1, tmp_path)
+    BrokerConfig.parse(properties)
+    assert properties["advertised.listeners"].endswith(f",KAFKA_EXTERNAL://{expected}")
+
+
+def test_a_load_balancer_without_an_address_is_waited_for(
+    api: ApiOfTests, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.place = ServicePlace(False, 9094, None)
+    manifests = render(*EXTERNAL, "--set", "kafka.external.type=LoadBalancer")
+    with pytest.raises(AssertionError):
+        prepared(manifests, "leaders", 0, tmp_path)
+    assert "service mesh-kipmesh-leaders-0-external has no address yet" in capsys.readouterr().err
+
+
+def test_each_service_from_outside_chooses_its_broker() -> None:
+    ports = "kafka.external.nodePorts.bootstrap=31090,kafka.external.nodePorts.followers=31200"
+    manifests = render(*EXTERNAL, "--set", ports)
+    services = {
+        name.removeprefix("mesh-kipmesh-").removesuffix("-external"): one["spec"]
+        for name, one in of_kind(manifests, "Service").items()
+        if name.endswith("-external")
+    }
+    assert set(services) == {"external", "leaders-0", "followers-0", "followers-1"}
+    node_ports = {name: one["ports"][0].get("nodePort") for name, one in services.items()}
+    assert node_ports == {"external": 31090, "leaders-0": None, "followers-0": 31200, "followers-1": 31201}
+    for name, pod in pod_templates(manifests):
+        number_of = pod["metadata"]["labels"]
+        for service, spec in services.items():
+            if service == "external":
+                assert selects(spec["selector"], number_of) == name.endswith(("-leaders", "-followers"))
+                continue
+            labels = {**number_of, "statefulset.kubernetes.io/pod-name": f"mesh-kipmesh-{service}"}
+            is_its = service.startswith(name.removeprefix("mesh-kipmesh-"))
+            assert not is_its or selects(spec["selector"], labels)
+            assert spec["publishNotReadyAddresses"]
+    (role,) = of_kind(manifests, "Role").values()
+    named = [rule["resourceNames"] for rule in role["rules"] if rule["resources"] == ["services"]]
+    assert named == [[f"mesh-kipmesh-{one}-external" for one in ("leaders-0", "followers-0", "followers-1")]]
+
+
+def test_ports_of_policies_are_ports_of_pods() -> None:
+    """A name that no container has would let nobody in."""
+    manifests = render(*EXTERNAL)
+    named: dict[str, set[str]] = {}
+    for name, pod in pod_templates(manifests):
+        ports = [port["name"] for one in containers(pod) for port in one.get("ports", [])]
+        named[name] = set(ports)
+        assert all(len(one) <= 15 for one in ports)
+    policy = of_kind(manifests, "NetworkPolicy")["mesh-kipmesh-clients"]["spec"]
+    asked = {port["port"]: rule["from"] for rule in policy["ingress"] for port in rule["ports"]}
+    assert set(asked) == {"mesh", "kafka", "kafka-external"}
+    assert set(asked) <= named["mesh-kipmesh-leaders"] & named["mesh-kipmesh-followers"]
+    assert asked["kafka-external"] == [{"ipBlock": {"cidr": "0.0.0.0/0"}}]
+    assert asked["kafka"] == [{"podSelector": {}}]
+
+
+@pytest.mark.parametrize(
+    ("values", "protocol"),
+    [
+        ("tls.enabled=false", "PLAINTEXT"),
+        ("tls.enabled=true", "SSL"),
+        ("kafka.sasl.enabled=true,kafka.sasl.secretName=u", "SASL_PLAINTEXT"),
+        ("tls.enabled=true,kafka.sasl.enabled=true,kafka.sasl.secretName=u", "SASL_SSL"),
+    ],
+)
+def test_protocols_of_listeners(values: str, protocol: str, api: ApiOfTests, tmp_path: Path) -> None:
+    manifests = render(*EXTERNAL, "--set", values)
+    config = BrokerConfig.parse(prepared(manifests, "leaders", 0, tmp_path))
+    mesh = "SSL" if protocol.endswith("SSL") else "PLAINTEXT"
+    expected = (f"MESH:{mesh}", f"KAFKA:{protocol}", f"KAFKA_EXTERNAL:{protocol}")
+    assert config.listener_security_protocol_map == expected
+    base = tmp_path / "controller"
+    base.write_text(data(manifests)["controller.properties"])
+    controller = ControllerConfig.parse({**read_properties(base), "node.id": "1001"})
+    assert not [one for one in controller.listener_security_protocol_map if "KAFKA" in one]
+    pod = of_kind(manifests, "StatefulSet")["mesh-kipmesh-leaders"]["spec"]["template"]["spec"]
+    mounts = {one["name"]: one["mountPath"] for one in pod["containers"][0]["volumeMounts"]}
+    if "SASL" in protocol:
+        assert config.sasl_users_file == f"{mounts['users']}/users"
+    else:
+        assert "users" not in mounts
+
+
+def test_pods_that_are_clients_know_how_to_speak_tls(tmp_path: Path) -> None:
+    manifests = render(*TLS)
+    pods: dict[str, Any] = dict(pod_templates(manifests))
+    for name, secret in (("test", "clients"), ("chaos", "clients"), ("leaders", "nodes"), ("controllers", "nodes")):
+        spec = pods[f"mesh-kipmesh-{name}"]["spec"]
+        (volume,) = [one for one in spec["volumes"] if one["name"] == "tls"]
+        assert volume["projected"]["sources"][0]["secret"]["name"] == secret
+        (one,) = spec["containers"]
+        (variable,) = [each for each in one["env"] if each["name"] == "KIPMESH_COMMAND_CONFIG"]
+        (mount,) = [each for each in one["volumeMounts"] if each["name"] == "tls"]
+        assert variable["value"] == f"{mount['mountPath']}/client.properties"
+    file = tmp_path / "client.properties"
+    file.write_text(data(manifests)["client.properties"])
+    assert read_properties(file) == {"security.protocol": "SSL", "ssl.certificate.dir": "/etc/kipmesh-tls"}
+    assert "client.properties" not in data(render())
+
+
+def test_processes_are_shared_for_chaos_alone() -> None:
+    def shared(*arguments: str) -> set[str]:
+        return {name for name, pod in pod_templates(render(*arguments)) if pod["spec"].get("shareProcessNamespace")}
+
+    assert not shared()
+    assert not shared("--set", "chaos.pause=true")
+    assert shared("--set", "chaos.enabled=true,chaos.pause=true") >= {
+        "mesh-kipmesh-leaders",
+        "mesh-kipmesh-controllers",
+    }
