@@ -93,11 +93,12 @@ def render() -> str:
     """The whole document."""
     parts = [HEADER]
     for model in models():
-        base = model.__mro__[1]
-        inherited = frozenset(base.model_fields) if issubclass(base, config.Config) else frozenset()
+        bases = [base for base in model.__bases__ if issubclass(base, config.Config) and base.model_fields]
+        inherited = frozenset(name for base in bases for name in base.model_fields)
         parts.append(f"\n## {model.__name__}\n\n{(model.__doc__ or '').strip().splitlines()[0]}\n")
         if inherited:
-            parts.append(f"\nBeside the keys of [{base.__name__}](#{base.__name__.lower()}):\n")
+            links = " and ".join(f"[{base.__name__}](#{base.__name__.lower()})" for base in bases)
+            parts.append(f"\nBeside the keys of {links}:\n")
         parts.append("\n| key | type | default | what |\n|---|---|---|---|\n")
         parts += [row + "\n" for row in _rows(model, inherited)]
     return "".join(parts)

@@ -13,7 +13,9 @@ from struct import unpack_from
 from typing import Any, NamedTuple
 
 from kipmesh.core.context import RequestContext
-from kipmesh.wire.codec import Codec, MalformedError, Out, skip_tags
+from kipmesh.core.messages.limits import MAX_INT32
+from kipmesh.wire.codec import ITEMS_MAX, Codec, MalformedError, Out, skip_tags
+from kipmesh.wire.limits import ResponseMemory
 from kipmesh.wire.sasl import SaslState
 from kipmesh.wire.schema import Struct, Versions
 from kipmesh.wire.services import Services
@@ -21,6 +23,8 @@ from kipmesh.wire.services import Services
 NO_ANSWER = None
 """What a handler returns for a request that gets no response."""
 API_VERSIONS_KEY = 18
+HEADER_TAGS_MAX = 100
+"""Tagged fields of a request's header; Kafka has none yet."""
 
 
 class HangUp(Exception):  # noqa: N818 - nothing is wrong with the request
@@ -49,6 +53,8 @@ class Call(NamedTuple):
     context: RequestContext
     version: int
     session: Session
+    unsent: ResponseMemory = ResponseMemory(MAX_INT32)
+    """Where large responses find how many bytes they should have at most."""
 
 
 Handle = Callable[[Services, Any, Call], Awaitable[Any]]
@@ -70,8 +76,8 @@ class Api:
     handle: Handle
     is_pipelined: bool = False
     """The next request of this API on the connection begins while this one waits; answers stay in order."""
-    request_bytes_max: int = 16 << 20
-    """Largest request, if `socket.request.max.bytes` is not less."""
+    request_bytes_max: int | None = None
+    """Largest request, if the configured limits are not less; `socket.request.other.max.bytes` if it says none."""
     response_flexible_since: int | None = None
     """If the response's header is not as its version says (ApiVersions)."""
     _codecs: dict[tuple[bool, int], Codec] = field(default_factory=dict, repr=False, compare=False)
@@ -91,11 +97,11 @@ class Api:
             self._codecs[is_request, version] = found
         return found
 
-    def decode(self, view: memoryview, at: int, version: int) -> Any:
+    def decode(self, view: memoryview, at: int, version: int, items_max: int = ITEMS_MAX) -> Any:
         """The request whose body begins at `at`; raises MalformedError. What comes after it is ignored, as in Kafka."""
         codec = self.reader(version)
         try:
-            return codec.read(view, at)[0]
+            return codec.read(view, at, items_max)[0]
         except (struct_error, IndexError, ValueError) as error:
             raise MalformedError(f"{self.name} v{version}: {error}") from None
 
@@ -136,7 +142,7 @@ def read_header(view: memoryview, flexible: Callable[[int, int], bool]) -> Heade
             raise MalformedError(f"a client id of {size} bytes")
         client_id = str(view[10:at], "utf-8")
         if flexible(key, version):
-            at = skip_tags(view, at)
+            at = skip_tags(view, at, [HEADER_TAGS_MAX])
     except (struct_error, IndexError, ValueError) as error:
         raise MalformedError(f"a request's header: {error}") from None
     return Header(key, version, correlation_id, client_id, at)

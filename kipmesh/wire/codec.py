@@ -5,7 +5,8 @@ follow each other are one call of `struct`, and values are read into and written
 with nothing in between. docs/wire.md says what that saved.
 
 - Readers take a memoryview of one frame and never look beyond its end: `MalformedError` for whatever is not a message.
-  `records` stay slices of the frame.
+  `records` stay slices of the frame. They count the items of all lists, and tagged fields: an item may be two bytes in
+  the frame, and then is a hundred in memory, so that the frame's size alone bounds neither memory nor time.
 - Writers append to an `Out`. Large `records` are not copied: they become parts of their own.
 """
 
@@ -21,8 +22,11 @@ COPY_BYTES_MAX = 8 << 10
 """Records of more bytes than this are handed to the socket as they are."""
 ZERO_ID = bytes(16)
 
-Reader = Callable[[memoryview, int], tuple[Any, int]]
-"""From a frame and a position to the value and the position after it."""
+ITEMS_MAX = 100_000
+"""Items of one message, unless the reader is told another number."""
+
+Reader = Callable[[memoryview, int, list[int]], tuple[Any, int]]
+"""From a frame, a position and how many items there may be still, to the value and the position after it."""
 Writer = Callable[["Out", Any], None]
 
 
@@ -79,9 +83,17 @@ def _too_long(name: str, size: int, left: int) -> MalformedError:
     return MalformedError(f"{name} has a length of {size}, {left} bytes are left")
 
 
-def skip_tags(view: memoryview, at: int) -> int:
+def take_items(room: list[int], number: int) -> None:
+    """Count so many items; raises MalformedError where there may not be that many."""
+    if number > room[0]:
+        raise MalformedError(f"a list of {number} items, {room[0]} more are allowed")
+    room[0] -= number
+
+
+def skip_tags(view: memoryview, at: int, room: list[int]) -> int:
     """The position after a section of tagged fields, none of which is wanted."""
     number, at = _read_varint(view, at)
+    take_items(room, number)
     for _ in range(number):
         _, at = _read_varint(view, at)
         size, at = _read_varint(view, at)
@@ -104,6 +116,7 @@ _GLOBALS: dict[str, Any] = {
     "read_i": _LENGTH[False].unpack_from,
     "read_varint": _read_varint,
     "skip_tags": skip_tags,
+    "take_items": take_items,
     "too_long": _too_long,
     "unpack_from": struct.unpack_from,
     "pack": struct.pack,
@@ -141,11 +154,15 @@ class _Source:
 class Codec:
     """The reader and the writer of one Struct in one version; `flexible` is whether it has tagged fields."""
 
-    __slots__ = ("read", "write")
+    __slots__ = ("_read", "write")
 
     def __init__(self, of: Struct, version: int, *, flexible: bool) -> None:
         known: dict[Struct, tuple[Reader, Writer]] = {}
-        self.read, self.write = _compiled(of, version, flexible, known)
+        self._read, self.write = _compiled(of, version, flexible, known)
+
+    def read(self, view: memoryview, at: int, items_max: int = ITEMS_MAX) -> tuple[Any, int]:
+        """The value that begins at `at`, and the position after it."""
+        return self._read(view, at, [items_max])
 
 
 def _compiled(
@@ -199,7 +216,7 @@ class _ReaderMaker(_Maker):
     def made(self) -> Reader:
         """The function."""
         source = self._source
-        source.add(0, "def made(view, at):")
+        source.add(0, "def made(view, at, room):")
         for run in self._runs():
             if _is_fixed(run[0]):
                 self._read_fixed(run)
@@ -285,8 +302,9 @@ class _ReaderMaker(_Maker):
         self._read_length(depth, False)
         self._null_or(depth, each.name, target, self._nullable(each), each.null)
         depth += 1
-        # Each element takes a byte at least.
+        # Each item takes a byte at least.
         add(depth, "if size > len(view) - at:", f"    raise too_long({each.name!r}, size, len(view) - at)")
+        add(depth, "take_items(room, size)")
         if isinstance(of, str) and of in FIXED and of != "uuid":
             code, width = FIXED[of], struct.calcsize(">" + FIXED[of])
             add(depth, f"{target} = unpack_from(f'>{{size}}{code}', view, at)", f"at += size * {width}")
@@ -294,7 +312,7 @@ class _ReaderMaker(_Maker):
         add(depth, f"{target} = []", "for _ in range(size):")
         if isinstance(of, Struct):
             read = self._source.bind("read", self._known[of][0])
-            add(depth + 1, f"item, at = {read}(view, at)")
+            add(depth + 1, f"item, at = {read}(view, at, room)")
         elif of == "uuid":
             add(depth + 1, "item, = unpack_from('16s', view, at)", "at += 16")
         else:
@@ -304,7 +322,7 @@ class _ReaderMaker(_Maker):
     def _read_struct(self, depth: int, each: Field, kind: Struct, target: str) -> None:
         read = self._source.bind("read", self._known[kind][0])
         if not self._nullable(each):
-            self._source.add(depth, f"{target}, at = {read}(view, at)")
+            self._source.add(depth, f"{target}, at = {read}(view, at, room)")
             return
         self._source.add(
             depth,
@@ -312,17 +330,17 @@ class _ReaderMaker(_Maker):
             "if view[at - 1] == 255:",
             f"    {target} = {self._source.bind('null', each.null)}",
             "else:",
-            f"    {target}, at = {read}(view, at)",
+            f"    {target}, at = {read}(view, at, room)",
         )
 
     def _read_tags(self) -> None:
         add = self._source.add
         if not self._tagged:
-            add(1, "if view[at] == 0:", "    at += 1", "else:", "    at = skip_tags(view, at)")
+            add(1, "if view[at] == 0:", "    at += 1", "else:", "    at = skip_tags(view, at, room)")
             return
         for each in self._tagged:
             add(1, f"v_{each.name} = {self._source.bind('default', self._tag_default(each))}")
-        add(1, "number, at = read_varint(view, at)", "for _ in range(number):")
+        add(1, "number, at = read_varint(view, at)", "take_items(room, number)", "for _ in range(number):")
         add(2, "tag, at = read_varint(view, at)", "size, at = read_varint(view, at)", "after = at + size")
         add(2, "if after > len(view):", "    raise too_long('a tagged field', size, len(view) - at)")
         for index, each in enumerate(self._tagged):

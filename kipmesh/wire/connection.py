@@ -5,18 +5,22 @@ API's handler answers -> the response is written. The next request of the connec
 as in Apache Kafka; only requests of an API that `is_pipelined` (Produce) begin while others of it wait, and still are
 answered in order. So a fetch that waits holds up what its client sent after it, and nobody else.
 
-- Reading stops while `PENDING_MAX` requests wait, and while `queued.max.request.bytes` are in flight. No further
-  request begins while more than `WRITE_BUFFER_BYTES` of responses wait for the socket.
+- Reading stops while `max.in.flight.requests.per.connection` wait, and while `queued.max.request.bytes` are in flight.
+  No further request begins while more than `queued.max.response.bytes.per.connection` wait for the socket.
 - What is malformed, of an unknown API or of a version that is not supported ends this connection, with a line in the
   log and a count; nothing else. ApiVersions in an unknown version is answered in version 0 (KIP-511).
 - A client that is gone is not answered, and what waited for it is cancelled; but what it sent to be written is: with
   acks=0 it had no reason to stay.
+- Who announces a request and does not send it, or takes responses byte by byte, may do so until others wait for the
+  memory that this holds: then it has `connections.max.stall.ms` for the whole of it.
+- With TLS a connection counts from its first byte on, not from the end of the handshake.
 - Invariant: every byte taken from `RequestMemory` is given back when its request is answered or the connection ends.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -27,17 +31,12 @@ from kipmesh.core.context import RequestContext
 from kipmesh.wire.api import API_VERSIONS_KEY, NO_ANSWER, Api, Call, HangUp, Header, Session, read_header
 from kipmesh.wire.codec import MalformedError
 from kipmesh.wire.framing import Framer, RefusedError
-from kipmesh.wire.sasl import ALLOWED_KEYS, AUTHENTICATE_S, REQUEST_BYTES_MAX, SaslState
+from kipmesh.wire.sasl import ALLOWED_KEYS, AUTHENTICATE_S, SaslState
 
 if TYPE_CHECKING:
     from kipmesh.wire.listener import Shared
 
 log = structlog.get_logger(__name__)
-
-PENDING_MAX = 16
-"""Requests of one connection that are not answered yet."""
-WRITE_BUFFER_BYTES = 256 << 10
-"""Bytes of responses that wait for the socket above which no further request begins."""
 
 
 class Request(NamedTuple):
@@ -56,8 +55,11 @@ class Connection(asyncio.BufferedProtocol):
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        self._framer = Framer(shared.staging, self._may_take)
+        self._limits = shared.limits
+        self._framer = Framer(shared.staging, self._may_take, self._may_go_on)
         self._transport: asyncio.Transport | None = None
+        self._socket: asyncio.Transport | None = None
+        """The transport itself, or the one below TLS."""
         self._frames: deque[bytes | bytearray] = deque()
         self._answers: deque[tuple[asyncio.Task[Any], Request]] = deque()
         self._pending = 0
@@ -69,24 +71,48 @@ class Connection(asyncio.BufferedProtocol):
         self._peer = self.ip = ""
         self._is_lost = False
         self.session = Session(shared.metrics.software, sasl=SaslState() if shared.has_sasl else None)
-        self._opened_at = shared.loop.time()
-        self.active_at = shared.loop.time()
+        self._opened_at = self._taken_at = self.active_at = shared.loop.time()
         self._unsent = 0
+        self._unsent_since: float | None = None
+        """Since when a response waits for the client."""
 
     # --- what the transport calls -------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Serve it, unless there are too many."""
-        self._transport = cast("asyncio.Transport", transport)
-        address = transport.get_extra_info("peername") or ("", 0)
+        """Serve it, unless there are too many; with TLS once it is secured."""
+        self._socket = raw = cast("asyncio.Transport", transport)
+        address = raw.get_extra_info("peername") or ("", 0)
         self.ip = address[0]
         self._peer = f"ipv6:[{self.ip}]:{address[1]}" if ":" in self.ip else f"ipv4:{self.ip}:{address[1]}"
-        self._transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
         if not self._shared.admit(self):
             self._is_lost = True
-            self._transport.abort()
-            return
+            raw.abort()
+        elif self._shared.ssl_context is None:
+            self._begin_serving(raw)
+        else:
+            self._task = self._shared.loop.create_task(self._secure(raw, self._shared.ssl_context), name="wire-tls")
+
+    async def _secure(self, raw: asyncio.Transport, context: ssl.SSLContext) -> None:
+        """The handshake. What the client sends at its end may come before this goes on."""
+        transport: asyncio.Transport | None = None
+        try:
+            transport = await self._shared.loop.start_tls(
+                raw, self, context, server_side=True, ssl_handshake_timeout=self._limits.handshake_ms_max / 1000
+            )
+        except OSError as error:
+            self._shared.metrics.ended("handshake")
+            log.info("no TLS handshake", error=str(error), peer=self._peer, listener=self._shared.listener)
+        finally:
+            if transport is None:
+                self.connection_lost(None)
+        if transport is not None and not self._is_lost:
+            self._begin_serving(transport)
+
+    def _begin_serving(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        transport.set_write_buffer_limits(self._limits.unsent_bytes_per_connection_max)
         self._task = self._shared.loop.create_task(self._serve(), name="wire-connection")
+        self._pause_or_resume()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the next bytes go."""
@@ -107,6 +133,7 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         """It does again."""
         self._writable.set()
+        self._note_unsent()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Nobody is there any more."""
@@ -114,40 +141,53 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._is_lost = True
         self._shared.gone(self)
+        self._shared.unsent.bytes_used -= self._unsent
+        self._unsent = 0
         if self._waits_for_room:
             self._shared.memory.forget(self._on_room)
-        if self._framer.frame_bytes:
-            self._give_back(self._framer.frame_bytes)
-        if self._task is not None:
+        if self._framer.is_within_frame:
+            self._give_back(self._framer.granted)
+        if self._task is not None and self._task is not asyncio.current_task(self._shared.loop):
             self._task.cancel()
 
     # --- receiving ----------------------------------------------------------------------------------------------------
 
-    def _may_take(self, size: int, key: int) -> bool:
+    def _may_take(self, size: int, key: int, wanted: int) -> bool:
         """See Framer."""
         limit = self._shared.request_bytes_max(key)
         if self._is_unknown:
-            limit = min(limit, REQUEST_BYTES_MAX)
+            limit = min(limit, self._limits.sasl_request_bytes_max)
         if size > limit:
             raise RefusedError("size", f"a request of {size} bytes, the limit is {limit}")
-        if self._pending >= PENDING_MAX:
+        if self._pending >= self._limits.pending_max:
             return False
-        if not self._shared.memory.take(size):
+        if not self._shared.memory.take(wanted):
             self._waits_for_room = True
             return False
         self._pending += 1
+        self._taken_at = self._shared.loop.time()
         return True
+
+    def _may_go_on(self, step: int, rest: int) -> int:
+        """See Framer."""
+        more = self._shared.memory.go_on(step, rest)
+        self._waits_for_room = not more
+        return more
 
     def _queue(self, frames: list[bytes | bytearray]) -> None:
         if frames:
             self._frames.extend(frames)
             if self._news is not None and not self._news.done():
                 self._news.set_result(None)
-        assert self._transport is not None
+        if self._framer.is_full and self._waits_for_room:
+            self._shared.memory.wait(self._on_room, is_within_frame=self._framer.is_within_frame)
+        self._pause_or_resume()
+
+    def _pause_or_resume(self) -> None:
+        if self._transport is None:  # the handshake is not done yet; little comes before that
+            return
         if self._framer.is_full:
             self._transport.pause_reading()
-            if self._waits_for_room:
-                self._shared.memory.wait(self._on_room)
         else:
             self._transport.resume_reading()
 
@@ -163,8 +203,9 @@ class Connection(asyncio.BufferedProtocol):
         self.end(error.reason, str(error))
 
     def _on_room(self) -> None:
-        """Memory was given back."""
+        """Memory was given back. The time that it took was not the client's."""
         self._waits_for_room = False
+        self.active_at = self._taken_at = self._shared.loop.time()
         self._go_on_reading()
 
     def _give_back(self, size: int) -> None:
@@ -263,11 +304,12 @@ class Connection(asyncio.BufferedProtocol):
                 # KIP-511: answered in version 0, whatever the body is.
                 call = Call(self._context(header), version, self.session)
                 return Request(api, header._replace(version=0), None, call, len(frame), began)
-            value = api.decode(view, header.body, version)
+            value = api.decode(view, header.body, version, self._limits.items_max)
         except MalformedError as error:
             self._reject("malformed", str(error))
             return None
-        return Request(api, header, value, Call(self._context(header), version, self.session), len(frame), began)
+        call = Call(self._context(header), version, self.session, shared.unsent)
+        return Request(api, header, value, call, len(frame), began)
 
     @property
     def _is_unknown(self) -> bool:
@@ -296,6 +338,8 @@ class Connection(asyncio.BufferedProtocol):
                     self._transport.writelines([*out.parts, out])
                 else:
                     self._transport.write(out)
+                if size > self._limits.unsent_bytes_per_connection_max or self._unsent:
+                    self._note_unsent()
         if self.session.sasl is not None and self.session.sasl.has_failed:
             self._reject("authentication", f"{api.name}: the client has not shown who it is")
         self.active_at = shared.loop.time()
@@ -303,6 +347,23 @@ class Connection(asyncio.BufferedProtocol):
         observe = shared.observers.get(api.key)
         if observe is not None and response is not NO_ANSWER:
             observe(request.call.context, request.value, response, request.size, size)
+
+    def _note_unsent(self) -> bool:
+        """Count the bytes of responses that the client did not take; whether they are others than before."""
+        if self._is_lost or self._socket is None or self._transport is None:
+            return False
+        unsent = self._socket.get_write_buffer_size()
+        if self._transport is not self._socket:
+            unsent += self._transport.get_write_buffer_size()
+        if unsent == self._unsent:
+            return False
+        self._shared.unsent.bytes_used += unsent - self._unsent
+        self._unsent = unsent
+        if not unsent:
+            self._unsent_since = None
+        elif self._unsent_since is None:
+            self._unsent_since = self._shared.loop.time()
+        return True
 
     # --- ending -------------------------------------------------------------------------------------------------------
 
@@ -323,34 +384,42 @@ class Connection(asyncio.BufferedProtocol):
 
     def end(self, reason: str, text: str) -> None:
         """Close the connection because of what came by it, or did not; what was answered is still sent."""
-        if self._transport is None or self._transport.is_closing():
+        transport = self._transport or self._socket
+        if transport is None or transport.is_closing():
             return
         self._shared.metrics.ended(reason)
         log.info("connection closed", reason=reason, what=text, peer=self._peer, listener=self._shared.listener)
-        self._transport.close()
+        transport.close()
 
     def look(self, now: float, idle_s: float, stall_s: float) -> None:
         """End it if it was idle for too long, stalled within a request, or does not take its responses."""
         if self._transport is None:
             return
-        unsent = self._transport.get_write_buffer_size()
-        if unsent != self._unsent:
-            self._unsent, self.active_at = unsent, now
+        if self._note_unsent():
+            self.active_at = now
         quiet_s = now - self.active_at
         if self._is_unknown and now - self._opened_at > min(AUTHENTICATE_S, stall_s):
             self.end("unauthenticated", "the client has not shown who it is in time")
-        elif unsent:
+        elif self._unsent_since is not None:
             if quiet_s > stall_s:
-                self.end("slow", f"the client took no byte of its responses for {quiet_s:.0f} s")
-                self._transport.abort()
-        elif self._framer.frame_bytes and not self._framer.is_full:
+                self._end_slow(f"the client took no byte of its responses for {quiet_s:.0f} s")
+            elif now - self._unsent_since > stall_s and self._shared.is_short:
+                self._end_slow(f"the client is at its responses since {now - self._unsent_since:.0f} s")
+        elif self._framer.is_within_frame and not self._framer.is_full:
             if quiet_s > stall_s:
                 self.end("stalled", f"nothing came for {quiet_s:.0f} s in the middle of a request")
+            elif now - self._taken_at > stall_s and self._shared.is_short:
+                self.end("stalled", f"a request is on its way since {now - self._taken_at:.0f} s, and others wait")
         elif not self._pending and quiet_s > idle_s:
             self.end("idle", f"nothing came for {quiet_s:.0f} s")
 
+    def _end_slow(self, text: str) -> None:
+        self.end("slow", text)
+        if self._socket is not None:
+            self._socket.abort()
+
     def abort(self) -> list[asyncio.Task[Any]]:
         """The listener stops: end at once. Gives what is to be cancelled."""
-        if self._transport is not None:
-            self._transport.abort()
+        if self._socket is not None:
+            self._socket.abort()
         return [] if self._task is None else [self._task]

@@ -1,14 +1,20 @@
-"""What all connections of a broker share: how many there are, and the memory of requests that are not answered yet.
+"""What all connections of a broker share: how many there are, the memory of requests, and that of responses.
 
-`queued.max.request.bytes` bounds the frames that are being received or answered. One that finds no room waits, with all
-that its client sends after it, until others are answered; one frame alone always has room. Those who wait are let in
-one after the other, in the order in which they came.
+`queued.max.request.bytes` bounds the bytes of frames that are being received or answered. A frame is counted as its
+bytes come. Where there is no room a connection waits, with all that its client sends: first those that are within a
+frame go on, for only whole frames can be answered and free memory, then others may begin, each in the order in which
+they came. So that not all wait within their frames for each other, one at a time gets the rest of its frame when there
+is no room: the limit is passed by one frame at most.
+
+`queued.max.response.bytes` is for responses that clients do not take; see `ResponseMemory`.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
+
+Wake = Callable[[], None]
 
 
 class RequestMemory:
@@ -17,26 +23,37 @@ class RequestMemory:
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self.bytes_used = 0
-        self._waiting: deque[Callable[[], None]] = deque()
+        self._within: deque[Wake] = deque()
+        self._waiting: deque[Wake] = deque()
         self._is_waking = False
 
     @property
     def waiting(self) -> int:
         """Connections that wait for room."""
-        return len(self._waiting)
+        return len(self._within) + len(self._waiting)
 
     def take(self, size: int) -> bool:
-        """Whether there is room, which is taken then; never before those who wait."""
-        if self._waiting and not self._is_waking:
+        """Whether there is room for a frame's first bytes, which is taken then; never before those who wait."""
+        if self.waiting and not self._is_waking:
             return False
         if self.bytes_used and self.bytes_used + size > self._bytes_max:
             return False
         self.bytes_used += size
         return True
 
-    def wait(self, wake: Callable[[], None]) -> None:
+    def go_on(self, step: int, rest: int) -> int:
+        """More bytes of a frame that has `rest` to come: `step`, or all of them; 0 where it has to wait."""
+        if self._within and not self._is_waking:
+            return 0
+        if self.bytes_used > self._bytes_max:
+            return 0
+        taken = step if self.bytes_used + step <= self._bytes_max else rest
+        self.bytes_used += taken
+        return taken
+
+    def wait(self, wake: Wake, *, is_within_frame: bool = False) -> None:
         """Call `wake` once when some was given back; it may wait again then, and is the first to be called again."""
-        self._waiting.append(wake)
+        (self._within if is_within_frame else self._waiting).append(wake)
 
     def give_back(self, size: int) -> None:
         """A request was answered, or given up."""
@@ -45,20 +62,49 @@ class RequestMemory:
             return
         self._is_waking = True
         try:
-            for _ in range(len(self._waiting)):
-                wake = self._waiting.popleft()
-                wake()
-                if self._waiting and self._waiting[-1] == wake:  # still no room
-                    self._waiting.rotate(1)
-                    break
+            if _woken(self._within):
+                _woken(self._waiting)
         finally:
             self._is_waking = False
 
-    def forget(self, wake: Callable[[], None]) -> None:
+    def forget(self, wake: Wake) -> None:
         """Whoever waited is gone; the next one gets its turn."""
-        if wake in self._waiting:
-            self._waiting.remove(wake)
-            self.give_back(0)
+        for those in (self._within, self._waiting):
+            if wake in those:
+                those.remove(wake)
+        self.give_back(0)
+
+
+def _woken(waiting: deque[Wake]) -> bool:
+    """Wake them in order; whether all found room."""
+    for _ in range(len(waiting)):
+        wake = waiting.popleft()
+        wake()
+        if waiting and waiting[-1] == wake:  # still no room
+            waiting.rotate(1)
+            return False
+    return not waiting
+
+
+class ResponseMemory:
+    """Bytes of responses that wait for clients to take them.
+
+    A fetch is given what is left of `bytes_max`, and one batch at least: the fewer the more others leave unread.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self.bytes_used = 0
+
+    @property
+    def left(self) -> int:
+        """Bytes that one more response should have at most; not below 0."""
+        return max(0, self._bytes_max - self.bytes_used)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether less than half is left."""
+        return self.bytes_used > self._bytes_max // 2
 
 
 class ConnectionCounts:

@@ -1,7 +1,6 @@
 """The listeners of one broker for Kafka's protocol: they bind, accept, look after their connections, and stop.
 
-Limits are the broker's, whichever listener a connection came by: `max.connections`, `max.connections.per.ip`,
-`queued.max.request.bytes`, `socket.request.max.bytes`, `connections.max.idle.ms`.
+Limits are the broker's, whichever listener a connection came by.
 """
 
 from __future__ import annotations
@@ -16,20 +15,17 @@ import structlog
 
 from kipmesh.core.context import RequestContext
 from kipmesh.wire.api import Api
+from kipmesh.wire.codec import ITEMS_MAX
 from kipmesh.wire.connection import Connection
 from kipmesh.wire.framing import STAGING_BYTES
-from kipmesh.wire.limits import ConnectionCounts, RequestMemory
+from kipmesh.wire.limits import ConnectionCounts, RequestMemory, ResponseMemory
 from kipmesh.wire.metrics import WireMetrics
 from kipmesh.wire.services import Services
 
 log = structlog.get_logger(__name__)
 
-STALL_S = 30.0
-"""How long a client may be silent in the middle of a request, or not take a byte of its responses."""
 LOOK_INTERVAL_S_MAX = 5.0
-BACKLOG = 1024
-HANDSHAKE_S = 10.0
-"""How long a TLS handshake may take."""
+PRODUCE_KEY = 0
 
 Observer = Callable[[RequestContext, Any, Any, int, int], None]
 """Who asked, the request, the response, and the bytes of the two."""
@@ -40,24 +36,38 @@ class AddressError(Exception):
 
 
 class Limits(NamedTuple):
-    """The broker's, as it is configured."""
+    """The broker's, as it is configured; docs/wire.md says what each is."""
 
     request_bytes_max: int
     queued_bytes_max: int
     connections_max: int
     connections_per_ip_max: int
     idle_ms_max: int
+    other_request_bytes_max: int = 16 << 20
+    items_max: int = ITEMS_MAX
+    pending_max: int = 16
+    unsent_bytes_max: int = 256 << 20
+    unsent_bytes_per_connection_max: int = 256 << 10
+    stall_ms_max: int = 30_000
+    handshake_ms_max: int = 10_000
+    sasl_request_bytes_max: int = 64 << 10
+    backlog: int = 1024
 
 
 class Shared:
     """What the connections of one listener share with it."""
 
-    def __init__(self, server: WireServer, listener: str, *, has_sasl: bool) -> None:
+    def __init__(
+        self, server: WireServer, listener: str, ssl_context: ssl.SSLContext | None, *, has_sasl: bool
+    ) -> None:
         self.has_sasl = has_sasl
+        self.ssl_context = ssl_context
+        self.limits = server.limits
         self.loop = asyncio.get_running_loop()
         self.listener = listener
         self.staging = server.staging
         self.memory = server.memory
+        self.unsent = server.unsent
         self.services = server.services
         self.apis = server.apis
         self.metrics = server.metrics
@@ -75,9 +85,16 @@ class Shared:
 
     def request_bytes_max(self, key: int) -> int:
         """Largest request of an API."""
+        limit, other = self.limits.request_bytes_max, self.limits.other_request_bytes_max
+        if key == PRODUCE_KEY:
+            return limit
         api = self.apis.get(key)
-        limit = self._server.limits.request_bytes_max
-        return limit if api is None else min(limit, api.request_bytes_max)
+        return min(limit, other, other if api is None or api.request_bytes_max is None else api.request_bytes_max)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether connections wait for memory that others hold."""
+        return bool(self.memory.waiting) or self.unsent.is_short
 
     def admit(self, connection: Connection) -> bool:
         """Whether there may be one more."""
@@ -113,8 +130,9 @@ class WireServer:
         self.observers = observers or {}
         self.staging = bytearray(STAGING_BYTES)
         self.memory = RequestMemory(limits.queued_bytes_max)
+        self.unsent = ResponseMemory(limits.unsent_bytes_max)
         self.counts = ConnectionCounts(limits.connections_max, limits.connections_per_ip_max)
-        self.metrics = WireMetrics(lambda: self.memory.bytes_used)
+        self.metrics = WireMetrics(lambda: self.memory.bytes_used, lambda: self.unsent.bytes_used)
         self._listeners: list[tuple[Shared, asyncio.Server]] = []
         self._looking: asyncio.Task[None] | None = None
 
@@ -122,15 +140,10 @@ class WireServer:
         self, name: str, host: str, port: int, ssl_context: ssl.SSLContext | None = None, *, has_sasl: bool = False
     ) -> int:
         """Bind and serve; returns the bound port (the given one, or a free one for 0). Raises AddressError."""
-        shared = Shared(self, name, has_sasl=has_sasl)
+        shared = Shared(self, name, ssl_context, has_sasl=has_sasl)
         try:
             server = await shared.loop.create_server(
-                lambda: Connection(shared),
-                host or None,
-                port,
-                backlog=BACKLOG,
-                ssl=ssl_context,
-                ssl_handshake_timeout=None if ssl_context is None else HANDSHAKE_S,
+                lambda: Connection(shared), host or None, port, backlog=self.limits.backlog
             )
         except OSError as error:
             raise AddressError(f"cannot listen on {host}:{port} ({name}): {error.strerror or error}") from None
@@ -144,12 +157,13 @@ class WireServer:
     async def _look(self) -> None:
         """End connections that are idle, that stalled, or that do not read."""
         idle_s = self.limits.idle_ms_max / 1000
+        stall_s = min(self.limits.stall_ms_max / 1000, idle_s)
         while True:
-            await asyncio.sleep(min(LOOK_INTERVAL_S_MAX, idle_s / 4))
+            await asyncio.sleep(min(LOOK_INTERVAL_S_MAX, stall_s / 4))
             now = asyncio.get_running_loop().time()
             for shared, _server in self._listeners:
                 for connection in list(shared.connections):
-                    connection.look(now, idle_s, min(STALL_S, idle_s))
+                    connection.look(now, idle_s, stall_s)
 
     async def stop(self) -> None:
         """Accept nothing more and end every connection; idempotent."""

@@ -31,8 +31,9 @@ class _ApiNumbers:
 class WireMetrics(Collector):
     """Of one broker, all its listeners together where none is named. Scrapes come from another thread."""
 
-    def __init__(self, queued_bytes: Callable[[], int]) -> None:
+    def __init__(self, queued_bytes: Callable[[], int], unsent_bytes: Callable[[], int]) -> None:
         self._queued_bytes = queued_bytes
+        self._unsent_bytes = unsent_bytes
         self._apis: dict[str, _ApiNumbers] = {}
         self._ended: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
@@ -86,6 +87,9 @@ class WireMetrics(Collector):
         yield from self._requests()
         yield GaugeMetricFamily(
             "kipmesh_wire_queued_request_bytes", "Bytes of requests that are not answered yet.", self._queued_bytes()
+        )
+        yield GaugeMetricFamily(
+            "kipmesh_wire_unsent_response_bytes", "Bytes of responses that clients do not take.", self._unsent_bytes()
         )
 
     def _connections(self) -> Iterator[Metric]:

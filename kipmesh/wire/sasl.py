@@ -35,8 +35,6 @@ PLAIN = "PLAIN"
 MECHANISMS = (PLAIN, *HASHES)
 FAILED_DELAY_S = 0.1
 AUTHENTICATE_S = 30.0
-REQUEST_BYTES_MAX = 64 << 10
-"""Of a request before its client is authenticated."""
 ALLOWED_KEYS = frozenset({17, 18, 36})
 _SECRET = secrets.token_bytes(32)
 FAILED = "authentication failed: the user, its password or the mechanism is not right"

@@ -9,12 +9,11 @@ from pydantic import Field, field_validator, model_validator
 from kipmesh.core.config.base import Config, MinusOneOrMore, NotNegative, Positive, StrList
 from kipmesh.core.config.security import ServerSslConfig, parse_protocol_map
 from kipmesh.core.config.topic import BROKER_DEFAULTS, CleanupPolicy, TopicConfig
+from kipmesh.core.config.wire import Int32, WireConfig
 from kipmesh.core.messages.limits import MAX_INT32, MAX_INT64
 from kipmesh.core.scram import HASHES
 
 PORT_MAX = 65535
-
-Int32 = Annotated[int, Field(ge=1, le=MAX_INT32)]
 
 
 class Endpoint(Config):
@@ -230,7 +229,7 @@ class ControllerConfig(NodeConfig):
         )
 
 
-class BrokerConfig(NodeConfig):
+class BrokerConfig(NodeConfig, WireConfig):
     """A leader or follower service."""
 
     log_dirs: StrList
@@ -344,19 +343,9 @@ class BrokerConfig(NodeConfig):
     """Time in ms after which a partition forgets an idempotent producer that writes nothing to it."""
     producer_id_expiration_check_interval_ms: Positive = 600_000
     """Time in ms between two looks for such producers."""
-    queued_max_request_bytes: Positive = 256 << 20
-    """Bytes of requests that wait for their answers at a time. Listeners of the Kafka protocol read no more until there
-    is room; by gRPC, produce requests beyond it are refused."""
     auto_create_topics_enable: bool = True
     """Whether a topic that there is not is made when a client asks for its metadata and wants that; clients by gRPC
     never do."""
-    max_connections: Int32 = MAX_INT32
-    """Most connections by the Kafka protocol, of all listeners together; one more is closed at once."""
-    max_connections_per_ip: Int32 = MAX_INT32
-    """Most connections by the Kafka protocol from one address."""
-    connections_max_idle_ms: Annotated[int, Field(ge=100)] = 600_000
-    """Time in ms after which a connection by the Kafka protocol is closed when nothing came by it and nothing is to be
-    answered."""
     sasl_enabled_mechanisms: StrList = ("SCRAM-SHA-256", "SCRAM-SHA-512")
     """How clients authenticate at listeners with SASL: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512."""
     sasl_users_file: str = ""

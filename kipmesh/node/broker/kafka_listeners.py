@@ -44,6 +44,15 @@ class KafkaListeners:
             config.max_connections,
             config.max_connections_per_ip,
             config.connections_max_idle_ms,
+            config.socket_request_other_max_bytes,
+            config.socket_request_max_items,
+            config.max_in_flight_requests_per_connection,
+            config.queued_max_response_bytes,
+            config.queued_max_response_bytes_per_connection,
+            config.connections_max_stall_ms,
+            config.connections_max_handshake_ms,
+            config.sasl_server_max_receive_size,
+            config.socket_listen_backlog_size,
         )
         by_key = {key: observers[name] for name, key in _OBSERVED.items() if name in observers} if observers else {}
         apis = make_registry() if faults is None else faulty(make_registry(), faults)

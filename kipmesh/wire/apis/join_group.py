@@ -73,4 +73,13 @@ async def _handle(services: Services, request: JoinGroupRequest, call: Call) -> 
     return response
 
 
-API = Api(11, "JoinGroup", versions("0-9"), flexible_since=6, request=REQUEST, response=RESPONSE, handle=_handle)
+API = Api(
+    11,
+    "JoinGroup",
+    versions("0-9"),
+    flexible_since=6,
+    request=REQUEST,
+    response=RESPONSE,
+    handle=_handle,
+    request_bytes_max=1 << 20,
+)

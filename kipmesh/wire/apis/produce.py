@@ -151,5 +151,4 @@ API = Api(
     response=RESPONSE,
     handle=_handle,
     is_pipelined=True,
-    request_bytes_max=2**31 - 1,
 )

@@ -10,8 +10,6 @@ import struct
 import pytest
 from wire_of_tests import ECHO, LIMITS, WRITE, frame, listening, until
 
-from kipmesh.wire.connection import PENDING_MAX
-
 
 async def test_requests_are_answered_one_after_the_other() -> None:
     async with listening() as wire:
@@ -112,11 +110,11 @@ async def test_writes_of_a_client_that_left_are_carried_out_and_its_other_reques
 async def test_no_more_than_so_many_requests_wait() -> None:
     async with listening() as wire:
         client = await wire.connect()
-        number = 3 * PENDING_MAX
+        number = 3 * LIMITS.pending_max
         client.send(*(frame(WRITE, index, f"wait {index}") for index in range(number)))
-        await until(lambda: len(wire.hand.begun) == PENDING_MAX)
+        await until(lambda: len(wire.hand.begun) == LIMITS.pending_max)
         await asyncio.sleep(0.02)
-        assert len(wire.hand.begun) == PENDING_MAX
+        assert len(wire.hand.begun) == LIMITS.pending_max
         for index in range(number):
             wire.hand.release(f"wait {index}")
         assert [(await client.text())[0] for _ in range(number)] == list(range(number))

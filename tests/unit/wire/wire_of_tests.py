@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from kipmesh.wire.api import NO_ANSWER, Api, Call, HangUp
@@ -106,7 +108,7 @@ class Client:
     async def close(self) -> None:
         """Leave."""
         self.writer.close()
-        with suppress(ConnectionError):
+        with suppress(OSError):
             await self.writer.wait_closed()
 
 
@@ -116,6 +118,8 @@ class Wire(NamedTuple):
     server: WireServer
     hand: Hand
     connect: Callable[[], Any]
+    connect_plain: Callable[[], Any]
+    """Without TLS, whatever the listener wants."""
 
     def count(self, metric: str, /, **labels: str) -> float:
         """The value of a metric, 0 where there is none."""
@@ -136,19 +140,20 @@ async def listening(limits: Limits = LIMITS, **options: Any) -> AsyncIterator[Wi
     port = await server.listen("KAFKA", "127.0.0.1", 0, options.get("server_ssl"))
     clients: list[Client] = []
 
-    async def connect() -> Client:
-        opened = await asyncio.open_connection("127.0.0.1", port, ssl=options.get("client_ssl"))
+    async def connect(context: ssl.SSLContext | None) -> Client:
+        opened = await asyncio.open_connection("127.0.0.1", port, ssl=context)
         clients.append(Client(*opened))
         return clients[-1]
 
     try:
-        yield Wire(server, hand, connect)
+        yield Wire(server, hand, partial(connect, options.get("client_ssl")), partial(connect, None))
     finally:
         for client in clients:
             await client.close()
         await server.stop()
         await asyncio.sleep(0)
         assert server.memory.bytes_used == 0
+        assert server.unsent.bytes_used == 0
         assert server.counts.total == 0
 
 

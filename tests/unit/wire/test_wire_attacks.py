@@ -1,0 +1,209 @@
+"""Clients that hold what others need: memory by promises, responses not taken, handshakes that never end."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import struct
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from wire_of_tests import ECHO, LIMITS, WRITE, Client, Wire, frame, listening, until
+
+from kipmesh.tls import ServerContext, TlsFiles, TlsPaths, client_context
+from kipmesh.tls.making import Authority
+from kipmesh.wire.codec import MalformedError
+from kipmesh.wire.framing import FIRST_BYTES
+from kipmesh.wire.registry import make_registry
+
+APIS = make_registry()
+ENDED = "kipmesh_wire_connections_ended_total"
+
+
+async def _is_served(wire: Wire) -> None:
+    client = await wire.connect()
+    client.send(frame(ECHO, 1, "honest"))
+    assert await client.text() == (1, "honest/me/KAFKA")
+
+
+# --- memory of requests
+
+
+async def test_lengths_alone_hold_little_memory() -> None:
+    limits = LIMITS._replace(request_bytes_max=100 << 20, queued_bytes_max=1 << 20, other_request_bytes_max=100 << 20)
+    async with listening(limits) as wire:
+        for index in range(20):
+            client = await wire.connect()
+            client.send(struct.pack(">ihhih", 100 << 20, WRITE, 1, index, -1))
+        await until(lambda: wire.server.memory.bytes_used == 20 * FIRST_BYTES)
+        assert wire.server.memory.waiting == 0
+        await _is_served(wire)
+
+
+async def test_large_requests_that_all_wait_for_each_other_are_carried_out() -> None:
+    limits = LIMITS._replace(request_bytes_max=8 << 20, queued_bytes_max=256 << 10)
+    async with listening(limits) as wire:
+        clients = [await wire.connect() for _ in range(6)]
+        whole = [frame(WRITE, index, f"{index}", data=bytes(3 << 20)) for index in range(6)]
+        for client, data in zip(clients, whole, strict=True):
+            client.send(data[:100_000])
+        await until(lambda: wire.server.memory.waiting > 0)
+        for client, data in zip(clients, whole, strict=True):
+            client.send(data[100_000:])
+        for index, client in enumerate(clients):
+            assert (await client.text())[0] == index
+            assert wire.server.memory.bytes_used <= (256 << 10) + 2 * (3 << 20)
+
+
+async def _trickle(client: Client, data: bytes) -> None:
+    for byte in data:
+        client.send(bytes([byte]))
+        await asyncio.sleep(0.02)
+
+
+async def test_who_sends_byte_by_byte_goes_when_others_wait_for_the_memory() -> None:
+    limits = LIMITS._replace(stall_ms_max=500, queued_bytes_max=100_000)
+    async with listening(limits) as wire:
+        slow = await wire.connect()
+        slow.send(frame(WRITE, 1, "slow", data=bytes(300_000))[:290_000])
+        await until(lambda: wire.server.memory.bytes_used > 290_000)
+        trickling = asyncio.create_task(_trickle(slow, bytes(9_000)))
+        try:
+            await asyncio.sleep(1.5)  # longer than the limit, and nobody minds
+            assert wire.count(ENDED, reason="stalled") == 0
+            await _is_served(wire)
+            assert wire.count(ENDED, reason="stalled") == 1
+        finally:
+            trickling.cancel()
+
+
+# --- responses that are not taken
+
+
+async def _leaves_unread(wire: Wire, number: int, data: bytes) -> Client:
+    client: Client = await wire.connect()
+    client.writer.transport.pause_reading()
+    for index in range(number):
+        client.send(frame(ECHO, index, "a", data=data))
+    return client
+
+
+async def test_unread_responses_are_counted_until_their_clients_are_gone() -> None:
+    limits = LIMITS._replace(request_bytes_max=64 << 20, queued_bytes_max=256 << 20, unsent_bytes_max=20 << 20)
+    limits = limits._replace(other_request_bytes_max=64 << 20)
+    async with listening(limits) as wire:
+        assert wire.server.unsent.left == 20 << 20
+        data = bytes(24 << 20)
+        client = await _leaves_unread(wire, 1, data)
+        await until(lambda: wire.server.unsent.is_short)
+        assert wire.count("kipmesh_wire_unsent_response_bytes") == wire.server.unsent.bytes_used
+        client.writer.transport.resume_reading()
+        await client.response()
+        await until(lambda: wire.server.unsent.bytes_used == 0)
+        gone = await _leaves_unread(wire, 1, data)
+        await until(lambda: wire.server.unsent.is_short)
+        gone.writer.transport.abort()
+        await until(lambda: wire.server.unsent.bytes_used == 0)
+
+
+async def test_who_reads_byte_by_byte_goes_when_memory_is_short() -> None:
+    limits = LIMITS._replace(request_bytes_max=64 << 20, queued_bytes_max=256 << 20, unsent_bytes_max=16 << 20)
+    limits = limits._replace(other_request_bytes_max=64 << 20, stall_ms_max=500)
+    async with listening(limits) as wire:
+        client = await _leaves_unread(wire, 1, bytes(24 << 20))
+        await until(lambda: wire.server.unsent.is_short)
+        loop = asyncio.get_running_loop()
+        with client.writer.get_extra_info("socket").dup() as reader, suppress(ConnectionError):
+            while not wire.count(ENDED, reason="slow"):
+                assert await loop.sock_recv(reader, 64 << 10)
+                await asyncio.sleep(0.1)
+        assert wire.count(ENDED, reason="slow") == 1
+        client.writer.transport.abort()
+
+
+# --- many small things in one request
+
+
+@pytest.mark.parametrize(
+    ("key", "version", "body"),
+    [
+        (3, 4, struct.pack(">i", 100_001) + bytes(2 * 100_001)),
+        (15, 0, struct.pack(">i", 100_001) + bytes(2 * 100_001)),
+        (3, 9, bytes([0x01, 0, 0, 0, 0xC1, 0x8D, 0x06]) + bytes(300_000)),
+    ],
+    ids=["topics", "groups", "tags"],
+)
+def test_lists_have_a_limit_over_all_of_a_request(key: int, version: int, body: bytes) -> None:
+    with pytest.raises(MalformedError, match="items"):
+        APIS[key].decode(memoryview(body), 0, version)
+
+
+def test_the_limit_of_items_counts_lists_within_lists() -> None:
+    one = struct.pack(">h1si", 1, b"t", 3) + struct.pack(">3i", 0, 1, 2)
+    body = struct.pack(">h1si", 1, b"g", 10) + 10 * one
+    request = APIS[9].decode(memoryview(body), 0, 1, 40)
+    assert [len(topic.partition_indexes) for topic in request.topics] == 10 * [3]
+    with pytest.raises(MalformedError, match="items"):
+        APIS[9].decode(memoryview(body), 0, 1, 39)
+
+
+# --- TLS
+
+
+@pytest.fixture
+def contexts(tmp_path: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    made = Authority.make("kipmesh")
+    made.issue("server", ["localhost", "127.0.0.1"]).write(tmp_path)
+    files = TlsFiles(TlsPaths(tmp_path / "tls.crt", tmp_path / "tls.key", tmp_path / "ca.crt"))
+    return ServerContext(files, client_auth="none").reloading(), client_context(files)
+
+
+async def test_connections_within_their_handshake_count_and_end(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+) -> None:
+    server, client = contexts
+    limits = LIMITS._replace(connections_per_ip_max=3, handshake_ms_max=1500)
+    async with listening(limits, server_ssl=server, client_ssl=client) as wire:
+        silent = [await wire.connect_plain() for _ in range(3)]
+        await until(lambda: wire.server.counts.total == 3)
+        assert await (await wire.connect_plain()).is_closed()
+        assert wire.count("kipmesh_wire_connections_refused_total", limit="max.connections.per.ip") == 1
+        for each in silent:
+            assert await each.is_closed()
+        assert wire.count(ENDED, reason="handshake") == 3
+        await until(lambda: wire.server.counts.total == 0)
+        await _is_served(wire)
+
+
+async def test_what_is_no_handshake_ends_its_connection(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+    server, client = contexts
+    async with listening(LIMITS, server_ssl=server, client_ssl=client) as wire:
+        plain = await wire.connect_plain()
+        plain.send(frame(ECHO, 1, "a"))
+        async with asyncio.timeout(20):
+            while await plain.reader.read(100):
+                pass
+        assert wire.count(ENDED, reason="handshake") == 1
+        gone = await wire.connect_plain()
+        gone.writer.transport.abort()
+        await until(lambda: wire.server.counts.total == 0)
+        await _is_served(wire)
+
+
+async def test_requests_and_large_responses_by_tls(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+    server, client = contexts
+    limits = LIMITS._replace(request_bytes_max=8 << 20, queued_bytes_max=64 << 20, stall_ms_max=500)
+    async with listening(limits, server_ssl=server, client_ssl=client) as wire:
+        one = await wire.connect()
+        data = bytes(range(256)) * (3 << 12)
+        for index in range(5):
+            one.send(frame(ECHO, index, "a", data=data))
+        for index in range(5):
+            correlation_id, answer = await one.response()
+            assert (correlation_id, answer.endswith(data)) == (index, True)
+        slow = await _leaves_unread(wire, 6, data)
+        await until(lambda: wire.count(ENDED, reason="slow") == 1)
+        assert len(wire.hand.begun) < 11
+        slow.writer.transport.abort()
+        await until(lambda: wire.server.unsent.bytes_used == 0)
