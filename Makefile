@@ -12,6 +12,7 @@ COMPOSE ?=
 DATA ?=
 CLUSTERS ?= kipmesh
 CLIENTS ?=
+SUITES ?=
 SERVICES := metadata_controller leader follower consumer single
 
 VENV := .venv
@@ -32,7 +33,7 @@ endif
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install demo test check lint format types imports tidy unit e2e spark golden sim sim-replicas chaos bench \
-  bench-clients bench-spark bench-closest bench-failover bench-fencing bench-groups bench-metadata bench-sessions bench-spark-kills bench-snapshot bench-compare clients fuzz-wire certs protos lock wheel \
+  bench-clients bench-spark bench-closest bench-failover bench-fencing bench-groups bench-metadata bench-sessions bench-spark-kills bench-snapshot bench-compare clients client-suites fuzz-wire certs protos lock wheel \
   docs dashboards monitoring images image-next image-spark up down demo-compose chaos-compose docker kube clean distclean stale
 
 help: ## list the targets
@@ -83,6 +84,9 @@ spark: install ## tests with Apache Spark (Java 17+)
 
 clients: install ## clients that others wrote, on a live cluster (CLUSTERS="kipmesh apache", CLIENTS="java kcat"; docs/clients.md)
 	CLIENTS_LONG=1 CLUSTERS="$(CLUSTERS)" CLIENTS="$(CLIENTS)" $(PYTEST) tests/clients $(ARGS)
+
+client-suites: install ## test suites that clients of others bring (SUITES="franz-go kafka-python aiokafka", ARGS="--list"; docs/clients.md)
+	$(PY) tools/client_suites.py $(SUITES) $(ARGS)
 
 fuzz-wire: install ## 200,000 mutated frames and half-open connections at the Kafka listener (ARGS="--frames 10000 --seed 7")
 	$(PY) tools/fuzz_wire.py $(ARGS)

@@ -223,6 +223,8 @@ CLIENTS: Mapping[str, Client] = {
         Client("kafkajs", _kafkajs),
     )
 }
+SPARK = "spark"
+"""Spark's connector: tests of its own, no driver."""
 SHORT = ("confluent-kafka", "kafka-python", "aiokafka")
 
 
@@ -231,6 +233,15 @@ def is_long() -> bool:
     return bool(os.environ.get("CLIENTS_LONG"))
 
 
+def is_wanted(name: str) -> bool:
+    """Whether tests of the long form are wanted that are one client's alone: `java`, `spark` (which has no driver)."""
+    asked = os.environ.get("CLIENTS", "").split()
+    return is_long() and (not asked or name in asked)
+
+
 def wanted() -> Sequence[str]:
-    """Names of clients: those of the variable `CLIENTS`, or all, or the short ones."""
-    return os.environ.get("CLIENTS", "").split() or (list(CLIENTS) if is_long() else SHORT)
+    """Names of clients with a driver: those of the variable `CLIENTS`, or all, or the short ones."""
+    asked = os.environ.get("CLIENTS", "").split()
+    if unknown := set(asked) - {*CLIENTS, SPARK}:
+        raise ValueError(f"CLIENTS names no client: {' '.join(sorted(unknown))}")
+    return [name for name in asked if name != SPARK] if asked else (list(CLIENTS) if is_long() else SHORT)

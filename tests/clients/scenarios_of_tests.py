@@ -34,6 +34,11 @@ def encoded(value: bytes) -> str:
     return base64.b64encode(value).decode()
 
 
+def decoded(value: str) -> bytes:
+    """As it was."""
+    return base64.b64decode(value)
+
+
 def records(count: int, partitions: int = 1, size: int = 100) -> list[Record]:
     """Different keys, values (some of each can be compressed), times and headers, in partitions in turn."""
     source = random.Random(count)

@@ -18,7 +18,7 @@ Open = Callable[..., drivers.Driver]
 
 @pytest.fixture
 def java() -> drivers.Client:
-    if not drivers.is_long():
+    if not drivers.is_wanted("java"):
         pytest.skip("Java's client is of the long form: make clients")
     found = drivers.CLIENTS["java"]
     try:

@@ -108,7 +108,7 @@ def test_a_broker_is_killed(
     sent = scenarios.records(600, 2, size=30)
     consumer.begin("consume", topic=topic, partitions=scenarios.from_beginning(2), count=len(sent), timeout_s=80)
     producer.begin("produce", topic=topic, records=sent, idempotent=True, pace_ms=10)
-    time.sleep(2.5)
+    clusters.wait_for("records come", lambda: driver("watermarks", topic=topic, partition=0)[1] > 20)
     cluster.kill(leader)
     try:
         placed, read = producer.result(), consumer.result()

@@ -1,13 +1,13 @@
 """DescribeConfigs (key 32), versions 1 to 4: of topics and brokers, forwarded to the active controller.
 
-Null keys are all, and so is an empty list. Documentation is told from version 3 on, to those who ask.
+Null keys are all, and so is an empty list. Types are told from version 3 on, documentation to those who ask for it.
 
-Not implemented: types (always unknown, from version 3 on); synonyms other than the value itself and where it is from.
+Not implemented: synonyms other than the value itself and where it is from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from kipmesh.core.messages import (
@@ -20,7 +20,32 @@ from kipmesh.wire.api import Api, Call
 from kipmesh.wire.schema import Array, Struct, field, versions
 from kipmesh.wire.services import Services
 
-UNKNOWN_TYPE = 0
+UNKNOWN_TYPE, BOOLEAN, STRING, INT, LONG, DOUBLE, LIST = 0, 1, 2, 3, 5, 6, 7
+TYPES: Mapping[str, int] = {
+    "cleanup.policy": LIST,
+    "compression.type": STRING,
+    "delete.retention.ms": LONG,
+    "file.delete.delay.ms": LONG,
+    "flush.messages": LONG,
+    "flush.ms": LONG,
+    "follower.replication.throttled.rate": LONG,
+    "index.interval.bytes": INT,
+    "max.compaction.lag.ms": LONG,
+    "max.message.bytes": INT,
+    "message.timestamp.after.max.ms": LONG,
+    "message.timestamp.before.max.ms": LONG,
+    "message.timestamp.type": STRING,
+    "min.cleanable.dirty.ratio": DOUBLE,
+    "min.compaction.lag.ms": LONG,
+    "min.insync.replicas": INT,
+    "retention.bytes": LONG,
+    "retention.ms": LONG,
+    "segment.bytes": INT,
+    "segment.index.bytes": INT,
+    "segment.ms": LONG,
+    "unclean.leader.election.enable": BOOLEAN,
+}
+"""As Apache Kafka has them: clients read values by them."""
 
 
 class _Request(NamedTuple):
@@ -42,6 +67,7 @@ class _Config(NamedTuple):
     config_source: int = 0
     documentation: str | None = None
     synonyms: Sequence[_Synonym] = ()
+    config_type: int = UNKNOWN_TYPE
 
 
 class _Result(NamedTuple):
@@ -107,7 +133,7 @@ RESPONSE = Struct(
                                 ),
                                 "1+",
                             ),
-                            field("config_type", "int8", "3+", default=UNKNOWN_TYPE),
+                            field("config_type", "int8", "3+"),
                             field("documentation", "string", "3+", nullable="3+"),
                         )
                     ),
@@ -132,7 +158,7 @@ def _result(one: DescribeConfigsResult, *, has_synonyms: bool) -> _Result:
 
 def _config(one: DescribeConfigsResourceResult, *, has_synonyms: bool) -> _Config:
     synonyms = [_Synonym(one.name, one.value, one.config_source)] if has_synonyms else ()
-    return _Config(*one, synonyms=synonyms)
+    return _Config(*one, synonyms=synonyms, config_type=TYPES.get(one.name, UNKNOWN_TYPE))
 
 
 API = Api(32, "DescribeConfigs", versions("1-4"), flexible_since=4, request=REQUEST, response=RESPONSE, handle=_handle)

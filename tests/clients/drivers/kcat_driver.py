@@ -20,17 +20,19 @@ def _raise(said: str) -> None:
     raise VerbError(next((code for words, code in _CODES.items() if words in said), -1), said.strip()[-300:])
 
 
-class Group:
-    """`kcat -G` until it is told to end: what it read, and the partitions that it says are its own."""
+class Reading:
+    """A run of it that prints records until it is told to end."""
 
     def __init__(self, command: list[str]) -> None:
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
         self._lock = threading.Lock()
-        self.records: list[dict[str, Any]] = []
-        self.assigned: list[int] = []
+        self._said = ""
+        self._records: list[dict[str, Any]] = []
+        self._threads = []
         for stream, take in ((self._process.stdout, self._take), (self._process.stderr, self._hear)):
-            threading.Thread(target=self._follow, args=(stream, take), daemon=True).start()
+            self._threads.append(threading.Thread(target=self._follow, args=(stream, take), daemon=True))
+            self._threads[-1].start()
 
     @staticmethod
     def _follow(stream: Any, take: Any) -> None:
@@ -39,23 +41,45 @@ class Group:
 
     def _take(self, line: str) -> None:
         with self._lock:
-            self.records.append(_of_line(line))
+            self._records.append(_of_line(line))
 
     def _hear(self, line: str) -> None:
+        with self._lock:
+            self._said += line
+
+    def check(self) -> None:
+        """VerbError when it has ended by itself, for that is an error."""
+        if self._process.poll() is not None:
+            for thread in self._threads:
+                thread.join(10)
+            _raise(self._said or f"it ended with {self._process.returncode}")
+
+    def take(self) -> list[dict[str, Any]]:
+        """What came since the last time."""
+        with self._lock:
+            found, self._records = self._records, []
+        return found
+
+    def close(self) -> None:
+        """End it; a member of a group leaves and commits."""
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(20)
+
+
+class Group(Reading):
+    """`kcat -G`: the partitions that it says are its own, too."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.assigned: list[int] = []
+        super().__init__(command)
+
+    def _hear(self, line: str) -> None:
+        super()._hear(line)
         if "rebalanced" in line:  # "% Group g rebalanced (memberid m): assigned: t [0], t [1]"
             _, is_assigned, partitions = line.partition("assigned: ")
             found = [int(each.split("[")[1].split("]")[0]) for each in partitions.split(", ") if "[" in each]
             with self._lock:
                 self.assigned = sorted(found) if is_assigned and "revoked" not in line else []
-
-    def take(self) -> list[dict[str, Any]]:
-        with self._lock:
-            found, self.records = self.records, []
-        return found
-
-    def close(self) -> None:
-        self._process.send_signal(signal.SIGTERM)  # it leaves the group and commits
-        self._process.wait(20)
 
 
 def _of_line(line: str) -> dict[str, Any]:
@@ -160,18 +184,23 @@ class Driver:
     def consume(
         self, topic: str, partitions: dict[str, int], count: int, timeout_s: float = 30, reset: str = "earliest"
     ) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+        """A run of it a partition, all at once: how many records each will have is not known, only all of them."""
+        config = ["-J", "-q", "-u", f"-Xauto.offset.reset={'error' if reset == 'none' else reset}", "-t", topic]
+        runs = []
         for partition, offset in partitions.items():
             where = {BEGINNING: "beginning", END: "end"}.get(offset, str(offset))
-            policy = "error" if reset == "none" else reset
-            low, high = self.watermarks(topic, int(partition))
-            there = count - len(found) if len(partitions) == 1 else high - max(low, offset)
-            lines = self._run(
-                *("-C", "-J", "-q", "-u", "-t", topic, "-p", partition, "-o", where, "-c", str(there)),
-                f"-Xauto.offset.reset={policy}",
-                timeout_s=timeout_s,
-            )
-            found += [_of_line(line) for line in lines.splitlines()]
+            runs.append(Reading([*self._kcat, "-C", *config, "-p", partition, "-o", where]))
+        found: list[dict[str, Any]] = []
+        deadline = time.monotonic() + timeout_s
+        try:
+            while len(found) < count and time.monotonic() < deadline:
+                for one in runs:
+                    found += one.take()
+                    one.check()
+                time.sleep(0.05)
+        finally:
+            for one in runs:
+                one.close()
         return found
 
     def _offset(self, topic: str, partition: int, timestamp: int) -> int:

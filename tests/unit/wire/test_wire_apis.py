@@ -8,10 +8,19 @@ from typing import Any
 import pytest
 
 from kipmesh.core import messages as m
+from kipmesh.core.config import TopicConfig
 from kipmesh.core.context import RequestContext
 from kipmesh.core.errors import ErrorCode
 from kipmesh.wire.api import Call, HangUp, Session
-from kipmesh.wire.apis import describe_topic_partitions, fetch, find_coordinator, list_offsets, metadata, produce
+from kipmesh.wire.apis import (
+    describe_configs,
+    describe_topic_partitions,
+    fetch,
+    find_coordinator,
+    list_offsets,
+    metadata,
+    produce,
+)
 from kipmesh.wire.registry import make_registry
 
 CONTEXT = RequestContext("me", "ipv4:127.0.0.1:1", listener="KAFKA")
@@ -34,7 +43,7 @@ def services(**handlers: Any) -> Any:
         return handle
 
     target = SimpleNamespace(**{name: handler(answer) for name, answer in handlers.items()})
-    return SimpleNamespace(broker=target, groups=target, node_id=2, cluster_id="the-id", asked=asked)
+    return SimpleNamespace(broker=target, groups=target, admin=target, node_id=2, cluster_id="the-id", asked=asked)
 
 
 BROKERS = [m.MetadataResponseBroker(1, "a", 1), m.MetadataResponseBroker(2, "b", 2)]
@@ -136,19 +145,36 @@ async def test_who_can_name_a_rack(version: int, names_rack: bool) -> None:
 
 @pytest.mark.parametrize("version", [12, 16])
 async def test_nobody_is_a_follower_here(version: int) -> None:
-    node = services(fetch=m.FetchResponse(), list_offsets=m.ListOffsetsResponse())
+    node = services(fetch=m.FetchResponse())
     state = fetch._ReplicaState(1, 5)
     request = fetch._Request(replica_state=state) if version > 14 else fetch._Request(replica_id=1)
     response = await fetch.API.handle(node, request, call(version))
     assert response.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-    partitions = [m.ListOffsetsTopic("t", partitions=[m.ListOffsetsPartition(4)])]
-    answer = await list_offsets.API.handle(node, m.ListOffsetsRequest(1, topics=partitions), call(7))
-    code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-    assert answer.topics[0].partitions == [m.ListOffsetsPartitionResponse(4, code)]
     assert node.asked == []
     debugging = fetch._Request(replica_state=fetch._ReplicaState(-2)) if version > 14 else fetch._Request(replica_id=-2)
     await fetch.API.handle(node, debugging, call(version))
     assert node.asked[0][0].replica_id == -2
+
+
+@pytest.mark.parametrize(("said", "passed_on"), [(-2, -2), (-1, -1), (0, -1), (7, -1)])
+async def test_a_broker_that_asks_for_offsets_here_is_a_consumer(said: int, passed_on: int) -> None:
+    node = services(list_offsets=m.ListOffsetsResponse())
+    partitions = [m.ListOffsetsTopic("t", partitions=[m.ListOffsetsPartition(4)])]
+    await list_offsets.API.handle(node, m.ListOffsetsRequest(said, topics=partitions), call(7))
+    assert node.asked == [m.ListOffsetsRequest(passed_on, topics=partitions)]
+
+
+async def test_configurations_have_kafkas_types() -> None:
+    names = sorted(TopicConfig.keys())
+    told = [m.DescribeConfigsResourceResult(name, "1") for name in (*names, "no.such.key")]
+    found = m.DescribeConfigsResponse(results=[m.DescribeConfigsResult(resource_name="t", configs=told)])
+    node = services(describe_configs=found)
+    (result,) = (await describe_configs.API.handle(node, describe_configs._Request(), call(4))).results
+    types = {each.name: each.config_type for each in result.configs}
+    assert types.pop("no.such.key") == 0
+    assert set(types) == set(names)
+    assert 0 not in types.values()
+    assert (types["retention.ms"], types["segment.bytes"], types["cleanup.policy"]) == (5, 3, 7)
 
 
 def test_the_registry_has_each_api_once_under_kafkas_names() -> None:
