@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from dashboards import kip_227, kip_392, kip_526, kip_630, mesh
+from dashboards import kip_227, kip_392, kip_526, kip_630, mesh, wire
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
 TARGET = Path(__file__).resolve().parent.parent / "deploy" / "grafana" / "dashboards"
@@ -21,6 +21,7 @@ def render() -> Mapping[str, str]:
         "kip_392": kip_392.make(),
         "kip_526": kip_526.make(),
         "kip_630": kip_630.make(),
+        "wire": wire.make(),
     }
     return {
         f"{name}.json": json.dumps(one.build(), cls=JSONEncoder, indent=2, sort_keys=True) + "\n"

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from kipmesh.core.context import RequestContext
 from kipmesh.core.messages.limits import MAX_INT32
 from kipmesh.wire.codec import ITEMS_MAX, Codec, MalformedError, Out, skip_tags
+from kipmesh.wire.error_counts import errors_of
 from kipmesh.wire.limits import ResponseMemory
 from kipmesh.wire.sasl import SaslState
 from kipmesh.wire.schema import Struct, Versions
@@ -80,7 +81,12 @@ class Api:
     """Largest request, if the configured limits are not less; `socket.request.other.max.bytes` if it says none."""
     response_flexible_since: int | None = None
     """If the response's header is not as its version says (ApiVersions)."""
+    errors: Callable[[Any], list[int]] = field(init=False, repr=False, compare=False)
+    """The error codes of a response, without those that are 0."""
     _codecs: dict[tuple[bool, int], Codec] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "errors", errors_of(self.response))
 
     def reader(self, version: int) -> Codec:
         """The codec of requests of a version."""

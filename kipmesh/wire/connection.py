@@ -333,6 +333,9 @@ class Connection(asyncio.BufferedProtocol):
         if response is not NO_ANSWER:
             out = api.encode(header.correlation_id, header.version, response)
             size = len(out) + sum(map(len, out.parts))
+            codes = api.errors(response)
+            if codes:
+                shared.metrics.failed(api, codes)
             if self._transport is not None and not self._is_lost and not self._transport.is_closing():
                 if out.parts:
                     self._transport.writelines([*out.parts, out])

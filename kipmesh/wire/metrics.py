@@ -4,24 +4,31 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from kipmesh.core.errors import ErrorCode
 from kipmesh.wire.api import Api
 
 BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+NO_REQUEST = ("malformed", "length", "size", "api", "version")
+"""Why a connection ended that sent what is no request."""
+ENDED = (*NO_REQUEST, "idle", "stalled", "slow", "handshake", "authentication", "unauthenticated", "acks-0", "failed")
+"""Why connections are closed by the broker; each is told from the start, so that the first one is seen as a change."""
+REFUSED = ("max.connections", "max.connections.per.ip")
 SOFTWARE_MAX = 64
 """Names and versions of client software that are told apart; the others are one."""
 
 
 class _ApiNumbers:
-    __slots__ = ("buckets", "request_bytes", "response_bytes", "seconds", "versions")
+    __slots__ = ("buckets", "errors", "request_bytes", "response_bytes", "seconds", "versions")
 
     def __init__(self) -> None:
         self.versions: Counter[int] = Counter()
+        self.errors: Counter[int] = Counter()
         self.request_bytes = 0
         self.response_bytes = 0
         self.seconds = 0.0
@@ -35,8 +42,8 @@ class WireMetrics(Collector):
         self._queued_bytes = queued_bytes
         self._unsent_bytes = unsent_bytes
         self._apis: dict[str, _ApiNumbers] = {}
-        self._ended: Counter[str] = Counter()
-        self._refused: Counter[str] = Counter()
+        self._ended: Counter[str] = Counter(dict.fromkeys(ENDED, 0))
+        self._refused: Counter[str] = Counter(dict.fromkeys(REFUSED, 0))
         self._open: Counter[str] = Counter()
         self._created: Counter[str] = Counter()
         self._closed: Counter[str] = Counter()
@@ -77,6 +84,13 @@ class WireMetrics(Collector):
         numbers.seconds += took_s
         numbers.buckets[bisect_left(BUCKETS_S, took_s)] += 1
 
+    def failed(self, api: Api, codes: Iterable[int]) -> None:
+        """A response has errors."""
+        numbers = self._apis.get(api.name)
+        if numbers is None:
+            numbers = self._apis[api.name] = _ApiNumbers()
+        numbers.errors.update(codes)
+
     def describe(self) -> Iterator[Metric]:
         """The same metrics."""
         return self.collect()
@@ -108,7 +122,7 @@ class WireMetrics(Collector):
             "kipmesh_wire_connections_ended", "Connections that the broker closed, by reason.", labels=["reason"]
         )
         yield _filled(ended, self._ended)
-        malformed = sum(self._ended[reason] for reason in ("malformed", "length", "size", "api", "version"))
+        malformed = sum(self._ended[reason] for reason in NO_REQUEST)
         yield CounterMetricFamily("kipmesh_wire_malformed_frames", "Frames that are no request.", malformed)
         software = CounterMetricFamily(
             "kipmesh_wire_client_software", "Connections by what clients say they are.", labels=["name", "version"]
@@ -121,6 +135,9 @@ class WireMetrics(Collector):
         prefix = "kafka_network_requestmetrics_"
         requests = CounterMetricFamily(prefix + "requests", "Requests answered.", labels=["request", "version"])
         received = CounterMetricFamily(prefix + "requestbytes", "Bytes of requests.", labels=["request"])
+        errors = CounterMetricFamily(
+            prefix + "errors", "Errors in responses, of all their items.", labels=["request", "error"]
+        )
         sent = CounterMetricFamily(prefix + "responsebytes", "Bytes of responses.", labels=["request"])
         times = HistogramMetricFamily(
             "kipmesh_wire_request_seconds", "From a request's last byte to its response's first.", labels=["request"]
@@ -128,6 +145,8 @@ class WireMetrics(Collector):
         for name, numbers in list(self._apis.items()):
             for version, count in list(numbers.versions.items()):
                 requests.add_metric((name, str(version)), count)
+            for code, count in list(numbers.errors.items()):
+                errors.add_metric((name, ErrorCode.of(code).name), count)
             received.add_metric((name,), numbers.request_bytes)
             sent.add_metric((name,), numbers.response_bytes)
             total, buckets = 0, []
@@ -135,7 +154,7 @@ class WireMetrics(Collector):
                 total += count
                 buckets.append((limit, total))
             times.add_metric((name,), buckets, numbers.seconds)
-        yield from (requests, received, sent, times)
+        yield from (requests, errors, received, sent, times)
 
 
 def _filled(family: Metric, counts: Counter[str]) -> Metric:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import struct
 import threading
 import urllib.error
 import urllib.request
@@ -34,6 +35,12 @@ SMALL_BYTES = 2000
 FROM_THE_START = {"auto.offset.reset": "earliest"}
 GROUP, STALLED, OVER_HTTP = "readers", "stalled", "over-http"
 
+KAFKA_IDLE = 3
+"""Connections of the Kafka protocol to each broker that ask for nothing."""
+KAFKA_VERSIONS = struct.pack(">hhih4s", 18, 3, 1, 4, b"load") + b"\0\x05load\x041.0\0"
+KAFKA_METADATA = struct.pack(">hhih4sih5s?", 3, 4, 2, 4, b"load", 1, 5, b"noone", False)
+KAFKA_FETCH = struct.pack(">hhih4siiiibi", 1, 4, 3, 4, b"load", -1, 50, 1, 1 << 20, 0, 1)
+KAFKA_FETCH += struct.pack(">h7siiqi", 7, b"flights", 1, 0, 0, 1 << 16)
 BROKERS = {
     "replica.selector.class": "RackAwareReplicaSelector",
     "max.incremental.fetch.session.cache.slots": "6",
@@ -103,8 +110,11 @@ class HttpReaders:
 class Load:
     """`async with Load(...)`; what it counted is in its attributes."""
 
-    def __init__(self, bootstrap: str, exporter: Exporter) -> None:
+    def __init__(self, bootstrap: str, kafka_bootstrap: str, exporter: Exporter) -> None:
         self._bootstrap = bootstrap
+        self._kafka = [address.rpartition(":")[::2] for address in kafka_bootstrap.split(",")]
+        self.strangers = 0
+        """Connections of the Kafka protocol that sent what is no request."""
         self._exporter = exporter
         self._stack = AsyncExitStack()
         self._tasks: list[asyncio.Task[None]] = []
@@ -132,6 +142,9 @@ class Load:
                 self.producers[name] = await stack.enter_async_context(Producer(self._bootstrap, **config))
                 self._exporter.producers.add(name, self.producers[name])
             await self._written(self.producers["orders"], ONCE, b"idle from now on")
+            for host, port in self._kafka * KAFKA_IDLE:
+                _, writer = await asyncio.open_connection(host, int(port))
+                stack.callback(writer.close)
             self._busy.set()
             self._tasks = [asyncio.create_task(work) for work in self._works()]
             self._stack = stack.pop_all()
@@ -153,6 +166,7 @@ class Load:
         works += [self._read(one, EVERYWHERE) for one in [*near, *twins]]
         # Half of the partitions: a smaller session than the others', that they may take.
         works += [self._read(self.across, EVERYWHERE[: PARTITIONS // 2])]
+        works += [self._speak_kafka(), self._speak_gibberish()]
         return [*works, self._read_in_group(), self._come_and_go(), self._change_metadata(), self._exceed()]
 
     def pause(self) -> None:
@@ -229,6 +243,34 @@ class Load:
                     for _ in range(4):
                         await consumer.poll(timeout_ms=300)
             await asyncio.sleep(0.3)
+
+    async def _speak_kafka(self) -> None:
+        """A client of Kafka's protocol that says who it is, reads, and asks for a topic that there is not."""
+        for host, port in itertools.cycle(self._kafka):
+            await self._busy.wait()
+            with contextlib.suppress(OSError, EOFError):  # the leader is killed
+                reader, writer = await asyncio.open_connection(host, int(port))
+                try:
+                    for request in (KAFKA_VERSIONS, KAFKA_METADATA, KAFKA_FETCH):
+                        writer.write(struct.pack(">i", len(request)) + request)
+                        (size,) = struct.unpack(">i", await reader.readexactly(4))
+                        await reader.readexactly(size)
+                finally:
+                    writer.close()
+            await asyncio.sleep(0.2)
+
+    async def _speak_gibberish(self) -> None:
+        """Somebody who is no client, at a follower: the leader forgets what it counted when it is killed."""
+        host, port = self._kafka[-1]
+        while True:
+            await self._busy.wait()
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"GET / HTTP/1.1\r\n\r\n")
+            self.strangers += 1
+            with contextlib.suppress(OSError):
+                await reader.read()
+            writer.close()
+            await asyncio.sleep(0.5)
 
     async def _change_metadata(self) -> None:
         """Topics that come and go: each snapshot has something new."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from load_of_tests import BROKERS, EVERYWHERE, STALLED, TOPIC, Exporter, HttpReaders, Load
+from load_of_tests import BROKERS, EVERYWHERE, KAFKA_IDLE, STALLED, TOPIC, Exporter, HttpReaders, Load
 from prometheus_of_tests import BINARY, INTERVAL_S, MISSING, Prometheus
 from promql_of_tests import Panel, Rule, in_grafana, needs_tls, panels, rules, selectors, unfiltered, with_short_windows
 
@@ -106,6 +106,9 @@ async def _at_rest(load: Load, prometheus: Prometheus, cluster: LocalCluster, ex
     await compare("observers", "max(kafka_server_raftmetrics_number_of_observers)", brokers)
     await compare("active controllers", "cluster:kafka_controller_kafkacontroller_activecontrollercount:sum", 1)
     await compare("replicas out of sync", "cluster:kafka_server_replicamanager_underreplicatedpartitions:sum", 0)
+    connections = "sum(kafka_server_socket_server_metrics_connection_count)"
+    await compare("connections of the Kafka protocol", connections, KAFKA_IDLE * brokers)
+    await compare("frames that are no request", "sum(kipmesh_wire_malformed_frames_total)", load.strangers)
     await compare("nodes", 'sum(up{job=~"kipmesh-(controller|leader|follower|consumer)"})', NODES)
     return found
 
@@ -186,7 +189,7 @@ async def _watch(cluster: LocalCluster, prometheus: Prometheus, exporter: Export
     await _wait(prometheus, "sum(up)", NODES + 1)
     http = HttpReaders(str(cluster.node("consumer-1").http))
     try:
-        async with Load(cluster.bootstrap, exporter) as load:
+        async with Load(cluster.bootstrap, cluster.kafka_bootstrap, exporter) as load:
             await load.admin.alter_group_offsets(STALLED, dict.fromkeys(EVERYWHERE, 0))
             numbers = await _rates(load, prometheus)
             numbers["snapshot bytes"] = await asyncio.to_thread(_snapshot, cluster, prometheus)
@@ -280,6 +283,8 @@ def test_targets_have_their_names(watched: Watched) -> None:
         "observers",
         "active controllers",
         "replicas out of sync",
+        "connections of the Kafka protocol",
+        "frames that are no request",
         "nodes",
     ],
 )

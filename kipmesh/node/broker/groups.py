@@ -22,6 +22,7 @@ from kipmesh.core.config import BrokerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.group.classic import GroupState
 from kipmesh.core.group.coordinator import GROUP_METADATA_TOPIC, partition_for
+from kipmesh.core.group.membership import is_too_long
 from kipmesh.core.group.offsets import commit_response
 from kipmesh.core.group.table import GroupTable
 from kipmesh.core.group.types import Client
@@ -141,6 +142,8 @@ class GroupsHandler:
         return self._partitions.image.topic_by_name(GROUP_METADATA_TOPIC)
 
     def _shard(self, group_id: str) -> GroupShard:
+        if is_too_long(group_id):
+            raise KafkaError(ErrorCode.INVALID_GROUP_ID)
         topic = self._topic()
         shard = None if topic is None else self._shards.get(partition_for(group_id, len(topic.partitions)))
         if shard is None:
@@ -163,6 +166,9 @@ class GroupsHandler:
         endpoints = self._partitions.endpoints(context.listener or self._config.inter_broker_listener_name)
         coordinators = []
         for key in request.coordinator_keys:
+            if is_too_long(key):
+                coordinators.append(Coordinator(key, error_code=ErrorCode.INVALID_GROUP_ID))
+                continue
             state = topic.partitions[partition_for(key, len(topic.partitions))]
             node = endpoints.get(state.leader)
             if node is None:

@@ -22,4 +22,13 @@ async def _handle(services: Services, request: DeleteGroupsRequest, call: Call) 
     return await services.groups.delete_groups(request, call.context)
 
 
-API = Api(42, "DeleteGroups", versions("0-2"), flexible_since=2, request=REQUEST, response=RESPONSE, handle=_handle)
+API = Api(
+    42,
+    "DeleteGroups",
+    versions("0-2"),
+    flexible_since=2,
+    request=REQUEST,
+    response=RESPONSE,
+    handle=_handle,
+    request_bytes_max=1 << 20,
+)

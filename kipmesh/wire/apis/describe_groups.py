@@ -89,4 +89,13 @@ def _group(one: DescribedGroup, version: int) -> _Group:
     return group
 
 
-API = Api(15, "DescribeGroups", versions("0-6"), flexible_since=5, request=REQUEST, response=RESPONSE, handle=_handle)
+API = Api(
+    15,
+    "DescribeGroups",
+    versions("0-6"),
+    flexible_since=5,
+    request=REQUEST,
+    response=RESPONSE,
+    handle=_handle,
+    request_bytes_max=1 << 20,
+)

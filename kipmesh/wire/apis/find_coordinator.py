@@ -81,4 +81,5 @@ API = Api(
     request=REQUEST,
     response=RESPONSE,
     handle=_handle,
+    request_bytes_max=1 << 20,
 )

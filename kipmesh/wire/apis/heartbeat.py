@@ -28,4 +28,13 @@ async def _handle(services: Services, request: HeartbeatRequest, call: Call) -> 
     return await services.groups.heartbeat(request, call.context)
 
 
-API = Api(12, "Heartbeat", versions("0-4"), flexible_since=4, request=REQUEST, response=RESPONSE, handle=_handle)
+API = Api(
+    12,
+    "Heartbeat",
+    versions("0-4"),
+    flexible_since=4,
+    request=REQUEST,
+    response=RESPONSE,
+    handle=_handle,
+    request_bytes_max=1 << 20,
+)

@@ -70,4 +70,13 @@ async def _handle(services: Services, request: _Request, call: Call) -> LeaveGro
     return response._replace(error_code=code, members=())
 
 
-API = Api(13, "LeaveGroup", versions("0-5"), flexible_since=4, request=REQUEST, response=RESPONSE, handle=_handle)
+API = Api(
+    13,
+    "LeaveGroup",
+    versions("0-5"),
+    flexible_since=4,
+    request=REQUEST,
+    response=RESPONSE,
+    handle=_handle,
+    request_bytes_max=1 << 20,
+)

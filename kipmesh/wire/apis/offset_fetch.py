@@ -132,4 +132,13 @@ def _refused(topic: OffsetFetchRequestTopics, code: int) -> OffsetFetchResponseT
     )
 
 
-API = Api(9, "OffsetFetch", versions("1-9"), flexible_since=6, request=REQUEST, response=RESPONSE, handle=_handle)
+API = Api(
+    9,
+    "OffsetFetch",
+    versions("1-9"),
+    flexible_since=6,
+    request=REQUEST,
+    response=RESPONSE,
+    handle=_handle,
+    request_bytes_max=4 << 20,
+)

@@ -53,8 +53,8 @@ def test_what_the_code_does_not_make_is_found(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["[]", "['kip_227.json', 'mesh.json', 'of_before.json']"], done.stderr
 
 
-def test_there_is_a_dashboard_for_the_mesh_and_for_each_kip() -> None:
-    assert {path.stem for path in DASHBOARDS} == {"mesh", "kip_227", "kip_392", "kip_526", "kip_630"}
+def test_there_is_a_dashboard_for_the_mesh_the_kafka_protocol_and_each_kip() -> None:
+    assert {path.stem for path in DASHBOARDS} == {"mesh", "wire", "kip_227", "kip_392", "kip_526", "kip_630"}
     made = [json.loads(path.read_text(encoding="utf-8")) for path in DASHBOARDS]
     assert len({one["uid"] for one in made}) == len(made)
 

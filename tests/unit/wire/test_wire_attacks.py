@@ -207,3 +207,14 @@ async def test_requests_and_large_responses_by_tls(contexts: tuple[ssl.SSLContex
         assert len(wire.hand.begun) < 11
         slow.writer.transport.abort()
         await until(lambda: wire.server.unsent.bytes_used == 0)
+
+
+# --- names
+
+
+@pytest.mark.parametrize("name", ["FindCoordinator", "DescribeGroups", "DeleteGroups", "JoinGroup", "OffsetFetch"])
+def test_requests_with_names_of_groups_are_small(name: str) -> None:
+    """Each name is hashed character by character."""
+    (api,) = [api for api in APIS.values() if api.name == name]
+    assert api.request_bytes_max is not None
+    assert api.request_bytes_max <= 4 << 20

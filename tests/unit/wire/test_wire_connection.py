@@ -6,9 +6,14 @@ import asyncio
 import gc
 import random
 import struct
+from typing import Any
 
 import pytest
+from kio_of_tests import random_value
 from wire_of_tests import ECHO, LIMITS, WRITE, frame, listening, until
+
+from kipmesh.wire.api import Api
+from kipmesh.wire.registry import make_registry
 
 
 async def test_requests_are_answered_one_after_the_other() -> None:
@@ -243,3 +248,40 @@ async def test_nothing_of_a_request_is_left_to_the_garbage_collector() -> None:
             assert len(gc.get_objects()) < before + 50
         finally:
             gc.enable()
+
+
+def _all_errors(value: Any) -> list[int]:
+    """By looking at everything: the plain way."""
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return [code for item in value for code in _all_errors(item)]
+    if not hasattr(value, "_fields"):
+        return []
+    own = [value.error_code] if getattr(value, "error_code", 0) else []
+    return own + [code for name in value._fields for code in _all_errors(getattr(value, name))]
+
+
+@pytest.mark.parametrize("api", make_registry().values(), ids=lambda api: api.name)
+def test_errors_are_found_wherever_they_are(api: Api) -> None:
+    source, found = random.Random(api.name), 0
+    for _ in range(20):
+        value = random_value(source, api.response, api.supported.last)
+        assert sorted(api.errors(value)) == sorted(_all_errors(value))
+        found += len(api.errors(value))
+    assert found or not [name for name in api.response.value._fields if "error" in name]
+
+
+async def test_errors_of_responses_are_counted_by_api_and_name() -> None:
+    async with listening() as wire:
+        client = await wire.connect()
+        client.send(struct.pack(">ihhih", 10, 18, 77, 5, 0))
+        await client.response()
+        name = "kafka_network_requestmetrics_errors_total"
+        assert wire.count(name, request="ApiVersions", error="UNSUPPORTED_VERSION") == 1
+        assert wire.count(name, request="Echo") == 0
+
+
+async def test_why_connections_end_is_told_before_the_first_one_does() -> None:
+    async with listening() as wire:
+        samples = [sample for family in wire.server.metrics.collect() for sample in family.samples]
+        told = {sample.labels["reason"] for sample in samples if sample.name == "kipmesh_wire_connections_ended_total"}
+        assert {"slow", "stalled", "idle", "malformed", "authentication", "handshake"} <= told
