@@ -148,6 +148,8 @@ async def test_the_topic_is_made_when_somebody_looks_for_a_coordinator(mesh: Mes
     assert (await mesh.call(1, "Metadata", request)).topics[0].is_internal
     refused = await mesh.call(1, "FindCoordinator", m.FindCoordinatorRequest(1, ["transaction"]), "Groups")
     assert refused.coordinators[0].error_code == E.INVALID_REQUEST
+    batch = record_batch.build([(b"k", b"v")], base_offset=0, leader_epoch=-1, timestamp_ms=1)
+    assert (await mesh.produce(GROUP_METADATA_TOPIC, batch, via=found)).error_code == E.INVALID_TOPIC_EXCEPTION
 
 
 async def test_names_that_are_too_long_are_refused_wherever_they_come(mesh: Mesh) -> None:
@@ -163,8 +165,6 @@ async def test_names_that_are_too_long_are_refused_wherever_they_come(mesh: Mesh
     ):
         answer = await mesh.call(1, api, request, "Groups")
         assert E.INVALID_GROUP_ID in _codes(answer), api
-    batch = record_batch.build([(b"k", b"v")], base_offset=0, leader_epoch=-1, timestamp_ms=1)
-    assert (await mesh.produce(GROUP_METADATA_TOPIC, batch, via=found)).error_code == E.INVALID_TOPIC_EXCEPTION
 
 
 async def test_the_life_of_a_group(mesh: Mesh) -> None:
