@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
+import select
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -33,6 +35,9 @@ CONSUMER: Mapping[str, Any] = {
 }
 CREATE_AT_ONCE = 10
 FAILOVER_PARTITIONS = 3
+RATE = 600
+"""Records a second while a leader is killed."""
+WARM_S, AFTER_S = 2.5, 2.0
 _WARM_SHARE = 8
 
 
@@ -162,45 +167,78 @@ def latency(bootstrap: str, topic: str, count: int) -> dict[str, float]:
     return {"p50_ms": percentile(ordered, 0.5), "p99_ms": percentile(ordered, 0.99)}
 
 
-def leader(bootstrap: str, topic: str) -> dict[str, float]:
-    """The broker that leads partition 0."""
+def complete(bootstrap: str, topic: str, partitions: int) -> dict[str, float]:
+    """The time until all partitions have a leader and three replicas in sync, as after a broker has come back."""
     _library()
-    return {"leader": _admin(bootstrap).list_topics(topic, timeout=30).topics[topic].partitions[0].leader}
+    admin, begin = _admin(bootstrap), time.perf_counter()
+    while not _is_complete(admin.list_topics(topic, timeout=30).topics[topic], partitions):
+        if time.perf_counter() - begin > STEP_SECONDS_MAX:
+            raise BenchError(f"complete: {topic} was not within {STEP_SECONDS_MAX} s")
+        time.sleep(0.2)
+    return {"seconds": time.perf_counter() - begin}
 
 
-def failover(bootstrap: str, topic: str, seconds: float) -> dict[str, float]:
-    """Small records to each partition all the time: the longest time between two acknowledgements of one of them.
+class Acknowledgements:
+    """Of the records of each partition, which come in the order in which they were sent; times in s."""
 
-    `ready` is printed when it goes on: then a broker may be killed.
+    def __init__(self, partitions: int) -> None:
+        self.sent: list[list[float]] = [[] for _ in range(partitions)]
+        self.came: list[list[float]] = [[] for _ in range(partitions)]
+
+    def is_warm(self) -> bool:
+        """Whether enough came for a steady state."""
+        return all(len(each) > 50 for each in self.came)
+
+    def has_recovered(self, partition: int, killed_at: float) -> bool:
+        """Whether a record was acknowledged that was sent after that: by another leader, that is."""
+        came = len(self.came[partition])
+        return came > 0 and self.sent[partition][came - 1] > killed_at
+
+    def longest_gap(self, killed_at: float) -> float:
+        """The longest time between two acknowledgements of one partition of which the second came after that."""
+        return max(after - before for came in self.came for before, after in pairwise(came) if after > killed_at)
+
+
+def failover(bootstrap: str, topic: str, delay_s: float) -> dict[str, float]:
+    """Small records to each partition all the time, `RATE` in all: the longest gap around the end of a leader.
+
+    Once it is warm and `delay_s` have passed, one line with the number of the broker that leads partition 0 is printed:
+    it is to be killed then, and a line on standard input says that it was. It ends `AFTER_S` after another leader has
+    acknowledged a record.
     """
     config = {"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 0, "enable.idempotence": True}
-    producer = _library().Producer(config)
-    times: list[list[float]] = [[] for _ in range(FAILOVER_PARTITIONS)]
-    failed: list[Any] = []
+    producer, admin = _library().Producer(config), _admin(bootstrap)
+    seen, failed = Acknowledgements(FAILOVER_PARTITIONS), list[Any]()
 
     def delivered(error: Any, message: Any) -> None:
         if error:
             failed.append(error)
         else:
-            times[message.partition()].append(time.perf_counter())
+            seen.came[message.partition()].append(time.perf_counter())
 
-    begin, is_told = time.perf_counter(), False
-    while time.perf_counter() - begin < seconds:
+    begin = due = time.perf_counter()
+    told_at = killed_at = ends_at = math.inf
+    while (now := time.perf_counter()) < ends_at and not failed:
+        if now - begin > STEP_SECONDS_MAX:
+            raise BenchError(f"failover: not over within {STEP_SECONDS_MAX} s")
         for partition in range(FAILOVER_PARTITIONS):
-            try:
-                producer.produce(topic, b"x" * 100, partition=partition, on_delivery=delivered)
-            except BufferError:
-                continue
-        producer.poll(0.005)
-        if not is_told and time.perf_counter() - begin > 3 and all(len(each) > 50 for each in times):
-            sys.stdout.write("ready\n")
+            producer.produce(topic, b"x" * 100, partition=partition, on_delivery=delivered)
+            seen.sent[partition].append(time.perf_counter())
+        due += FAILOVER_PARTITIONS / RATE
+        while (left_s := due - time.perf_counter()) > 0:
+            producer.poll(left_s)
+        if told_at == math.inf and now - begin > WARM_S + delay_s and seen.is_warm():
+            sys.stdout.write(f"{admin.list_topics(topic, timeout=30).topics[topic].partitions[0].leader}\n")
             sys.stdout.flush()
-            is_told = True
-    left = producer.flush(30)
-    if failed or left or not is_told:
-        raise BenchError(f"failover: {len(failed)} records failed, {left} are left: {failed[:1]}")
-    gaps = [max(after - before for before, after in pairwise(each)) for each in times]
-    return {"gap_s": max(gaps), "acknowledged": sum(map(len, times))}
+            told_at = now
+        elif killed_at == math.inf and now > told_at and select.select([sys.stdin], [], [], 0)[0]:
+            sys.stdin.readline()
+            killed_at = time.perf_counter()
+        elif ends_at == math.inf and seen.has_recovered(0, killed_at):
+            ends_at = now + AFTER_S
+    if producer.flush(30) or failed:
+        raise BenchError(f"failover: {len(failed)} records failed: {failed[:1]}")
+    return {"gap_s": seen.longest_gap(told_at), "acknowledged": sum(map(len, seen.came))}
 
 
 VERBS: Mapping[str, Callable[..., dict[str, float]]] = {
@@ -208,7 +246,7 @@ VERBS: Mapping[str, Callable[..., dict[str, float]]] = {
     "produce": produce,
     "consume": consume,
     "latency": latency,
-    "leader": leader,
+    "complete": complete,
     "failover": failover,
 }
 

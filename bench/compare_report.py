@@ -26,6 +26,7 @@ FIGURES: Sequence[Figure] = (
     Figure("many_memory_mib", "the same with 3,000 partitions x 3", "MiB", 0.35, True),
     Figure("many_cpu_percent", "idle CPU with 3,000 partitions x 3, of one core", "%", 0.5, True),
     Figure("failover_gap_s", "longest gap after SIGKILL of a leader", "s", 0.15, True),
+    Figure("failover_gap_max_s", "the same: longest of a turn's kills", "s"),
     Figure("many_create_s", "creating 3,000 partitions x 3", "s"),
     Figure("many_loopback_kb_s", "idle loopback traffic with them", "kB/s"),
 )

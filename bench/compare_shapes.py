@@ -39,6 +39,9 @@ class Running(Protocol):
     def kill(self, broker: int) -> None:
         """SIGKILL to that broker."""
 
+    def restart(self, broker: int) -> None:
+        """One that was killed begins again."""
+
     def bytes_out(self) -> float:
         """What all brokers say that they sent to consumers since they began."""
 
@@ -64,6 +67,10 @@ class Apache:
     def kill(self, broker: int) -> None:
         """SIGKILL to that broker."""
         self._cluster.brokers[broker - 1].kill()
+
+    def restart(self, broker: int) -> None:
+        """One that was killed begins again."""
+        self._cluster.brokers[broker - 1].start()
 
     def bytes_out(self) -> float:
         """To consumers, of all brokers."""
@@ -97,7 +104,14 @@ class Ours:
 
     def kill(self, broker: int) -> None:
         """SIGKILL to that broker."""
-        self._cluster.kill(next(node.name for node in self._brokers() if node.node_id == broker))
+        self._cluster.kill(self._name(broker))
+
+    def restart(self, broker: int) -> None:
+        """One that was killed begins again."""
+        self._cluster.start(self._name(broker))
+
+    def _name(self, broker: int) -> str:
+        return next(node.name for node in self._brokers() if node.node_id == broker)
 
     def bytes_out(self) -> float:
         """To consumers, of all brokers."""
@@ -144,5 +158,5 @@ SHAPES: Sequence[Shape] = (
     Shape("ours", "kipmesh, 1 leader and 2 followers", leaders=1),
     Shape("kafka", "Apache Kafka"),
     Shape("ours3", "kipmesh, 3 leaders", leaders=3),
-    Shape("tuned", "Apache Kafka, our timeouts", 0, TUNED, ("ready", "latency", "failover")),
+    Shape("tuned", "Apache Kafka, our timeouts", 0, TUNED),
 )

@@ -51,7 +51,9 @@ class ReplicaFetcher:
         after_truncation: Callable[[], Awaitable[None]],
         on_done: Callable[[asyncio.Task[None]], None],
         throttle: ReplicationThrottle,
+        reach_changed: Callable[[int, bool], None] = lambda _leader_id, _is_lost: None,
     ) -> None:
+        """`reach_changed` is told of the leader when its stream breaks, and when it answers again or at the end."""
         self.leader_id = leader_id
         self.address = connection.address
         self._connection = connection
@@ -62,6 +64,8 @@ class ReplicaFetcher:
         self._broker_epoch = broker_epoch
         self._after_truncation = after_truncation
         self._throttle = throttle
+        self._reach_changed = reach_changed
+        self._is_lost = False
         self._held: dict[Replica, None] = {}  # no room for them now
         self._release: asyncio.TimerHandle | None = None
         self._has_truncated = False
@@ -118,6 +122,12 @@ class ReplicaFetcher:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._drop_stream()
+        self._reached(is_lost=False)
+
+    def _reached(self, *, is_lost: bool) -> None:
+        if is_lost != self._is_lost:
+            self._is_lost = is_lost
+            self._reach_changed(self.leader_id, is_lost)
 
     async def close(self) -> None:
         """After `stop`: tell the leader, if it is there, that the session is over (227-17)."""
@@ -180,6 +190,7 @@ class ReplicaFetcher:
                 self._metrics.session_reset(TRANSPORT)
                 if not self._wake.is_set():
                     failures += 1
+                    self._reached(is_lost=True)
                     note = log.warning if failures == FAILURES_TO_WARN else log.debug
                     note("fetch failed", leader=self.leader_id, error=str(error), failures=failures)
                     self._metrics.fetch_failed()
@@ -187,6 +198,7 @@ class ReplicaFetcher:
                         await self._pause()
                 continue
             failures = 0
+            self._reached(is_lost=False)
             answer = self._take(request, response)
             if answer.is_accepted:
                 await self._process(answer.partitions)

@@ -1,9 +1,10 @@
 """Metadata (API key 3), on every broker, from its own metadata cache.
 
 An empty topic list asks for no topic (526-09). Topics are named or given by id; an unknown one has its error in its
-place. Brokers that are fenced are not listed, and a replica on one counts as offline; so does one whose data folder has
-failed. A broker without metadata yet answers BROKER_NOT_AVAILABLE. With `replica.selection.mode=metadata`, partitions
-carry the replica that the client's rack is to read from (392-15).
+place. Brokers that are fenced are not listed (but for a moment, on Kafka's listeners), and a replica on one counts as
+offline; so does one whose data folder has failed. An answer that names a leader whose connection has just broken waits
+for news of it: see `departures`. A broker without metadata yet answers BROKER_NOT_AVAILABLE. With
+`replica.selection.mode=metadata`, partitions carry the replica that the client's rack is to read from (392-15).
 
 Who asks for topics that there are not, and allows that they are made, gets them made (`auto.create.topics.enable`) with
 the cluster's defaults; the answer waits for that for `CREATE_TIMEOUT_S` at most.
@@ -12,6 +13,7 @@ the cluster's defaults; the answer waits for that for `CREATE_TIMEOUT_S` at most
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.group.coordinator import INTERNAL_TOPICS
@@ -25,6 +27,7 @@ from kipmesh.core.messages import (
 from kipmesh.core.metadata.image import MetadataImage, TopicState
 from kipmesh.core.metadata.states import is_lost
 from kipmesh.core.replica.selection import ClientMetadata
+from kipmesh.node.broker.departures import HOLD_S, Departures
 from kipmesh.node.broker.selection import ReplicaSelection
 from kipmesh.rpc.server import RequestContext
 
@@ -46,8 +49,10 @@ class MetadataHandler:
         selection: ReplicaSelection | None = None,
         create: Create | None = None,
         answered: Callable[[MetadataRequest, int], None] | None = None,
+        departures: Departures | None = None,
     ) -> None:
         """`create` makes topics; without it none are. `answered` is told requests and the number of topics answered."""
+        self._departures = departures
         self._answered = answered
         self._create = create
         self._image = image
@@ -68,14 +73,11 @@ class MetadataHandler:
             if missing:
                 refused = await self._create(sorted(missing), context.answer_within(CREATE_TIMEOUT_S), context)
                 image = self._image() or image
-        brokers, available = [], set()
-        for broker in image.brokers.values():
-            endpoint = broker.endpoints.get(context.listener or self._listener)
-            if not broker.fenced:
-                available.add(broker.broker_id)
-            if not broker.fenced and endpoint is not None:
-                host, port = endpoint
-                brokers.append(MetadataResponseBroker(broker.broker_id, host, port, broker.rack))
+        if self._departures is not None:
+            await self._settle(self._departures, image, request, context)
+            image = self._image() or image
+        available = {broker.broker_id for broker in image.brokers.values() if not broker.fenced}
+        brokers = self._brokers(image, available, context.listener)
         if request.all_topics:
             topics = [_topic(topic, available) for topic in image.topics.values()]
         else:
@@ -91,9 +93,44 @@ class MetadataHandler:
             brokers=brokers, cluster_id=self._cluster_id, controller_id=self._controller_id(), topics=topics
         )
 
+    async def _settle(
+        self, departures: Departures, image: MetadataImage, request: MetadataRequest, context: RequestContext
+    ) -> None:
+        """Wait while a topic that is asked for is led by who is gone; who asks for all topics does not wait."""
+        if request.topics and not request.all_topics:
+            await departures.settle(
+                lambda: _leaders(self._image() or image, request), context.listener, context.answer_within(HOLD_S)
+            )
 
-def _asked(image: MetadataImage, topic_id: bytes, name: str | None, available: set[int]) -> MetadataResponseTopic:
-    topic = image.topics.get(topic_id) if topic_id else image.topic_by_name(name or "")
+    def _brokers(
+        self, image: MetadataImage, available: AbstractSet[int], listener: str
+    ) -> list[MetadataResponseBroker]:
+        listed = set(available)
+        if self._departures is not None:
+            listed.update(self._departures.still_listed(listener))
+        brokers = []
+        for broker in image.brokers.values():
+            endpoint = broker.endpoints.get(listener or self._listener)
+            if broker.broker_id in listed and endpoint is not None:
+                host, port = endpoint
+                brokers.append(MetadataResponseBroker(broker.broker_id, host, port, broker.rack))
+        return brokers
+
+
+def _leaders(image: MetadataImage, request: MetadataRequest) -> set[int]:
+    """Of the topics that are named."""
+    topics = [_find(image, asked.topic_id, asked.name) for asked in request.topics]
+    return {state.leader for topic in topics if topic is not None for state in topic.partitions.values()}
+
+
+def _find(image: MetadataImage, topic_id: bytes, name: str | None) -> TopicState | None:
+    return image.topics.get(topic_id) if topic_id else image.topic_by_name(name or "")
+
+
+def _asked(
+    image: MetadataImage, topic_id: bytes, name: str | None, available: AbstractSet[int]
+) -> MetadataResponseTopic:
+    topic = _find(image, topic_id, name)
     if topic is None:
         code = ErrorCode.UNKNOWN_TOPIC_ID if topic_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return MetadataResponseTopic(code, name, topic_id)
@@ -105,7 +142,7 @@ def _refused(topic: MetadataResponseTopic, codes: Mapping[str, int]) -> Metadata
     return topic._replace(error_code=codes.get(topic.name or "", topic.error_code)) if topic.error_code else topic
 
 
-def _topic(topic: TopicState, available: set[int]) -> MetadataResponseTopic:
+def _topic(topic: TopicState, available: AbstractSet[int]) -> MetadataResponseTopic:
     partitions = [
         MetadataResponsePartition(
             ErrorCode.NONE if state.leader >= 0 else ErrorCode.LEADER_NOT_AVAILABLE,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 import uuid
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, cast
@@ -22,12 +23,13 @@ from prometheus_client import CollectorRegistry
 from kipmesh.core.config import BrokerConfig
 from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
 from kipmesh.core.messages import DescribeQuorumRequest, DescribeQuorumResponse, Listener
-from kipmesh.core.metadata.image import MetadataImage
+from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
 from kipmesh.node.broker.admin import AdminHandler
 from kipmesh.node.broker.auto_topics import AutoTopics
 from kipmesh.node.broker.changes import Changes
 from kipmesh.node.broker.cleaner import Cleaner
 from kipmesh.node.broker.controller_channel import ControllerChannel, is_inactive
+from kipmesh.node.broker.departures import Departures, FreshlyFenced, Knocks, LostLeaders
 from kipmesh.node.broker.disk import Disk
 from kipmesh.node.broker.faults import FaultsHandler
 from kipmesh.node.broker.fetch import FetchHandler
@@ -178,7 +180,7 @@ class BrokerNode:
         self._groups = GroupsHandler(
             config, self.partitions, self._disk, self._admin, self._publisher.until, self._task_done
         )
-        self._publisher.on_roles_given = self._groups.metadata_changed
+        self._departures, self._publisher.on_roles_given = self._make_departures(), self._roles_given
         self._isr_changes = IsrChanges(
             config.node_id, self.partitions, self._channel, self._metrics, self._broker_epoch, monotonic_ms
         )
@@ -335,6 +337,7 @@ class BrokerNode:
             selection=self._selection,
             create=auto_topics.create if config.auto_create_topics_enable else None,
             answered=self._metrics.metadata_answered,
+            departures=self._departures,
         )
         return {
             "Broker": _BrokerService(
@@ -395,6 +398,21 @@ class BrokerNode:
         self._publisher.registered(lifecycle.broker_epoch)
         await lifecycle.beat()
 
+    def _make_departures(self) -> Departures:
+        config, lost = self.config, LostLeaders(time.monotonic)
+        self._replica_manager.on_reach_changed = lost.reach_changed
+        fenced = FreshlyFenced(
+            config.node_id, lambda: self.partitions.image, time.monotonic, config.broker_session_timeout_ms / 1000
+        )
+        kafka = [endpoint.name for endpoint in config.kafka_endpoints]
+        return Departures(
+            config.node_id, lost, Knocks(self._replica_manager.endpoint, lost.lost, time.monotonic), fenced, kafka
+        )
+
+    def _roles_given(self, delta: MetadataDelta) -> None:
+        self._groups.metadata_changed(delta)
+        self._departures.metadata_changed(delta)
+
     async def _published(self) -> None:
         if self._lifecycle is not None:
             self._lifecycle.metadata_advanced()
@@ -440,6 +458,7 @@ class BrokerNode:
         if self._servers:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.gather(*(server.stop(STOP_GRACE_S) for server in self._servers))
+        await self._departures.knocks.stop()
         await self._pool.close()
         self.tls.close()
         self._selection.close()

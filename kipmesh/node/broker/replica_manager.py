@@ -86,6 +86,8 @@ class ReplicaManager:
         """Told of replicas that are here although the metadata calls them lost (`log_dirs`)."""
         self.on_lost: Callable[[PartitionKey], None] = lambda key: None
         """Told of those whose data folder failed before they were in service."""
+        self.on_reach_changed: Callable[[int, bool], None] = lambda _leader_id, _is_lost: None
+        """Told of a leader whose stream breaks (True), and when it answers again or is followed no more (False)."""
 
     async def apply(self, image: MetadataImage, delta: MetadataDelta) -> None:
         """Follow what `delta` says has changed in `image`."""
@@ -301,6 +303,7 @@ class ReplicaManager:
                 self._checkpoint_after_truncation,
                 self._on_task_done,
                 self._throttle,
+                self.on_reach_changed,
             )
         fetcher.follow([replica for replica in replicas if replica.log.failed is None])
 
@@ -320,9 +323,13 @@ class ReplicaManager:
             except KafkaError as error:
                 log.warning("high watermarks not written", error=str(error))
 
-    def _address(self, broker_id: int) -> str | None:
+    def endpoint(self, broker_id: int) -> tuple[str, int] | None:
+        """Host and port where a broker listens for the others, as far as this one knows."""
         broker = self._partitions.image.brokers.get(broker_id)
-        endpoint = broker.endpoints.get(self._config.inter_broker_listener_name) if broker else None
+        return broker.endpoints.get(self._config.inter_broker_listener_name) if broker else None
+
+    def _address(self, broker_id: int) -> str | None:
+        endpoint = self.endpoint(broker_id)
         return f"{endpoint[0]}:{endpoint[1]}" if endpoint else None
 
     async def _follow_brokers(self, delta: MetadataDelta) -> None:

@@ -13,23 +13,11 @@ from collections.abc import Callable, Collection, Mapping
 
 import structlog
 
+from kipmesh.node.knock import Address, refuses
+
 log = structlog.get_logger(__name__)
 
 KNOCKS = 2
-Address = tuple[str, int]
-
-
-async def refuses(address: Address, timeout_s: float) -> bool:
-    """Whether a connection is refused; False for everything else that may happen within the time limit."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            _, writer = await asyncio.open_connection(*address)
-    except ConnectionRefusedError:
-        return True
-    except (OSError, TimeoutError):
-        return False
-    writer.transport.abort()
-    return False
 
 
 class Knocking:

@@ -16,7 +16,8 @@ from kipmesh.cluster import ports
 from kipmesh.core import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.node.controller import ControllerNode
-from kipmesh.node.controller.knocking import KNOCKS, Knocking, refuses
+from kipmesh.node.controller.knocking import KNOCKS, Knocking
+from kipmesh.node.knock import refuses
 from kipmesh.rpc.client import Connection
 
 LOSS_MS = 200
