@@ -30,6 +30,7 @@ from kipmesh.cli import (
     session_commands,
     snapshot_commands,
     topic_commands,
+    user_commands,
 )
 from kipmesh.cli.common import COMMAND_CONFIG, EXIT_OK, EXIT_PIPE_CLOSED, EXIT_SIGNAL, explain, make_app
 
@@ -53,6 +54,7 @@ app.add_typer(cluster_commands.quorum_app, name="quorum")
 app.add_typer(cluster_commands.cluster_app, name="cluster")
 app.add_typer(broker_commands.app, name="broker")
 app.add_typer(config_commands.app, name="config")
+app.add_typer(user_commands.app, name="user")
 app.add_typer(chaos_commands.app, name="chaos")
 app.add_typer(certs_commands.app, name="certs")
 app.add_typer(fault_commands.app, name="faults")

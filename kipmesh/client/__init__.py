@@ -10,6 +10,7 @@ from kipmesh.client.admin_groups import (
     ResetTo,
 )
 from kipmesh.client.consumer import Consumer
+from kipmesh.client.credentials import ScramCredentialInfo, ScramMechanism
 from kipmesh.client.group import ConsumerGroupMetadata, RebalanceListener
 from kipmesh.client.producer import Producer, WouldBlockError
 from kipmesh.client.types import (
@@ -78,6 +79,8 @@ __all__ = [
     "RecordMetadata",
     "ResetTo",
     "ResourceType",
+    "ScramCredentialInfo",
+    "ScramMechanism",
     "TimestampType",
     "TopicMetadata",
     "TopicPartition",

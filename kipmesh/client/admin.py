@@ -14,6 +14,13 @@ from typing import Any, Self
 
 from kipmesh.client.admin_groups import GroupAdmin
 from kipmesh.client.cluster import Cluster
+from kipmesh.client.credentials import (
+    ScramCredentialInfo,
+    ScramMechanism,
+    delete_credential,
+    describe_credentials,
+    set_credential,
+)
 from kipmesh.client.elections import elect_leaders
 from kipmesh.client.faults import clear_faults, inject_fault, list_faults
 from kipmesh.client.log_dirs import LogDirDescription, describe_log_dirs
@@ -76,6 +83,7 @@ from kipmesh.core.messages import (
     MetadataResponse,
 )
 from kipmesh.core.messages.elections import ElectionType
+from kipmesh.core.scram import ITERATIONS_MIN
 from kipmesh.rpc.client import TransportError
 
 _POLL_S_MAX = 0.2
@@ -273,6 +281,24 @@ class AdminClient(GroupAdmin):
 
         request = IncrementalAlterConfigsRequest(resources, validate_only)
         await self._call("IncrementalAlterConfigs", request, errors)
+
+    # -- users
+
+    async def describe_user_scram_credentials(
+        self, users: Iterable[str] | None = None
+    ) -> dict[str, list[ScramCredentialInfo]]:
+        """The SCRAM credentials in the metadata log, of these users or of all; RESOURCE_NOT_FOUND for no user."""
+        return await describe_credentials(self._cluster, users, self._timeout_s)
+
+    async def set_user_scram_credential(
+        self, user: str, mechanism: ScramMechanism, password: str, *, iterations: int = ITERATIONS_MIN
+    ) -> None:
+        """Give a user a SCRAM credential, or another one; holds for new connections. The password is not sent."""
+        await set_credential(self._cluster, user, mechanism, password, iterations, self._timeout_s)
+
+    async def delete_user_scram_credential(self, user: str, mechanism: ScramMechanism) -> None:
+        """Take a user's SCRAM credential away; RESOURCE_NOT_FOUND where there is none."""
+        await delete_credential(self._cluster, user, mechanism, self._timeout_s)
 
     # -- offsets and the cluster
 

@@ -21,6 +21,7 @@ from kipmesh.client import consumer as _consumer
 from kipmesh.client import producer as _producer
 from kipmesh.client.accumulator import Delivery
 from kipmesh.client.consumer import Partitions
+from kipmesh.client.credentials import ScramCredentialInfo, ScramMechanism
 from kipmesh.client.group import RebalanceListener
 from kipmesh.client.pump import PendingRecord, Pump
 from kipmesh.client.reassignments import DrainProgress, NewReplicas, OnDrain, OnMoved, PartitionReassignment
@@ -44,6 +45,7 @@ from kipmesh.client.types import (
 )
 from kipmesh.core.errors import KafkaError
 from kipmesh.core.messages.elections import ElectionType
+from kipmesh.core.scram import ITERATIONS_MIN
 
 log = logging.getLogger(__name__)
 
@@ -410,6 +412,22 @@ class AdminClient(_Client[_admin.AdminClient], GroupAdmin):
     ) -> None:
         """Change single configuration keys."""
         self._call(self._client.alter_configs(changes, validate_only=validate_only))
+
+    def describe_user_scram_credentials(
+        self, users: Iterable[str] | None = None
+    ) -> dict[str, list[ScramCredentialInfo]]:
+        """The SCRAM credentials in the metadata log by user."""
+        return self._call(self._client.describe_user_scram_credentials(users))
+
+    def set_user_scram_credential(
+        self, user: str, mechanism: ScramMechanism, password: str, *, iterations: int = ITERATIONS_MIN
+    ) -> None:
+        """Give a user a SCRAM credential, or another one."""
+        self._call(self._client.set_user_scram_credential(user, mechanism, password, iterations=iterations))
+
+    def delete_user_scram_credential(self, user: str, mechanism: ScramMechanism) -> None:
+        """Take a user's SCRAM credential away."""
+        self._call(self._client.delete_user_scram_credential(user, mechanism))
 
     def list_offsets(
         self, timestamps: Mapping[tuple[str, int], int]

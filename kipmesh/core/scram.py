@@ -34,6 +34,9 @@ class ScramCredential(NamedTuple):
     server_key: bytes
     iterations: int
 
+    def __repr__(self) -> str:
+        return f"ScramCredential({self.iterations} iterations)"  # the keys are for no log
+
 
 class ClientFirst(NamedTuple):
     """The client's first message."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kipmesh.wire.api import Api
 from kipmesh.wire.apis import (
     alter_partition_reassignments,
+    alter_user_scram_credentials,
     api_versions,
     create_partitions,
     create_topics,
@@ -17,6 +18,7 @@ from kipmesh.wire.apis import (
     describe_log_dirs,
     describe_quorum,
     describe_topic_partitions,
+    describe_user_scram_credentials,
     elect_leaders,
     fetch,
     find_coordinator,
@@ -70,6 +72,8 @@ _MODULES = (
     describe_configs,
     incremental_alter_configs,
     elect_leaders,
+    describe_user_scram_credentials,
+    alter_user_scram_credentials,
     describe_quorum,
     describe_log_dirs,
 )

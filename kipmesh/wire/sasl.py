@@ -40,8 +40,12 @@ _SECRET = secrets.token_bytes(32)
 FAILED = "authentication failed: the user, its password or the mechanism is not right"
 
 
+class UsersNotKnownError(Exception):
+    """Nobody can say now who may come in; the text is for the log."""
+
+
 class Users(Protocol):
-    """Who may come in."""
+    """Who may come in. Both may raise UsersNotKnownError."""
 
     async def password(self, user: str) -> str | None:
         """The user's password for PLAIN; None for a user that there is not."""

@@ -21,6 +21,8 @@ pytestmark = [pytest.mark.kafka_tools, pytest.mark.timeout(600)]
 def test_kafkas_own_classes_load_our_snapshot(tmp_path: Path) -> None:
     image = balanced_image(100)
     image.apply(r.FeatureLevelRecord(FENCING_FEATURE, FENCING_LEVEL), MetadataDelta())
+    for mechanism in (1, 2):
+        image.apply(r.UserScramCredentialRecord("alice", mechanism, b"s", b"k" * 32, b"v" * 32, 4096), MetadataDelta())
     captured = image.capture()
     writer = SnapshotStore(RealFileSystem(), str(tmp_path)).create(
         captured.snapshot_id, last_contained_log_timestamp=1, now_ms=1

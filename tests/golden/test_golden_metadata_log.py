@@ -109,4 +109,13 @@ def test_every_record_is_decoded(tmp_path: Path, kafka_dump) -> None:
     assert (partition["leader"], partition["eligibleLeaderReplicas"], partition["lastKnownElr"]) == (-1, [2], [1])
     change = by_type["PARTITION_CHANGE_RECORD"]
     assert (change["isr"], change["leader"], change["leaderRecoveryState"], change["lastKnownElr"]) == ([2], 2, 1, [])
+    assert by_type["USER_SCRAM_CREDENTIAL_RECORD"] == {
+        "name": "u",
+        "mechanism": 1,
+        "salt": "cw==",
+        "storedKey": "aw==",
+        "serverKey": "dg==",
+        "iterations": 4096,
+    }
+    assert by_type["REMOVE_USER_SCRAM_CREDENTIAL_RECORD"] == {"name": "u", "mechanism": 1}
     assert "partitionLeaderEpoch: 2" in output

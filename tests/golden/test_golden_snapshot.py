@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64decode
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,8 @@ RECORDS = [
     r.PartitionRecord(1, TOPIC_ID, (1,), (), (), (), -1, 1, 4, 5, (DIRECTORY,), None, (1,)),
     r.PartitionRecord(2, TOPIC_ID, (1, 2), (1, 2), (2,), (1,), 1, 0, 4, 5, (DIRECTORY, DIRECTORY), (2,), None),
     r.ProducerIdsRecord(1, 3, 1000),
+    r.UserScramCredentialRecord("alice", 1, b"salt", b"stored", b"server", 4096),
+    r.UserScramCredentialRecord("alice", 2, b"salt", b"stored", b"server", 8192),
 ]
 
 
@@ -65,7 +68,7 @@ def test_every_record_is_decoded(tmp_path: Path, kafka_dump, compression: str) -
         pass
     writer.freeze()
     (file,) = tmp_path.iterdir()
-    assert file.name == "00000000000000000009-0000000007.checkpoint"
+    assert file.name == "00000000000000000011-0000000007.checkpoint"
     output = kafka_dump([file], "--cluster-metadata-decoder")
     assert f'SnapshotHeader {{"version":0,"lastContainedLogTimestamp":{NOW - 5}}}' in output
     assert 'SnapshotFooter {"version":0}' in output
@@ -87,3 +90,9 @@ def test_every_record_is_decoded(tmp_path: Path, kafka_dump, compression: str) -
     assert (partitions[2]["removingReplicas"], partitions[2]["addingReplicas"]) == ([2], [1])
     assert partitions[2]["eligibleLeaderReplicas"] == [2]
     assert next(one["data"] for one in decoded if one["type"] == "PRODUCER_IDS_RECORD")["nextProducerId"] == 1000
+    credentials = [one["data"] for one in decoded if one["type"] == "USER_SCRAM_CREDENTIAL_RECORD"]
+    assert [(one["name"], one["mechanism"], one["iterations"]) for one in credentials] == [
+        ("alice", 1, 4096),
+        ("alice", 2, 8192),
+    ]
+    assert {b64decode(one["storedKey"]) for one in credentials} == {b"stored"}

@@ -349,7 +349,8 @@ class BrokerConfig(NodeConfig, WireConfig):
     sasl_enabled_mechanisms: StrList = ("SCRAM-SHA-256", "SCRAM-SHA-512")
     """How clients authenticate at listeners with SASL: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512."""
     sasl_users_file: str = ""
-    """File with a line `name=password` for each user of those listeners; read again when it changes."""
+    """File with a line `name=password` for each user of those listeners; read again when it changes. PLAIN needs it;
+    for SCRAM it is for users that have no credential in the metadata log (`kipmesh user`)."""
     fault_injection_enable: bool = False
     """Whether faults may be injected at this broker's listeners of the Kafka protocol, for tests (`kipmesh faults`)."""
     group_initial_rebalance_delay_ms: NotNegative = 3000
@@ -436,8 +437,9 @@ class BrokerConfig(NodeConfig, WireConfig):
         for endpoint in self.mesh_endpoints:
             if self.has_sasl(endpoint.name):
                 raise ValueError(f"listener {endpoint.name} speaks gRPC, which has no SASL")
-        if any(self.has_sasl(endpoint.name) for endpoint in self.kafka_endpoints) and not self.sasl_users_file:
-            raise ValueError("a listener with SASL needs sasl.users.file")
+        has_sasl = any(self.has_sasl(endpoint.name) for endpoint in self.kafka_endpoints)
+        if has_sasl and "PLAIN" in self.sasl_enabled_mechanisms and not self.sasl_users_file:
+            raise ValueError("a listener with PLAIN (sasl.enabled.mechanisms) needs sasl.users.file")
         return self
 
     @model_validator(mode="after")

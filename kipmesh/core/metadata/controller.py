@@ -21,6 +21,8 @@ from kipmesh.core.messages import (
     AlterPartitionReassignmentsResponse,
     AlterPartitionRequest,
     AlterPartitionResponse,
+    AlterUserScramCredentialsRequest,
+    AlterUserScramCredentialsResponse,
     AssignReplicasToDirsRequest,
     AssignReplicasToDirsResponse,
     BrokerHeartbeatRequest,
@@ -35,6 +37,8 @@ from kipmesh.core.messages import (
     DeleteTopicsResponse,
     DescribeConfigsRequest,
     DescribeConfigsResponse,
+    DescribeUserScramCredentialsRequest,
+    DescribeUserScramCredentialsResponse,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
     ListPartitionReassignmentsRequest,
@@ -45,7 +49,7 @@ from kipmesh.core.messages import (
     UnregisterBrokerResponse,
 )
 from kipmesh.core.messages.elections import ElectionType
-from kipmesh.core.metadata import configs, draining, log_dirs, preferred, reassignments, topics
+from kipmesh.core.metadata import configs, credentials, draining, log_dirs, preferred, reassignments, topics
 from kipmesh.core.metadata.brokers import BrokerLifecycle, UncleanAllowed
 from kipmesh.core.metadata.decision import Decision
 from kipmesh.core.metadata.fencing import FENCING_FEATURE, FENCING_LEVEL
@@ -270,3 +274,15 @@ class MetadataController:
     def describe_configs(self, request: DescribeConfigsRequest) -> Decision[DescribeConfigsResponse]:
         """DescribeConfigs."""
         return Decision((), configs.describe_configs(self.image, request, self._topic_defaults))
+
+    def alter_credentials(
+        self, request: AlterUserScramCredentialsRequest
+    ) -> Decision[AlterUserScramCredentialsResponse]:
+        """AlterUserScramCredentials."""
+        return credentials.alter_credentials(self.image, request)
+
+    def describe_credentials(
+        self, request: DescribeUserScramCredentialsRequest
+    ) -> Decision[DescribeUserScramCredentialsResponse]:
+        """DescribeUserScramCredentials."""
+        return Decision((), credentials.describe_credentials(self.image, request))

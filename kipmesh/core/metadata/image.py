@@ -4,6 +4,8 @@ One task owns an image, applies records to it in the log's order and may read it
 Values inside (BrokerState, PartitionState) are immutable and replaced whole, so that a reader may keep them. So is all
 that `capture` gives: topics are copied when they first change after it (630-03).
 
+What is of topics and partitions is in `image_topics`; here is the rest, and the replay of records into both.
+
 The log says more than who leads. `PartitionState.last_known_elr` holds the members that left the ISR since a leader
 last proved itself alive; together with the ISR they are "the last ISR that had a leader" ("Log truth" of the rules),
 see `elections`.
@@ -17,15 +19,14 @@ UNSUPPORTED_VERSION.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from kipmesh.core import record_batch
 from kipmesh.core.errors import CorruptRecordError
 from kipmesh.core.metadata import fencing
 from kipmesh.core.metadata import records as r
-from kipmesh.core.metadata.indexes import PartitionIndexes
+from kipmesh.core.metadata.image_topics import TopicsImage
 from kipmesh.core.metadata.states import (
     BROKER_RESOURCE,
     CLUSTER_METADATA_TOPIC,
@@ -34,19 +35,17 @@ from kipmesh.core.metadata.states import (
     TOPIC_RESOURCE,
     BrokerState,
     CapturedImage,
-    Departure,
-    LeaderExample,
     MetadataDelta,
     PartitionKey,
     PartitionState,
     RecordKey,
     TopicState,
-    added,
     changed,
     is_lost,
     registered,
     unified,
 )
+from kipmesh.core.scram import ScramCredential
 
 __all__ = [
     "BROKER_RESOURCE",
@@ -66,41 +65,33 @@ __all__ = [
     "unified",
 ]
 
-EXAMPLES_MAX = 3
-STEP_PARTITIONS = 2000
-"""Of a broker, that change in one step: about 10 ms in an image of a million."""
 STEP_RECORDS = 1000
 """Applied in one step, and more while they are partitions: nobody sees a part of a topic that is new."""
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
-_NO_PARTITIONS: Mapping[PartitionKey, None] = MappingProxyType({})
-_NO_OFFSETS: Mapping[PartitionKey, int] = MappingProxyType({})
+_NO_CREDENTIALS: Mapping[int, ScramCredential] = MappingProxyType({})
 
 
-class MetadataImage:
+class MetadataImage(TopicsImage):
     """All metadata up to `offset`."""
 
     __slots__ = (
-        "_at",
         "_configs",
         "_effect",
-        "_generation",
-        "_indexes",
         "_is_within_batch",
-        "_topic_names",
-        "_unified_names",
         "brokers",
+        "credentials",
         "epoch",
         "failed",
         "features",
         "next_producer_id",
         "offset",
         "timestamp_ms",
-        "topics",
     )
 
     def __init__(self, offset: int = -1, epoch: int = 0, timestamp_ms: int = -1) -> None:
         """Empty: before the log's first record, or at the end of a snapshot whose records are to be applied."""
+        super().__init__(offset)
         self.offset = offset
         """Offset of the last applied record, -1 for none; within a batch still that of the batch before."""
         self.epoch = epoch
@@ -110,25 +101,20 @@ class MetadataImage:
         self.failed = False
         """Whether a record could not be applied: then this is no state of the cluster."""
         self.brokers: dict[int, BrokerState] = {}
-        self.topics: dict[bytes, TopicState] = {}
-        """By topic id."""
         self.features: dict[str, int] = {}
+        self.credentials: dict[str, Mapping[int, ScramCredential]] = {}
+        """User -> Kafka's number of the mechanism -> credential. The inner mappings are replaced, never changed."""
         self.next_producer_id = 0
-        self._topic_names: dict[str, bytes] = {}
-        self._unified_names: dict[str, str] = {}
         # The inner mappings are replaced, never changed.
         self._configs: dict[tuple[int, str], Mapping[str, str]] = {}
-        self._generation = 0
         # What the record that was applied last implies, before that is done.
         self._effect: Iterator[None] | None = None
         self._is_within_batch = False
-        self._at = offset  # of the record that is applied
-        self._indexes = PartitionIndexes()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, MetadataImage):
             return NotImplemented
-        compared = [name for name in self.__slots__ if name != "_generation"]
+        compared = [name for name in (*TopicsImage.__slots__, *self.__slots__) if name != "_generation"]
         return all(getattr(self, name) == getattr(other, name) for name in compared)
 
     __hash__ = None  # type: ignore[assignment]
@@ -157,26 +143,8 @@ class MetadataImage:
             dict(self.features),
             self.next_producer_id,
             dict(self._configs),
+            dict(self.credentials),
         )
-
-    @property
-    def topic_names(self) -> Mapping[str, bytes]:
-        """Topic name -> topic id."""
-        return MappingProxyType(self._topic_names)
-
-    def topic_by_name(self, name: str) -> TopicState | None:
-        """The topic of that name."""
-        topic_id = self._topic_names.get(name)
-        return None if topic_id is None else self.topics[topic_id]
-
-    def colliding_topic(self, name: str) -> str | None:
-        """The topic whose name differs from this one only in `.` for `_`: the two would be one in metrics' names."""
-        return self._unified_names.get(unified(name))
-
-    def partition(self, topic_id: bytes, partition: int) -> PartitionState | None:
-        """A partition's state."""
-        topic = self.topics.get(topic_id)
-        return None if topic is None else topic.partitions.get(partition)
 
     def broker_config(self, name: str) -> Mapping[str, str]:
         """The dynamic configuration of the broker whose id is `name`, or of all brokers for an empty one."""
@@ -186,38 +154,14 @@ class MetadataImage:
         """The topic's own configuration (without defaults), dotted keys."""
         return self._configs.get((TOPIC_RESOURCE, name), _NOTHING)
 
-    def partitions_of_broker(self, broker_id: int) -> Collection[PartitionKey]:
-        """(topic id, partition) of every partition that the broker has a replica of; a view, not a copy."""
-        return self._indexes.of_broker.get(broker_id, _NO_PARTITIONS).keys()
-
-    @property
-    def partition_count(self) -> int:
-        """Of all topics."""
-        return self._indexes.count
-
-    @property
-    def leaderless(self) -> Collection[PartitionKey]:
-        """The partitions without a leader; a view, not a copy."""
-        return self._indexes.leaderless.keys()
-
-    @property
-    def imbalanced(self) -> Mapping[int, Collection[PartitionKey]]:
-        """Preferred leader -> the partitions that it does not lead; a view, not a copy."""
-        return self._indexes.imbalanced
-
-    @property
-    def reassigning(self) -> Collection[PartitionKey]:
-        """The partitions whose replicas are being moved; a view, not a copy."""
-        return self._indexes.reassigning.keys()
+    def credentials_of(self, user: str) -> Mapping[int, ScramCredential]:
+        """The user's SCRAM credentials by Kafka's numbers of the mechanisms; empty for one that there is not."""
+        return self.credentials.get(user, _NO_CREDENTIALS)
 
     @property
     def fencing_level(self) -> int:
         """What records about brokers mean for their partitions: see `fencing`."""
         return self.features.get(fencing.FENCING_FEATURE, 0)
-
-    def unproven(self, leader: int) -> Mapping[PartitionKey, int]:
-        """Partitions with a last known ELR that this broker leads -> offset of the record that made it so."""
-        return self._indexes.unproven.get(leader, _NO_OFFSETS)
 
     def waiting_for(self, topic_id: bytes, partition: int) -> tuple[int, ...]:
         """The brokers without which a partition that has no leader gets none: those not here of the last clean ISR,
@@ -300,9 +244,11 @@ class MetadataImage:
             case r.TopicRecord():
                 self._add_topic(record)
             case r.RemoveTopicRecord():
-                self._remove_topic(record, delta)
+                self._forget_configs(self._remove_topic(record, delta), delta)
             case r.ConfigRecord():
                 self._set_config(record, delta)
+            case r.UserScramCredentialRecord() | r.RemoveUserScramCredentialRecord():
+                self._set_credential(record, delta)
             case r.FeatureLevelRecord():
                 fencing.check_level(record.name, record.feature_level)
                 if record.name in self.features:
@@ -355,104 +301,7 @@ class MetadataImage:
         if fencing.is_departure(level, record):
             self._effect = self._depart(record.broker_id, fencing.successors(self.brokers, record), delta)
         elif fencing.is_proof(level, record):
-            for key in list(self.unproven(record.broker_id)):
-                topic = self._topic_to_change(key[0])
-                state = topic.partitions[key[1]] = fencing.proved(topic.partitions[key[1]])
-                self._indexes.leader_changed(key, state.leader, state, self._at)
-                delta.changed_partitions.add(key)
-                delta.outdated.add(key)
-
-    def _depart(self, broker_id: int, can_lead: Collection[int], delta: MetadataDelta) -> Iterator[None]:
-        """The broker leaves its partitions: O(them)."""
-        keys = iter(self._indexes.of_broker.get(broker_id, _NO_PARTITIONS))
-        total = Departure(broker_id, 0, 0, 0, ())
-        while some := list(islice(keys, STEP_PARTITIONS)):
-            total = self._depart_some(some, total, can_lead, delta)
-            yield
-        delta.departures.append(total)
-
-    def _depart_some(
-        self, keys: Sequence[PartitionKey], so_far: Departure, can_lead: Collection[int], delta: MetadataDelta
-    ) -> Departure:
-        """One step of it: thousands, so without any call that can be saved."""
-        broker_id, generation, offset = so_far.broker_id, self._generation, self._at
-        leaderless, unproven = self._indexes.leaderless, self._indexes.unproven
-        balance = self._indexes.balance
-        own = unproven.pop(broker_id, {})
-        topics = [self.topics[topic_id] for topic_id, _ in keys]
-        states = [topic.partitions[key[1]] for topic, key in zip(topics, keys, strict=True)]
-        all_after = fencing.departures(states, broker_id, can_lead)
-        examples, changes = [*so_far.examples], []
-        moved = without_leader = 0
-        for key, topic, before, after in zip(keys, topics, states, all_after, strict=True):
-            if after is None:
-                continue
-            changes.append(key)
-            own_topic = topic if topic.generation == generation else self._topic_to_change(key[0])
-            own_topic.partitions[key[1]] = after
-            leader, leader_before = after.leader, before.leader
-            if leader != leader_before:
-                moved += 1
-                balance(key, after.replicas[0], leader)
-                if len(examples) < EXAMPLES_MAX:
-                    examples.append(LeaderExample(key, leader_before, leader))
-                own.pop(key, None)
-                if leader == r.NO_LEADER:
-                    without_leader += 1
-                    leaderless[key] = None
-                elif leader_before == r.NO_LEADER:
-                    del leaderless[key]
-            if leader != r.NO_LEADER and after.last_known_elr:
-                of_leader = unproven.get(leader)
-                if of_leader is None:
-                    of_leader = unproven[leader] = {}
-                of_leader[key] = offset
-        if own:
-            unproven[broker_id] = own
-        delta.changed_partitions.update(changes)
-        delta.outdated.update(changes)
-        partitions, elected, offline = so_far[1:4]
-        elected, offline = elected + moved - without_leader, offline + without_leader
-        return Departure(broker_id, partitions + len(changes), elected, offline, tuple(examples))
-
-    def _add_topic(self, record: r.TopicRecord) -> None:
-        if record.name in self._topic_names or record.topic_id in self.topics:
-            raise CorruptRecordError(f"offset {self._at}: topic {record.name!r} exists")
-        self.topics[record.topic_id] = TopicState(record.name, record.topic_id, generation=self._generation)
-        self._topic_names[record.name] = record.topic_id
-        if "." in record.name or "_" in record.name:
-            self._unified_names[unified(record.name)] = record.name
-
-    def _topic(self, topic_id: bytes) -> TopicState:
-        topic = self.topics.get(topic_id)
-        if topic is None:
-            raise CorruptRecordError(f"offset {self._at}: no topic of id {topic_id.hex()}")
-        return topic
-
-    def _topic_to_change(self, topic_id: bytes) -> TopicState:
-        """The topic, as a value of this image's own."""
-        topic = self._topic(topic_id)
-        if topic.generation != self._generation:
-            topic = TopicState(topic.name, topic.topic_id, dict(topic.partitions), self._generation)
-            self.topics[topic.topic_id] = topic
-        return topic
-
-    def _remove_topic(self, record: r.RemoveTopicRecord, delta: MetadataDelta) -> None:
-        topic = self._topic(record.topic_id)
-        for partition, state in topic.partitions.items():
-            key = (topic.topic_id, partition)
-            self._indexes.remove(key, state)
-            delta.changed_partitions.discard(key)
-            delta.outdated.add(key)
-        delta.outdated.add(("topic", topic.topic_id))
-        del self.topics[topic.topic_id]
-        del self._topic_names[topic.name]
-        if self._unified_names.get(unified(topic.name)) == topic.name:
-            del self._unified_names[unified(topic.name)]
-        configs = self._configs.pop((TOPIC_RESOURCE, topic.name), _NOTHING)
-        delta.outdated.update([("config", TOPIC_RESOURCE, topic.name, name) for name in configs])
-        delta.changed_topic_configs.discard(topic.name)
-        delta.deleted_topics.append(topic)
+            self._prove(record.broker_id, delta)
 
     def _set_config(self, record: r.ConfigRecord, delta: MetadataDelta) -> None:
         resource = (record.resource_type, record.resource_name)
@@ -468,32 +317,28 @@ class MetadataImage:
         if record.resource_type == TOPIC_RESOURCE:
             delta.changed_topic_configs.add(record.resource_name)
 
-    def _add_partition(self, record: r.PartitionRecord, delta: MetadataDelta) -> None:
-        topic = self._topic_to_change(record.topic_id)
-        key = (topic.topic_id, record.partition_id)
-        state = added(record)
-        before = topic.partitions.get(record.partition_id)
-        if before is not None:
-            self._indexes.remove(key, before)
-            delta.outdated.add(key)
-        topic.partitions[record.partition_id] = state
-        self._indexes.add(key, state, self._at)
-        delta.changed_partitions.add(key)
+    def _forget_configs(self, topic: TopicState, delta: MetadataDelta) -> None:
+        """Of a topic that is gone."""
+        configs = self._configs.pop((TOPIC_RESOURCE, topic.name), _NOTHING)
+        delta.outdated.update([("config", TOPIC_RESOURCE, topic.name, name) for name in configs])
+        delta.changed_topic_configs.discard(topic.name)
 
-    def _change_partition(self, record: r.PartitionChangeRecord, delta: MetadataDelta) -> None:
-        topic = self._topic_to_change(record.topic_id)
-        key = (topic.topic_id, record.partition_id)
-        partitions = topic.partitions
-        before = partitions.get(record.partition_id)
-        if before is None:
-            raise CorruptRecordError(f"offset {self._at}: no partition {record.partition_id} to change")
-        state = changed(before, record)
-        if state.replicas != before.replicas:
-            self._indexes.remove(key, before)
-            self._indexes.add(key, state, self._at)
+    def _set_credential(
+        self, record: r.UserScramCredentialRecord | r.RemoveUserScramCredentialRecord, delta: MetadataDelta
+    ) -> None:
+        """A credential is new, another one, or gone. One of a mechanism that is not known here is kept as it is."""
+        own = dict(self.credentials_of(record.name))
+        if own.pop(record.mechanism, None) is not None:
+            delta.outdated.add(("credential", record.name, record.mechanism))
+        elif isinstance(record, r.RemoveUserScramCredentialRecord):
+            raise CorruptRecordError(
+                f"offset {self._at}: user {record.name!r} has no credential of mechanism {record.mechanism} to remove"
+            )
+        if isinstance(record, r.UserScramCredentialRecord):
+            own[record.mechanism] = ScramCredential(
+                record.salt, record.stored_key, record.server_key, record.iterations
+            )
+        if own:
+            self.credentials[record.name] = own
         else:
-            self._indexes.reassignment_changed(key, state)
-            self._indexes.leader_changed(key, before.leader, state, self._at)
-        partitions[record.partition_id] = state
-        delta.changed_partitions.add(key)
-        delta.outdated.add(key)
+            del self.credentials[record.name]

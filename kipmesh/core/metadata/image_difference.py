@@ -1,7 +1,8 @@
 """What is different between two images, for readers of the first who are given the second: a snapshot was loaded.
 
 Invariant: whoever has published the first image and handles this delta knows all of the second. `outdated` is empty:
-the counting for the next snapshot begins anew.
+the counting for the next snapshot begins anew. SCRAM credentials are in no delta: they are looked up in the image when
+somebody authenticates.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """From an image to the records that make it, as a snapshot of `__cluster_metadata` holds them (630-02, 630-03).
 
 The order is Kafka's: features (`metadata.version` first), brokers, topics each followed by its partitions,
-configurations, producer ids. Everything here is a generator over a `CapturedImage`, so that whoever drives it decides
-how much is done at a time.
+configurations, producer ids, SCRAM credentials. Everything here is a generator over a `CapturedImage`, so that whoever
+drives it decides how much is done at a time.
 
 Invariant: the records applied to `MetadataImage(offset, epoch)` make an image equal to the one that was captured, but
 for the offsets of `unproven`, which become the snapshot's: a leader then proves itself by having applied that much.
@@ -53,6 +53,9 @@ def _items(image: CapturedImage) -> Iterator[r.Record | TopicState]:
     yield from _configs(image.configs)
     if image.next_producer_id:
         yield r.ProducerIdsRecord(-1, -1, image.next_producer_id)
+    for user, credentials in image.credentials.items():
+        for mechanism, credential in credentials.items():
+            yield r.UserScramCredentialRecord(user, mechanism, *credential)
 
 
 def _configs(configs: Mapping[tuple[int, str], Mapping[str, str]]) -> Iterator[r.ConfigRecord]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from kipmesh.core.messages import SnapshotId
 from kipmesh.core.metadata import records as r
+from kipmesh.core.scram import ScramCredential
 
 CLUSTER_METADATA_TOPIC = "__cluster_metadata"
 CLUSTER_METADATA_TOPIC_ID = bytes(15) + b"\1"
@@ -154,6 +155,8 @@ class CapturedImage(NamedTuple):
     next_producer_id: int
     configs: Mapping[tuple[int, str], Mapping[str, str]]
     """By type and name of the resource."""
+    credentials: Mapping[str, Mapping[int, ScramCredential]]
+    """By user and Kafka's number of the mechanism."""
 
     @property
     def snapshot_id(self) -> SnapshotId:

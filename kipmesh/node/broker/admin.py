@@ -31,6 +31,7 @@ from kipmesh.core.messages import (
     IncrementalAlterConfigsResponse,
 )
 from kipmesh.node.broker.controller_channel import ControllerChannel, Forwarded, is_inactive
+from kipmesh.node.broker.credentials import CredentialHandler
 from kipmesh.node.broker.reassignments import ReassignmentHandler
 from kipmesh.node.broker.repeats import Creation, Deletion, Growth, Image, Until
 from kipmesh.rpc.client import TransportError
@@ -44,11 +45,12 @@ DESCRIBE_TIMEOUT_MS = 10_000
 NOBODY_ACTIVE = "no metadata controller is active"
 
 
-class AdminHandler(ReassignmentHandler):
+class AdminHandler(ReassignmentHandler, CredentialHandler):
     """Forwards; without an answer of an active controller each item gets REQUEST_TIMED_OUT (it may have been done)."""
 
     def __init__(self, channel: ControllerChannel, image: Image, until: Until) -> None:
-        super().__init__(self._forward, image)
+        ReassignmentHandler.__init__(self, self._forward, image)
+        CredentialHandler.__init__(self, self._forward, image)
         self._channel = channel
         self._image = image
         self._until = until

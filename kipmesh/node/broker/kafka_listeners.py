@@ -13,7 +13,8 @@ from prometheus_client import CollectorRegistry
 
 from kipmesh.core.config import BrokerConfig
 from kipmesh.core.errors import InvalidConfigError
-from kipmesh.node.broker.users import FileUsers, UsersFileError
+from kipmesh.node.broker.repeats import Until
+from kipmesh.node.broker.users import FileUsers, Known, LogUsers, UsersFileError
 from kipmesh.rpc.server import Observers
 from kipmesh.tls import ServerContext, TlsFiles
 from kipmesh.wire.faults import Faults, faulty
@@ -83,8 +84,10 @@ def kafka_listeners(
     registry: CollectorRegistry,
     observers: Observers | None,
     tls_files: TlsFiles | None,
+    known: Known,
+    until: Until,
 ) -> KafkaListeners:
-    """From the handlers by the names of their gRPC services."""
+    """From the handlers by the names of their gRPC services, and the metadata that this broker acts on."""
     services = Services(
         handlers["Broker"],
         handlers["Groups"],
@@ -92,17 +95,17 @@ def kafka_listeners(
         handlers["Quorum"],
         config.node_id,
         config.cluster_id,
-        _sasl(config),
+        _sasl(config, known, until),
     )
     return KafkaListeners(config, services, registry, observers, tls_files, handlers["Faults"].faults)
 
 
-def _sasl(config: BrokerConfig) -> Sasl | None:
+def _sasl(config: BrokerConfig, known: Known, until: Until) -> Sasl | None:
     """Who may come in; raises InvalidConfigError where the file of users cannot be read."""
     if not any(config.has_sasl(endpoint.name) for endpoint in config.kafka_endpoints):
         return None
     try:
-        users = FileUsers(config.sasl_users_file)
+        file = FileUsers(config.sasl_users_file) if config.sasl_users_file else None
     except UsersFileError as error:
         raise InvalidConfigError(f"sasl.users.file {config.sasl_users_file}: {error}") from None
-    return Sasl(tuple(config.sasl_enabled_mechanisms), users)
+    return Sasl(tuple(config.sasl_enabled_mechanisms), LogUsers(known, until, file))

@@ -293,7 +293,9 @@ class BrokerNode:
         if config.kafka_endpoints:
             from kipmesh.node.broker.kafka_listeners import kafka_listeners  # not loaded where there is none
 
-            self._kafka = kafka_listeners(config, services, self.registry, observers, self.tls.files)
+            self._kafka = kafka_listeners(
+                config, services, self.registry, observers, self.tls.files, self._known_image, self._publisher.until
+            )
             self._ports |= await self._kafka.start()
 
     def _advertised(self) -> list[Listener]:
@@ -302,6 +304,10 @@ class BrokerNode:
         return [
             Listener(one.name, one.host, one.port or self._ports[one.name], security[one.name]) for one in advertised
         ]
+
+    def _known_image(self) -> MetadataImage | None:
+        """The metadata that this broker acts on; None before the first."""
+        return self.partitions.image if self._publisher.has_published else None
 
     def _make_services(self) -> dict[str, object]:
         config = self.config
@@ -330,7 +336,7 @@ class BrokerNode:
         )
         auto_topics = AutoTopics(self._admin, lambda: self.partitions.image, self._publisher.until)
         metadata = MetadataHandler(
-            lambda: self.partitions.image if self._publisher.has_published else None,
+            self._known_image,
             cluster_id=config.cluster_id,
             listener=config.inter_broker_listener_name,
             controller_id=lambda: self._quorum.driver.leader_id if self._quorum else -1,

@@ -1,4 +1,10 @@
-"""The users of a broker's listeners with SASL: those of `sasl.users.file`.
+"""The users of a broker's listeners with SASL: those of the metadata log, and those of `sasl.users.file`.
+
+The metadata log has SCRAM credentials (AlterUserScramCredentials), which are looked up in this broker's image each
+time: what was set, changed or deleted holds for the next connection once the broker has applied the record. A user with
+any credential there is the log's: for SCRAM the file is not asked for him. PLAIN needs passwords, which only the file
+has.
+As long as the broker has no metadata to act on it cannot say who there is (`UsersNotKnownError`).
 
 The file has a line `name=password` a user; empty lines and those that begin with `#` say nothing. It is looked at again
 when somebody authenticates, and read when it changed. One that cannot be read leaves the users as they were, and is in
@@ -10,15 +16,24 @@ from __future__ import annotations
 import asyncio
 import secrets
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
 
-from kipmesh.core.scram import HASHES, ITERATIONS_MIN, ScramCredential, credential, salted_password
+from kipmesh.core.metadata.image import MetadataImage
+from kipmesh.core.scram import HASHES, ITERATIONS_MIN, NUMBERS, ScramCredential, credential, salted_password
+from kipmesh.node.broker.repeats import Until
+from kipmesh.wire.sasl import Users, UsersNotKnownError
 
 log = structlog.get_logger(__name__)
 
 FILE_BYTES_MAX = 1 << 20
+METADATA_TIMEOUT_S = 10.0
+"""How long somebody who authenticates waits for the broker's first metadata."""
+
+Known = Callable[[], MetadataImage | None]
+"""The metadata that the broker acts on; None before the first."""
 
 
 class UsersFileError(Exception):
@@ -94,3 +109,29 @@ class FileUsers:
             salted = await asyncio.to_thread(salted_password, mechanism, password, salt, ITERATIONS_MIN)
             made.setdefault((mechanism, user), credential(mechanism, salted, salt, ITERATIONS_MIN))
         return made[mechanism, user]
+
+
+class LogUsers:
+    """Users of the metadata log, and of the file behind it, if there is one; `kipmesh.wire.sasl.Users`."""
+
+    def __init__(self, known: Known, until: Until, file: Users | None) -> None:
+        self._known = known
+        self._until = until
+        self._file = file
+
+    async def password(self, user: str) -> str | None:
+        """Of a user of the file: the log has no passwords."""
+        return None if self._file is None else await self._file.password(user)
+
+    async def credential(self, mechanism: str, user: str) -> ScramCredential | None:
+        """The log's where it knows the user, by whichever mechanism; else the file's."""
+        image = self._known()
+        if image is None:
+            await self._until(lambda: self._known() is not None, METADATA_TIMEOUT_S)
+            image = self._known()
+            if image is None:
+                raise UsersNotKnownError("this broker has no metadata yet")
+        own = image.credentials_of(user)
+        if own:
+            return own.get(NUMBERS[mechanism])
+        return None if self._file is None else await self._file.credential(mechanism, user)

@@ -11,10 +11,12 @@ from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.elections import RECOVERING
 from kipmesh.core.metadata.image import TOPIC_RESOURCE, MetadataDelta, MetadataImage, PartitionState
 from kipmesh.core.metadata.states import LeaderExample
+from kipmesh.core.scram import NUMBERS
 
 log = structlog.get_logger(__name__)
 
 EXAMPLES_MAX = 3
+_MECHANISMS = {number: name for name, number in NUMBERS.items()}
 
 
 class Counts(NamedTuple):
@@ -69,6 +71,9 @@ def _log_record(image: MetadataImage, record: r.Record) -> None:
             whose = "topic" if record.resource_type == TOPIC_RESOURCE else "broker"
             name = {whose: record.resource_name or "all"}
             log.info("configuration changed", **name, key=record.name, value=record.value)
+        case r.UserScramCredentialRecord() | r.RemoveUserScramCredentialRecord():
+            what = "credential set" if isinstance(record, r.UserScramCredentialRecord) else "credential deleted"
+            log.info(what, user=record.name, mechanism=_MECHANISMS.get(record.mechanism, record.mechanism))
         case r.UnregisterBrokerRecord():
             log.info("broker unregistered", broker_id=record.broker_id, broker_epoch=record.broker_epoch)
 

@@ -39,6 +39,7 @@ from kipmesh.core.messages import (
     IncrementalAlterConfigsResponse,
 )
 from kipmesh.core.metadata.decision import Decision
+from kipmesh.node.controller.credential_service import CredentialService
 from kipmesh.node.controller.leader_elections import LeaderElections
 from kipmesh.node.controller.owner import Do, DoOrCleanUp
 from kipmesh.node.controller.reassignment_service import ReassignmentService
@@ -134,11 +135,12 @@ class ControllerService:
         return response
 
 
-class AdminService(ReassignmentService):
-    """Topics, configurations, elections, and what `ReassignmentService` has."""
+class AdminService(ReassignmentService, CredentialService):
+    """Topics, configurations, elections, and what `ReassignmentService` and `CredentialService` have."""
 
     def __init__(self, do: DoOrCleanUp) -> None:
-        super().__init__(do)
+        ReassignmentService.__init__(self, do)
+        CredentialService.__init__(self, do)
         self._elections = LeaderElections(do)
 
     async def create_topics(self, request: CreateTopicsRequest, context: RequestContext) -> CreateTopicsResponse:

@@ -1,7 +1,8 @@
 """SaslAuthenticate (key 36), versions 0 to 2: carries the messages of the mechanism that SaslHandshake picked.
 
 Whoever fails is told SASL_AUTHENTICATION_FAILED, and the connection ends. Before a handshake, or after the end of
-another attempt, it is ILLEGAL_SASL_STATE.
+another attempt, it is ILLEGAL_SASL_STATE. While the broker does not know its users yet the connection ends without an
+answer: for clients that is a reason to try again, which a failed authentication is not.
 
 Not implemented: sessions that end (their lifetime is told as 0) and authenticating again (KIP-368).
 """
@@ -13,8 +14,8 @@ from typing import NamedTuple
 import structlog
 
 from kipmesh.core.errors import ErrorCode
-from kipmesh.wire.api import Api, Call
-from kipmesh.wire.sasl import FAILED, SaslFailedError
+from kipmesh.wire.api import Api, Call, HangUp
+from kipmesh.wire.sasl import FAILED, SaslFailedError, UsersNotKnownError
 from kipmesh.wire.schema import Struct, field, versions
 from kipmesh.wire.services import Services
 
@@ -54,6 +55,8 @@ async def _handle(services: Services, request: _Request, call: Call) -> _Respons
     except SaslFailedError as error:
         log.info("authentication failed", reason=str(error), mechanism=state.mechanism, peer=call.context.peer)
         return _Response(ErrorCode.SASL_AUTHENTICATION_FAILED, FAILED)
+    except UsersNotKnownError as error:
+        raise HangUp("users not known", str(error)) from None
     return _Response(auth_bytes=answer)
 
 

@@ -102,6 +102,14 @@ def templates(topic_id: bytes, epoch: int) -> dict[tuple[str, str], list[Any]]:
             m.ListPartitionReassignmentsRequest(1000, [m.ListPartitionReassignmentsTopics("t", (0,))], all_topics=True),
             m.ListPartitionReassignmentsRequest(1000, [m.ListPartitionReassignmentsTopics("t", (0,))]),
         ],
+        ("Admin", "DescribeUserScramCredentials"): [m.DescribeUserScramCredentialsRequest([m.UserName("alice")])],
+        ("Admin", "AlterUserScramCredentials"): [
+            m.AlterUserScramCredentialsRequest(
+                [m.ScramCredentialDeletion("alice", 1)],
+                [m.ScramCredentialUpsertion("bob", 2, 4096, b"s" * 16, b"p" * 64)],
+            ),
+            m.AlterUserScramCredentialsRequest((), [m.ScramCredentialUpsertion("alice", 1, 4096, b"s", b"p" * 32)]),
+        ],
         ("Admin", "PlanBrokerDrain"): [m.PlanBrokerDrainRequest(1)],
         ("Admin", "UnregisterBroker"): [m.UnregisterBrokerRequest(3)],
         ("Quorum", "Fetch"): [m.FetchRequest(CLUSTER, 1, epoch, 1, 1, 1000, topics=[fetch])],

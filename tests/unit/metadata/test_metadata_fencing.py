@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from kipmesh.core import messages as m
 from kipmesh.core import record_batch
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.metadata import elections, fencing
+from kipmesh.core.metadata import elections, fencing, image_topics
 from kipmesh.core.metadata import image as image_module
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
@@ -138,7 +138,7 @@ def test_an_event_is_the_records_that_it_stands_for(log: list[r.Record], happene
         assert departure.partitions == len(before)
         assert departure.without_leader == leaders.count(-1)
         assert departure.elected == len(leaders) - leaders.count(-1)
-        assert len(departure.examples) == min(len(leaders), image_module.EXAMPLES_MAX)
+        assert len(departure.examples) == min(len(leaders), image_topics.EXAMPLES_MAX)
         for example in departure.examples:
             was, now = before[example.key], ours.partition(*example.key)
             assert was is not None
@@ -223,7 +223,7 @@ def test_the_older_form_of_fencing_says_nothing_of_partitions() -> None:
 
 def test_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker's partitions change some at a time, and nobody takes what is half done for a state."""
-    monkeypatch.setattr(image_module, "STEP_PARTITIONS", 4)
+    monkeypatch.setattr(image_topics, "STEP_PARTITIONS", 4)
     log: list[r.Record] = [r.RegisterBrokerRecord(i, broker_epoch=i, fenced=False) for i in (1, 2)]
     log += [r.TopicRecord("t", TOPICS[0]), LEVEL_1]
     log += [r.PartitionRecord(number, TOPICS[0], (1, 2), (1, 2), leader=1) for number in range(10)]

@@ -12,6 +12,7 @@ from loader_support import Member, change, running, topic, topic_id
 
 from kipmesh.core import record_batch
 from kipmesh.core.metadata import image as images
+from kipmesh.core.metadata import image_topics
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.fencing import FENCING_FEATURE
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage, PartitionKey, PartitionState
@@ -30,7 +31,7 @@ BROKERS: list[r.Record] = [
 
 @pytest.fixture(autouse=True)
 def _small_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(images, "STEP_PARTITIONS", 2)
+    monkeypatch.setattr(image_topics, "STEP_PARTITIONS", 2)
     monkeypatch.setattr(images, "STEP_RECORDS", 2)
     monkeypatch.setattr(pacing, "SLICE_S", 0.0)
     monkeypatch.setattr(loaders, "APPLY_BYTES", 300)

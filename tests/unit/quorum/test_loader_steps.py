@@ -10,6 +10,7 @@ import pytest
 from loader_support import ALWAYS, NEVER, Member, change, image_of, running, topic, topic_id, until
 
 from kipmesh.core.metadata import image as images
+from kipmesh.core.metadata import image_topics
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.fencing import FENCING_FEATURE
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
@@ -28,7 +29,7 @@ Steps = Generator[None, None, MetadataDelta]
 
 @pytest.fixture(autouse=True)
 def _small_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(images, "STEP_PARTITIONS", 1)
+    monkeypatch.setattr(image_topics, "STEP_PARTITIONS", 1)
     monkeypatch.setattr(pacing, "SLICE_S", 0.0)
     yield
     gc.unfreeze()

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
+from kipmesh.core.metadata.image_topics import TopicsImage
 
 IDS = [bytes(15) + bytes([number]) for number in range(1, 5)]
 NAMES = ["a", "b.c", "b_d", "e"]
@@ -16,6 +17,7 @@ REPLICAS = st.lists(BROKERS, min_size=1, max_size=4, unique=True).map(tuple)
 OPTIONAL = st.none() | st.lists(BROKERS, max_size=3, unique=True).map(tuple)
 UUIDS = st.sampled_from([bytes(16), *IDS])
 EPOCHS = st.integers(0, 2**31 - 100)
+USERS = ["alice", "bob", "ü,=\n"]
 
 
 @st.composite
@@ -42,7 +44,8 @@ def partition_records(draw: st.DrawFn, topic_id: bytes | None = None) -> r.Parti
 @st.composite
 def records(draw: st.DrawFn, image: MetadataImage) -> r.Record:
     """A record that the image can apply."""
-    kinds = ["broker", "feature", "producer ids", "config"]
+    kinds = ["broker", "feature", "producer ids", "config", "credential"]
+    kinds += ["no credential"] * bool(image.credentials)
     free = [name for name in NAMES if name not in image.topic_names]
     kinds += ["topic"] * bool(free)
     kinds += ["partition", "partition", "remove"] * bool(image.topics)
@@ -73,6 +76,16 @@ def records(draw: st.DrawFn, image: MetadataImage) -> r.Record:
         return r.FeatureLevelRecord(draw(st.sampled_from(["metadata.version", "x"])), draw(st.integers(0, 30)))
     if kind == "producer ids":
         return r.ProducerIdsRecord(1, 2, draw(st.integers(0, 2**40)))
+    if kind == "credential":
+        return r.UserScramCredentialRecord(
+            draw(st.sampled_from(USERS)),
+            draw(st.integers(1, 3)),
+            *[draw(st.binary(max_size=3)) for _ in range(3)],
+            4096,
+        )
+    if kind == "no credential":
+        user = draw(st.sampled_from(sorted(image.credentials)))
+        return r.RemoveUserScramCredentialRecord(user, draw(st.sampled_from(sorted(image.credentials[user]))))
     if kind == "config":
         value = draw(st.none() | st.text(max_size=3))
         return r.ConfigRecord(
@@ -119,7 +132,7 @@ def restored(offset: int, epoch: int, all_records: Sequence[r.Record]) -> Metada
 
 def assert_same(one: MetadataImage, other: MetadataImage) -> None:
     """Equal in everything but when a leader became unproven, which a snapshot puts later."""
-    for name in MetadataImage.__slots__:
+    for name in (*TopicsImage.__slots__, *MetadataImage.__slots__):
         if name == "_indexes":
             ours, theirs = one._indexes, other._indexes
             assert (ours.of_broker, ours.leaderless, ours.count) == (theirs.of_broker, theirs.leaderless, theirs.count)

@@ -96,6 +96,9 @@ def test_what_is_outdated() -> None:
         r.ConfigRecord(2, "t", "k", "v"),
         r.ConfigRecord(2, "u", "k", "v"),
         r.ConfigRecord(2, "u", "none", None),
+        r.UserScramCredentialRecord("alice", 1, b"s", b"k", b"v", 4096),
+        r.UserScramCredentialRecord("alice", 2, b"s", b"k", b"v", 4096),
+        r.UserScramCredentialRecord("bob", 1, b"s", b"k", b"v", 4096),
     ):
         apply(image, each, delta)
     assert delta.outdated == set()
@@ -109,9 +112,12 @@ def test_what_is_outdated() -> None:
     apply(image, r.ProducerIdsRecord(1, 1, 9), delta)
     apply(image, r.BrokerRegistrationChangeRecord(1, 2, -1), delta)
     apply(image, r.UnregisterBrokerRecord(1, 2), delta)
+    apply(image, r.UserScramCredentialRecord("alice", 1, b"t", b"k", b"v", 8192), delta)
+    apply(image, r.RemoveUserScramCredentialRecord("bob", 1), delta)
     more = {("config", 2, "u", "k"), ("feature", "x"), ("producer ids",), ("broker", 1)}
+    more |= {("credential", "alice", 1), ("credential", "bob", 1)}
     assert delta.outdated >= more
-    assert len(delta.outdated) == 9
+    assert len(delta.outdated) == 11
 
 
 def test_a_capture_knows_its_snapshot() -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from base64 import b64decode
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kipmesh.core.context import RequestContext
 from kipmesh.core.scram import (
     ITERATIONS_MIN,
+    ScramCredential,
     ScramError,
     ScramExchange,
     credential,
@@ -16,7 +19,10 @@ from kipmesh.core.scram import (
     salted_password,
 )
 from kipmesh.node.broker.users import FileUsers, UsersFileError, parse_users
-from kipmesh.wire.sasl import Sasl, SaslFailedError, SaslState
+from kipmesh.wire.api import Call, HangUp, Session
+from kipmesh.wire.apis import sasl_authenticate
+from kipmesh.wire.sasl import Sasl, SaslFailedError, SaslState, UsersNotKnownError
+from kipmesh.wire.services import Services
 
 SALT = b64decode("W22ZaJ0SNY7soEsUEjb6gQ==")
 FIRST = b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO"
@@ -119,6 +125,31 @@ async def test_an_unknown_user_has_the_same_salt_each_time(tmp_path: Path) -> No
         assert answer.endswith(f",i={ITERATIONS_MIN}")
         salts.append(answer.partition(",s=")[2])
     assert salts[0] == salts[1]
+
+
+class NobodyKnows:
+    """Users of a broker that has no metadata."""
+
+    async def password(self, user: str) -> str | None:
+        raise UsersNotKnownError("no metadata")
+
+    async def credential(self, mechanism: str, user: str) -> ScramCredential | None:
+        raise UsersNotKnownError("no metadata")
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "message"), [("PLAIN", b"\0user\0pencil"), ("SCRAM-SHA-512", b"n,,n=user,r=abc")]
+)
+async def test_while_users_are_not_known_the_connection_ends(mechanism: str, message: bytes) -> None:
+    sasl = Sasl((mechanism,), NobodyKnows())
+    session = Session(lambda _name, _version: None, sasl=SaslState())
+    assert session.sasl is not None
+    await session.sasl.handshake(sasl, mechanism)
+    nobody: Any = None
+    services = Services(nobody, nobody, nobody, nobody, 1, "c", sasl)
+    request = sasl_authenticate.REQUEST.value(message)
+    with pytest.raises(HangUp, match="no metadata"):  # not an answer: that would be final for a client
+        await sasl_authenticate.API.handle(services, request, Call(RequestContext("p", ""), 2, session))
 
 
 def test_files_of_users(tmp_path: Path) -> None:
