@@ -4,7 +4,8 @@
 | ------------------------- | --------------------------------------------------------------------------------------- |
 | `KUBECONFIG`              | the cluster                                                                             |
 | `KIPMESH_KUBE_IMAGE`      | REPOSITORY:TAG of an image that its nodes have or can pull                              |
-| `KIPMESH_KUBE_IMAGE_NEXT` | the one to upgrade to; by default the same                                              |
+| `KIPMESH_KUBE_IMAGE_NEXT` | the one to upgrade to, of `make image-next`; by default the same                        |
+| `KIPMESH_KUBE_IMAGE_SPARK`| the image of the Spark jobs; without it their test is skipped                           |
 | `KIPMESH_KUBE_CUT_NODE`   | a command that cuts the power of node `{node}`; without it that test is skipped         |
 | `KIPMESH_KUBE_BOOT_NODE`  | a command that boots it again                                                           |
 """
@@ -16,9 +17,10 @@ import secrets
 import shutil
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from kube_of_tests import CHART, Release, command
+from kube_of_tests import CHART, Release, command, make_secrets
 
 
 def _why_not() -> str | None:
@@ -63,10 +65,35 @@ def namespace() -> Iterator[str]:
 def release(namespace: str) -> Iterator[Release]:
     """Three controllers, a leader, two followers, a consumer, and the chaos pod."""
     small = ["--set", "controllers.persistence.size=1Gi,leaders.persistence.size=1Gi,followers.persistence.size=1Gi"]
-    mesh = Release(
-        namespace, "mesh", *image_values(os.environ["KIPMESH_KUBE_IMAGE"]), *small, "--set", "chaos.enabled=true"
-    )
+    more = ["--set", "chaos.enabled=true,kafka.external.enabled=true"]
+    mesh = Release(namespace, "mesh", *image_values(os.environ["KIPMESH_KUBE_IMAGE"]), *small, *more)
     assert CHART.is_dir()
     mesh.install()
     yield mesh
     mesh.uninstall()
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an authority, and what it has signed."""
+    return tmp_path_factory.mktemp("certificates")
+
+
+@pytest.fixture(scope="module")
+def secure(namespace: str, certificates: Path) -> Iterator[Release]:
+    """One with TLS, whose processes can be held, and whose followers have little memory and small volumes."""
+    mesh = Release(
+        namespace, "safe", *image_values(os.environ["KIPMESH_KUBE_IMAGE"]),
+        "--set", "chaos.enabled=true,chaos.pause=true,tls.enabled=true",
+        "--set", "tls.secretName=safe-nodes,tls.clientSecretName=safe-client",
+        "--set", "leaders.resources.limits.memory=512Mi,followers.resources.limits.memory=512Mi",
+        "--set", "controllers.persistence.size=1Gi,leaders.persistence.size=1Gi",
+        "--set", "followers.persistence.enabled=false",
+        "--set", "followers.emptyDir.medium=Memory,followers.emptyDir.sizeLimit=64Mi",
+    )  # fmt: skip
+    make_secrets(mesh, certificates)
+    mesh.install()
+    yield mesh
+    mesh.uninstall()
+    for name in ("safe-nodes", "safe-client"):
+        mesh.kubectl("delete", "secret", name)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +18,7 @@ from kipmesh.testing.history import Event, from_line
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm" / "kipmesh"
+JOB_CHART = ROOT / "helm" / "kipmesh-job"
 EXPERIMENTS = ROOT / "deploy" / "chaos" / "kubernetes"
 INSTALL_TIMEOUT = "600s"
 LOOK_AGAIN_S = 1.0
@@ -115,6 +118,39 @@ class Release:
         """The events of a run."""
         file = f"chaos/{name}-{seed}/history.jsonl"
         return [from_line(line) for line in self.kubectl("exec", f"{self.full}-chaos", "--", "cat", file).splitlines()]
+
+
+def make_secrets(release: Release, folder: Path) -> None:
+    """Certificates in cert-manager's layout, of nodes and of a client; made anew when called again."""
+    domain = f"{release.namespace}.svc.cluster.local"
+    kinds = [f"*.{release.full}-{kind}.{domain}" for kind in ("controllers", "leaders", "followers")]
+    names = [*kinds, *(f"{release.full}-{kind}.{domain}" for kind in ("nodes", "brokers", "consumers"))]
+    kipmesh = [sys.executable, "-m", "kipmesh.cli.main", "certs", "make", str(folder)]
+    command(*kipmesh, "nodes", *(word for name in names for word in ("--san", name)))
+    command(*kipmesh, "client")
+    for name, secret in (("nodes", "nodes"), ("client", "client")):
+        files = [f"--from-file={file}={folder / name / file}" for file in ("tls.crt", "tls.key", "ca.crt")]
+        wanted = f"{release.name}-{secret}"
+        made = release.kubectl(
+            "create", "secret", "generic", wanted, "--type=kubernetes.io/tls", *files, "--dry-run=client", "-o", "yaml"
+        )
+        release.kubectl("apply", "-f", "-", stdin=made)
+
+
+def put_kafka_python(release: Release) -> None:
+    """A client that others wrote, into the chaos pod: pure Python, so it runs there as it is here."""
+    found = importlib.util.find_spec("kafka")  # not imported: it warns
+    assert found is not None
+    assert found.origin is not None
+    package = Path(found.origin).parent
+    archive = subprocess.run(
+        ["tar", "-C", str(package.parent), "--exclude=__pycache__", "-cf", "-", package.name],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    ).stdout
+    target = ["kubectl", "--namespace", release.namespace, "exec", "-i", f"{release.full}-chaos"]
+    subprocess.run([*target, "--", "tar", "-C", "/tmp", "-xf", "-"], input=archive, check=True, timeout=120)
 
 
 def experiment(name: str, **changes: Any) -> dict[str, Any]:

@@ -7,14 +7,18 @@ import shlex
 import subprocess
 
 import pytest
-from kube_of_tests import Release, experiment, under_load, wait_for
+from kube_of_tests import Release, command, experiment, under_load, wait_for
 
 from kipmesh.testing.history import FaultBegan, Led
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-@pytest.mark.parametrize("name", ["kill-controller", "kill-leader", "cut-leader", "cut-controller", "evict-brokers"])
+EXPERIMENTS = ["kill-controller", "kill-leader", "cut-leader", "cut-controller", "evict-brokers", "pressure"]
+RANDOM_S = 120
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_finds_nothing(release: Release, name: str) -> None:
     document = experiment(name)
     told = release.chaos(release.write_experiment(document))
@@ -24,6 +28,38 @@ def test_an_experiment_finds_nothing(release: Release, name: str) -> None:
     assert len(faults) == len(document["faults"])
     if name == "evict-brokers":
         assert all(len(one.isr) >= 2 for one in history if isinstance(one, Led))
+
+
+def test_faults_by_chance_find_nothing(release: Release) -> None:
+    document = experiment("random", duration_s=RANDOM_S)
+    assert "no anomaly" in release.chaos(release.write_experiment(document))
+    assert any(isinstance(one, FaultBegan) for one in release.history(document["name"]))
+    release.wait_rolled()
+
+
+def test_a_node_is_drained(release: Release) -> None:
+    """Cordon and eviction: budgets and hooks decide when each pod goes, and it comes back on another node."""
+    mine = release.pods("chaos")[f"{release.full}-chaos"]["spec"]["nodeName"]
+    pods = {**release.pods("leaders"), **release.pods("followers"), **release.pods("controllers")}
+    nodes = sorted({pod["spec"]["nodeName"] for pod in pods.values()} - {mine})
+    if not nodes:
+        pytest.skip("there is one node, and chaos runs there")
+    node = nodes[-1]
+    here = {name: pod["metadata"]["uid"] for name, pod in pods.items() if pod["spec"]["nodeName"] == node}
+    with under_load(release, "drained-node", 60) as verdict:
+        try:
+            command("kubectl", "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=600s")
+            release.wait_rolled()
+        finally:
+            command("kubectl", "uncordon", node)
+        history = verdict()
+    led = [one for one in history if isinstance(one, Led)]
+    assert led
+    assert all(len(one.isr) >= 2 for one in led)
+    after = {**release.pods("leaders"), **release.pods("followers"), **release.pods("controllers")}
+    for name, uid in here.items():
+        assert after[name]["metadata"]["uid"] != uid
+        assert after[name]["spec"]["nodeName"] != node
 
 
 def test_the_power_of_a_node_is_cut(release: Release) -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import tarfile
+import time
+from pathlib import Path
 
 import pytest
 from conftest import image_values
-from kube_of_tests import CHART, Release, command, under_load, wait_for
+from kube_of_tests import CHART, JOB_CHART, Release, command, under_load, wait_for
 
 from kipmesh.testing.history import Event, Led
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 MIN_ISR = 2
+UNINSTALL_MAX_S = 300
+"""Of an idle release: a preStop hook that waited in vain would take 600 s."""
 
 
 def assert_min_isr(history: list[Event]) -> None:
@@ -21,6 +26,21 @@ def assert_min_isr(history: list[Event]) -> None:
     assert led
     below = [one for one in led if len(one.isr) < MIN_ISR]
     assert not below
+
+
+def test_both_charts_are_packaged(tmp_path: Path) -> None:
+    for chart in (CHART, JOB_CHART):
+        command("helm", "package", str(chart), "--destination", str(tmp_path))
+        (archive,) = tmp_path.glob(f"{chart.name}-[0-9]*.tgz")
+        with tarfile.open(archive) as packed:
+            names = packed.getnames()
+            assert f"{chart.name}/values.schema.json" in names
+            assert not [one for one in packed.getmembers() if one.issym()]
+        if chart == CHART:
+            assert [name for name in names if name.startswith("kipmesh/files/rules/")]
+            assert [name for name in names if name.startswith("kipmesh/files/dashboards/")]
+        for values in (chart / "ci").glob("*-values.yaml"):
+            command("helm", "lint", "--strict", str(archive), "--values", str(values))
 
 
 @pytest.mark.parametrize("values", ["default", "small"])
@@ -73,11 +93,44 @@ def test_a_broker_may_do_no_more_than_it_needs(release: Release) -> None:
         assert not may(*what), what
 
 
-def test_an_upgrade_under_load_loses_nothing(release: Release) -> None:
+FIELDS = """\
+from importlib.metadata import version
+from kipmesh.v1 import broker_lifecycle_pb2 as lifecycle, fetch_pb2
+print(version("kipmesh"), *sorted(field.name for field in fetch_pb2.FetchRequest.DESCRIPTOR.fields))
+print(*sorted(field.name for field in lifecycle.BrokerHeartbeatResponse.DESCRIPTOR.fields))
+"""
+
+
+def test_an_upgrade_under_load_and_back_loses_nothing(release: Release) -> None:
+    """To a build with another version and other messages, which reads what the one before has written."""
     image = os.environ.get("KIPMESH_KUBE_IMAGE_NEXT", os.environ["KIPMESH_KUBE_IMAGE"])
+    old = os.environ["KIPMESH_KUBE_IMAGE"]
+    release.kipmesh("topic", "create", "kept", "--partitions", "3", "--replication-factor", "3")
+    release.kipmesh("produce", "kept", stdin="\n".join(map(str, range(500))) + "\n")
+    first = messages_of(release)
+    roll_under_load(release, image, "upgrade")
+    second = messages_of(release)
+    assert (second != first) == (image != old)
+    release.kipmesh("produce", "kept", stdin="\n".join(map(str, range(500, 1000))) + "\n")
+    roll_under_load(release, old, "back")
+    assert messages_of(release) == first
+    found = release.kipmesh("consume", "kept", "--from-beginning", "--max-messages", "1000").split()
+    assert sorted(map(int, found)) == list(range(1000))
+    release.kipmesh("topic", "delete", "kept")
+
+
+def messages_of(release: Release) -> set[str]:
+    """What each node's build says of itself, and which fields two of its messages have."""
+    pods = [name for name in release.pods() if name.rpartition("-")[2].isdigit()]
+    said = {release.kubectl("exec", "-i", name, "--", "python", "-", stdin=FIELDS) for name in pods}
+    assert len(said) == 1
+    return said
+
+
+def roll_under_load(release: Release, image: str, name: str) -> None:
     before = {name: pod["metadata"]["uid"] for name, pod in release.pods().items() if "-chaos" not in name}
-    labels = "leaders.podLabels.build=next,followers.podLabels.build=next,controllers.podLabels.build=next"
-    with under_load(release, "upgrade", 150) as verdict:
+    labels = ",".join(f"{kind}.podLabels.build={name}" for kind in ("controllers", "leaders", "followers"))
+    with under_load(release, name, 120) as verdict:
         # The chaos pod is not the release's business: it would be replaced while the workload runs in it.
         release.upgrade(
             *image_values(image), "--set", labels, "--set", "chaos.image=" + os.environ["KIPMESH_KUBE_IMAGE"]
@@ -116,4 +169,12 @@ def test_two_releases_in_one_namespace_do_not_meet(release: Release) -> None:
         assert {one["node_id"] for one in release.lines("broker", "list")} == {1, 101, 102}
         assert "Phase:          Succeeded" in release.helm("test", "--timeout", "300s")
     finally:
+        began = time.monotonic()
         other.uninstall()
+        took_s = time.monotonic() - began
+    # Nothing stays but claims, of which this one has none; hooks do not hold it up until their own limits.
+    kinds = "pods,services,statefulsets,deployments,configmaps,serviceaccounts,roles,rolebindings,leases,pvc,pdb,netpol"
+    left = release.json("get", kinds, "-l", "app.kubernetes.io/instance=other")["items"]
+    assert not [one for one in left if one["metadata"].get("deletionTimestamp") is None]
+    assert not [one for one in left if one["kind"] == "PersistentVolumeClaim"]
+    assert took_s < UNINSTALL_MAX_S

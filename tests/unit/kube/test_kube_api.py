@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kipmesh.kube import leave
-from kipmesh.kube.api import ForbiddenError, KubeApi, KubeError, Lease, NotFoundError
+from kipmesh.kube.api import ForbiddenError, KubeApi, KubeError, Lease, NotFoundError, ServicePlace
 
 STATEFUL_SET = "/apis/apps/v1/namespaces/ns/statefulsets/m-followers"
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/ns/leases/m-leaving"
@@ -99,6 +99,48 @@ def test_labels_of_a_node(server: Server) -> None:
     assert KubeApi().node_labels("n1") == {"zone": "z"}
     with pytest.raises(NotFoundError):
         KubeApi().node_labels("n2")
+
+
+SERVICE = "/api/v1/namespaces/ns/services/m-followers-0-external"
+
+
+def service(kind: str, node_port: int | None = None, **ingress: str) -> dict[str, Any]:
+    port = {"port": 9094, **({"nodePort": node_port} if node_port else {})}
+    status = {"loadBalancer": {"ingress": [ingress]} if ingress else {}}
+    return {"metadata": {"name": "m-followers-0-external"}, "spec": {"type": kind, "ports": [port]}, "status": status}
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (service("NodePort", 31000), ServicePlace(True, 31000, None)),
+        (service("LoadBalancer", 31000), ServicePlace(False, 9094, None)),
+        (service("LoadBalancer", 31000, ip="192.0.2.1"), ServicePlace(False, 9094, "192.0.2.1")),
+        (service("LoadBalancer", hostname="a.example", ip="192.0.2.1"), ServicePlace(False, 9094, "a.example")),
+    ],
+)
+def test_where_a_service_is_reached_from_outside(server: Server, answer: Any, expected: ServicePlace) -> None:
+    server.answers["GET", SERVICE] = (200, answer)
+    assert KubeApi().service_place("ns", "m-followers-0-external") == expected
+
+
+def test_a_service_that_is_not_reached_from_outside(server: Server) -> None:
+    server.answers["GET", SERVICE] = (200, service("ClusterIP"))
+    with pytest.raises(KubeError, match="of type ClusterIP is not reached from outside"):
+        KubeApi().service_place("ns", "m-followers-0-external")
+
+
+@pytest.mark.parametrize(
+    ("addresses", "expected"),
+    [
+        ({"Hostname": "n1", "InternalIP": "10.0.0.1"}, "10.0.0.1"),
+        ({"InternalIP": "10.0.0.1", "ExternalIP": "192.0.2.1"}, "192.0.2.1"),
+    ],
+)
+def test_where_a_node_is_reached(server: Server, addresses: dict[str, str], expected: str) -> None:
+    told = [{"type": kind, "address": address} for kind, address in addresses.items()]
+    server.answers["GET", NODE] = (200, {"metadata": {"name": "n1"}, "status": {"addresses": told}})
+    assert KubeApi().node_address("n1") == expected
 
 
 def test_a_lease_is_read_and_written_only_as_it_was_read(server: Server) -> None:

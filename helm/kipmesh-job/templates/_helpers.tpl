@@ -1,0 +1,16 @@
+{{- define "job.name" -}}{{ trunc 40 .Release.Name | trimSuffix "-" }}-spark{{- end -}}
+
+{{- define "job.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end -}}
+
+{{- define "job.image" -}}
+{{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}
+{{- end -}}
+
+{{- define "job.claim" -}}
+{{- default (printf "%s-results" (include "job.name" .)) .Values.results.existingClaim -}}
+{{- end -}}

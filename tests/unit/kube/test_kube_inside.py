@@ -1,0 +1,169 @@
+"""What chaos does within a node's container: `kipmesh.kube.inside`, and what the pods' mesh asks of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kipmesh.kube import inside, mesh
+from kipmesh.kube.__main__ import main
+from kipmesh.kube.api import KubeError
+
+WAIT_S = 100
+
+
+def process(folder: Path, number: int, *words: str) -> None:
+    (folder / str(number)).mkdir()
+    (folder / str(number) / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in words))
+
+
+@pytest.fixture
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "proc"
+    folder.mkdir()
+    (folder / "self").mkdir()
+    monkeypatch.setattr(inside, "PROC", folder)
+    return folder
+
+
+def test_the_node_is_found_by_its_command_line(proc: Path) -> None:
+    process(proc, 1, "/pause")
+    process(proc, 20, "python", "-m", "kipmesh.kube", "leave")
+    process(proc, 7, "python", "-m", "kipmesh_follower", "--config-file", "x")
+    assert inside.node_process() == 7
+
+
+def test_without_one_it_is_process_1(proc: Path) -> None:
+    process(proc, 1, "sh")
+    assert inside.node_process() == 1
+
+
+def test_process_1_is_not_held(proc: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    process(proc, 1, "python", "-m", "kipmesh_leader")
+    assert main(["hold"]) == 1
+    assert "cannot hold: process 1 cannot be held from within" in capsys.readouterr().err
+
+
+def state_of(process_id: int) -> str:
+    return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux'")
+def test_it_is_held_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as node:
+        monkeypatch.setattr(inside, "node_process", lambda: node.pid)
+        try:
+            assert main(["hold"]) == 0
+            until(lambda: state_of(node.pid) == "T")
+            assert main(["resume"]) == 0
+            until(lambda: state_of(node.pid) != "T")
+        finally:
+            node.kill()
+
+
+def until(is_so: Any) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux'")
+def test_pressure_is_there_until_it_is_relieved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inside, "PRESSING", tmp_path / "pressing")
+    monkeypatch.setattr(inside, "memory_bytes", lambda: (64 << 20, 16 << 20))
+    assert main(["press", "--cpu=1", "--memory-share=0.5", "--for-s=600"]) == 0
+    group = int(inside.PRESSING.read_text())
+    try:
+
+        def held_bytes() -> int:
+            lines = Path(f"/proc/{group}/status").read_text().splitlines()
+            return next((int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon")), 0)
+
+        until(lambda: held_bytes() >= 16 << 20)
+        assert os.getpgid(group) == group
+    finally:
+        assert main(["relieve"]) == 0
+    _, status = os.waitpid(group, 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    assert main(["relieve"]) == 0
+    assert not inside.PRESSING.exists()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_limits_of_the_container(version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inside, "CGROUP", tmp_path)
+    folder = tmp_path if version == 2 else tmp_path / "memory"
+    folder.mkdir(exist_ok=True)
+    limit, used = (
+        ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    )
+    (folder / limit).write_text("1000\n")
+    (folder / used).write_text("700\n")
+    (folder / "memory.stat").write_text("anon 5\ninactive_file 200\ntotal_inactive_file 200\n")
+    assert inside.memory_bytes() == (1000, 500)
+    (folder / limit).write_text("max\n" if version == 2 else "9223372036854771712\n")
+    with pytest.raises(ValueError, match="no limit of memory"):
+        inside.memory_bytes()
+
+
+class ApiOfTests:
+    """One pod, in which commands write what they are told to."""
+
+    def __init__(self, said: list[str | KubeError]) -> None:
+        self.said = said
+        self.ran: list[list[str]] = []
+
+    def pods(self, namespace: str, selector: str) -> list[Any]:
+        from types import SimpleNamespace as Some
+
+        args = ["--first-id=101", "--service=s", "--port=1"]
+        return [
+            Some(
+                metadata=Some(
+                    name="m-followers-0", labels={mesh.COMPONENT: "followers"}, uid="u", deletion_timestamp=None
+                ),
+                spec=Some(init_containers=[Some(args=args)], node_name="n1", share_process_namespace=True),
+                status=Some(container_statuses=[Some(state=Some(running=Some()))], conditions=[]),
+            )
+        ]
+
+    def run(self, namespace: str, pod: str, command: list[str]) -> str:
+        self.ran.append(command)
+        told = self.said.pop(0)
+        if isinstance(told, KubeError):
+            raise told
+        return told
+
+
+def release(monkeypatch: pytest.MonkeyPatch, *said: str | KubeError) -> tuple[mesh.KubeMesh, ApiOfTests]:
+    api = ApiOfTests(list(said))
+    monkeypatch.setattr(mesh, "KubeApi", lambda: api)
+    monkeypatch.setattr(mesh, "LOOK_AGAIN_S", 0.0)
+    return mesh.KubeMesh("ns", "m"), api
+
+
+def test_a_volume_is_filled_only_when_it_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    it, api = release(monkeypatch, f"/dev/vda {99 << 20} 5 {50 << 20} 1% /var/lib/kipmesh\n")
+    with pytest.raises(KubeError, match="has 50 GiB free: only a volume with an end of its own"):
+        it.fill("follower-1")
+    assert len(api.ran) == 1
+    it, api = release(monkeypatch, "tmpfs 65536 5 65000 1% /var/lib/kipmesh\n", "full\n")
+    assert it.fill("follower-1") == "full\n"
+    assert "head -c" in api.ran[1][-1]
+
+
+def test_what_is_undone_is_tried_until_the_container_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    it, api = release(monkeypatch, "", KubeError("container not found"), KubeError("container not found"), "")
+    it.pause("follower-1")
+    it.mend_all()
+    assert [command[-1] for command in api.ran] == ["hold", "resume", "resume", "resume"]
+    it.mend_all()
+    assert len(api.ran) == 4
