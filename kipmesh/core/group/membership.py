@@ -113,7 +113,8 @@ class Membership:
             self._replace(group, request, instance_id, new_id, client, request_id, now)
         elif instance_id is None and client.requires_member_id:
             group.pending_join.add(new_id)
-            self._rebalances.expect_heartbeat(group, new_id, request.session_timeout_ms, now)
+            within_ms = min(request.session_timeout_ms, self._book.settings.pending_join_timeout_ms)
+            self._rebalances.expect_heartbeat(group, new_id, within_ms, now)
             code = ErrorCode.MEMBER_ID_REQUIRED
             self._book.answer(request_id, JoinGroupResponse(error_code=code, member_id=new_id))
         else:

@@ -38,6 +38,9 @@ class Settings(NamedTuple):
     offsets_retention_ms: int = 7 * 24 * 3600 * 1000
     new_member_join_timeout_ms: int = 300_000
     """How long a new member's JoinGroup waits, which cannot send heartbeats yet."""
+    pending_join_timeout_ms: int = 60_000
+    """How long an id that was given to a new member is kept, if its session is not shorter. It comes back at once, or
+    never; a session may be of half an hour, and every request makes another id."""
 
 
 class Write(NamedTuple):

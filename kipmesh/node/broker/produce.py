@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from kipmesh.core import record_batch
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.group.coordinator import INTERNAL_TOPICS
 from kipmesh.core.messages import (
@@ -30,6 +31,8 @@ from kipmesh.node.broker.replica import AckWaiter, Replica
 from kipmesh.rpc.server import RequestContext
 
 ACKS_ALL = -1
+_RECORD_BYTES_MIN = 7
+"""A record has seven fields of a byte at least."""
 
 
 class _Acks:
@@ -129,6 +132,7 @@ class ProduceHandler:
                 return _error(data, error)._replace(current_leader=self._hints.leader(error.code, *where))
             try:
                 _check_not_internal(replica)
+                _check_header(data.records)
                 info = replica.append(data.records, request.acks, now_ms)
             except KafkaError as error:
                 self._metrics.refused(error.code)
@@ -176,6 +180,24 @@ def _check_not_internal(replica: Replica) -> None:
     """Raises INVALID_TOPIC_EXCEPTION for topics that brokers alone write."""
     if replica.topic in INTERNAL_TOPICS:
         raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{replica.topic} is written by brokers only")
+
+
+def _check_header(batch: bytes | memoryview) -> None:
+    """Refuse what the log, which looks into no record, would take. Raises KafkaError.
+
+    More records than the bytes can hold would use up as many offsets, and stop every reader that counts them.
+    """
+    header = record_batch.parse_header(batch)
+    room = (header.size_bytes - record_batch.HEADER_BYTES) // _RECORD_BYTES_MIN
+    is_too_many = not header.compression and header.record_count > room
+    if header.size_bytes != len(batch) or not (is_too_many or header.is_transactional):
+        return
+    record_batch.check_crc(
+        batch, 0, header
+    )  # bits that flipped on the way are another error, after which clients retry
+    if header.is_transactional:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "transactions are not supported")
+    raise KafkaError(ErrorCode.INVALID_RECORD, f"{header.record_count} records in {len(batch)} bytes")
 
 
 def _error(data: PartitionProduceData, error: KafkaError) -> PartitionProduceResponse:

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kipmesh.core import messages as m
+from kipmesh.core import record_batch
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.record_batch import build, iterate
 
@@ -61,6 +62,26 @@ async def test_bad_batches_get_the_field_s_error_and_change_nothing(mesh) -> Non
     assert (await mesh.produce("strict", good + good)).error_code == ErrorCode.INVALID_RECORD
     assert (await mesh.produce("strict", good + b"tail")).error_code == ErrorCode.INVALID_RECORD
     assert (await mesh.produce("strict", good)).base_offset == 0
+
+
+def _changed(good: bytes, **changes: int) -> bytes:
+    """The same batch with another header, and the CRC of that."""
+    header = record_batch.parse_header(good)._replace(**changes)
+    return record_batch.join(header, good[record_batch.HEADER_BYTES :])
+
+
+async def test_headers_that_no_log_can_take_at_their_word_are_refused(mesh) -> None:
+    await mesh.create("headers")
+    good = batch(b"payload")
+    many = _changed(good, record_count=2**31 - 1, last_offset_delta=2**31 - 2)
+    assert (await mesh.produce("headers", many)).error_code == ErrorCode.INVALID_RECORD
+    assert (await mesh.produce("headers", _changed(good, attributes=0x10))).error_code == ErrorCode.INVALID_REQUEST
+    flipped = bytearray(_changed(good, attributes=0x10))
+    flipped[-1] ^= 1
+    assert (await mesh.produce("headers", bytes(flipped))).error_code == ErrorCode.CORRUPT_MESSAGE
+    smallest = record_batch.build([(None, None)] * 300, base_offset=0, leader_epoch=-1, timestamp_ms=1)
+    assert (await mesh.produce("headers", smallest)).base_offset == 0
+    assert (await mesh.produce("headers", good)).base_offset == 300
 
 
 async def test_unknown_topics_partitions_and_ids(mesh) -> None:

@@ -36,6 +36,17 @@ def test_a_new_member_is_told_its_id_first() -> None:
     assert world.joined(number).leader == answer.member_id
 
 
+def test_an_id_that_nobody_comes_back_with_is_forgotten_before_its_long_session_ends() -> None:
+    world = World()
+    first = world.joined(world.join(session_ms=1_800_000))
+    second = world.joined(world.join(session_ms=6_000, group="short"))
+    world.pass_ms(59_000)
+    late = world.joined(world.join(second.member_id, group="short"))
+    assert late.error_code == E.UNKNOWN_MEMBER_ID
+    world.pass_ms(2_000)
+    assert world.joined(world.join(first.member_id)).error_code == E.UNKNOWN_MEMBER_ID
+
+
 def test_an_older_client_joins_at_once() -> None:
     world = World()
     number = world.join(client=Client("old", "/h", requires_member_id=False))
