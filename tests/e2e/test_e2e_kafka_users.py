@@ -1,0 +1,155 @@
+"""Users in the metadata log: made by `kipmesh user` and by others' clients, who then come in."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import confluent_kafka
+import pytest
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import (
+    AdminClient,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialDeletion,
+    UserScramCredentialUpsertion,
+)
+
+from kipmesh.cluster import LocalCluster
+
+with warnings.catch_warnings():  # it uses what Python deprecates
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import kafka
+
+pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning:kafka.*"), pytest.mark.timeout(300)]
+
+MECHANISMS = ["SCRAM-SHA-256", "SCRAM-SHA-512"]
+PASSWORD = "s3cret,=ü"
+TIMEOUT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    config = {"listener.security.protocol.map": "MESH:PLAINTEXT,KAFKA:SASL_PLAINTEXT"}
+    with LocalCluster(mode="single", followers=1, config=config) as it:
+        assert kipmesh(it, "add", "admin", password="adminpass").returncode == 0
+        yield it
+
+
+def kipmesh(
+    cluster: LocalCluster, command: str, *arguments: str, password: str = ""
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "kipmesh.cli.main", "user", command, *arguments, "--bootstrap", cluster.bootstrap],
+        input=password and f"{password}\n",
+        capture_output=True,
+        encoding="utf-8",
+        timeout=280,
+        check=False,
+        env={**os.environ, "PYTHONUTF8": "1"},
+    )
+
+
+def settings(cluster: LocalCluster, user: str, password: str, mechanism: str) -> dict[str, Any]:
+    return {
+        "bootstrap.servers": cluster.kafka_bootstrap,
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": mechanism,
+        "sasl.username": user,
+        "sasl.password": password,
+    }
+
+
+def comes_in(cluster: LocalCluster, user: str, password: str, mechanism: str) -> bool:
+    """Whether a client does, or is told that it is not who it says."""
+    errors: list[int] = []
+    client = AdminClient(
+        {**settings(cluster, user, password, mechanism), "error_cb": lambda error: errors.append(error.code())}
+    )
+    deadline = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < deadline:
+        try:
+            client.list_topics(timeout=1)
+        except KafkaException:
+            client.poll(0)
+            if confluent_kafka.KafkaError._AUTHENTICATION in errors:
+                return False
+        else:
+            return True
+    raise AssertionError(f"neither yes nor no, {errors}")
+
+
+def until_in(cluster: LocalCluster, user: str, password: str, mechanism: str, *, wanted: bool = True) -> None:
+    """A change holds once the brokers have followed the log that far."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while comes_in(cluster, user, password, mechanism) != wanted:
+        assert time.monotonic() < deadline, f"{user} by {mechanism}"
+
+
+def admin_of(cluster: LocalCluster) -> AdminClient:
+    until_in(cluster, "admin", "adminpass", "SCRAM-SHA-512")
+    return AdminClient(settings(cluster, "admin", "adminpass", "SCRAM-SHA-512"))
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_user_made_by_the_command(cluster: LocalCluster, mechanism: str) -> None:
+    user = f"command-{mechanism[-3:]}"
+    done = kipmesh(cluster, "add", user, "--mechanism", mechanism, "--iterations", "8192", "--json", password=PASSWORD)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == {"user": user, "mechanism": mechanism, "iterations": 8192}
+    until_in(cluster, user, PASSWORD, mechanism)
+    assert not comes_in(cluster, user, "wrong", mechanism)
+    (other,) = set(MECHANISMS) - {mechanism}
+    assert not comes_in(cluster, user, PASSWORD, other)
+    consumer = kafka.KafkaConsumer(
+        bootstrap_servers=str(cluster.kafka_bootstrap).split(","),
+        security_protocol="SASL_PLAINTEXT",
+        sasl_mechanism=mechanism,
+        sasl_plain_username=user,
+        sasl_plain_password=PASSWORD,
+    )
+    consumer.topics()
+    consumer.close()
+    assert kipmesh(cluster, "alter", user, password="another").returncode == 0
+    until_in(cluster, user, "another", mechanism)
+    until_in(cluster, user, PASSWORD, mechanism, wanted=False)
+    assert kipmesh(cluster, "delete", user).returncode == 0
+    until_in(cluster, user, "another", mechanism, wanted=False)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_user_made_by_librdkafka(cluster: LocalCluster, mechanism: str) -> None:
+    user = f"librdkafka-{mechanism[-3:]}"
+    kind = {"SCRAM-SHA-256": ScramMechanism.SCRAM_SHA_256, "SCRAM-SHA-512": ScramMechanism.SCRAM_SHA_512}[mechanism]
+    admin = admin_of(cluster)
+    upsertion = UserScramCredentialUpsertion(user, ScramCredentialInfo(kind, 5000), PASSWORD.encode())
+    admin.alter_user_scram_credentials([upsertion])[user].result(TIMEOUT_S)
+    described = admin.describe_user_scram_credentials([user])[user].result(TIMEOUT_S)
+    assert [(info.mechanism, info.iterations) for info in described.scram_credential_infos] == [(kind, 5000)]
+    assert {user, "admin"} <= admin.describe_user_scram_credentials().result(TIMEOUT_S).keys()
+    until_in(cluster, user, PASSWORD, mechanism)
+    assert not comes_in(cluster, user, "wrong", mechanism)
+    done = kipmesh(cluster, "describe", user)
+    assert done.stdout.split() == ["USER", "MECHANISM", "ITERATIONS", user, mechanism, "5000"]
+    topic = f"of-{user}"
+    own = AdminClient(settings(cluster, user, PASSWORD, mechanism))
+    own.create_topics([confluent_kafka.admin.NewTopic(topic, 1, 1)])[topic].result(TIMEOUT_S)
+    deletion = UserScramCredentialDeletion(user, kind)
+    admin.alter_user_scram_credentials([deletion])[user].result(TIMEOUT_S)
+    until_in(cluster, user, PASSWORD, mechanism, wanted=False)
+    for refused in (deletion, UserScramCredentialUpsertion(user, ScramCredentialInfo(kind, 100), b"p")):
+        with pytest.raises(KafkaException) as caught:
+            admin.alter_user_scram_credentials([refused])[user].result(TIMEOUT_S)
+        assert caught.value.args[0].name() == (
+            "RESOURCE_NOT_FOUND" if refused is deletion else "UNACCEPTABLE_CREDENTIAL"
+        )
+    with pytest.raises(KafkaException) as caught:
+        admin.describe_user_scram_credentials([user])[user].result(TIMEOUT_S)
+    assert caught.value.args[0].name() == "RESOURCE_NOT_FOUND"

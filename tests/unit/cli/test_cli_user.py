@@ -1,0 +1,131 @@
+"""`kipmesh user`: what is wrong is said, and what it prints of a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from typer.testing import CliRunner
+
+from kipmesh.cli import user_commands
+from kipmesh.cli.common import CommandError
+from kipmesh.cli.main import app
+from kipmesh.client import AdminClient, ScramCredentialInfo, ScramMechanism
+from kipmesh.cluster import LocalCluster
+from kipmesh.core.errors import ErrorCode, KafkaError
+
+pytestmark = pytest.mark.timeout(300)
+in_one_loop = pytest.mark.asyncio(loop_scope="module")  # beside the cluster's own loop there is one only
+
+
+@pytest.fixture(scope="module")
+def bootstrap() -> Iterator[str]:
+    with LocalCluster(mode="single", leaders=1, followers=0) as cluster:
+        yield cluster.bootstrap
+
+
+async def user(bootstrap: str, *arguments: str, stdin: bytes = b"pencil\n") -> tuple[int, str, str]:
+    command = [sys.executable, "-m", "kipmesh.cli.main", "user", *arguments, "--bootstrap", bootstrap]
+    done = await asyncio.to_thread(
+        subprocess.run, command, input=stdin, capture_output=True, timeout=280, check=False, env={}
+    )
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+@in_one_loop
+async def test_two_users(bootstrap: str) -> None:
+    assert await user(bootstrap, "list") == (0, "no users\n", "")
+    assert await user(bootstrap, "add", "alice") == (0, "alice: SCRAM-SHA-256 set\nalice: SCRAM-SHA-512 set\n", "")
+    code, out, _ = await user(bootstrap, "add", "bob", "--mechanism", "SCRAM-SHA-512", "--iterations", "8192", "--json")
+    assert (code, json.loads(out)) == (0, {"user": "bob", "mechanism": "SCRAM-SHA-512", "iterations": 8192})
+    code, out, _ = await user(bootstrap, "list")
+    assert [line.split() for line in out.splitlines()] == [
+        ["USER", "MECHANISM", "ITERATIONS"],
+        ["alice", "SCRAM-SHA-256", "4096"],
+        ["alice", "SCRAM-SHA-512", "4096"],
+        ["bob", "SCRAM-SHA-512", "8192"],
+    ]
+    assert (await user(bootstrap, "alter", "bob", "--iterations", "5000"))[:2] == (0, "bob: SCRAM-SHA-512 set\n")
+    code, out, _ = await user(bootstrap, "describe", "bob", "--json")
+    assert json.loads(out) == {"user": "bob", "credentials": [{"mechanism": "SCRAM-SHA-512", "iterations": 5000}]}
+
+
+@in_one_loop
+async def test_what_cannot_be_done_is_said(bootstrap: str) -> None:
+    async with AdminClient(bootstrap) as admin:
+        await admin.set_user_scram_credential("erin", ScramMechanism.SCRAM_SHA_512, "pencil")
+    for arguments, error in (
+        (("add", "erin"), "user 'erin' has SCRAM-SHA-512 already: `kipmesh user alter` changes it"),
+        (
+            ("alter", "erin", "--mechanism", "SCRAM-SHA-256"),
+            "user 'erin' has no SCRAM-SHA-256: `kipmesh user add` makes it",
+        ),
+        (("describe", "nobody"), "RESOURCE_NOT_FOUND: user 'nobody' has no credential in the metadata"),
+    ):
+        assert await user(bootstrap, *arguments) == (1, "", f"kipmesh: {error}\n")
+
+
+@in_one_loop
+async def test_a_user_is_deleted(bootstrap: str) -> None:
+    async with AdminClient(bootstrap) as admin:
+        for mechanism in ScramMechanism:
+            await admin.set_user_scram_credential("fred", mechanism, "pencil")
+        done = await user(bootstrap, "delete", "fred", "--mechanism", "SCRAM-SHA-256")
+        assert done == (0, "fred: SCRAM-SHA-256 deleted\n", "")
+        assert await admin.describe_user_scram_credentials(["fred"]) == {"fred": [ScramCredentialInfo(2, 4096)]}
+        done = await user(bootstrap, "delete", "fred", "--json")
+        assert done == (0, '{"user":"fred","mechanism":"SCRAM-SHA-512"}\n', "")
+        assert "fred" not in await admin.describe_user_scram_credentials()
+        assert (await user(bootstrap, "delete", "fred"))[0] == 1
+
+
+@pytest.mark.parametrize("stdin", [b"", b"\n", b"two\nlines\n", b"x" * 2000, b"\xff\n", b"a\0b"])
+def test_passwords_that_are_none(monkeypatch: pytest.MonkeyPatch, stdin: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+    with pytest.raises(CommandError, match="password"):
+        user_commands.read_password("carol")
+
+
+@pytest.mark.parametrize("stdin", [b"pencil", b"pencil\n", b"pencil\r\n"])
+def test_a_password_is_a_line(monkeypatch: pytest.MonkeyPatch, stdin: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+    assert user_commands.read_password("carol") == "pencil"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("add",),
+        ("add", "carol", "--iterations", "4095"),
+        ("add", "carol", "--iterations", "16385"),
+        ("add", "carol", "--mechanism", "PLAIN"),
+        ("add", "carol", "pencil"),
+    ],
+)
+def test_wrong_usage(arguments: tuple[str, ...]) -> None:
+    assert CliRunner().invoke(app, ["user", *arguments, "--bootstrap", "127.0.0.1:1"]).exit_code == 2
+
+
+@in_one_loop
+async def test_the_client(bootstrap: str) -> None:
+    async with AdminClient(bootstrap) as admin:
+        await admin.set_user_scram_credential("dora", ScramMechanism.SCRAM_SHA_256, "pencil", iterations=4097)
+        found = {"dora": [ScramCredentialInfo(1, 4097)]}
+        assert await admin.describe_user_scram_credentials(["dora", "dora"]) == found
+        assert await admin.describe_user_scram_credentials([]) == {}
+        assert (await admin.describe_user_scram_credentials())["dora"] == found["dora"]
+        for iterations, password, name in ((4095, "p", "dora"), (4096, "", "dora"), (4096, "p", "")):
+            with pytest.raises(KafkaError) as caught:
+                await admin.set_user_scram_credential(
+                    name, ScramMechanism.SCRAM_SHA_256, password, iterations=iterations
+                )
+            assert caught.value.code is ErrorCode.UNACCEPTABLE_CREDENTIAL
+        await admin.delete_user_scram_credential("dora", ScramMechanism.SCRAM_SHA_256)
+        with pytest.raises(KafkaError) as caught:
+            await admin.delete_user_scram_credential("dora", ScramMechanism.SCRAM_SHA_256)
+        assert caught.value.code is ErrorCode.RESOURCE_NOT_FOUND
