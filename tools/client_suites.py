@@ -1,6 +1,6 @@
 """`python tools/client_suites.py [NAME...]`: test suites that clients of others bring, as they are, on a live mesh.
 
-Each is fetched at a fixed commit or version, and run against three brokers of its own mesh. The file NAME.toml in
+Each is fetched at a fixed commit or version, and run against a mesh of its own. The file NAME.toml in
 `tests/clients/suites` lists what is not run (`[not-run]`) and what is expected to fail (`[fails]`), a reason each; a
 name that ends with `*` stands for all that begin so. The run fails when something else fails, and when something of the
 list passes: then the list is to be shrunk. `--list` says what the lists have; `--bootstrap` takes a cluster that runs.
@@ -54,6 +54,7 @@ class Suite(NamedTuple):
     run: Callable[[Path, str, Path], list[Outcome]]
     config: Mapping[str, str]
     """Of the mesh."""
+    brokers: int = 3
 
 
 class Lists(NamedTuple):
@@ -214,7 +215,8 @@ SUITES: Mapping[str, Suite] = {
             "--ignore=tests/test_requests.py",
             "--override-ini=asyncio_default_fixture_loop_scope=function",
         ),
-        {"num.partitions": "2"},
+        {"num.partitions": "2", "group.initial.rebalance.delay.ms": "0"},
+        brokers=1,  # it takes the broker that it asks for the one that leads
     ),
 }
 
@@ -236,7 +238,9 @@ def _brokers(suite: Suite, bootstrap: str | None) -> Iterator[str]:
     if bootstrap is not None:
         yield bootstrap
         return
-    with LocalCluster(mode="processes", controllers=1, leaders=3, followers=0, config=suite.config) as cluster:
+    with LocalCluster(
+        mode="processes", controllers=1, leaders=suite.brokers, followers=0, config=suite.config
+    ) as cluster:
         found = cluster.kafka_bootstrap
         assert found is not None
         yield found

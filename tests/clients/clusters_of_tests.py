@@ -20,6 +20,8 @@ from kipmesh.cluster import LocalCluster, NodeInfo, Role
 RACKS = ("rack-a", "rack-b", "rack-c")
 SELECTOR = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 SESSION_TIMEOUT_MS = 3000
+LEADERS_RETURN = {"leader.imbalance.check.interval.seconds": "1"}
+"""Soon after a broker is back, so that a test can wait for it (`scenarios_of_tests.at_home`)."""
 
 
 class CannotError(Exception):
@@ -75,6 +77,7 @@ class Apache:
             "auto.create.topics.enable": "false",
             "broker.session.timeout.ms": str(SESSION_TIMEOUT_MS),
             "broker.heartbeat.interval.ms": "500",
+            **LEADERS_RETURN,
         }
 
     def kill(self, broker: int) -> None:
@@ -110,7 +113,7 @@ class Kipmesh:
 
     def __init__(self, leaders: int = 1) -> None:
         self.name = "kipmesh"
-        config = {"replica.selector.class": SELECTOR, "auto.create.topics.enable": "false"}
+        config = {"replica.selector.class": SELECTOR, "auto.create.topics.enable": "false", **LEADERS_RETURN}
         self._cluster = LocalCluster(
             mode="processes", controllers=1, leaders=leaders, followers=3 - leaders, config=config
         )

@@ -86,6 +86,17 @@ def driver(
     return shared_drivers[key]
 
 
+@pytest.fixture
+def breakable(
+    cluster: clusters.Cluster, shared_drivers: dict[tuple[str, str], drivers.Driver]
+) -> Iterator[clusters.Cluster]:
+    """The cluster, for a test that ends brokers: what drivers remember of it is not left to later tests."""
+    yield cluster
+    for driver in shared_drivers.values():
+        driver.close()
+    shared_drivers.clear()
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """What a client or a cluster does not have is a skip, wherever a test finds it."""

@@ -49,12 +49,13 @@ class Client(NamedTuple):
     """How to start its driver: `command` brings what it needs, and may raise MissingError.
 
     `keeps` is what of a record it can be told (the bytes of a value that is not a line of text, times, headers), and
-    whether it administers.
+    whether it administers; `codec` is one that it has.
     """
 
     name: str
     command: Callable[[], Sequence[str]]
     keeps: Sequence[str] = ("binary", "timestamp", "headers", "topics")
+    codec: str = "lz4"
 
 
 class Driver:
@@ -220,7 +221,7 @@ CLIENTS: Mapping[str, Client] = {
         Client("kcat", _kcat, keeps=()),
         Client("java", _java),
         Client("franz-go", _franz),
-        Client("kafkajs", _kafkajs),
+        Client("kafkajs", _kafkajs, codec="gzip"),
     )
 }
 SPARK = "spark"

@@ -13,6 +13,7 @@ import clusters_of_tests as clusters
 import drivers_of_tests as drivers
 
 BEGINNING, END = -2, -1
+GROUPS_TOPIC = "__consumer_offsets"
 INVALID_REPLICATION_FACTOR = 38
 INVALID_PARTITIONS = 37
 INVALID_TOPIC_EXCEPTION = 17
@@ -80,6 +81,28 @@ def settled(driver: drivers.Driver, topic: str, partitions: int) -> list[dict[st
 
     clusters.wait_for(f"{topic} has {partitions} partitions in sync", complete)
     return sorted(found, key=lambda each: each["id"])
+
+
+def at_home(driver: drivers.Driver, *topics: str) -> None:
+    """Wait until all is as before a broker was killed: all replicas in sync, the first one of each partition leads.
+
+    Of these topics and of the one that groups are kept in: otherwise coordinators would move in a later test.
+    """
+
+    def all_back() -> bool:
+        for topic in (*topics, GROUPS_TOPIC):
+            try:
+                found = driver("describe_topic", topic=topic)
+            except drivers.ClientError as error:
+                if error.code == UNKNOWN_TOPIC_OR_PARTITION and topic == GROUPS_TOPIC:  # nobody has asked for a group
+                    continue
+                raise
+            for each in found:
+                if each["leader"] != each["replicas"][0] or len(each["isr"]) != len(each["replicas"]):
+                    return False
+        return True
+
+    clusters.wait_for("all leaders are back", all_back)
 
 
 def from_beginning(partitions: int) -> dict[str, int]:

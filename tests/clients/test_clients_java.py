@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import clusters_of_tests as clusters
 import drivers_of_tests as drivers
@@ -101,6 +104,71 @@ def test_verifiable_tools(cluster: clusters.Cluster, java: drivers.Client, topic
     counts = [int(each) for each in re.findall(r'"name":"records_consumed".*?"count":(\d+)', read)]
     counts = counts or [int(each) for each in re.findall(r'"count":(\d+).*?"name":"records_consumed"', read)]
     assert sum(counts) == 500, read[-2000:]
+
+
+class Running:
+    """A tool that goes on, whose lines are JSON objects."""
+
+    def __init__(self, output: Path, name: str, *given: str) -> None:
+        command = [*drivers.JAVA, "-cp", drivers.java_classes(), f"org.apache.kafka.tools.{name}", *given]
+        self._output = output
+        with output.open("wb") as file:
+            self._process = subprocess.Popen(command, stdout=file, stderr=subprocess.DEVNULL)
+
+    def told(self, name: str) -> list[dict[str, Any]]:
+        """So far, of one kind."""
+        lines = self._output.read_text().splitlines(keepends=True)
+        found = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]
+        return [each for each in found if each["name"] == name]
+
+    def ended(self) -> bool:
+        """Whether it has."""
+        return self._process.poll() is not None
+
+    def close(self) -> None:
+        """As its user ends it, or at once when it does not."""
+        self._process.terminate()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def test_verifiable_tools_while_a_broker_is_killed(
+    breakable: clusters.Cluster, java: drivers.Client, open_driver: Open, topic: str, tmp_path: Path
+) -> None:
+    """Its producer, idempotent, has an acknowledgement of each number; its consumer finds each in one place."""
+    admin, total = open_driver(java), 1500
+    scenarios.create(admin, topic, 2)
+    leader = scenarios.settled(admin, topic, 2)[0]["leader"]
+    config = tmp_path / "producer.properties"  # without it, it tries nothing again
+    config.write_text(f"enable.idempotence=true\nretries={2**31 - 1}\ndelivery.timeout.ms=100000\n")
+    there = ("--bootstrap-server", breakable.bootstrap, "--topic", topic)
+    group = ("--group-id", f"group-{topic}", "--reset-policy", "earliest", "--session-timeout", "10000", "--verbose")
+    load = ("--max-messages", str(total), "--throughput", "150", "--producer.config", str(config))
+    consumer = Running(tmp_path / "consumer", "VerifiableConsumer", *there, *group)
+    producer = Running(tmp_path / "producer", "VerifiableProducer", *there, *load)
+    try:
+        clusters.wait_for("acknowledgements come", lambda: len(producer.told("producer_send_success")) > 100)
+        breakable.kill(leader)
+        try:
+            clusters.wait_for("all are sent", producer.ended, 120)
+        finally:
+            breakable.start(leader)
+        wanted = {str(number) for number in range(total)}
+        assert {each["value"] for each in producer.told("producer_send_success")} == wanted
+
+        def places() -> dict[tuple[int, int], str]:
+            told = consumer.told("record_data")
+            return {(each["partition"], each["offset"]): each["value"] for each in told}
+
+        clusters.wait_for("all have come", lambda: set(places().values()) == wanted, 90)
+        assert len(places()) == total, "no number is there twice"
+        scenarios.at_home(admin, topic)
+    finally:
+        producer.close()
+        consumer.close()
 
 
 def test_performance_tools(cluster: clusters.Cluster, java: drivers.Client, topic: str) -> None:

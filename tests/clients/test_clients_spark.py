@@ -168,7 +168,7 @@ def test_a_stream_goes_on_from_its_checkpoint(
 def test_a_stream_while_a_broker_is_killed(
     spark: SparkSession,
     there: dict[str, str],
-    cluster: clusters.Cluster,
+    breakable: clusters.Cluster,
     helper: drivers.Driver,
     topic: str,
     tmp_path: Path,
@@ -190,13 +190,13 @@ def test_a_stream_while_a_broker_is_killed(
     try:
         helper.begin("produce", topic=topic, records=sent, idempotent=True, pace_ms=20)
         clusters.wait_for("the copy has begun", lambda: len(read_values(stream)) > 20, STREAM_TIMEOUT_S)
-        cluster.kill(leader)
+        breakable.kill(leader)
         try:
             helper.result()
             queries[1].stop()
             queries[1] = stream.start(processingTime="0 seconds")
         finally:
-            cluster.start(leader)
+            breakable.start(leader)
         clusters.wait_for("all of it has come", lambda: len(set(read_values(stream))) == len(sent), STREAM_TIMEOUT_S)
     finally:
         for query in queries:
@@ -208,6 +208,7 @@ def test_a_stream_while_a_broker_is_killed(
     assert found == there_now, "each record of the copy once"
     offsets = stream.found().select("partition", "offset").collect()
     assert len(set(map(tuple, offsets))) == len(offsets)
+    scenarios.at_home(helper, topic, copy)
 
 
 def read_values(stream: Stream) -> list[bytes]:

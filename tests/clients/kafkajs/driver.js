@@ -61,7 +61,8 @@ class Member {
       this.assigned = Object.values(payload.memberAssignment).flat().sort();
       this.waiting = [];
     });
-    this.consumer.on(this.consumer.events.CRASH, ({ payload }) => (this.crash = payload.error));
+    // One after which it starts again by itself is no failure: it goes on from what was committed, or the beginning.
+    this.consumer.on(this.consumer.events.CRASH, ({ payload }) => payload.restart || (this.crash = payload.error));
   }
 
   async start(topics, fromBeginning) {
@@ -77,6 +78,19 @@ class Member {
         }
       },
     });
+  }
+
+  // While it starts again there is nothing that could seek.
+  async seek(where, deadline) {
+    for (;;) {
+      try {
+        return this.consumer.seek(where);
+      } catch (error) {
+        if (!error.message.includes("was not initialized") || Date.now() > deadline) throw error;
+        if (this.crash !== null) throw this.crash;
+      }
+      await pause(50);
+    }
   }
 
   async poll(count, seconds) {
@@ -144,12 +158,12 @@ async function consume({ topic, partitions, count, timeout_s = 30, reset = "earl
   const found = [];
   try {
     await reader.start([topic], true);
-    for (const { partition, offset } of wanted) reader.consumer.seek({ topic, partition, offset: String(offset) });
+    const deadline = Date.now() + timeout_s * 1000;
+    for (const { partition, offset } of wanted) await reader.seek({ topic, partition, offset: String(offset) }, deadline);
     const others = new Map((await (await admin()).fetchTopicOffsets(topic)).map((each) => [each.partition, each]));
     for (const { partition, high } of others.values()) {
-      if (!places.has(partition)) reader.consumer.seek({ topic, partition, offset: high });
+      if (!places.has(partition)) await reader.seek({ topic, partition, offset: high }, deadline);
     }
-    const deadline = Date.now() + timeout_s * 1000;
     const seen = new Set();
     while (found.length < count && Date.now() < deadline) {
       for (const one of await reader.poll(1, 0.2)) {
