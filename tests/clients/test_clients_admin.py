@@ -101,5 +101,5 @@ def test_offsets_out_of_range(driver: drivers.Driver, topic: str) -> None:
     driver("produce", topic=topic, records=sent)
     read = driver("consume", topic=topic, partitions={"0": 999}, count=5, reset="earliest")
     assert [each["offset"] for each in read] == [0, 1, 2, 3, 4]
-    asked = {"topic": topic, "partitions": {"0": 999}, "count": 1, "timeout_s": 10}
+    asked = {"topic": topic, "partitions": {"0": 999}, "count": 1, "timeout_s": 60}
     assert refused(driver, "consume", **asked, reset="none") == scenarios.OFFSET_OUT_OF_RANGE
