@@ -9,6 +9,10 @@ PROJECT ?= kipmesh
 HOST_BROKERS ?= 127.0.0.1:19092,127.0.0.1:19093,127.0.0.1:19094
 PROFILES ?= monitoring
 COMPOSE ?=
+TLS ?=
+SANS ?=
+CERTS := build/certs
+SECURE := $(if $(TLS),--command-config $(CERTS)/client.properties)
 DATA ?=
 CLUSTERS ?= kipmesh
 CLIENTS ?=
@@ -172,23 +176,24 @@ image-next: install ## an image kipmesh/leader:next of a version with other mess
 image-spark: install ## the image of the Spark jobs, kipmesh/spark:VERSION
 	@sh tools/images.sh $(VENV) spark
 
-up: images ## a mesh of containers with Prometheus and Grafana, healthy when this returns (PROFILES= for the mesh alone; docs/docker.md)
-	@COMPOSE="$(COMPOSE)" PROFILES="$(PROFILES)" sh tools/compose.sh up $(PROJECT)
+up: images $(if $(TLS),certs) ## a mesh of containers with Prometheus and Grafana, healthy when this returns (PROFILES= for the mesh alone, TLS=1; docs/docker.md)
+	@COMPOSE="$(COMPOSE)" PROFILES="$(PROFILES)" TLS="$(TLS)" sh tools/compose.sh up $(PROJECT)
 
 down: ## stop that mesh; DATA=remove removes its volumes
 	@COMPOSE="$(COMPOSE)" PROFILES="$(PROFILES)" sh tools/compose.sh down $(PROJECT) $(DATA)
 
 demo-compose: up ## the flights demo through the mesh of `make up`: a year produced from this machine, streamed by Spark, proven
-	@$(PY) -m kipmesh.cli.main topic delete flights --if-exists --bootstrap $(HOST_BROKERS)
-	$(PY) -m kipmesh.cli.main job flights --fill --bootstrap $(HOST_BROKERS) --out build/demo-compose $(ARGS)
+	@$(PY) -m kipmesh.cli.main $(SECURE) topic delete flights --if-exists --bootstrap $(HOST_BROKERS)
+	$(PY) -m kipmesh.cli.main $(SECURE) job flights --fill --bootstrap $(HOST_BROKERS) --out build/demo-compose $(ARGS)
 
 chaos-compose: install ## faults on that mesh, its history checked (ARGS="deploy/chaos/compose/faults.yaml")
-	$(PY) -m kipmesh.cli.main chaos run --dir build/chaos --compose $(PROJECT) $(or $(ARGS),deploy/chaos/compose/*.yaml)
+	$(PY) -m kipmesh.cli.main $(SECURE) chaos run --dir build/chaos --compose $(PROJECT) $(or $(ARGS),deploy/chaos/compose/*.yaml)
 
-certs: install ## certificates for docker-compose's mesh in build/certs (kept while they are good for a month)
-	$(VENV)/bin/kipmesh certs make build/certs --node --keep \
+certs: install ## certificates for docker-compose's mesh in build/certs (kept while they are good for a month; SANS="mesh.example.org")
+	@$(PY) -m kipmesh.cli.main certs make $(CERTS) --node --keep $(addprefix --san ,$(SANS)) \
 	  controller-1 controller-2 controller-3 leader-1 follower-1 follower-2
-	$(VENV)/bin/kipmesh certs make build/certs --keep consumer-1 prometheus client
+	@$(PY) -m kipmesh.cli.main certs make $(CERTS) --keep $(addprefix --san ,$(SANS)) consumer-1 prometheus client
+	@printf 'security.protocol=SSL\nssl.certificate.dir=%s\n' "$(abspath $(CERTS))/client" >$(CERTS)/client.properties
 
 docker: install ## tests of images and of the mesh of docker-compose.yml (needs a docker daemon)
 	KIPMESH_DOCKER_TESTS=full $(PYTEST) tests/docker $(ARGS)

@@ -1,6 +1,6 @@
 #!/bin/sh
 # docker-compose up and down of the mesh: compose.sh up|down PROJECT [remove]. COMPOSE names the command (by default the
-# plugin of Docker, or docker-compose), PROFILES those of docker-compose.yml.
+# plugin of Docker, or docker-compose), PROFILES those of docker-compose.yml; TLS=1 adds docker-compose.tls.yml.
 set -eu
 
 what=$1
@@ -14,19 +14,28 @@ fi
 command -v "${compose%% *}" >/dev/null 2>&1 || { echo "kipmesh: neither the plugin 'docker compose' nor docker-compose is here" >&2; exit 1; }
 IMAGE_TAG=${IMAGE_TAG:-$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)}
 export KIPMESH_IMAGE_PREFIX="${IMAGE_PREFIX:-kipmesh/}" KIPMESH_IMAGE_TAG="$IMAGE_TAG"
+certs=${KIPMESH_CERTS:-build/certs}
+files="-f docker-compose.yml"
+if [ "$what" = down ]; then
+    [ -z "$(docker ps --all --quiet --filter "label=com.docker.compose.project=$project" \
+        --filter label=com.docker.compose.service=certs)" ] || files="$files -f docker-compose.tls.yml"
+elif [ -n "${TLS:-}" ]; then
+    [ -e "$certs/controller-1/tls.key" ] || { echo "kipmesh: there are no certificates in $certs: make certs" >&2; exit 1; }
+    files="$files -f docker-compose.tls.yml"
+fi
 profiles=
 for profile in ${PROFILES:-}; do profiles="$profiles --profile $profile"; done
 
 if [ "$what" = down ]; then
     # Those of all profiles, whichever were started.
     # shellcheck disable=SC2086
-    $compose -p "$project" --profile monitoring --profile spark --profile chaos down ${remove:+--volumes} --timeout 30
+    $compose $files -p "$project" --profile monitoring --profile spark --profile chaos down ${remove:+--volumes} --timeout 30
     exit
 fi
 
 begin=$(date +%s)
 # shellcheck disable=SC2086
-$compose -p "$project" $profiles up -d
+$compose $files -p "$project" $profiles up -d
 # `up -d` of docker-compose 1.29 does not wait for the last ones.
 while :; do
     states=$(docker ps --all --filter "label=com.docker.compose.project=$project" \
@@ -44,3 +53,4 @@ done
 echo "$states"
 echo "kipmesh: healthy after $(($(date +%s) - begin)) s; brokers for clients on this machine:" \
     "${KIPMESH_HOST:-127.0.0.1}:${KIPMESH_LEADER_1_PORT:-19092},${KIPMESH_HOST:-127.0.0.1}:${KIPMESH_FOLLOWER_1_PORT:-19093},${KIPMESH_HOST:-127.0.0.1}:${KIPMESH_FOLLOWER_2_PORT:-19094}"
+[ -z "${TLS:-}" ] || echo "kipmesh: with TLS: kipmesh --command-config $certs/client.properties COMMAND --bootstrap ..."

@@ -19,6 +19,7 @@ COPY tools /src/tools
 COPY services /src/services
 COPY pyspark_kipmesh /src/pyspark_kipmesh
 COPY kipmesh /src/kipmesh
+COPY deploy/docker/client.properties /rootfs/etc/kipmesh/
 RUN set -eu; pip="python -m pip --python /opt/kipmesh/bin/python"; \
     if ls /src/kipmesh-*.whl >/dev/null 2>&1; then \
       $pip install --quiet --no-index --no-deps /src/kipmesh-*.whl; \
@@ -32,14 +33,6 @@ RUN set -eu; pip="python -m pip --python /opt/kipmesh/bin/python"; \
     chmod -R go-w,a+rX /rootfs; find /rootfs /data -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
 
 FROM ${BASE_IMAGE}
-ARG VERSION=unknown
-ARG REVISION=unknown
-LABEL org.opencontainers.image.title="kipmesh spark" \
-      org.opencontainers.image.description="Spark jobs over a mesh of kipmesh" \
-      org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.version="${VERSION}" \
-      org.opencontainers.image.revision="${REVISION}" \
-      kipmesh.service="spark"
 RUN set -eu; if ! command -v java >/dev/null 2>&1; then \
       apt-get update -qq; \
       DEBIAN_FRONTEND=noninteractive apt-get install -qqy --no-install-recommends openjdk-17-jre-headless procps \
@@ -49,6 +42,14 @@ RUN set -eu; if ! command -v java >/dev/null 2>&1; then \
     java -version; \
     grep -q ^kipmesh: /etc/passwd || { \
       echo "kipmesh:x:10001:10001:kipmesh:/var/lib/kipmesh:/sbin/nologin" >>/etc/passwd; echo "kipmesh:x:10001:" >>/etc/group; }
+ARG VERSION=unknown
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="kipmesh spark" \
+      org.opencontainers.image.description="Spark jobs over a mesh of kipmesh" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      kipmesh.service="spark"
 COPY --from=builder /rootfs /
 COPY --from=builder --chown=10001:10001 /data /var/lib/kipmesh
 # Spark looks for the user's home, and writes where it works and to /tmp.

@@ -220,7 +220,10 @@ def _line(error: Exception) -> str:
     """What happened, with Kafka's name of it where there is one."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
-    message = getattr(error, "message", None) or str(error) or type(error).__name__
+    try:
+        message = getattr(error, "message", None) or str(error) or type(error).__name__
+    except Exception:  # py4j asks the JVM for the text, and that may be gone
+        message = f"{type(error).__name__} without a text"
     name = getattr(getattr(error, "code", None), "name", None)
     return message if name is None or name in message else f"{name}: {message}"
 

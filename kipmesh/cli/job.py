@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from kipmesh.cli.common import AsJson, examples, make_app, parse_pairs, print_json
+from kipmesh.cli.common import AsJson, command_config, examples, make_app, parse_pairs, print_json
 from kipmesh.spark import jobs
 from kipmesh.spark.jobs.frame import DEFAULT_MASTER, DEFAULT_MEMORY, Job, Settings, run_job
 
@@ -46,6 +46,7 @@ def _command(job: Job[Any]) -> Callable[..., None]:
             memory=given.pop("memory"),
             spark=parse_pairs(given.pop("spark_conf") or (), "--spark-conf"),
             as_json=given.pop("as_json"),
+            client=command_config(),
         )
         _run(job, job.options(**given), settings)
 

@@ -50,12 +50,14 @@ class Issued(NamedTuple):
         replace_file(folder / AUTHORITIES_FILE, self.authorities)
 
 
-def replace_file(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Write a file that nobody ever sees half of; raises OSError."""
+def replace_file(path: Path, content: bytes, mode: int = 0o644, owner: tuple[int, int] | None = None) -> None:
+    """Write a file that nobody ever sees half of, of that user and group if named; raises OSError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         with open(handle, "wb") as stream:
+            if owner is not None:
+                os.fchown(handle, *owner)
             stream.write(content)
         os.replace(temporary, path)
     except BaseException:

@@ -25,6 +25,19 @@ def test_configuration_is_valid() -> None:
     assert "is valid prometheus config file syntax" in _promtool("check", "config", "prometheus.yml")
 
 
+def test_configuration_with_tls_is_the_same_but_for_that() -> None:
+    assert "is valid prometheus config file syntax" in _promtool(
+        "check", "config", "--syntax-only", "prometheus-tls.yml"
+    )
+    plain, tls = (yaml.safe_load((PROMETHEUS / name).read_text()) for name in ("prometheus.yml", "prometheus-tls.yml"))
+    files = {"ca_file": "ca.crt", "cert_file": "tls.crt", "key_file": "tls.key"}
+    for job in plain["scrape_configs"]:
+        if job["job_name"] != "kipmesh-producer":  # parts of applications, which have their own
+            job["scheme"] = "https"
+            job["tls_config"] = {key: f"/etc/kipmesh-tls/{name}" for key, name in files.items()}
+    assert tls == plain
+
+
 @pytest.mark.parametrize("path", sorted((PROMETHEUS / "tests").glob("*.yml")), ids=lambda path: path.stem)
 def test_rules_do_what_their_tests_say(path) -> None:
     assert "SUCCESS" in _promtool("test", "rules", f"tests/{path.name}")

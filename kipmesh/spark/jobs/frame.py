@@ -52,13 +52,17 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What every job takes. `spark` are settings of Spark; they win over the frame's."""
+    """What every job takes. `spark` are settings of Spark; they win over the frame's.
+
+    `client` is how a mesh that an option names is reached, beside its addresses: certificates, mostly.
+    """
 
     out: Path
     master: str = DEFAULT_MASTER
     memory: str = DEFAULT_MEMORY
     spark: Mapping[str, str] = field(default_factory=dict)
     as_json: bool = False
+    client: Mapping[str, str] = field(default_factory=dict)
 
 
 class JobRun:
@@ -71,6 +75,11 @@ class JobRun:
         self._settings = settings
         self._spark: SparkSession | None = None
         self._is_lent = False
+
+    @property
+    def client(self) -> Mapping[str, str]:
+        """Configuration of clients of a mesh that an option names."""
+        return self._settings.client
 
     @property
     def parquet(self) -> Path:

@@ -21,7 +21,7 @@ from kipmesh.spark.jobs.flights.dataset import Flight, encode
 from kipmesh.spark.jobs.frame import JobError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     import pandas as pd
 
@@ -104,17 +104,24 @@ def with_broken(flights: Iterable[Flight], total: int, count: int) -> Iterator[t
 
 
 def produce(
-    bootstrap: str, topic: str, records: Iterable[tuple[bytes, bytes | None]], report: Callable[[int], None]
+    bootstrap: str,
+    topic: str,
+    records: Iterable[tuple[bytes, bytes | None]],
+    report: Callable[[int], None],
+    client: Mapping[str, str] | None = None,
 ) -> int:
-    """Make the topic and write the records, each acknowledged by all replicas; how many. KafkaError if one fails."""
+    """Make the topic and write the records, each acknowledged by all replicas; how many. KafkaError if one fails.
+
+    `client`: further configuration of its clients.
+    """
     from kipmesh.client import NewTopic
     from kipmesh.client.sync import AdminClient, Producer
 
-    with AdminClient(bootstrap) as admin:
+    with AdminClient(bootstrap, **(client or {})) as admin:
         # The flights are of 2013: by the usual retention they would be deleted while they are read.
         admin.create_topics([NewTopic(topic, PARTITIONS, 3, {"retention.ms": "-1"})])
     count, source = 0, iter(records)
-    with Producer(bootstrap, linger_ms=20, batch_size=128 * 1024) as producer:
+    with Producer(bootstrap, **(client or {}), linger_ms=20, batch_size=128 * 1024) as producer:
         while window := list(islice(source, _WINDOW)):
             deliveries = producer.send_many(topic, [(key, value) for key, value in window])
             producer.flush()

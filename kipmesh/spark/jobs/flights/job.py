@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -97,8 +97,13 @@ def _mesh(run: JobRun, options: Options) -> Iterator[tuple[str, Expected | None]
         total = (len(year) + min(options.broken, len(year))) * options.scale
         records = feed.encoded(year, options.late, options.broken, scale=options.scale)
         with run.step("Fill a mesh of its own" if named is None else f"Fill topic {options.topic}", total) as done:
-            feed.produce(bootstrap, options.topic, records, done)
+            feed.produce(bootstrap, options.topic, records, done, _client(run, options))
         yield bootstrap, feed.expected(year, options.broken, options.scale)
+
+
+def _client(run: JobRun, options: Options) -> Mapping[str, str]:
+    """What clients need beside the addresses: a mesh of its own is in plaintext."""
+    return {} if options.bootstrap is None else run.client
 
 
 def _data(dataset: Any) -> Path:
@@ -113,12 +118,14 @@ def _run(run: JobRun, options: Options, bootstrap: str, expected: Expected | Non
     from kipmesh.spark.jobs.flights import job_page, results, streams
 
     spark = run.spark
-    begins, ends = _offsets(bootstrap, options.topic)
+    client = _client(run, options)
+    begins, ends = _offsets(bootstrap, client, options.topic)
     records = sum(ends.values()) - sum(begins.values())
     if not records:
         raise JobError(f"topic {options.topic} has no records")
     settings = streams.StreamSettings(
         bootstrap=bootstrap,
+        client=client,
         topic=options.topic,
         ends=ends,
         parquet=run.parquet,
@@ -160,13 +167,13 @@ def _run(run: JobRun, options: Options, bootstrap: str, expected: Expected | Non
     return Outcome(summary, page, job_page.lines(counts, proofs), passed)
 
 
-def _offsets(bootstrap: str, topic: str) -> tuple[dict[int, int], dict[int, int]]:
+def _offsets(bootstrap: str, client: Mapping[str, str], topic: str) -> tuple[dict[int, int], dict[int, int]]:
     """Where each partition begins and ends now. JobError for a topic or a mesh that is not there."""
     from kipmesh.client.sync import Consumer
     from kipmesh.core.errors import KafkaError
 
     try:
-        with Consumer(bootstrap) as consumer:
+        with Consumer(bootstrap, **client) as consumer:
             found = [(topic, partition) for partition in consumer.partitions_for(topic).partitions]
             begins, ends = consumer.beginning_offsets(found), consumer.end_offsets(found)
     except KafkaError as error:

@@ -42,9 +42,13 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """What is read, and how. `ends` are the offsets after the last records to read, by partition."""
+    """What is read, and how. `ends` are the offsets after the last records to read, by partition.
+
+    `client` is further configuration of the consumers.
+    """
 
     bootstrap: str
+    client: Mapping[str, str]
     topic: str
     ends: Mapping[int, int]
     parquet: Path
@@ -71,6 +75,7 @@ def source(spark: SparkSession, settings: StreamSettings) -> DataFrame:
 
     reader = (
         spark.readStream.format("kipmesh")
+        .options(**{f"kafka.{key}": value for key, value in settings.client.items()})
         .option("kafka.bootstrap.servers", settings.bootstrap)
         .option("subscribe", settings.topic)
         .option("startingOffsets", "earliest")
