@@ -11,14 +11,15 @@ starts it again. Containers are found by the labels of docker-compose, and told 
 
 from __future__ import annotations
 
+import shutil
 import tarfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from kipmesh.chaos.docker_engine import Engine, EngineError
 from kipmesh.chaos.experiment import Cut, Fault, Kill, Pause, Restart
@@ -228,7 +229,10 @@ class ContainerCluster:
         target = Path(node.dir)
         target.mkdir(parents=True, exist_ok=True)
         with self._engine.archive(node.container, DATA) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
-            archive.extractall(target, members=_of_topic(archive, self._topic), filter="data")
+            for path, content in _files_of_topic(archive, self._topic):
+                (target / path).parent.mkdir(parents=True, exist_ok=True)
+                with (target / path).open("wb") as file:
+                    shutil.copyfileobj(content, file)
 
     def _node_of(self, name: str) -> ContainerNode:
         with self._lock:
@@ -245,12 +249,14 @@ class ContainerCluster:
         self._engine.post(f"/containers/{self._node_of(name).container}/{what}", None, **query)
 
 
-def _of_topic(archive: Iterable[tarfile.TarInfo], topic: str) -> Iterable[tarfile.TarInfo]:
-    """`data/TOPIC-N/...` alone: a broker may have much else."""
+def _files_of_topic(archive: tarfile.TarFile, topic: str) -> Iterator[tuple[Path, IO[bytes]]]:
+    """Files `data/TOPIC-N/...` alone: a broker may have much else. One at a time, as they come."""
     for member in archive:
-        parts = Path(member.name).parts
-        if len(parts) > 1 and parts[1].rpartition("-")[0] == topic:
-            yield member
+        path = Path(member.name)
+        is_plain = member.isreg() and not path.is_absolute() and ".." not in path.parts
+        content = archive.extractfile(member) if is_plain else None
+        if content is not None and len(path.parts) > 2 and path.parts[1].rpartition("-")[0] == topic:
+            yield path, content
 
 
 def maker(

@@ -178,6 +178,7 @@ def test_down_stops_brokers_first_and_copies_the_topic_s_logs_alone(
         "chaos-0/00000000000000000000.log": b"records",
         "chaos-x-0/00000000000000000000.log": b"another topic's",
         "meta.properties": b"of the broker",
+        "../chaos-0/../../escaped.log": b"not from a broker",
     }
     cluster.disconnect("leader-1")
     cluster.pause("leader-1")
