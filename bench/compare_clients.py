@@ -164,7 +164,8 @@ def latency(bootstrap: str, topic: str, count: int) -> dict[str, float]:
     producer.flush(10)
     consumer.close()
     ordered = sorted(times[count // _WARM_SHARE :])
-    return {"p50_ms": percentile(ordered, 0.5), "p99_ms": percentile(ordered, 0.99)}
+    volume = sum(len(values[i % len(values)]) for i in range(count))
+    return {"p50_ms": percentile(ordered, 0.5), "p99_ms": percentile(ordered, 0.99), "bytes": volume}
 
 
 def complete(bootstrap: str, topic: str, partitions: int) -> dict[str, float]:

@@ -82,7 +82,18 @@ class Figures:
     def _latency(self, topic: str) -> dict[str, float]:
         bootstrap = self._running.bootstrap
         client("create", bootstrap=bootstrap, topics={topic: 1})
-        return client("latency", bootstrap=bootstrap, topic=topic, count=self._sizes.latencies)
+        before = self._running.bytes_out()
+        found = client("latency", bootstrap=bootstrap, topic=topic, count=self._sizes.latencies)
+        self._served("latency", before, found["bytes"])
+        return found
+
+    def _served(self, what: str, before: float, least: float) -> float:
+        """What the brokers say that they sent since; BenchError if that is less than what came."""
+        time.sleep(1)
+        served = self._running.bytes_out() - before
+        if served < least:
+            raise BenchError(f"{what}: {least:,.0f} bytes came, the brokers say that they sent {served:,.0f}")
+        return served
 
     def produce(self) -> Samples:
         """Large records, then small ones, after some that warm up."""
@@ -105,12 +116,11 @@ class Figures:
         bootstrap, count = self._running.bootstrap, int(self._produced["records"])
         before = self._running.bytes_out()
         found = client("consume", bootstrap=bootstrap, topic=TOPIC, partitions=PARTITIONS, count=count)
-        time.sleep(1)
-        served = self._running.bytes_out() - before
-        if found["bytes"] != self._produced["bytes"] or served < found["bytes"]:
-            raise BenchError(f"consume: {found['bytes']:,.0f} bytes came, the brokers say that they sent {served:,.0f}")
-        samples = {"consume_mb_s": found["bytes"] / found["seconds"] / 1e6, "served_mb": served / 1e6}
+        if found["bytes"] != self._produced["bytes"]:
+            raise BenchError(f"consume: {found['bytes']:,.0f} bytes came of {self._produced['bytes']:,.0f}")
+        samples = {"consume_mb_s": found["bytes"] / found["seconds"] / 1e6}
         samples["java_consume_mb_s"] = self._java_consume(count)
+        samples["served_mb"] = self._served("consume", before, 2 * found["bytes"]) / 1e6
         return samples
 
     def _java_consume(self, count: int) -> float:
