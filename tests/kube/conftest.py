@@ -58,7 +58,7 @@ def namespace() -> Iterator[str]:
     enforced = [f"pod-security.kubernetes.io/{what}=restricted" for what in ("enforce", "warn")]
     command("kubectl", "label", "namespace", name, *enforced)
     yield name
-    command("kubectl", "delete", "namespace", name, "--wait=true", "--timeout=300s")
+    command("kubectl", "delete", "namespace", name, "--wait=false")
 
 
 @pytest.fixture(scope="session")

@@ -74,7 +74,7 @@ def test_a_volume_without_an_end_of_its_own_is_not_filled(release: Release) -> N
     room = release.kubectl("exec", f"{release.full}-followers-0", "--", "df", "-P", "-k", "/var/lib/kipmesh")
     if int(room.splitlines()[-1].split()[3]) < 4 << 20:
         pytest.skip("volumes have an end of their own here")
-    document = experiment("full-volume", name="endless-volume")
+    document = {**experiment("full-volume"), "name": "endless-volume"}
     with pytest.raises(Exception, match="only a volume with an end of its own"):
         release.chaos(release.write_experiment(document))
 
