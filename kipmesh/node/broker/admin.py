@@ -10,6 +10,7 @@ from typing import Any
 
 import structlog
 
+from kipmesh.core.config import BrokerConfig
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.messages import (
     AlterConfigsResourceResponse,
@@ -34,6 +35,7 @@ from kipmesh.node.broker.controller_channel import ControllerChannel, Forwarded,
 from kipmesh.node.broker.credentials import CredentialHandler
 from kipmesh.node.broker.reassignments import ReassignmentHandler
 from kipmesh.node.broker.repeats import Creation, Deletion, Growth, Image, Until
+from kipmesh.node.broker.static_configs import with_static
 from kipmesh.rpc.client import TransportError
 from kipmesh.rpc.server import RequestContext
 
@@ -48,9 +50,10 @@ NOBODY_ACTIVE = "no metadata controller is active"
 class AdminHandler(ReassignmentHandler, CredentialHandler):
     """Forwards; without an answer of an active controller each item gets REQUEST_TIMED_OUT (it may have been done)."""
 
-    def __init__(self, channel: ControllerChannel, image: Image, until: Until) -> None:
+    def __init__(self, config: BrokerConfig, channel: ControllerChannel, image: Image, until: Until) -> None:
         ReassignmentHandler.__init__(self, self._forward, image)
         CredentialHandler.__init__(self, self._forward, image)
+        self._config = config
         self._channel = channel
         self._image = image
         self._until = until
@@ -110,7 +113,7 @@ class AdminHandler(ReassignmentHandler, CredentialHandler):
     async def describe_configs(
         self, request: DescribeConfigsRequest, context: RequestContext
     ) -> DescribeConfigsResponse:
-        """DescribeConfigs (API key 32)."""
+        """DescribeConfigs (API key 32), with this broker's own values where it is asked for them."""
         answer = await self._forward("DescribeConfigs", request, DESCRIBE_TIMEOUT_MS, context)
         if isinstance(answer, str):
             code = ErrorCode.REQUEST_TIMED_OUT
@@ -120,7 +123,7 @@ class AdminHandler(ReassignmentHandler, CredentialHandler):
                 ]
             )
         response: DescribeConfigsResponse = answer.response
-        return response
+        return with_static(response, request, self._config)
 
     async def incremental_alter_configs(
         self, request: IncrementalAlterConfigsRequest, context: RequestContext

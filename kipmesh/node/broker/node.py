@@ -176,7 +176,7 @@ class BrokerNode:
         )
         self._replica_manager.on_found, self._replica_manager.on_lost = self._log_dirs.found, self._log_dirs.lost
         self._publisher = MetadataPublisher(config.node_id, self._replica_manager, self._published)
-        self._admin = AdminHandler(self._channel, lambda: self.partitions.image, self._publisher.until)
+        self._admin = AdminHandler(config, self._channel, lambda: self.partitions.image, self._publisher.until)
         self._groups = GroupsHandler(
             config, self.partitions, self._disk, self._admin, self._publisher.until, self._task_done
         )

@@ -1,4 +1,5 @@
-"""DescribeConfigs (key 32), versions 1 to 4: of topics and brokers, forwarded to the active controller.
+"""DescribeConfigs (key 32), versions 1 to 4: of topics and brokers, forwarded to the active controller;
+of the broker that is asked also what its file says, and the defaults.
 
 Null keys are all, and so is an empty list. Types are told from version 3 on, documentation to those who ask for it.
 
