@@ -9,13 +9,15 @@ import yaml
 from prometheus_of_tests import MISSING, PROMTOOL
 from promql_of_tests import PROMETHEUS
 
-pytestmark = pytest.mark.skipif(PROMTOOL is None, reason=MISSING)
+pytestmark = [pytest.mark.skipif(PROMTOOL is None, reason=MISSING), pytest.mark.timeout(400)]
+
+LIMIT_S = 300
 
 
 def _promtool(*arguments: str) -> str:
     assert PROMTOOL is not None
     done = subprocess.run(
-        [PROMTOOL, *arguments], cwd=PROMETHEUS, capture_output=True, text=True, timeout=60, check=False
+        [PROMTOOL, *arguments], cwd=PROMETHEUS, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -59,6 +61,6 @@ def test_a_wrong_rule_is_found(tmp_path) -> None:
     assert len(cases["tests"]) == 1
     (tmp_path / "tests" / "one.yml").write_text(yaml.safe_dump(cases))
     command = [PROMTOOL, "test", "rules", "tests/one.yml"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode != 0
     assert "KipmeshSnapshotLag" in done.stdout + done.stderr
