@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import sys
 import time
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from kipmesh.client import AdminClient
 from kipmesh.client.types import ConfigResource, ResourceType, TopicMetadata
@@ -38,6 +39,7 @@ LEASE_S = 20
 RENEW_S = 5.0
 ADMIN_TIMEOUT_MS = 10_000
 SHOWN_MAX = 3
+Answer = TypeVar("Answer")
 
 
 class Place(NamedTuple):
@@ -101,7 +103,8 @@ async def _leave(
         async with admin, _turn(api, place, admin, broker_id, deadline):
             if for_good:
                 say(f"broker {broker_id} goes for good: it is drained")
-                done = await admin.drain_broker(broker_id)
+                # Kubernetes' own limit is the only one: what is not moved is missing when the pod is gone.
+                done = await _again(lambda: admin.drain_broker(broker_id), broker_id, math.inf)
                 say(f"broker {broker_id}: {done.total} replicas moved, it has none")
                 return 0
             return await _wait_until_spared(admin, broker_id, deadline)
@@ -113,7 +116,7 @@ async def _leave(
 async def _wait_until_spared(admin: AdminClient, broker_id: int, deadline: float) -> int:
     told: Sequence[str] = ()
     while True:
-        needed = await needed_by(admin, broker_id)
+        needed = await _again(lambda: needed_by(admin, broker_id), broker_id, deadline)
         if not needed:
             say(f"broker {broker_id} may stop: all partitions can do without it")
             return 0
@@ -123,6 +126,21 @@ async def _wait_until_spared(admin: AdminClient, broker_id: int, deadline: float
         if needed != told:
             say(f"broker {broker_id} is needed by {_shown(needed)}")
             told = needed
+        await asyncio.sleep(LOOK_AGAIN_S)
+
+
+async def _again(ask: Callable[[], Awaitable[Answer]], broker_id: int, deadline: float) -> Answer:
+    """What `ask` gives; asked again while it fails and may succeed later, on a busy machine. Raises KafkaError."""
+    told = ""
+    while True:
+        try:
+            return await ask()
+        except KafkaError as error:
+            if not error.retriable or time.monotonic() > deadline:
+                raise
+            if str(error) != told:
+                say(f"broker {broker_id} asks again: {error}")
+                told = str(error)
         await asyncio.sleep(LOOK_AGAIN_S)
 
 
@@ -197,7 +215,7 @@ async def _turn(
     turns = Turns(api, place, broker_id)
     told = ""
     while True:
-        brokers = [node.node_id for node in (await admin.describe_cluster()).brokers]
+        brokers = [node.node_id for node in (await _again(admin.describe_cluster, broker_id, deadline)).brokers]
         try:
             holder = await asyncio.to_thread(turns.take, brokers, time.monotonic())
         except KubeError as error:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 
 from kipmesh.client.types import PartitionMetadata, TopicMetadata
+from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.kube import leave
 from kipmesh.kube.api import Lease
 from kipmesh.kube.leave import LEASE_S, Place, Turns, lacking
 
@@ -107,3 +112,42 @@ def test_two_at_once_are_one() -> None:
     api = LeaseOfTests()
     api.loses = True
     assert turns(api, "m-followers-0", 101).take([1, 101], 0) == "somebody who was faster"
+
+
+class AdminOfTests:
+    """Gives, or raises, one thing after the other."""
+
+    def __init__(self, *answers: list[TopicMetadata] | KafkaError) -> None:
+        self.answers = list(answers)
+
+    async def list_topics(self) -> list[TopicMetadata]:
+        answer = self.answers.pop(0)
+        if isinstance(answer, KafkaError):
+            raise answer
+        return answer
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lines: list[str] = []
+    monkeypatch.setattr(leave, "say", lines.append)
+    monkeypatch.setattr(leave, "LOOK_AGAIN_S", 0.0)
+    return lines
+
+
+async def test_what_fails_on_a_busy_machine_is_asked_again(said: list[str]) -> None:
+    slow = KafkaError(ErrorCode.REQUEST_TIMED_OUT, "slow")
+    admin: Any = AdminOfTests(slow, slow, [])
+    assert await leave._wait_until_spared(admin, 1, math.inf) == 0
+    assert [line for line in said if "asks again" in line] == ["broker 1 asks again: REQUEST_TIMED_OUT: slow"]
+    assert "broker 1 may stop" in said[-1]
+
+
+@pytest.mark.parametrize(
+    ("code", "deadline"), [(ErrorCode.REQUEST_TIMED_OUT, -math.inf), (ErrorCode.INVALID_REPLICATION_FACTOR, math.inf)]
+)
+async def test_what_cannot_succeed_is_not_asked_again(code: ErrorCode, deadline: float, said: list[str]) -> None:
+    admin: Any = AdminOfTests(KafkaError(code, "no"), [])
+    with pytest.raises(KafkaError, match="no"):
+        await leave._wait_until_spared(admin, 1, deadline)
+    assert not said
