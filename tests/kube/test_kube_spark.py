@@ -11,6 +11,7 @@ from kube_of_tests import JOB_CHART, Release, command, wait_for
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 LIMIT = 5000
+PROOFS = 6
 
 
 def test_the_flights_pass_their_proofs_on_executors(release: Release) -> None:
@@ -38,7 +39,8 @@ def test_the_flights_pass_their_proofs_on_executors(release: Release) -> None:
         log = release.kubectl("logs", f"job/{driver}")
         assert release.json("get", "job", driver)["status"].get("succeeded") == 1, log
         assert len(seen) == 2
-        assert "proofs" in log
+        assert log.count("  PASS  ") == PROOFS
+        assert "FAIL" not in log
         left = release.json("get", "pods", "-l", "spark-role=executor")["items"]
         assert not [one for one in left if one["metadata"].get("deletionTimestamp") is None]
     finally:
