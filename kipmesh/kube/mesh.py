@@ -23,7 +23,8 @@ from kipmesh.kube.api import ConflictError, KubeApi, KubeError, NotFoundError, T
 from kipmesh.kube.prepare import ordinal
 
 READY_TIMEOUT_S = 180.0
-GONE_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 600.0
+"""Until a budget lets a pod go, and then until its hook does: both wait for the brokers that were evicted before it."""
 LOOK_AGAIN_S = 0.5
 ROLES = {"controllers": "controller", "leaders": "leader", "followers": "follower"}
 COMPONENT = "app.kubernetes.io/component"
@@ -102,7 +103,7 @@ class KubeMesh:
         """Evict it, when the budgets let it go; returns when the pod is gone."""
         node = self._node(name)
         self._ended.add(name)
-        deadline = time.monotonic() + READY_TIMEOUT_S
+        deadline = time.monotonic() + STOP_TIMEOUT_S
         while True:
             try:
                 self._api.evict_pod(self._namespace, node.pod)
@@ -212,7 +213,7 @@ class KubeMesh:
         raise KubeError(f"release {self._release} in {self._namespace} has no node {name!r}; there are {names}")
 
     def _wait_gone(self, node: PodNode) -> None:
-        self._wait(f"{node.pod} to end", GONE_TIMEOUT_S, lambda: self._node(node.name).uid != node.uid)
+        self._wait(f"{node.pod} to end", STOP_TIMEOUT_S, lambda: self._node(node.name).uid != node.uid)
 
     def _wait(self, what: str, timeout_s: float, is_so: Callable[[], bool]) -> None:
         deadline = time.monotonic() + timeout_s
