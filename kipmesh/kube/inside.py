@@ -25,6 +25,7 @@ PRESSING = Path(tempfile.gettempdir()) / "kipmesh-pressing"
 CGROUP = Path("/sys/fs/cgroup")
 PROC = Path("/proc")
 SERVICE = b"kipmesh_"
+PRESSURE = b"kipmesh.kube.inside"
 _LIMITLESS = 1 << 60
 """Version 1 says a number near 2**63 where there is no limit."""
 PAGE_BYTES = 4096
@@ -71,16 +72,34 @@ def press(workers: int, memory_share: float, for_s: float) -> None:
         taken_bytes = max(int(limit_bytes * memory_share) - used_bytes, 0)
     arguments = [str(workers), str(taken_bytes), str(for_s)]
     files = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1, 2)]
-    words = [sys.executable, "-m", "kipmesh.kube.inside", *arguments]
+    words = [sys.executable, "-m", PRESSURE.decode(), *arguments]
     leader = os.posix_spawn(sys.executable, words, os.environ, file_actions=files, setsid=True)
     PRESSING.write_text(str(leader))
 
 
 def relieve() -> None:
-    """End it; nothing happens when there is none."""
+    """End it; nothing happens when there is none.
+
+    The file outlives a container that was killed, and its number may be another group's in the next one.
+    """
     with suppress(FileNotFoundError, ValueError, ProcessLookupError):
-        os.killpg(int(PRESSING.read_text()), signal.SIGKILL)
+        group = int(PRESSING.read_text())
+        if pressing(group):
+            os.killpg(group, signal.SIGKILL)
     PRESSING.unlink(missing_ok=True)
+
+
+def pressing(group: int) -> list[int]:
+    """The ids of a group's processes that are pressure, by their command lines; the leader may be gone."""
+    found = []
+    for number in (int(one.name) for one in PROC.iterdir() if one.name.isdigit()):
+        with suppress(OSError, ValueError, IndexError):
+            # After the name, which may have anything in it: state, parent, group.
+            group_of = int((PROC / str(number) / "stat").read_text().rpartition(")")[2].split()[2])
+            words = (PROC / str(number) / "cmdline").read_bytes().split(b"\0")
+            if group_of == group and (b"-m", PRESSURE) in pairwise(words):
+                found.append(number)
+    return found
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -97,6 +97,33 @@ def test_pressure_is_there_until_it_is_relieved(tmp_path: Path, monkeypatch: pyt
     assert not inside.PRESSING.exists()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux'")
+def test_a_group_that_is_no_pressure_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inside, "PRESSING", tmp_path / "pressing")
+    words = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with subprocess.Popen(words, start_new_session=True) as another:
+        try:
+            inside.PRESSING.write_text(str(another.pid))
+            assert main(["relieve"]) == 0
+            assert not inside.PRESSING.exists()
+        finally:
+            another.terminate()  # SIGKILL, had it been sent, would have been first
+    assert another.returncode == -signal.SIGTERM
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux'")
+def test_pressure_whose_leader_was_killed_is_relieved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inside, "PRESSING", tmp_path / "pressing")
+    assert main(["press", "--cpu=1", "--for-s=600"]) == 0
+    group = int(inside.PRESSING.read_text())
+    until(lambda: len(inside.pressing(group)) == 2)
+    os.kill(group, signal.SIGKILL)
+    os.waitpid(group, 0)
+    assert len(inside.pressing(group)) == 1
+    assert main(["relieve"]) == 0
+    until(lambda: not inside.pressing(group))
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_limits_of_the_container(version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inside, "CGROUP", tmp_path)
