@@ -223,3 +223,16 @@ def test_processes_are_shared_for_chaos_alone() -> None:
         "mesh-kipmesh-leaders",
         "mesh-kipmesh-controllers",
     }
+
+
+def test_chaos_may_do_what_it_does_and_no_more() -> None:
+    (rules,) = (
+        one["rules"] for name, one in of_kind(render("--set", "chaos.enabled=true"), "Role").items() if "chaos" in name
+    )
+    assert {
+        (group, what): set(rule["verbs"]) for rule in rules for group in rule["apiGroups"] for what in rule["resources"]
+    } == {
+        ("", "pods"): {"get", "list", "delete", "patch"},
+        ("", "pods/exec"): {"create", "get"},
+        ("", "pods/eviction"): {"create"},
+    }
