@@ -35,13 +35,15 @@ COPY deploy/docker/*.properties /rootfs/etc/kipmesh/
 RUN set -eu; \
     find /opt/kipmesh -name __pycache__ -type d -prune -exec rm -rf {} +; \
     /opt/kipmesh/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/kipmesh/lib; \
-    mkdir -p /rootfs/opt /data; mv /opt/kipmesh /rootfs/opt/kipmesh; \
+    mkdir -p /rootfs/opt; mv /opt/kipmesh /rootfs/opt/kipmesh; \
     { grep -v ^kipmesh: /etc/passwd; echo "kipmesh:x:10001:10001:kipmesh:/var/lib/kipmesh:/sbin/nologin"; } >/rootfs/etc/passwd; \
     { grep -v ^kipmesh: /etc/group; echo "kipmesh:x:10001:"; } >/rootfs/etc/group; \
     chmod -R go-w,a+rX /rootfs; \
-    find /rootfs /data -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
+    find /rootfs -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
 
 FROM ${BASE_IMAGE} AS runtime
+ARG SOURCE_DATE_EPOCH=1767225600
+RUN install -d -o 10001 -g 10001 /var/lib/kipmesh && touch -d "@$SOURCE_DATE_EPOCH" /var/lib /var/lib/kipmesh
 ARG VERSION=unknown
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="kipmesh" \
@@ -50,7 +52,6 @@ LABEL org.opencontainers.image.title="kipmesh" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 COPY --from=builder /rootfs /
-COPY --from=builder --chown=10001:10001 /data /var/lib/kipmesh
 ENV PATH=/opt/kipmesh/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 LANG=C.UTF-8 GRPC_VERBOSITY=NONE
 WORKDIR /var/lib/kipmesh
 USER 10001:10001

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 Address = tuple[str, int]
 
 
 async def refuses(address: Address, timeout_s: float) -> bool:
-    """Whether a connection is refused; False for everything else that may happen within the time limit."""
+    """Whether all that the host's name stands for refuse; False for everything else that may happen in that time."""
+    loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(timeout_s):
-            _, writer = await asyncio.open_connection(*address)
+            found = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
+            for family, kind, protocol, _, place in found:
+                with socket.socket(family, kind, protocol) as knocker:
+                    knocker.setblocking(False)
+                    if not await _refused(knocker, place):
+                        return False
+    except (OSError, TimeoutError, UnicodeError):  # the last: what no name can be
+        return False
+    return bool(found)
+
+
+async def _refused(knocker: socket.socket, place: tuple[object, ...]) -> bool:
+    try:
+        await asyncio.get_running_loop().sock_connect(knocker, place)
     except ConnectionRefusedError:
         return True
-    except (OSError, TimeoutError):
-        return False
-    writer.transport.abort()
     return False

@@ -105,8 +105,8 @@ def test_clients_of_apache_kafka(mesh: ComposedMesh, image: Callable[[str], str]
 def test_commands_take_the_file_of_make_certs(mesh: ComposedMesh) -> None:
     listed = mesh.command("broker", "list", "--json", "--bootstrap", mesh.bootstrap).splitlines()
     assert len(listed) == 3
-    controller = f"127.0.0.1:{mesh.ports['KIPMESH_CONTROLLER_1_PORT']}"
-    assert "led" in mesh.command("quorum", "describe", "--json", "--bootstrap-controller", controller)
+    controllers = ",".join(f"127.0.0.1:{mesh.ports[f'KIPMESH_CONTROLLER_{number}_PORT']}" for number in (1, 2, 3))
+    assert "led" in mesh.command("quorum", "describe", "--json", "--bootstrap-controller", controllers)
 
 
 @pytest.mark.parametrize("name", NODES)

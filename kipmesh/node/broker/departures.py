@@ -31,6 +31,8 @@ KNOCK_TIMEOUT_S = 0.05
 """How long a leader may take to accept or refuse; one that is silent is named as if nothing was."""
 FRESH_S = 0.005
 """A leader that accepted so short a time ago is not knocked at again."""
+SLOW_S = 1.0
+"""Nor one that was silent so short a time ago: what looks its name up holds a thread until it has an answer."""
 KNOCKS_MAX = 16
 """An answer that names more leaders than that is given without asking them."""
 
@@ -57,6 +59,13 @@ class LostLeaders:
     def lost(self, leader_id: int) -> None:
         """It is gone, from the first time on that this is said until it is `found`."""
         self._until.setdefault(leader_id, self._now_s() + self._hold_s)
+
+    def knocked(self, broker_id: int, is_gone: bool) -> None:
+        """It refused, or did not: then what was held for it once is over, and the next time it is gone is a new one."""
+        if is_gone:
+            self.lost(broker_id)
+        elif broker_id in self._until and self._until[broker_id] < self._now_s():
+            del self._until[broker_id]
 
     def found(self, broker_ids: Collection[int]) -> None:
         """They are there again, or there is other metadata of them."""
@@ -92,24 +101,24 @@ class Knocks:
     def __init__(
         self,
         address: Callable[[int], Address | None],
-        refused: Callable[[int], None],
+        answered: Callable[[int, bool], None],
         now_s: Callable[[], float],
         knock: Callable[[Address, float], Awaitable[bool]] = refuses,
     ) -> None:
-        """`address` is where a broker listens for others; `refused` is told who did."""
+        """`address` is where a broker listens for others; `answered` is told who was asked, and whether it refused."""
         self._address = address
-        self._refused = refused
+        self._answered = answered
         self._now_s = now_s
         self._knock = knock
-        self._accepted: dict[int, float] = {}
+        self._fresh_until: dict[int, float] = {}
         self._running: dict[int, asyncio.Task[None]] = {}
 
     async def at(self, broker_ids: Collection[int]) -> None:
         """Knock at each, once for all who ask at the same time; none where they are more than `KNOCKS_MAX`."""
         if len(broker_ids) > KNOCKS_MAX:
             return
-        stale_s = self._now_s() - FRESH_S
-        asked = [each for each in broker_ids if self._accepted.get(each, stale_s) <= stale_s]
+        now_s = self._now_s()
+        asked = [each for each in broker_ids if self._fresh_until.get(each, now_s) <= now_s]
         if asked:
             await asyncio.wait([self._task(broker_id) for broker_id in asked])
 
@@ -121,11 +130,12 @@ class Knocks:
         return task
 
     async def _ask(self, broker_id: int) -> None:
-        address = self._address(broker_id)
-        if address is not None and await self._knock(address, KNOCK_TIMEOUT_S):
-            self._refused(broker_id)
-        else:
-            self._accepted[broker_id] = self._now_s()
+        address, begin_s = self._address(broker_id), self._now_s()
+        is_gone = address is not None and await self._knock(address, KNOCK_TIMEOUT_S)
+        self._answered(broker_id, is_gone)
+        now_s = self._now_s()
+        if not is_gone:
+            self._fresh_until[broker_id] = now_s + (FRESH_S if now_s - begin_s < KNOCK_TIMEOUT_S / 2 else SLOW_S)
 
     async def stop(self) -> None:
         """End those under way."""

@@ -412,7 +412,7 @@ class BrokerNode:
         )
         kafka = [endpoint.name for endpoint in config.kafka_endpoints]
         return Departures(
-            config.node_id, lost, Knocks(self._replica_manager.endpoint, lost.lost, time.monotonic), fenced, kafka
+            config.node_id, lost, Knocks(self._replica_manager.endpoint, lost.knocked, time.monotonic), fenced, kafka
         )
 
     def _roles_given(self, delta: MetadataDelta) -> None:

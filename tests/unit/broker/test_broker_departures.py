@@ -21,6 +21,7 @@ from kipmesh.core.metadata.image import MetadataDelta
 from kipmesh.node.broker.departures import (
     FRESH_S,
     KNOCKS_MAX,
+    SLOW_S,
     Departures,
     FreshlyFenced,
     Knocks,
@@ -75,7 +76,7 @@ class Cluster:
         self.gone: set[int] = set()
         self.knocks: list[int] = []
         self.lost = LostLeaders(time.monotonic, hold_s=60)
-        knocks = Knocks(lambda broker_id: ("h", PORTS[broker_id]), self.lost.lost, self.clock, self._knock)
+        knocks = Knocks(lambda broker_id: ("h", PORTS[broker_id]), self.lost.knocked, self.clock, self._knock)
         fenced = FreshlyFenced(2, lambda: self.builder.image, self.clock, LINGER_S)
         self.departures = Departures(2, self.lost, knocks, fenced, ["KAFKA"])
         self.handler = MetadataHandler(
@@ -201,18 +202,51 @@ async def test_nobody_knocks_for_brokers_nor_at_itself_nor_at_everybody() -> Non
     assert cluster.knocks == [1]
 
 
+async def test_one_who_is_silent_is_not_knocked_at_for_a_while() -> None:
+    clock, knocks, answers = Clock(), [], []
+
+    async def silent(address: Address, timeout_s: float) -> bool:
+        knocks.append(address)
+        clock.now_s += timeout_s
+        return False
+
+    asker = Knocks(lambda _: ("h", 1), lambda *answer: answers.append(answer), clock, silent)
+    for pause_s, total in ((0.0, 1), (2 * FRESH_S, 1), (SLOW_S, 2)):
+        clock.now_s += pause_s
+        await asker.at([1])
+        assert len(knocks) == total
+    assert answers == [(1, False)] * 2
+
+
+async def test_who_was_gone_and_accepts_again_is_waited_for_when_gone_once_more() -> None:
+    clock = Clock()
+    lost = LostLeaders(clock, hold_s=1)
+    lost.knocked(1, is_gone=True)
+    lost.knocked(1, is_gone=False)
+    assert lost  # within the time nothing but news ends it: a socket that is just closing may accept
+    clock.now_s += 2
+    lost.knocked(1, is_gone=False)
+    assert not lost
+    lost.knocked(1, is_gone=True)
+    again = asyncio.create_task(lost.settle(lambda: {1}, 60))
+    await asyncio.sleep(0)
+    assert not again.done()
+    lost.found({1})
+    await again
+
+
 async def test_knocks_end_with_the_node() -> None:
     async def forever(_address: Address, _timeout_s: float) -> bool:
         await asyncio.Event().wait()
         return True
 
-    refused: list[int] = []
-    knocks = Knocks(lambda _broker_id: ("h", 1), refused.append, time.monotonic, forever)
+    answered: list[int] = []
+    knocks = Knocks(lambda _broker_id: ("h", 1), lambda number, _: answered.append(number), time.monotonic, forever)
     asking = asyncio.create_task(knocks.at([1]))
     await asyncio.sleep(0)
     await knocks.stop()
     await asking
-    assert refused == []
+    assert answered == []
 
 
 async def test_a_fenced_broker_is_listed_for_kafkas_clients_as_long_as_its_session_might_last() -> None:
