@@ -16,7 +16,6 @@ import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -73,7 +72,8 @@ class ContainerCluster:
         self._client = client or {}
         self._lock = threading.Lock()
         self._nodes: dict[str, ContainerNode] = {}
-        self._networks: dict[str, list[tuple[str, list[str]]]] = {}
+        self._networks: dict[str, dict[str, list[str]]] = {}
+        """Of those that are cut off: the networks, and their names there."""
 
     def unable(self, fault: Fault) -> str | None:
         """Why a fault cannot be done to containers."""
@@ -138,20 +138,27 @@ class ContainerCluster:
         """Take it off its networks."""
         container = self._node_of(name).container
         networks = self._inspect(name)["NetworkSettings"]["Networks"]
-        aliases = [(one["NetworkID"], [*(one.get("Aliases") or []), name]) for one in networks.values()]
+        aliases = {one["NetworkID"]: [*(one.get("Aliases") or []), name] for one in networks.values()}
         with self._lock:
-            self._networks[name] = aliases
-        for network, _ in aliases:
+            self._networks[name] = {**self._networks.get(name, {}), **aliases}
+        for network in aliases:
             self._engine.post(f"/networks/{network}/disconnect", {"Container": container, "Force": True})
 
     def reconnect(self, name: str) -> None:
-        """Put it on its networks again, by its old names; idempotent."""
+        """Put it on its networks again, by its old names; idempotent, and may be asked again after an error."""
         container = self._node_of(name).container
         with self._lock:
-            aliases = self._networks.pop(name, [])
-        for network, names in aliases:
-            body = {"Container": container, "EndpointConfig": {"Aliases": sorted(set(names))}}
-            self._engine.post(f"/networks/{network}/connect", body)
+            aliases = self._networks.get(name, {})
+        if not aliases:
+            return
+        # It is refused to connect it twice: an earlier call may have done a part of this.
+        known = {one["NetworkID"] for one in self._inspect(name)["NetworkSettings"]["Networks"].values()}
+        for network, names in aliases.items():
+            if network not in known:
+                body = {"Container": container, "EndpointConfig": {"Aliases": sorted(set(names))}}
+                self._engine.post(f"/networks/{network}/connect", body)
+        with self._lock:
+            self._networks.pop(name, None)
 
     def down(self) -> None:
         """Stop everything, brokers before controllers, and copy the topic's logs to where experiments look."""
@@ -167,18 +174,25 @@ class ContainerCluster:
                 self._copy_logs(node)
 
     def destroy(self) -> None:
-        """Everything runs again, as it did before; idempotent."""
+        """Everything runs again, as it did before; idempotent. Raises ChaosError at the end, when all was tried."""
+        errors = []
         for node in self.nodes():
-            with suppress(EngineError):
-                self.reconnect(node.name)
-            state = self._inspect(node.name)["State"]
-            with suppress(EngineError):
-                if state["Paused"]:
-                    self._post(node.name, "unpause")
-                elif not state["Running"]:
-                    self._post(node.name, "start")
+            for mend in (self.reconnect, self._go_on):
+                try:
+                    mend(node.name)
+                except EngineError as error:
+                    errors.append(f"{node.name}: {error}")
+        if errors:
+            raise ChaosError("; ".join(errors))
 
     # -- inside
+
+    def _go_on(self, name: str) -> None:
+        state = self._inspect(name)["State"]
+        if state["Paused"]:
+            self._post(name, "unpause")
+        elif not state["Running"]:
+            self._post(name, "start")
 
     def _node(self, name: str, about: Mapping[str, Any]) -> ContainerNode:
         environment = dict(text.partition("=")[::2] for text in about["Config"]["Env"] or [])

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-from kipmesh.kube.api import ConflictError, KubeApi, KubeError, NotFoundError, TooManyError
+from kipmesh.kube.api import KubeApi, KubeError, NotFoundError, TooManyError
 from kipmesh.kube.prepare import ordinal
 
 READY_TIMEOUT_S = 180.0
@@ -127,12 +128,8 @@ class KubeMesh:
         self._api.label_pod(self._namespace, self._node(name).pod, CUT_LABEL, "true")
 
     def reconnect(self, name: str) -> None:
-        """An end to that; a pod that is another one by now has nothing to mend."""
-        self._cut.discard(name)
-        try:
-            self._api.label_pod(self._namespace, self._node(name).pod, CUT_LABEL, None)
-        except (NotFoundError, ConflictError):
-            return
+        """An end to that; a pod that is gone by now has nothing to mend."""
+        self._patiently(f"{name} to be reached again", lambda: self._reconnect(name))
 
     def can_pause(self) -> bool:
         """Whether the pods are made so that a process in them can be held."""
@@ -145,8 +142,7 @@ class KubeMesh:
 
     def resume(self, name: str) -> None:
         """SIGCONT, if it is still the process that was held: Kubernetes restarts one that says nothing for a minute."""
-        self._patiently(f"{name} to go on", lambda: self._run(name, [*_INSIDE, "resume"]))
-        self._held.discard(name)
+        self._patiently(f"{name} to go on", lambda: self._resume(name))
 
     def press(self, name: str, *, workers: int = 0, memory_share: float = 0.0) -> None:
         """Busy processes in its container, and memory taken until that share of its limit is in use."""
@@ -156,8 +152,7 @@ class KubeMesh:
 
     def relieve(self, name: str) -> None:
         """An end to that."""
-        self._patiently(f"{name} to be relieved", lambda: self._run(name, [*_INSIDE, "relieve"]))
-        self._pressed.discard(name)
+        self._patiently(f"{name} to be relieved", lambda: self._relieve(name))
 
     def fill(self, name: str) -> str:
         """Take what is free on its volume; gives what `df` says then. Raises KubeError when that is too much."""
@@ -172,19 +167,47 @@ class KubeMesh:
 
     def empty(self, name: str) -> None:
         """Give it back, when its container runs: one whose disk is full may have ended."""
-        self._patiently(f"room on the volume of {name}", lambda: self._run(name, ["rm", "-f", FILLING]))
-        self._filled.discard(name)
+        self._patiently(f"room on the volume of {name}", lambda: self._empty(name))
 
     def mend_all(self) -> None:
-        """Whatever is left of all that."""
-        for name in list(self._cut):
-            self.reconnect(name)
-        for name in list(self._filled):
-            self.empty(name)
-        for name in list(self._held):
-            self.resume(name)
-        for name in list(self._pressed):
-            self.relieve(name)
+        """Whatever is left of all that: one that cannot be mended yet keeps no other from it."""
+        self._patiently("everything to be mended", self._mend_what_can_be)
+
+    def _mend_what_can_be(self) -> None:
+        """One try of each. Raises KubeError with what is left."""
+        errors = []
+        for names, undo in (
+            (self._cut, self._reconnect),
+            (self._filled, self._empty),
+            (self._held, self._resume),
+            (self._pressed, self._relieve),
+        ):
+            for name in sorted(names):
+                try:
+                    undo(name)
+                except KubeError as error:
+                    errors.append(f"{name}: {error}")
+        if errors:
+            raise KubeError("; ".join(errors))
+
+    # One try each, and what is undone is forgotten after that, not before.
+
+    def _reconnect(self, name: str) -> None:
+        with suppress(NotFoundError):
+            self._api.label_pod(self._namespace, self._node(name).pod, CUT_LABEL, None)
+        self._cut.discard(name)
+
+    def _empty(self, name: str) -> None:
+        self._run(name, ["rm", "-f", FILLING])
+        self._filled.discard(name)
+
+    def _resume(self, name: str) -> None:
+        self._run(name, [*_INSIDE, "resume"])
+        self._held.discard(name)
+
+    def _relieve(self, name: str) -> None:
+        self._run(name, [*_INSIDE, "relieve"])
+        self._pressed.discard(name)
 
     def _run(self, name: str, command: list[str]) -> str:
         return self._api.run(self._namespace, self._node(name).pod, command)

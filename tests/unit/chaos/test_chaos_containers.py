@@ -205,6 +205,41 @@ def test_destroy_leaves_everything_running(cluster: ContainerCluster, engine: Fa
     assert all(one.running and not one.paused and one.networks for one in mine)
 
 
+def test_a_cut_whose_end_was_refused_is_still_known(cluster: ContainerCluster, engine: FakeEngine) -> None:
+    leader = engine.containers["id-of-leader-1"]
+    leader.networks["network-2"] = ["another-alias"]
+    cluster.disconnect("leader-1")
+    engine.refuses["network-2/connect"] = (500, b"{}")
+    with pytest.raises(EngineError):
+        cluster.reconnect("leader-1")
+    assert list(leader.networks) == [NETWORK]
+    engine.refuses.clear()
+    engine.asked.clear()
+    cluster.reconnect("leader-1")
+    assert engine.asked == ["connect network-2"]  # Docker refuses the other one, which is there
+    assert leader.networks["network-2"] == ["another-alias", "leader-1"]
+
+
+def test_a_second_cut_forgets_nothing_of_the_first(cluster: ContainerCluster, engine: FakeEngine) -> None:
+    cluster.disconnect("leader-1")
+    cluster.disconnect("leader-1")
+    cluster.reconnect("leader-1")
+    assert engine.containers["id-of-leader-1"].networks == {NETWORK: ["alias-of-docker", "leader-1"]}
+
+
+def test_destroy_tries_everything_and_tells_what_is_left(cluster: ContainerCluster, engine: FakeEngine) -> None:
+    cluster.disconnect("consumer-1")
+    cluster.pause("leader-1")
+    engine.refuses = {"id-of-consumer-1/json": (500, b"broken"), "id-of-controller-1/json": (500, b"broken")}
+    with pytest.raises(ChaosError) as caught:
+        cluster.destroy()
+    assert [told.partition(":")[0] for told in str(caught.value).split("; ")] == 2 * ["consumer-1"] + ["controller-1"]
+    assert not engine.containers["id-of-leader-1"].paused
+    engine.refuses.clear()
+    cluster.destroy()
+    assert engine.containers["id-of-consumer-1"].networks
+
+
 # -- what is refused
 
 

@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 
 from kipmesh.kube import mesh
+from kipmesh.kube.api import KubeError, NotFoundError
 
 
 class ApiOfTests:
     def __init__(self) -> None:
         self.listed = [pod("m-followers-0", "followers"), pod("m-followers-1", "followers")]
+        self.asked: list[str] = []
+        self.fails: dict[str, int] = {}
+        """How often what is asked fails yet."""
 
     def pods(self, namespace: str, selector: str) -> list[Any]:
         return self.listed
@@ -20,6 +24,24 @@ class ApiOfTests:
     def delete_pod(self, namespace: str, name: str, *, grace_s: int) -> None:
         assert grace_s == 0
         self.listed = [one for one in self.listed if one.metadata.name != name]
+
+    def label_pod(self, namespace: str, name: str, label: str, value: str | None) -> None:
+        self._ask(f"{name} {label}={value}")
+        (it,) = [one for one in self.listed if one.metadata.name == name]
+        it.metadata.labels = {**it.metadata.labels, label: value}
+
+    def run(self, namespace: str, pod: str, command: list[str]) -> str:
+        self._ask(f"{pod} {command[-1]}")
+        return ""
+
+    def _ask(self, what: str) -> None:
+        self.asked.append(what)
+        if left := self.fails.get(what, 0):
+            self.fails[what] = left - 1
+            raise KubeError(f"cannot do {what}")
+
+    def labels(self, name: str) -> list[str | None]:
+        return [one.metadata.labels.get(mesh.CUT_LABEL) for one in self.listed if one.metadata.name == name]
 
 
 def pod(name: str, component: str) -> Any:
@@ -33,10 +55,15 @@ def pod(name: str, component: str) -> Any:
     )
 
 
-def test_a_killed_node_is_expected_back_and_one_that_was_scaled_away_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    api = ApiOfTests()
-    monkeypatch.setattr(mesh, "KubeApi", lambda: api)
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> ApiOfTests:
+    it = ApiOfTests()
+    monkeypatch.setattr(mesh, "KubeApi", lambda: it)
     monkeypatch.setattr(mesh, "LOOK_AGAIN_S", 0.0)
+    return it
+
+
+def test_a_killed_node_is_expected_back_and_one_that_was_scaled_away_is_not(api: ApiOfTests) -> None:
     release = mesh.KubeMesh("ns", "m")
     assert [(one.name, one.node_id, one.pid) for one in release.nodes()] == [
         ("follower-1", 101, 1),
@@ -47,3 +74,65 @@ def test_a_killed_node_is_expected_back_and_one_that_was_scaled_away_is_not(monk
     assert not release.is_running("follower-1")
     api.listed = []
     assert [one.name for one in release.nodes()] == ["follower-1"]
+
+
+END_OF_CUT = f"m-followers-0 {mesh.CUT_LABEL}=None"
+
+
+def test_the_end_of_a_cut_is_asked_for_until_it_is_there(api: ApiOfTests) -> None:
+    release = mesh.KubeMesh("ns", "m")
+    release.disconnect("follower-1")
+    assert api.labels("m-followers-0") == ["true"]
+    api.fails[END_OF_CUT] = 2
+    release.reconnect("follower-1")
+    assert api.labels("m-followers-0") == [None]
+    assert api.asked.count(END_OF_CUT) == 3
+    release.mend_all()
+    assert api.asked.count(END_OF_CUT) == 3
+
+
+def test_a_cut_that_did_not_end_in_time_is_still_known(api: ApiOfTests, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = mesh.KubeMesh("ns", "m")
+    release.disconnect("follower-1")
+    api.fails[END_OF_CUT] = 1
+    with monkeypatch.context() as at_once:
+        at_once.setattr(mesh, "READY_TIMEOUT_S", -1.0)
+        with pytest.raises(KubeError, match="for follower-1 to be reached again: cannot"):
+            release.reconnect("follower-1")
+    assert api.labels("m-followers-0") == ["true"]
+    release.mend_all()
+    assert api.labels("m-followers-0") == [None]
+
+
+def test_a_pod_that_is_gone_has_no_cut(api: ApiOfTests, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = mesh.KubeMesh("ns", "m")
+    release.disconnect("follower-1")
+
+    def label_pod(*_: object) -> None:
+        raise NotFoundError("no such pod")
+
+    with monkeypatch.context() as gone:
+        gone.setattr(api, "label_pod", label_pod)
+        release.mend_all()
+    release.mend_all()
+    assert END_OF_CUT not in api.asked
+
+
+def test_everything_is_mended_though_something_cannot_be(api: ApiOfTests, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = mesh.KubeMesh("ns", "m")
+    release.disconnect("follower-1")
+    release.pause("follower-1")
+    release.pause("follower-2")
+    release.press("follower-2", workers=1)
+    api.fails |= {END_OF_CUT: 1, "m-followers-0 resume": 1}
+    with monkeypatch.context() as at_once:
+        at_once.setattr(mesh, "READY_TIMEOUT_S", -1.0)
+        with pytest.raises(
+            KubeError, match=r"follower-1: cannot .*cut=None; follower-1: cannot do m-followers-0 resume"
+        ):
+            release.mend_all()
+    assert api.asked[-2:] == ["m-followers-1 resume", "m-followers-1 relieve"]
+    api.asked.clear()
+    release.mend_all()
+    assert api.asked == [END_OF_CUT, "m-followers-0 resume"]
+    assert api.labels("m-followers-0") == [None]
