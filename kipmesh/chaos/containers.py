@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from kipmesh.chaos.calls import Calls, counted
 from kipmesh.chaos.docker_engine import Engine, EngineError
 from kipmesh.chaos.experiment import Cut, Fault, Kill, Pause, Restart
 from kipmesh.chaos.mesh import ChaosError
@@ -32,6 +33,7 @@ MESH_PORT, HOST_PORT, QUORUM_PORT = 9092, 9094, 9093
 HEALTHY_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 40
 LOOK_INTERVAL_S = 0.25
+CALLS_TIMEOUT_S = HEALTHY_TIMEOUT_S + STOP_TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class ContainerNode:
 
 
 class ContainerCluster:
-    """The containers of one project. Calls may come from several threads."""
+    """The containers of one project. Calls may come from several threads, and `destroy` waits for them."""
 
     def __init__(
         self,
@@ -70,6 +72,7 @@ class ContainerCluster:
         self._topic = topic
         self._inside = inside
         self._client = client or {}
+        self.calls = Calls()
         self._lock = threading.Lock()
         self._nodes: dict[str, ContainerNode] = {}
         self._networks: dict[str, dict[str, list[str]]] = {}
@@ -83,6 +86,7 @@ class ContainerCluster:
             return "a container is cut off from everybody, in both directions"
         return None
 
+    @counted
     def up(self) -> None:
         """Find the containers, and wait until they are healthy. Raises ChaosError."""
         filters = {"label": [f"{PROJECT_LABEL}={self._project}"]}
@@ -108,11 +112,13 @@ class ContainerCluster:
         """Whether its process is there, held or not."""
         return bool(self._inspect(name)["State"]["Running"])
 
+    @counted
     def kill(self, name: str) -> None:
         """SIGKILL."""
         self._post(name, "kill")
         self._set_pid(name, None)
 
+    @counted
     def stop(self, name: str) -> None:
         """SIGTERM, and wait; raises ChaosError when the process did not end cleanly."""
         self._post(name, "stop", t=STOP_TIMEOUT_S)
@@ -121,19 +127,23 @@ class ContainerCluster:
         if code:
             raise ChaosError(f"{name} ended with {code} on SIGTERM")
 
+    @counted
     def start(self, name: str) -> None:
         """Start it, and return when it is healthy."""
         self._post(name, "start")
         self._wait_healthy(name)
 
+    @counted
     def pause(self, name: str) -> None:
         """Freeze its processes."""
         self._post(name, "pause")
 
+    @counted
     def resume(self, name: str) -> None:
         """Let them go on."""
         self._post(name, "unpause")
 
+    @counted
     def disconnect(self, name: str) -> None:
         """Take it off its networks."""
         container = self._node_of(name).container
@@ -144,22 +154,12 @@ class ContainerCluster:
         for network in aliases:
             self._engine.post(f"/networks/{network}/disconnect", {"Container": container, "Force": True})
 
+    @counted
     def reconnect(self, name: str) -> None:
         """Put it on its networks again, by its old names; idempotent, and may be asked again after an error."""
-        container = self._node_of(name).container
-        with self._lock:
-            aliases = self._networks.get(name, {})
-        if not aliases:
-            return
-        # It is refused to connect it twice: an earlier call may have done a part of this.
-        known = {one["NetworkID"] for one in self._inspect(name)["NetworkSettings"]["Networks"].values()}
-        for network, names in aliases.items():
-            if network not in known:
-                body = {"Container": container, "EndpointConfig": {"Aliases": sorted(set(names))}}
-                self._engine.post(f"/networks/{network}/connect", body)
-        with self._lock:
-            self._networks.pop(name, None)
+        self._reconnect(name)
 
+    @counted
     def down(self) -> None:
         """Stop everything, brokers before controllers, and copy the topic's logs to where experiments look."""
         order = sorted(self.nodes(), key=lambda node: node.name.startswith("controller-"))
@@ -175,9 +175,10 @@ class ContainerCluster:
 
     def destroy(self) -> None:
         """Everything runs again, as it did before; idempotent. Raises ChaosError at the end, when all was tried."""
-        errors = []
+        have_ended = self.calls.end(CALLS_TIMEOUT_S)
+        errors = [] if have_ended else [f"a fault was still being done after {CALLS_TIMEOUT_S:g} s, and may be left"]
         for node in self.nodes():
-            for mend in (self.reconnect, self._go_on):
+            for mend in (self._reconnect, self._go_on):
                 try:
                     mend(node.name)
                 except EngineError as error:
@@ -186,6 +187,21 @@ class ContainerCluster:
             raise ChaosError("; ".join(errors))
 
     # -- inside
+
+    def _reconnect(self, name: str) -> None:
+        container = self._node_of(name).container
+        with self._lock:
+            aliases = self._networks.get(name, {})
+        if not aliases:
+            return
+        # It is refused to connect it twice: an earlier call may have done a part of this.
+        known = {one["NetworkID"] for one in self._inspect(name)["NetworkSettings"]["Networks"].values()}
+        for network, names in aliases.items():
+            if network not in known:
+                body = {"Container": container, "EndpointConfig": {"Aliases": sorted(set(names))}}
+                self._engine.post(f"/networks/{network}/connect", body)
+        with self._lock:
+            self._networks.pop(name, None)
 
     def _go_on(self, name: str) -> None:
         state = self._inspect(name)["State"]

@@ -7,8 +7,7 @@ import random
 import shutil
 import signal
 import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,20 +26,15 @@ from kipmesh.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from kipmesh.chaos.experiment import ClusterPart, Experiment, Fault
-    from kipmesh.chaos.mesh import Hook, MakeCluster
+    from kipmesh.chaos.experiment import Experiment
+    from kipmesh.chaos.mesh import MakeCluster
     from kipmesh.chaos.recorder import Recorder
     from kipmesh.chaos.runner import OnProgress, Result
-    from kipmesh.cluster.layout import NodeInfo
-    from kipmesh.cluster.process_cluster import ProcessCluster
     from kipmesh.testing.history_checker import Figures, Verdict
 
 EXIT_SKIPPED = 77
 """This machine cannot do what an experiment needs."""
 DEFAULT_RESULTS = Path("kipmesh-chaos")
-START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 15.0
-CALLS_TIMEOUT_S = START_TIMEOUT_S + STOP_TIMEOUT_S
 
 app = make_app(
     "Break a cluster under load, and check that nothing is lost.",
@@ -172,7 +166,9 @@ def _maker(compose: str | None, inside: bool, kube: str | None, client: Mapping[
     if kube is not None:
         return _on_kubernetes(kube)
     if compose is None:
-        return _LocalCluster
+        from kipmesh.cli.chaos_local import LocalCluster
+
+        return LocalCluster
     from kipmesh.chaos import containers
     from kipmesh.chaos.runner import TOPIC
 
@@ -271,92 +267,3 @@ def _on_kubernetes(place: str) -> MakeCluster:
     from kipmesh.cli.chaos_kube import KubeCluster
 
     return lambda folder, part, hook: KubeCluster(namespace, release)
-
-
-class _LocalCluster:
-    """`kipmesh.cluster` as `kipmesh.chaos` wants it.
-
-    Calls come from several threads, and an interrupted run does not end them: `destroy` waits for them.
-    """
-
-    def __init__(self, folder: Path, part: ClusterPart, hook: Hook) -> None:
-        from kipmesh.cluster.layout import Counts
-        from kipmesh.cluster.process_cluster import ProcessCluster
-
-        self._counts = Counts(part.controllers, part.leaders, part.followers, 0)
-        self._config = dict(part.config)
-        self._cluster = ProcessCluster(
-            folder, owned=True, start_timeout_s=START_TIMEOUT_S, stop_timeout_s=STOP_TIMEOUT_S, hook=hook
-        )
-        self._idle = threading.Condition()
-        self._calls = 0
-        self._gone = False
-
-    def unable(self, fault: Fault) -> str | None:
-        """Processes here have no container whose processor or memory could be taken from them."""
-        return "only on Kubernetes" if fault.kind in ("cpu-pressure", "memory-pressure") else None
-
-    @contextmanager
-    def _running(self) -> Iterator[ProcessCluster]:
-        with self._idle:
-            if self._gone:
-                raise CommandError("the cluster is gone")
-            self._calls += 1
-        try:
-            yield self._cluster
-        finally:
-            with self._idle:
-                self._calls -= 1
-                self._idle.notify_all()
-
-    def up(self) -> None:
-        with self._running() as cluster:
-            cluster.up(self._counts, self._config)
-
-    def nodes(self) -> Sequence[NodeInfo]:
-        return self._cluster.state().nodes
-
-    def is_running(self, name: str) -> bool:
-        from kipmesh.cluster import processes
-
-        node = self._cluster.state().node(name)
-        return processes.state_of(node.pid, node.process) is not processes.ProcessState.GONE
-
-    def kill(self, name: str) -> None:
-        with self._running() as cluster:
-            cluster.kill(name)
-
-    def stop(self, name: str) -> None:
-        with self._running() as cluster:
-            cluster.stop(name)
-
-    def start(self, name: str) -> None:
-        with self._running() as cluster:
-            cluster.start(name)
-
-    def pause(self, name: str) -> None:
-        with self._running() as cluster:
-            cluster.pause(name)
-
-    def resume(self, name: str) -> None:
-        with self._running() as cluster:
-            cluster.resume(name)
-
-    def down(self) -> None:
-        with self._running() as cluster:
-            cluster.down()
-
-    def destroy(self) -> None:
-        """Kill what runs, whether it is held or broken, when no other call is under way."""
-        with self._idle:
-            if self._gone:
-                return
-            self._gone = True
-            self._idle.wait_for(lambda: not self._calls, CALLS_TIMEOUT_S)
-        try:
-            if (self._cluster.folder / "cluster.json").exists():
-                for node in self.nodes():
-                    with suppress(Exception):  # it does not run
-                        self._cluster.kill(node.name)
-        finally:
-            self._cluster.close()

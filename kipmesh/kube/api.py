@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 CALL_TIMEOUT_S = 5.0
+RUN_TIMEOUT_S = 120.0
 _UNAUTHORIZED = 401
 _FORBIDDEN = 403
 _NOT_FOUND = 404
@@ -152,7 +153,7 @@ class KubeApi:
         patch = {"metadata": {"labels": {label: value}}}
         self._call(f"label pod {name}", self._core.patch_namespaced_pod, name, namespace, patch)
 
-    def run(self, namespace: str, pod: str, command: list[str], timeout_s: float = 120.0) -> str:
+    def run(self, namespace: str, pod: str, command: list[str], timeout_s: float = RUN_TIMEOUT_S) -> str:
         """Run a command in a pod; gives what it wrote. Raises KubeError, also when it fails."""
         from kubernetes import stream
         from kubernetes.client.exceptions import ApiException

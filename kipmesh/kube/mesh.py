@@ -15,6 +15,7 @@ works wherever the names of the pods can be resolved: in a pod.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -70,6 +71,7 @@ class KubeMesh:
         self._pressed: set[str] = set()
         self._ended: set[str] = set()
         """By a fault, and expected back: others that are not there any more were scaled away."""
+        self._given_up = threading.Event()
         self._looked_at = 0.0
         self._known: list[PodNode] = []
 
@@ -110,9 +112,8 @@ class KubeMesh:
                 self._api.evict_pod(self._namespace, node.pod)
                 break
             except TooManyError:
-                if time.monotonic() > deadline:
+                if time.monotonic() > deadline or self._given_up.wait(LOOK_AGAIN_S):
                     raise
-                time.sleep(LOOK_AGAIN_S)
             except NotFoundError:
                 break
         self._wait_gone(node)
@@ -168,6 +169,10 @@ class KubeMesh:
     def empty(self, name: str) -> None:
         """Give it back, when its container runs: one whose disk is full may have ended."""
         self._patiently(f"room on the volume of {name}", lambda: self._empty(name))
+
+    def give_up(self) -> None:
+        """Nobody waits for pods to end or to be ready any more: those who do get KubeError. Mending goes on."""
+        self._given_up.set()
 
     def mend_all(self) -> None:
         """Whatever is left of all that: one that cannot be mended yet keeps no other from it."""
@@ -243,7 +248,8 @@ class KubeMesh:
         while not is_so():
             if time.monotonic() > deadline:
                 raise KubeError(f"waited {timeout_s:g} s for {what}")
-            time.sleep(LOOK_AGAIN_S)
+            if self._given_up.wait(LOOK_AGAIN_S):
+                raise KubeError(f"nobody waits for {what} any more")
 
 
 def _node(pod: Any) -> PodNode:
