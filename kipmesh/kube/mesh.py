@@ -55,6 +55,7 @@ class PodNode(NamedTuple):
     uid: str
     is_ready: bool
     shares_processes: bool
+    is_cut: bool
 
 
 class KubeMesh:
@@ -88,7 +89,12 @@ class KubeMesh:
         return self._known
 
     def up(self) -> None:
-        """Wait until all pods are ready."""
+        """Wait until all pods are ready, after taking away the cuts and filling files that another run left."""
+        for node in map(_node, self._api.pods(self._namespace, self._selector)):
+            if node.is_cut:
+                self._cut.add(node.name)
+            self._filled.add(node.name)
+        self.mend_all()
         self._wait("ready pods", READY_TIMEOUT_S, lambda: self._all_ready() and bool(self.nodes()))
 
     def is_running(self, name: str) -> bool:
@@ -270,4 +276,5 @@ def _node(pod: Any) -> PodNode:
         uid=pod.metadata.uid,
         is_ready=ready and pod.metadata.deletion_timestamp is None,
         shares_processes=bool(pod.spec.share_process_namespace),
+        is_cut=pod.metadata.labels.get(CUT_LABEL) is not None,
     )

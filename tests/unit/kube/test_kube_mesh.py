@@ -136,3 +136,17 @@ def test_everything_is_mended_though_something_cannot_be(api: ApiOfTests, monkey
     release.mend_all()
     assert api.asked == [END_OF_CUT, "m-followers-0 resume"]
     assert api.labels("m-followers-0") == [None]
+
+
+def test_a_run_takes_away_what_another_left(api: ApiOfTests) -> None:
+    another = mesh.KubeMesh("ns", "m")
+    another.disconnect("follower-1")
+    api.asked.clear()
+    api.fails = {END_OF_CUT: 1, f"m-followers-1 {mesh.FILLING}": 1}
+    mesh.KubeMesh("ns", "m").up()
+    assert api.labels("m-followers-0") == [None]
+    empties = [f"m-followers-{number} {mesh.FILLING}" for number in (0, 1)]
+    assert api.asked == [END_OF_CUT, *empties, END_OF_CUT, empties[1]]
+    api.asked.clear()
+    mesh.KubeMesh("ns", "m").up()
+    assert api.asked == empties
