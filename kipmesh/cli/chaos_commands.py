@@ -198,8 +198,11 @@ def _is_ours(home: Path) -> bool:
 
 
 def _interruptible(make: Any) -> Result:
-    """Run a coroutine; SIGINT and SIGTERM cancel it, it cleans up, and the exit code is a shell's."""
+    """Run a coroutine; SIGINT, SIGTERM and a terminal's end cancel it, it cleans up, and the exit code is a shell's."""
     got: list[signal.Signals] = []
+    signals = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` is for a run that is to go on
+        signals.append(signal.SIGHUP)
 
     async def work() -> Result:
         task = asyncio.current_task()
@@ -211,18 +214,24 @@ def _interruptible(make: Any) -> Result:
                 task.cancel()
             got.append(number)
 
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in signals:
             loop.add_signal_handler(number, stop, number)
         result: Result = await make()
         return result
 
     try:
         return asyncio.run(work())
-    except asyncio.CancelledError:
-        print("kipmesh: interrupted; the cluster is stopped", file=sys.stderr)
+    except (asyncio.CancelledError, Exception) as error:
+        first = _first(error) if isinstance(error, ExceptionGroup) else error
+        if isinstance(first, Exception) and not got:
+            raise first from None
+        with suppress(OSError):  # nobody reads it at a terminal that is gone
+            if isinstance(first, Exception):
+                explain(first)
+                print("kipmesh: interrupted", file=sys.stderr)
+            else:
+                print("kipmesh: interrupted; the cluster is stopped, or as it was", file=sys.stderr)
         raise typer.Exit(EXIT_SIGNAL + (got[0] if got else signal.SIGINT)) from None
-    except ExceptionGroup as group:
-        raise _first(group) from None
 
 
 def _first(group: ExceptionGroup[Exception]) -> Exception:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from kipmesh.chaos.disk import NotPossibleError
+from kipmesh.chaos.mesh import ChaosError
 from kipmesh.cli import chaos_commands
 from kipmesh.cli.main import app
 from kipmesh.testing.history import (
@@ -122,3 +129,57 @@ def test_a_folder_that_is_no_runs_is_left_alone(tmp_path: Path) -> None:
     assert done.exit_code == 1
     assert "is there already and is no run's folder" in done.output
     assert mine.read_text() == "mine"
+
+
+@pytest.fixture
+def hang_up() -> Iterator[None]:
+    """Tests go on, whatever they run under and whether the signal is handled or not."""
+    before = signal.signal(signal.SIGHUP, lambda *_: None)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+async def interrupted(number: signal.Signals, cleaned: list[str], error: Exception | None) -> Any:
+    """A run that gets a signal, and cleans up."""
+    try:
+        os.kill(os.getpid(), number)
+        await asyncio.sleep(60)
+    finally:
+        cleaned.append("cleaned")
+        if error is not None:
+            raise error
+    return "not interrupted"
+
+
+@pytest.mark.usefixtures("hang_up")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_run_cleans_up(number: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
+    cleaned: list[str] = []
+    with pytest.raises(typer.Exit) as caught:
+        chaos_commands._interruptible(lambda: interrupted(number, cleaned, None))
+    assert caught.value.exit_code == 128 + number
+    assert cleaned == ["cleaned"]
+    assert "interrupted; the cluster is stopped" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("hang_up")
+@pytest.mark.parametrize("is_group", [False, True])
+def test_a_clean_up_that_fails_is_told_and_ends_all_runs(is_group: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    error: Exception = ChaosError("a label is left")
+    error = ExceptionGroup("of tasks", [error]) if is_group else error
+    with pytest.raises(typer.Exit) as caught:  # and no error, after which the next run would begin
+        chaos_commands._interruptible(lambda: interrupted(signal.SIGTERM, [], error))
+    assert caught.value.exit_code == 128 + signal.SIGTERM
+    assert capsys.readouterr().err == "kipmesh: a label is left\nkipmesh: interrupted\n"
+
+
+@pytest.mark.usefixtures("hang_up")
+def test_a_run_goes_on_without_a_terminal_when_it_is_told_to() -> None:
+    async def run() -> Any:
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0)
+        return "went on"
+
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
+    assert chaos_commands._interruptible(run) == "went on"
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
