@@ -11,7 +11,7 @@ PROFILES ?= monitoring
 COMPOSE ?=
 TLS ?=
 SANS ?=
-CERTS := build/certs
+CERTS := $(or $(KIPMESH_CERTS),build/certs)
 SECURE := $(if $(TLS),--command-config $(CERTS)/client.properties)
 DATA ?=
 CLUSTERS ?= kipmesh
@@ -189,7 +189,7 @@ demo-compose: up ## the flights demo through the mesh of `make up`: a year produ
 chaos-compose: install ## faults on that mesh, its history checked (ARGS="deploy/chaos/compose/faults.yaml")
 	$(PY) -m kipmesh.cli.main $(SECURE) chaos run --dir build/chaos --compose $(PROJECT) $(or $(ARGS),deploy/chaos/compose/*.yaml)
 
-certs: install ## certificates for docker-compose's mesh in build/certs (kept while they are good for a month; SANS="mesh.example.org")
+certs: install ## certificates for docker-compose's mesh in build/certs, or KIPMESH_CERTS (kept while they are good for a month; SANS="mesh.example.org")
 	@$(PY) -m kipmesh.cli.main certs make $(CERTS) --node --keep $(addprefix --san ,$(SANS)) \
 	  controller-1 controller-2 controller-3 leader-1 follower-1 follower-2
 	@$(PY) -m kipmesh.cli.main certs make $(CERTS) --keep $(addprefix --san ,$(SANS)) consumer-1 prometheus client

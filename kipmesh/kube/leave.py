@@ -10,8 +10,9 @@
    are in sync, or all of the others if there are not so many. After its time limit it goes nevertheless, and says so.
 
 A StatefulSet that is being deleted takes everything with it: nothing is waited for. Nor is it without the account's
-rights, which go when a release is uninstalled. Without an answer of Kubernetes it is taken for a restart. The Lease is
-kept when this ends: the process only stops then.
+rights, which go when a release is uninstalled; an API server that has just started may refuse as well, so that is
+believed when it lasts for REFUSED_FOR_S. Without an answer of Kubernetes for ASK_FOR_S it is taken for a restart. The
+Lease is kept when this ends: the process only stops then.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from kipmesh.kube.inside import node_process
 from kipmesh.kube.prepare import ordinal
 
 MIN_ISR = "min.insync.replicas"
+ASK_FOR_S = 60.0
+REFUSED_FOR_S = 10.0
 LOOK_AGAIN_S = 1.0
 LEASE_S = 20
 RENEW_S = 5.0
@@ -76,11 +79,10 @@ def main(place: Place, first_id: int, client: Mapping[str, str], timeout_s: floa
     `client` has `bootstrap.servers`, and how brokers are reached.
     """
     broker_id = first_id + ordinal(place.pod)
-    api: Api | None = None
     wanted: int | None = ordinal(place.pod) + 1
     try:
-        api = KubeApi()
-        wanted = api.replicas_wanted(place.namespace, place.stateful_set)
+        # A new one each time: it reads the account's token, which may be the reason of a refusal.
+        wanted = asked(lambda: KubeApi().replicas_wanted(place.namespace, place.stateful_set))
     except ForbiddenError as error:  # a release that is uninstalled loses its account while its pods stop
         say(f"{error}: nothing is waited for")
         return 0
@@ -89,7 +91,41 @@ def main(place: Place, first_id: int, client: Mapping[str, str], timeout_s: floa
     if wanted is None:
         say(f"{place.stateful_set} is being deleted: nothing is waited for")
         return 0
+    api: Api | None = None
+    with contextlib.suppress(KubeError):
+        api = KubeApi()
     return asyncio.run(_leave(api, place, broker_id, client, timeout_s, for_good=ordinal(place.pod) >= wanted))
+
+
+def asked(
+    ask: Callable[[], Answer],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Answer:
+    """What `ask` gives, tried again while it fails. `clock` gives seconds.
+
+    Raises ForbiddenError when it was refused for REFUSED_FOR_S without another answer in between, and a KubeError
+    that is none when nothing else came for ASK_FOR_S.
+    """
+    deadline = clock() + ASK_FOR_S
+    refused_at: float | None = None
+    told = ""
+    while True:
+        try:
+            return ask()
+        except ForbiddenError as error:
+            failure: KubeError = error
+            refused_at = clock() if refused_at is None else refused_at
+            if clock() - refused_at >= REFUSED_FOR_S:
+                raise
+        except KubeError as error:
+            failure, refused_at = error, None
+        if clock() > deadline:
+            raise KubeError(str(failure))
+        if str(failure) != told:
+            told = str(failure)
+            say(f"{told}; trying again")
+        sleep(LOOK_AGAIN_S)
 
 
 async def _leave(

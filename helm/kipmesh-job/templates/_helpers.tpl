@@ -14,3 +14,8 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- define "job.claim" -}}
 {{- default (printf "%s-results" (include "job.name" .)) .Values.results.existingClaim -}}
 {{- end -}}
+
+{{/* Whole numbers of values files are floats: 1e+06 is no number of records. */}}
+{{- define "job.text" -}}
+{{- if and (kindIs "float64" .) (eq . (floor .)) -}}{{ printf "%.0f" . }}{{- else -}}{{ toString . }}{{- end -}}
+{{- end -}}

@@ -114,6 +114,9 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{/* What no schema can say: values that do not go together. */}}
 {{- define "kipmesh.check" -}}
 {{- $values := .Values -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" (include "kipmesh.fullname" .)) -}}
+{{- fail (printf "%s is no name of Services, which begins with a letter and has a-z, 0-9 and - in it: choose another release name, or fullnameOverride" (include "kipmesh.fullname" .)) -}}
+{{- end -}}
 {{- $ranges := list -}}
 {{- range $kind := list "controllers" "leaders" "followers" -}}
 {{- $part := get $values $kind -}}
@@ -138,6 +141,18 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if and $values.kafka.external.host (eq $values.kafka.external.type "LoadBalancer") -}}
 {{- fail "kafka.external.host with type LoadBalancer: each broker has a load balancer of its own, use domain, or neither" -}}
 {{- end -}}
+{{- $nodePorts := dict -}}
+{{- $external := $values.kafka.external -}}
+{{- range $one := prepend (include "kipmesh.externalServices" . | fromJson).names (dict "kind" "bootstrap" "ordinal" 0) -}}
+{{- $first := int (get $external.nodePorts $one.kind) -}}
+{{- if and $external.enabled (gt $first 0) -}}
+{{- $port := toString (add $first (int $one.ordinal)) -}}
+{{- if hasKey $nodePorts $port -}}
+{{- fail (printf "kafka.external.nodePorts: %s would be a port of %s and of %s, each broker has one, from the first of its kind on" $port (get $nodePorts $port) $one.kind) -}}
+{{- end -}}
+{{- $_ := set $nodePorts $port $one.kind -}}
+{{- end -}}
+{{- end -}}
 {{- if and $values.kafka.sasl.enabled (not $values.kafka.sasl.secretName) -}}
 {{- fail "kafka.sasl.enabled needs kafka.sasl.secretName: the Secret with the users" -}}
 {{- end -}}
@@ -154,7 +169,10 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if and $values.tls.certManager.enabled (not $values.tls.enabled) -}}
 {{- fail "tls.certManager.enabled without tls.enabled: the certificate would be used by nobody" -}}
 {{- end -}}
-{{- $given := list "node.id" "cluster.id" "controller.quorum.voters" "listeners" "advertised.listeners" "http.listener" "log.dirs" "metadata.log.dir" "bootstrap.servers" "listener.security.protocol.map" "ssl.certificate.dir" "ssl.node.names" "security.protocol" "sasl.users.file" "sasl.enabled.mechanisms" -}}
+{{- if and $values.tls.clientAuth (not $values.tls.enabled) -}}
+{{- fail "tls.clientAuth without tls.enabled: nobody would be asked for a certificate" -}}
+{{- end -}}
+{{- $given := list "node.id" "cluster.id" "controller.quorum.voters" "listeners" "advertised.listeners" "http.listener" "log.dirs" "metadata.log.dir" "bootstrap.servers" "listener.security.protocol.map" "ssl.certificate.dir" "ssl.node.names" "ssl.client.auth" "security.protocol" "sasl.users.file" "sasl.enabled.mechanisms" -}}
 {{- range $where, $config := dict "config" $values.config "controllers.config" $values.controllers.config "leaders.config" $values.leaders.config "followers.config" $values.followers.config "consumers.config" $values.consumers.config -}}
 {{- range $key, $_ := $config -}}
 {{- if has $key $given -}}
@@ -499,6 +517,9 @@ spec:
 {{- $_ := set $broker "sasl.users.file" "/etc/kipmesh-users/users" -}}
 {{- $_ := set $broker "sasl.enabled.mechanisms" (join "," .Values.kafka.sasl.mechanisms) -}}
 {{- end -}}
+{{- end -}}
+{{- if and .Values.kafka.enabled .Values.tls.enabled -}}
+{{- $_ := set $broker "ssl.client.auth" (default (ternary "none" "required" .Values.kafka.sasl.enabled) .Values.tls.clientAuth) -}}
 {{- end -}}
 {{- $_ := set $broker "listeners" (join "," $listeners) -}}
 {{- $_ := set $broker "listener.security.protocol.map" (join "," $protocols) -}}

@@ -196,6 +196,32 @@ def test_protocols_of_listeners(values: str, protocol: str, api: ApiOfTests, tmp
         assert "users" not in mounts
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ("tls.enabled=true", "required"),
+        ("tls.enabled=true,tls.clientAuth=requested", "requested"),
+        ("tls.enabled=true,tls.clientAuth=none", "none"),
+        ("tls.enabled=true,kafka.sasl.enabled=true,kafka.sasl.secretName=u", "none"),
+        ("tls.enabled=true,kafka.sasl.enabled=true,kafka.sasl.secretName=u,tls.clientAuth=required", "required"),
+    ],
+)
+def test_clients_without_a_password_need_a_certificate(
+    values: str, expected: str, api: ApiOfTests, tmp_path: Path
+) -> None:
+    manifests = render(*EXTERNAL, "--set", values)
+    for kind in ("leaders", "followers"):
+        properties = prepared(manifests, kind, 0, tmp_path)
+        config = BrokerConfig.parse(properties)
+        assert config.ssl_client_auth == properties["ssl.client.auth"] == expected
+        assert config.http_ssl_client_auth == "none"  # probes of Kubernetes have no certificate
+    assert "ssl.client.auth" not in data(manifests)["controller.properties"]
+
+
+def test_without_tls_nobody_is_asked_for_a_certificate() -> None:
+    assert "ssl.client.auth" not in str(data(render(*EXTERNAL)))
+
+
 def test_pods_that_are_clients_know_how_to_speak_tls(tmp_path: Path) -> None:
     manifests = render(*TLS)
     pods: dict[str, Any] = dict(pod_templates(manifests))

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import yaml
-from chart_of_tests import CHART, needs_helm, refused, render
+from chart_of_tests import CHART, helm, needs_helm, of_kind, refused, render
 
 BAD = [
     ("controllers.replicas=2", "controllers", "1, 3, 5"),
@@ -35,6 +35,20 @@ BAD = [
     ("kafka.enabled=false,kafka.external.enabled=true", "", "kafka.external.enabled without kafka.enabled"),
     ("kafka.external.host=a,kafka.external.domain=b", "", "kafka.external.host and kafka.external.domain are both set"),
     ("kafka.external.host=a,kafka.external.type=LoadBalancer", "", "each broker has a load balancer of its own"),
+    (
+        "kafka.external.enabled=true,leaders.replicas=2,kafka.external.nodePorts.leaders=30100,"
+        "kafka.external.nodePorts.followers=30101",
+        "",
+        "kafka.external.nodePorts: 30101 would be a port of leaders and of followers",
+    ),
+    (
+        "kafka.external.enabled=true,kafka.external.nodePorts.bootstrap=30102,kafka.external.nodePorts.followers=30101",
+        "",
+        "kafka.external.nodePorts: 30102 would be a port of bootstrap and of followers",
+    ),
+    ("tls.enabled=true,tls.clientAuth=maybe", "tls.clientAuth", "requested"),
+    ("tls.clientAuth=required", "", "tls.clientAuth without tls.enabled"),
+    ("config.ssl\\.client\\.auth=none", "", "config: ssl.client.auth is the chart's to set"),
     ("kafka.sasl.enabled=true", "", "kafka.sasl.enabled needs kafka.sasl.secretName"),
     ("kafka.sasl.mechanisms={OAUTHBEARER}", "kafka.sasl.mechanisms", "SCRAM-SHA-256"),
     ("ports.kafka=19092", "", "ports.mesh and ports.kafka are both 19092"),
@@ -49,6 +63,23 @@ def test_bad_values_are_refused_by_name(assignment: str, place: str, told: str) 
     text = refused("--set", assignment).replace("/", ".")
     assert place in text
     assert told in text
+
+
+@needs_helm
+@pytest.mark.parametrize("release", ["1mesh", "my.mesh"])
+def test_a_release_name_that_makes_no_service_is_refused(release: str) -> None:
+    done = helm("template", release, str(CHART))
+    assert done.returncode
+    assert f"{release}-kipmesh is no name of Services" in done.stderr
+    render("--set", "fullnameOverride=mesh", release=release)
+
+
+@needs_helm
+def test_ports_of_nodes_next_to_each_other_are_taken() -> None:
+    ports = "nodePorts.bootstrap=30099,kafka.external.nodePorts.leaders=30100,kafka.external.nodePorts.followers=30102"
+    manifests = render("--set", f"leaders.replicas=2,kafka.external.enabled=true,kafka.external.{ports}")
+    external = [one for name, one in of_kind(manifests, "Service").items() if name.endswith("-external")]
+    assert sorted(one["spec"]["ports"][0]["nodePort"] for one in external) == list(range(30099, 30104))
 
 
 @needs_helm

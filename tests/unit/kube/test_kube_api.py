@@ -177,6 +177,7 @@ def test_a_release_that_is_uninstalled_is_not_held_up(
 ) -> None:
     told: list[str] = []
     monkeypatch.setattr(leave, "say", told.append)
+    monkeypatch.setattr(leave, "REFUSED_FOR_S", 0.0)
     server.answers["GET", STATEFUL_SET] = answer
     place = leave.Place("ns", "m-followers", "m-followers-0", "m-leaving")
     assert leave.main(place, 101, {"bootstrap.servers": "127.0.0.1:1"}, 60) == 0

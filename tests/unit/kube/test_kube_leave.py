@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from kipmesh.client.types import PartitionMetadata, TopicMetadata
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.kube import leave
-from kipmesh.kube.api import Lease
+from kipmesh.kube.api import ForbiddenError, KubeError, Lease
 from kipmesh.kube.leave import LEASE_S, Place, Turns, lacking
 
 
@@ -151,3 +153,66 @@ async def test_what_cannot_succeed_is_not_asked_again(code: ErrorCode, deadline:
     with pytest.raises(KafkaError, match="no"):
         await leave._wait_until_spared(admin, 1, deadline)
     assert not said
+
+
+class KubeOfTests:
+    """An API server on a clock of its own: `answers` are given one after the other, the last one for ever."""
+
+    def __init__(self, *answers: int | KubeError | None) -> None:
+        self.answers = list(answers)
+        self.now_s = 0.0
+
+    def replicas_wanted(self, namespace: str, name: str) -> int | None:
+        assert (namespace, name) == ("ns", "m-followers")
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, KubeError):
+            raise answer
+        return answer
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+REFUSED = ForbiddenError("cannot get statefulset m-followers: 403 Forbidden")
+SLOW = KubeError("cannot get statefulset m-followers: read timed out")
+FOR_GOOD, RESTART, AT_ONCE = "for good", "restart", "at once"
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected", "seconds"),
+    [
+        ((1,), FOR_GOOD, 0),
+        ((2,), RESTART, 0),
+        ((None,), AT_ONCE, 0),
+        ((REFUSED, 1), FOR_GOOD, 1),  # an API server that has just started
+        ((*[REFUSED] * 9, 1), FOR_GOOD, 9),
+        ((REFUSED,), AT_ONCE, 10),
+        ((*[REFUSED] * 9, SLOW, *[REFUSED] * 9, 2), RESTART, 19),
+        ((SLOW, 1), FOR_GOOD, 1),
+        ((*[SLOW] * 60, 1), FOR_GOOD, 60),
+        ((SLOW,), RESTART, 61),
+        ((*[SLOW] * 60, REFUSED), RESTART, 61),  # not refused for long enough to be believed
+    ],
+)
+def test_whether_it_goes_for_good_is_asked_for_again(
+    answers: tuple[int | KubeError | None, ...], expected: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = KubeOfTests(*answers)
+    left: list[bool] = []
+
+    async def leaves(*_: object, for_good: bool) -> int:
+        left.append(for_good)
+        return 0
+
+    def asked(ask: Callable[[], Any]) -> Any:
+        return real(ask, lambda: api.now_s, api.sleep)
+
+    real = leave.asked
+    lines: list[str] = []
+    for name, value in (("asked", asked), ("KubeApi", lambda: api), ("_leave", leaves), ("say", lines.append)):
+        monkeypatch.setattr(leave, name, value)
+    client: Mapping[str, str] = {"bootstrap.servers": "m:19092"}
+    assert leave.main(Place("ns", "m-followers", "m-followers-1", "m-leaving"), 101, client, 600) == 0
+    assert left == {FOR_GOOD: [True], RESTART: [False], AT_ONCE: []}[expected]
+    assert api.now_s == seconds
+    assert all(one != after for one, after in itertools.pairwise(lines))
