@@ -180,7 +180,8 @@ async def _handle(services: Services, request: _Request, call: Call) -> FetchRes
     if request.replica_id >= 0 or request.replica_state.replica_id >= 0:
         return FetchResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     asked = FetchRequest._make(request[:-1])
-    asked = asked._replace(max_bytes=min(asked.max_bytes, call.unsent.left))
+    # Not 0 where nothing is left: a fetch that wants no byte is done at once, and its consumer asks without a pause.
+    asked = asked._replace(max_bytes=min(asked.max_bytes, max(1, call.unsent.left)))
     if call.version >= 15:
         asked = asked._replace(replica_id=request.replica_state.replica_id)
     response = await services.broker.fetch(asked, call.context, names_rack=call.version >= RACK_SINCE)

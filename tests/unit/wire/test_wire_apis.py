@@ -21,6 +21,7 @@ from kipmesh.wire.apis import (
     metadata,
     produce,
 )
+from kipmesh.wire.limits import ResponseMemory
 from kipmesh.wire.registry import make_registry
 
 CONTEXT = RequestContext("me", "ipv4:127.0.0.1:1", listener="KAFKA")
@@ -141,6 +142,17 @@ async def test_who_can_name_a_rack(version: int, names_rack: bool) -> None:
     await fetch.API.handle(node, request, call(version))
     expected = m.FetchRequest(max_wait_ms=7, topics=[m.FetchTopic("t")], rack_id="r", session_id=3, session_epoch=4)
     assert node.asked == [(expected, {"names_rack": names_rack})]
+
+
+@pytest.mark.parametrize(("used", "wanted"), [(0, 900), (600, 400), (1000, 1), (5000, 1)])
+async def test_fetches_ask_for_what_is_left_and_never_for_nothing(used: int, wanted: int) -> None:
+    """With 0 bytes as the most, 0 are enough: each fetch would be answered at once, without data."""
+    unsent = ResponseMemory(1000)
+    unsent.bytes_used = used
+    node = services(fetch=m.FetchResponse())
+    request = fetch._Request(max_bytes=900, min_bytes=1, max_wait_ms=500)
+    await fetch.API.handle(node, request, call(12)._replace(unsent=unsent))
+    assert [asked.max_bytes for asked, _ in node.asked] == [wanted]
 
 
 @pytest.mark.parametrize("version", [12, 16])
