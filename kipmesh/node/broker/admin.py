@@ -35,7 +35,7 @@ from kipmesh.node.broker.controller_channel import ControllerChannel, Forwarded,
 from kipmesh.node.broker.credentials import CredentialHandler
 from kipmesh.node.broker.reassignments import ReassignmentHandler
 from kipmesh.node.broker.repeats import Creation, Deletion, Growth, Image, Until
-from kipmesh.node.broker.static_configs import with_static
+from kipmesh.node.broker.static_configs import each_once, with_static
 from kipmesh.rpc.client import TransportError
 from kipmesh.rpc.server import RequestContext
 
@@ -114,6 +114,7 @@ class AdminHandler(ReassignmentHandler, CredentialHandler):
         self, request: DescribeConfigsRequest, context: RequestContext
     ) -> DescribeConfigsResponse:
         """DescribeConfigs (API key 32), with this broker's own values where it is asked for them."""
+        request = each_once(request)
         answer = await self._forward("DescribeConfigs", request, DESCRIBE_TIMEOUT_MS, context)
         if isinstance(answer, str):
             code = ErrorCode.REQUEST_TIMED_OUT

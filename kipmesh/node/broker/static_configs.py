@@ -14,16 +14,37 @@ from kipmesh.core.config.base import dotted
 from kipmesh.core.config.resources import ConfigSource, ResourceType
 from kipmesh.core.messages import (
     DescribeConfigsRequest,
+    DescribeConfigsResource,
     DescribeConfigsResourceResult,
     DescribeConfigsResponse,
     DescribeConfigsResult,
 )
 
 
+def each_once(request: DescribeConfigsRequest) -> DescribeConfigsRequest:
+    """The same with each resource once, with all keys that it was asked for: clients look answers up by resource.
+
+    A broker has more than a hundred keys, so answers for each of many repeats would be far larger than the request.
+    """
+    asked: dict[tuple[int, str], dict[str, None] | None] = {}  # None: all keys
+    for each in request.resources:
+        of = each.resource_type, each.resource_name
+        keys = asked.setdefault(of, {})
+        if not each.configuration_keys:
+            asked[of] = None
+        elif keys is not None:
+            keys.update(dict.fromkeys(each.configuration_keys))
+    if len(asked) == len(request.resources):
+        return request
+    return request._replace(
+        resources=[DescribeConfigsResource(kind, name, tuple(keys or ())) for (kind, name), keys in asked.items()]
+    )
+
+
 def with_static(
     response: DescribeConfigsResponse, request: DescribeConfigsRequest, config: BrokerConfig
 ) -> DescribeConfigsResponse:
-    """The controllers' answer with the values of this broker, which are read-only, where it is asked for."""
+    """The controllers' answer with the values of this broker, which are read-only, where it is asked for; each resource once."""
     mine = ResourceType.BROKER, str(config.node_id)
     wanted = {(each.resource_type, each.resource_name): each.configuration_keys for each in request.resources}
     if mine not in wanted:

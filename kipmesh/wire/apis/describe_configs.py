@@ -1,7 +1,8 @@
 """DescribeConfigs (key 32), versions 1 to 4: of topics and brokers, forwarded to the active controller;
 of the broker that is asked also what its file says, and the defaults.
 
-Null keys are all, and so is an empty list. Types are told from version 3 on, documentation to those who ask for it.
+Null keys are all, and so is an empty list. A resource that is named more than once is answered once, with all keys
+that it was asked for. Types are told from version 3 on, documentation to those who ask for it.
 
 Not implemented: synonyms other than the value itself and where it is from.
 """
@@ -162,4 +163,13 @@ def _config(one: DescribeConfigsResourceResult, *, has_synonyms: bool) -> _Confi
     return _Config(*one, synonyms=synonyms, config_type=TYPES.get(one.name, UNKNOWN_TYPE))
 
 
-API = Api(32, "DescribeConfigs", versions("1-4"), flexible_since=4, request=REQUEST, response=RESPONSE, handle=_handle)
+API = Api(
+    32,
+    "DescribeConfigs",
+    versions("1-4"),
+    flexible_since=4,
+    request=REQUEST,
+    response=RESPONSE,
+    handle=_handle,
+    request_bytes_max=1 << 20,
+)

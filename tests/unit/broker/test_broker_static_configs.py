@@ -7,7 +7,7 @@ from conftest_broker import Mesh
 from kipmesh.core import messages as m
 from kipmesh.core.config import BrokerConfig
 from kipmesh.core.config.resources import ConfigSource, ResourceType
-from kipmesh.node.broker.static_configs import static_configs
+from kipmesh.node.broker.static_configs import each_once, static_configs
 
 RATE = "follower.replication.throttled.rate"
 
@@ -62,3 +62,30 @@ async def test_a_broker_tells_its_own_values_and_no_other_s(mesh: Mesh) -> None:
     assert answer.responses[0].error_code == 0
     changed = (await _described(mesh, 1, "1"))[RATE]
     assert (changed.value, changed.read_only, changed.config_source) == ("5000", False, ConfigSource.DYNAMIC_BROKER)
+
+
+def test_each_resource_once_with_all_its_keys() -> None:
+    topic, broker = ResourceType.TOPIC, ResourceType.BROKER
+    asked = [
+        (broker, "1", ("a",)),
+        (topic, "1", ("a",)),
+        (broker, "1", ("b", "a")),
+        (topic, "t", ()),
+        (topic, "t", ("c",)),
+    ]
+    once = each_once(m.DescribeConfigsRequest([m.DescribeConfigsResource(*each) for each in asked], True))
+    assert once.include_documentation
+    assert [tuple(each) for each in once.resources] == [
+        (broker, "1", ("a", "b")),
+        (topic, "1", ("a",)),
+        (topic, "t", ()),
+    ]
+    assert each_once(once) is once
+
+
+async def test_a_resource_named_many_times_is_answered_once(mesh: Mesh) -> None:
+    mine = m.DescribeConfigsResource(ResourceType.BROKER, "1", ("node.id",))
+    other = m.DescribeConfigsResource(ResourceType.BROKER, "1", ("log.dirs",))
+    answer = await mesh.call(1, "DescribeConfigs", m.DescribeConfigsRequest([mine] * 5000 + [other]), "Admin")
+    (result,) = answer.results
+    assert {one.name for one in result.configs} == {"node.id", "log.dirs"}
