@@ -12,7 +12,8 @@ answered in order. So a fetch that waits holds up what its client sent after it,
 - A client that is gone is not answered, and what waited for it is cancelled; but what it sent to be written is: with
   acks=0 it had no reason to stay.
 - Who announces a request and does not send it, or takes responses byte by byte, may do so until others wait for the
-  memory that this holds: then it has `connections.max.stall.ms` for the whole of it.
+  memory that this holds: then it has `connections.max.stall.ms` for the whole of it. So has who sent large requests
+  behind one that waits; they are carried out if they write, as those of a client that is gone.
 - With TLS a connection counts from its first byte on, not from the end of the handshake.
 - Invariant: every byte taken from `RequestMemory` is given back when its request is answered or the connection ends.
 """
@@ -30,7 +31,7 @@ import structlog
 from kipmesh.core.context import RequestContext
 from kipmesh.wire.api import API_VERSIONS_KEY, NO_ANSWER, Api, Call, HangUp, Header, Session, read_header
 from kipmesh.wire.codec import MalformedError
-from kipmesh.wire.framing import Framer, RefusedError
+from kipmesh.wire.framing import FIRST_BYTES, Framer, RefusedError
 from kipmesh.wire.sasl import ALLOWED_KEYS, AUTHENTICATE_S, SaslState
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ class Connection(asyncio.BufferedProtocol):
         self._is_lost = False
         self.session = Session(shared.metrics.software, sasl=SaslState() if shared.has_sasl else None)
         self._opened_at = self._taken_at = self.active_at = shared.loop.time()
+        self._begun_at = self._opened_at
+        """When the first of `_frames` came to be the first."""
         self._unsent = 0
         self._unsent_since: float | None = None
         """Since when a response waits for the client."""
@@ -176,6 +179,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _queue(self, frames: list[bytes | bytearray]) -> None:
         if frames:
+            if not self._frames:
+                self._begun_at = self._shared.loop.time()
             self._frames.extend(frames)
             if self._news is not None and not self._news.done():
                 self._news.set_result(None)
@@ -225,6 +230,7 @@ class Connection(asyncio.BufferedProtocol):
                     await self._news
                 if not self._writable.is_set():
                     await self._writable.wait()
+                self._begun_at = self._shared.loop.time()
                 await self._begin(self._frames.popleft())
         except asyncio.CancelledError:
             if not self._is_lost:
@@ -395,7 +401,7 @@ class Connection(asyncio.BufferedProtocol):
         transport.close()
 
     def look(self, now: float, idle_s: float, stall_s: float) -> None:
-        """End it if it was idle for too long, stalled within a request, or does not take its responses."""
+        """End it if it was idle for too long, stalled within a request, holds memory up, or does not take responses."""
         if self._transport is None:
             return
         if self._note_unsent():
@@ -408,6 +414,10 @@ class Connection(asyncio.BufferedProtocol):
                 self._end_slow(f"the client took no byte of its responses for {quiet_s:.0f} s")
             elif now - self._unsent_since > stall_s and self._shared.is_short:
                 self._end_slow(f"the client is at its responses since {now - self._unsent_since:.0f} s")
+        elif now - self._begun_at > stall_s and self._holds_up_others:
+            self.end(
+                "held", f"requests wait behind another one since {now - self._begun_at:.0f} s, and others for memory"
+            )
         elif self._framer.is_within_frame and not self._framer.is_full:
             if quiet_s > stall_s:
                 self.end("stalled", f"nothing came for {quiet_s:.0f} s in the middle of a request")
@@ -415,6 +425,11 @@ class Connection(asyncio.BufferedProtocol):
                 self.end("stalled", f"a request is on its way since {now - self._taken_at:.0f} s, and others wait")
         elif not self._pending and quiet_s > idle_s:
             self.end("idle", f"nothing came for {quiet_s:.0f} s")
+
+    @property
+    def _holds_up_others(self) -> bool:
+        """Whether others wait for memory, and requests that cannot begin hold more of it than a length alone may."""
+        return bool(self._shared.memory.waiting) and sum(map(len, self._frames)) > FIRST_BYTES
 
     def _end_slow(self, text: str) -> None:
         self.end("slow", text)

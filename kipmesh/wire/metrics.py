@@ -16,7 +16,18 @@ from kipmesh.wire.api import Api
 BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 NO_REQUEST = ("malformed", "length", "size", "api", "version")
 """Why a connection ended that sent what is no request."""
-ENDED = (*NO_REQUEST, "idle", "stalled", "slow", "handshake", "authentication", "unauthenticated", "acks-0", "failed")
+ENDED = (
+    *NO_REQUEST,
+    "idle",
+    "stalled",
+    "held",
+    "slow",
+    "handshake",
+    "authentication",
+    "unauthenticated",
+    "acks-0",
+    "failed",
+)
 """Why connections are closed by the broker; each is told from the start, so that the first one is seen as a change."""
 REFUSED = ("max.connections", "max.connections.per.ip")
 SOFTWARE_MAX = 64

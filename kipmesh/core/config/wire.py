@@ -9,13 +9,15 @@ from pydantic import Field
 from kipmesh.core.config.base import Config, Positive
 from kipmesh.core.messages.limits import MAX_INT32
 
+QUEUED_REQUEST_BYTES_MIN = 128 << 10
+"""More than a listener reads at once, so that what it has read of one request never keeps out the rest of it."""
 Int32 = Annotated[int, Field(ge=1, le=MAX_INT32)]
 
 
 class WireConfig(Config):
     """Part of a broker's configuration; docs/wire.md says how the limits work together."""
 
-    queued_max_request_bytes: Positive = 256 << 20
+    queued_max_request_bytes: Annotated[int, Field(ge=QUEUED_REQUEST_BYTES_MIN)] = 256 << 20
     """Bytes of requests that wait for their answers at a time. Listeners of the Kafka protocol read no more until there
     is room; by gRPC, produce requests beyond it are refused."""
     queued_max_response_bytes: Positive = 256 << 20

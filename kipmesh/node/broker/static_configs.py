@@ -44,7 +44,10 @@ def each_once(request: DescribeConfigsRequest) -> DescribeConfigsRequest:
 def with_static(
     response: DescribeConfigsResponse, request: DescribeConfigsRequest, config: BrokerConfig
 ) -> DescribeConfigsResponse:
-    """The controllers' answer with the values of this broker, which are read-only, where it is asked for; each resource once."""
+    """The controllers' answer with the values of this broker, which are read-only, where it is asked for.
+
+    The request names each resource once.
+    """
     mine = ResourceType.BROKER, str(config.node_id)
     wanted = {(each.resource_type, each.resource_name): each.configuration_keys for each in request.resources}
     if mine not in wanted:

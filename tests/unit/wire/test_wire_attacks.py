@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from wire_of_tests import ECHO, LIMITS, WRITE, Client, Wire, frame, listening, until
 
+from kipmesh.core.config.wire import QUEUED_REQUEST_BYTES_MIN, WireConfig
+from kipmesh.core.errors import InvalidConfigError
 from kipmesh.tls import ServerContext, TlsFiles, TlsPaths, client_context
 from kipmesh.tls.making import Authority
 from kipmesh.wire.codec import MalformedError
-from kipmesh.wire.framing import FIRST_BYTES
+from kipmesh.wire.framing import FIRST_BYTES, STAGING_BYTES
 from kipmesh.wire.registry import make_registry
 
 APIS = make_registry()
@@ -56,6 +58,25 @@ async def test_large_requests_that_all_wait_for_each_other_are_carried_out() -> 
             assert wire.server.memory.bytes_used <= (256 << 10) + 2 * (3 << 20)
 
 
+async def test_the_least_memory_is_enough_for_any_request() -> None:
+    """With less than what is read at once, the beginning of a request could hold all of it, and wait for itself."""
+    assert QUEUED_REQUEST_BYTES_MIN >= 2 * STAGING_BYTES
+    limits = LIMITS._replace(request_bytes_max=8 << 20, queued_bytes_max=QUEUED_REQUEST_BYTES_MIN)
+    async with listening(limits) as wire:
+        clients = [await wire.connect() for _ in range(3)]
+        for index, client in enumerate(clients):
+            client.send(frame(WRITE, index, f"{index}", data=bytes(3 << 20)))
+        for index, client in enumerate(clients):
+            async with asyncio.timeout(20):
+                assert (await client.text())[0] == index
+
+
+def test_less_memory_than_one_read_is_refused() -> None:
+    with pytest.raises(InvalidConfigError, match=r"queued\.max\.request\.bytes.*greater than or equal to 131072"):
+        WireConfig.parse({"queued.max.request.bytes": "131071"})
+    assert WireConfig.parse({"queued.max.request.bytes": "131072"}).queued_max_request_bytes == QUEUED_REQUEST_BYTES_MIN
+
+
 async def _trickle(client: Client, data: bytes) -> None:
     for byte in data:
         client.send(bytes([byte]))
@@ -76,6 +97,27 @@ async def test_who_sends_byte_by_byte_goes_when_others_wait_for_the_memory() -> 
             assert wire.count(ENDED, reason="stalled") == 1
         finally:
             trickling.cancel()
+
+
+async def test_who_holds_memory_behind_a_request_that_waits_goes_when_others_need_it() -> None:
+    limits = LIMITS._replace(stall_ms_max=500, queued_bytes_max=100_000)
+    async with listening(limits) as wire:
+        patient, greedy = await wire.connect(), await wire.connect()
+        patient.send(frame(ECHO, 1, "wait a"), frame(ECHO, 2, "small"))
+        greedy.send(frame(ECHO, 1, "wait b"))
+        greedy.send(*[frame(WRITE, index, f"{index}", data=bytes(30_000)) for index in range(2, 5)])
+        await until(lambda: wire.server.memory.bytes_used > 90_000)
+        await asyncio.sleep(1.5)  # longer than the limit, and nobody minds
+        assert wire.count(ENDED, reason="held") == 0
+        large = await wire.connect()
+        large.send(frame(WRITE, 1, "large", data=bytes(50_000)))
+        assert await large.text() == (1, "large/me/KAFKA")
+        assert await greedy.is_closed()
+        assert wire.count(ENDED, reason="held") == 1
+        assert wire.hand.cancelled == ["wait b"]
+        assert {"2", "3", "4"} <= set(wire.hand.begun)  # what was whole and writes is carried out
+        wire.hand.release("wait a")
+        assert [await patient.text() for _ in range(2)] == [(1, "wait a/me/KAFKA"), (2, "small/me/KAFKA")]
 
 
 # --- responses that are not taken
