@@ -19,12 +19,33 @@ name, port = sys.argv[1], int(sys.argv[2])
 with socket.create_connection((name, port), 5) as plain, tls.wrap_socket(plain, server_hostname=name) as secure:
     print(hashlib.sha256(secure.getpeercert(True)).hexdigest())
 """
-PLAINTEXT = """\
-import socket, sys
-with socket.create_connection((sys.argv[1], int(sys.argv[2])), 5) as plain:
-    plain.sendall(b"GET /metrics HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n")
-    print(b"200 OK" in plain.recv(1000))
+# Whether a listener answers a request that it knows, or hangs up, at most after an alert of TLS (21).
+ANSWERS = """\
+import socket, ssl, sys
+name, port, how, protocol = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
+request = {
+    "http": b"GET /metrics HTTP/1.1\\r\\nHost: x\\r\\nConnection: close\\r\\n\\r\\n",
+    "grpc": b"PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]),
+    "kafka": bytes([0, 0, 0, 10, 0, 18, 0, 0, 0, 0, 0, 1, 255, 255]),  # ApiVersions
+}[protocol]
+tls = ssl.create_default_context(cafile="/etc/kipmesh-tls/ca.crt")
+if protocol == "grpc":
+    tls.set_alpn_protocols(["h2"])
+if how == "certificate":
+    tls.load_cert_chain("/etc/kipmesh-tls/tls.crt", "/etc/kipmesh-tls/tls.key")
+answer = b""
+with socket.create_connection((name, port), 20) as plain:
+    try:
+        one = plain if how == "plaintext" else tls.wrap_socket(plain, server_hostname=name)
+        one.sendall(request)
+        answer = one.recv(100)
+    except ssl.SSLCertVerificationError:
+        raise
+    except (ConnectionError, ssl.SSLError):
+        pass
+print(answer != b"" and not (how == "plaintext" and answer[0] == 21))
 """
+PROTOCOLS = {19092: "grpc", 9092: "kafka", 9404: "http"}
 
 
 def run_python(release: Release, code: str, *arguments: str) -> str:
@@ -49,14 +70,13 @@ def test_the_command_works_in_a_brokers_pod(secure: Release) -> None:
     assert all(f"{secure.full}-{one}." in out for one in ("leaders-0", "followers-0", "followers-1"))
 
 
-def test_nothing_answers_in_plaintext(secure: Release) -> None:
+@pytest.mark.parametrize("how", ["plaintext", "TLS", "certificate"])
+def test_only_who_has_a_certificate_gets_an_answer(secure: Release, how: str) -> None:
+    """And everybody by TLS at the HTTP ports, since probes have none."""
     for name, port in places(secure):
-        try:
-            answered = run_python(secure, PLAINTEXT, name, str(port))
-        except Exception as error:
-            assert "Error" in str(error)  # noqa: PT017 - the connection was ended
-        else:
-            assert answered == "False", (name, port)
+        answers = run_python(secure, ANSWERS, name, str(port), how, PROTOCOLS[port])
+        expected = how == "certificate" or (how == "TLS" and port == 9404)
+        assert answers == str(expected), (name, port)
 
 
 @pytest.mark.parametrize("name", ["kill-leader", "pause-leader", "pressure", "full-volume"])
