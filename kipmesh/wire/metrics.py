@@ -18,15 +18,8 @@ NO_REQUEST = ("malformed", "length", "size", "api", "version")
 """Why a connection ended that sent what is no request."""
 ENDED = (
     *NO_REQUEST,
-    "idle",
-    "stalled",
-    "held",
-    "slow",
-    "handshake",
-    "authentication",
-    "unauthenticated",
-    "acks-0",
-    "failed",
+    *("idle", "stalled", "held", "slow", "handshake"),
+    *("authentication", "unauthenticated", "users not known", "acks-0", "failed", "fault"),
 )
 """Why connections are closed by the broker; each is told from the start, so that the first one is seen as a change."""
 REFUSED = ("max.connections", "max.connections.per.ip")

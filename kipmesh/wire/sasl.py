@@ -5,7 +5,8 @@ other request ends the connection. SaslHandshake picks a mechanism, SaslAuthenti
 fails is told so without the reason, `FAILED_DELAY_S` later, and the connection ends: a connection has one attempt. All
 of it has `AUTHENTICATE_S`.
 
-A user that there is not is treated as one with another password, in messages and in time.
+A user that there is not is treated as one of the file of users with another password, in messages and in time. Users of
+the metadata log have iterations and salts of their own, whose number and length may say that there is such a user.
 """
 
 from __future__ import annotations

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+from kipmesh.wire import metrics
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -14,3 +17,13 @@ def test_the_table_of_apis_is_current() -> None:
         [sys.executable, "tools/gen_wire_docs.py", "--check"], cwd=ROOT, check=False, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_reasons_for_which_connections_end_are_told_from_the_start_and_written_down() -> None:
+    source = "".join(path.read_text() for path in sorted((ROOT / "kipmesh/wire").rglob("*.py")))
+    used = set(re.findall(r'(?:HangUp|RefusedError|\.end|\._reject|\.ended)\(\s*"([^"]+)"', source))
+    assert {"held", "users not known", "acks-0", "size", "handshake", "fault"} <= used
+    assert used == set(metrics.ENDED)
+    table = (ROOT / "docs/wire.md").read_text().partition("| reason ")[2].partition("\n\n")[0]
+    reasons = {name for row in table.split("\n") for name in re.findall(r"`([^`]+)`", row.split(" | ")[0])}
+    assert reasons == set(metrics.ENDED)
