@@ -33,6 +33,9 @@ from kipmesh.rpc.server import RequestContext
 ACKS_ALL = -1
 _RECORD_BYTES_MIN = 7
 """A record has seven fields of a byte at least."""
+_EXPANSION_MAX = {0: 1, 1: 1032, 2: 22, 3: 255, 4: 32768}
+"""Bytes that one byte can be uncompressed to, by codec. gzip: 258 in two bits. snappy: 64 in three bytes. lz4: 255 in
+each further byte of a length. zstd: a block is 128 KiB at most, of four bytes at least."""
 
 
 class _Acks:
@@ -185,11 +188,13 @@ def _check_not_internal(replica: Replica) -> None:
 def _check_header(batch: bytes | memoryview) -> None:
     """Refuse what the log, which looks into no record, would take. Raises KafkaError.
 
-    More records than the bytes can hold would use up as many offsets, and stop every reader that counts them.
+    More records than the bytes can hold, however well they are compressed, would use up as many offsets, and stop every
+    reader that counts them.
     """
     header = record_batch.parse_header(batch)
-    room = (header.size_bytes - record_batch.HEADER_BYTES) // _RECORD_BYTES_MIN
-    is_too_many = not header.compression and header.record_count > room
+    expansion = _EXPANSION_MAX.get(header.compression)
+    room = (header.size_bytes - record_batch.HEADER_BYTES) * (expansion or 0) // _RECORD_BYTES_MIN
+    is_too_many = expansion is not None and header.record_count > room
     if header.size_bytes != len(batch) or not (is_too_many or header.is_transactional):
         return
     record_batch.check_crc(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kipmesh.client.compression import COMPRESSIONS, compress, default_compression
 from kipmesh.core import messages as m
 from kipmesh.core import record_batch
 from kipmesh.core.errors import ErrorCode
@@ -82,6 +84,21 @@ async def test_headers_that_no_log_can_take_at_their_word_are_refused(mesh) -> N
     smallest = record_batch.build([(None, None)] * 300, base_offset=0, leader_epoch=-1, timestamp_ms=1)
     assert (await mesh.produce("headers", smallest)).base_offset == 0
     assert (await mesh.produce("headers", good)).base_offset == 300
+
+
+@pytest.mark.parametrize("codec", COMPRESSIONS[1:])
+async def test_compressed_batches_hold_no_more_records_than_they_can(mesh, codec: str) -> None:
+    await mesh.create("dense")
+    number = 100_000
+    plain = build([(None, None)] * number, base_offset=0, leader_epoch=-1, timestamp_ms=1)
+    compression = default_compression(codec)
+    records = compress(memoryview(plain)[record_batch.HEADER_BYTES :], compression)
+    header = record_batch.parse_header(plain).with_records(len(records), compression.number)
+    dense = record_batch.join(header, records)
+    answer = await mesh.produce("dense", _changed(dense, record_count=2**31 - 1, last_offset_delta=2**31 - 2))
+    assert answer.error_code == ErrorCode.INVALID_RECORD
+    assert (await mesh.produce("dense", dense)).base_offset == 0
+    assert (await mesh.produce("dense", dense)).base_offset == number
 
 
 async def test_unknown_topics_partitions_and_ids(mesh) -> None:
