@@ -15,6 +15,7 @@ import os
 import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Final, Self
 
@@ -106,17 +107,15 @@ class Mesh:
         if not wanted:
             return {}
         asked = {(topic, partition): timestamp for (topic, partition), timestamp in wanted.items()}
-        found = self._open_admin().list_offsets(asked)
+        options = self._options
+        option = "assign" if options.assignment else "subscribePattern" if options.pattern else "subscribe"
+        with _there(option):  # they were a moment ago
+            found = self._open_admin().list_offsets(asked)
         return {TopicPartition(*where): place for where, place in found.items()}
 
     def _partitions_of(self, option: str, topics: list[str]) -> list[TopicPartition]:
-        try:
-            found = self._open_admin().describe_topics(topics)
-        except KafkaError as error:
-            if error.code in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION):
-                raise InvalidOptionError(option, f"names a topic that is not there: {error}") from None
-            raise
-        return _all_partitions(found)
+        with _there(option):
+            return _all_partitions(self._open_admin().describe_topics(topics))
 
     def leaders(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """Who leads each partition now; -1 where nobody does."""
@@ -249,6 +248,17 @@ def _next_there(wanted: OffsetRange, position: int, earliest: int, latest: int |
         loss.report(f"{name} ends at offset {latest} now and {position} was to be read", wanted.end - position)
         return wanted.end
     return position
+
+
+@contextmanager
+def _there(option: str) -> Iterator[None]:
+    """A topic that is unknown becomes the `InvalidOptionError` of the option that names it."""
+    try:
+        yield
+    except KafkaError as error:
+        if error.code in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION):
+            raise InvalidOptionError(option, f"names a topic that is not there: {error}") from None
+        raise
 
 
 def _all_partitions(topics: Iterable[TopicMetadata]) -> list[TopicPartition]:
