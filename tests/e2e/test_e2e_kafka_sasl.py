@@ -16,6 +16,7 @@ import confluent_kafka
 import confluent_kafka.admin
 import pytest
 from aiokafka.errors import KafkaError as AioKafkaError
+from sasl_of_tests import settings
 
 from kipmesh.cluster import LocalCluster
 
@@ -48,20 +49,10 @@ def cluster(users: Path) -> Iterator[LocalCluster]:
         yield it
 
 
-def _confluent(cluster: LocalCluster, mechanism: str, user: str, password: str) -> dict[str, Any]:
-    return {
-        "bootstrap.servers": cluster.kafka_bootstrap,
-        "security.protocol": "SASL_PLAINTEXT",
-        "sasl.mechanism": mechanism,
-        "sasl.username": user,
-        "sasl.password": password,
-    }
-
-
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 async def test_clients_come_in(cluster: LocalCluster, mechanism: str) -> None:
     topic = f"topic-{secrets.token_hex(4)}"
-    config = _confluent(cluster, mechanism, "alice", PASSWORD)
+    config = settings(cluster, "alice", PASSWORD, mechanism)
     admin = confluent_kafka.admin.AdminClient(config)
     admin.create_topics([confluent_kafka.admin.NewTopic(topic, 1, 1)])[topic].result()
     producer = confluent_kafka.Producer(config)
@@ -97,7 +88,7 @@ async def test_others_do_not(cluster: LocalCluster, mechanism: str, user: str, p
         await producer.start()
     await producer.stop()
     errors: list[Any] = []
-    config = _confluent(cluster, mechanism, user, password)
+    config = settings(cluster, user, password, mechanism)
     client = confluent_kafka.Producer({**config, "error_cb": errors.append})
     while not errors:
         await asyncio.to_thread(client.poll, 0.1)
@@ -108,10 +99,10 @@ def test_the_file_is_read_again(cluster: LocalCluster, users: Path) -> None:
     before = users.read_text(encoding="utf-8")
     users.write_text(before + "bob=other\n", encoding="utf-8")
     for mechanism in MECHANISMS:
-        admin = confluent_kafka.admin.AdminClient(_confluent(cluster, mechanism, "bob", "other"))
+        admin = confluent_kafka.admin.AdminClient(settings(cluster, "bob", "other", mechanism))
         assert admin.list_topics(timeout=20)
     users.write_text("a line that is none\n", encoding="utf-8")
-    admin = confluent_kafka.admin.AdminClient(_confluent(cluster, "PLAIN", "bob", "other"))
+    admin = confluent_kafka.admin.AdminClient(settings(cluster, "bob", "other", "PLAIN"))
     assert admin.list_topics(timeout=20)  # what was read before stays
     users.write_text(before, encoding="utf-8")
 
@@ -172,7 +163,7 @@ def test_over_tls(users: Path) -> None:
     with LocalCluster(mode="single", followers=0, tls=True, config=config) as cluster:
         authority = next(Path(cluster.dir).rglob("ca.crt"))
         client = {
-            **_confluent(cluster, "SCRAM-SHA-512", "alice", PASSWORD),
+            **settings(cluster, "alice", PASSWORD, "SCRAM-SHA-512"),
             "security.protocol": "SASL_SSL",
             "ssl.ca.location": str(authority),
         }

@@ -9,7 +9,6 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
-from typing import Any
 
 import confluent_kafka
 import pytest
@@ -21,6 +20,7 @@ from confluent_kafka.admin import (
     UserScramCredentialDeletion,
     UserScramCredentialUpsertion,
 )
+from sasl_of_tests import settings
 
 from kipmesh.cluster import LocalCluster
 
@@ -55,16 +55,6 @@ def kipmesh(
         check=False,
         env={**os.environ, "PYTHONUTF8": "1"},
     )
-
-
-def settings(cluster: LocalCluster, user: str, password: str, mechanism: str) -> dict[str, Any]:
-    return {
-        "bootstrap.servers": cluster.kafka_bootstrap,
-        "security.protocol": "SASL_PLAINTEXT",
-        "sasl.mechanism": mechanism,
-        "sasl.username": user,
-        "sasl.password": password,
-    }
 
 
 def comes_in(cluster: LocalCluster, user: str, password: str, mechanism: str) -> bool:

@@ -1,0 +1,18 @@
+"""What librdkafka needs to come in by SASL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kipmesh.cluster import LocalCluster
+
+
+def settings(cluster: LocalCluster, user: str, password: str, mechanism: str) -> dict[str, Any]:
+    """At the cluster's listener of the Kafka protocol, without TLS."""
+    return {
+        "bootstrap.servers": cluster.kafka_bootstrap,
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": mechanism,
+        "sasl.username": user,
+        "sasl.password": password,
+    }
