@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import hypothesis
 import pytest
 import structlog
 
@@ -23,6 +24,11 @@ JARS = ROOT / "build" / "kafka-tools"
 
 KafkaDump = Callable[..., str]
 
+# An example may take as long as the machine wants, which a limit of 200 ms by itself would not allow; and each run has
+# the same examples. `--hypothesis-profile explore` looks for others.
+hypothesis.settings.register_profile("explore", deadline=None)
+hypothesis.settings.register_profile("kipmesh", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("kipmesh")
 
 for _renderer in structlog.get_config()["processors"]:
     if isinstance(_renderer, structlog.dev.ConsoleRenderer):
