@@ -99,14 +99,14 @@ class QuorumMesh:
         self.portal = Portal("quorum-mesh")
         self.links = self.run(_make_links())
         self._pipe = os.pipe()
+        self._ports = ports.Held()
         for number in range(1, controllers + 1):
             self._add(f"controller-{number}", FIRST_CONTROLLER_ID + number - 1)
         for number in range(1, brokers + 1):
             self._add(f"broker-{number}", number)
 
     def _add(self, name: str, node_id: int) -> MeshNode:
-        taken = [ports.port_of(address) for node in self.nodes.values() for address in (node.grpc, node.http)]
-        grpc, http = (f"{ports.HOST}:{port}" for port in ports.choose(2, taken))
+        grpc, http = (f"{ports.HOST}:{port}" for port in self._ports.choose(2))
         node = self.nodes[name] = MeshNode(name, node_id, grpc, http, self.folder / name)
         return node
 
@@ -323,6 +323,7 @@ class QuorumMesh:
         if self._pipe[0] >= 0:
             self.run(self.links.close())
             self.portal.close()
+        self._ports.close()
         pipe, self._pipe = self._pipe, (-1, -1)
         for end in pipe:
             if end >= 0:

@@ -106,6 +106,7 @@ class ProcessCluster:
         self._on_event = on_event or _ignore
         self._children: list[subprocess.Popen[bytes]] = []
         self._pipe = os.pipe() if owned else None
+        self._ports = ports.Held()  # by who owns a cluster as long as it is up, else until its nodes are
 
     # --- what commands do
 
@@ -211,6 +212,7 @@ class ProcessCluster:
 
     def close(self) -> None:
         """Give up the pipe of an owned cluster: its nodes stop by themselves if they still run."""
+        self._ports.close()
         if self._pipe is not None:
             for end in self._pipe:
                 os.close(end)
@@ -260,15 +262,19 @@ class ProcessCluster:
                     f"{node.name}: {node.grpc} is in use by another program, and the running nodes know it by that "
                     "address: free it, or take everything down and up again"
                 )
-            new = iter(ports.choose(3, taken))
             if node.role is not Role.CONSUMER:
-                grpc = grpc or f"{ports.HOST}:{next(new)}"
+                grpc = grpc or self._new_address(taken)
             if node.role.is_broker:
-                kafka = kafka or f"{ports.HOST}:{next(new)}"
-            http = http or f"{ports.HOST}:{next(new)}"
-            taken |= {ports.port_of(one) for one in (grpc, kafka, http) if one is not None}
+                kafka = kafka or self._new_address(taken)
+            http = http or self._new_address(taken)
             state = state.with_node(replace(node, grpc=grpc, kafka=kafka, http=http))
         return state
+
+    def _new_address(self, taken: set[int]) -> str:
+        """One at a port that is not taken; it is then."""
+        (port,) = self._ports.choose(1, taken)
+        taken.add(port)
+        return f"{ports.HOST}:{port}"
 
     def _start_all(
         self, state: ClusterState, nodes: Sequence[NodeInfo], is_up: Callable[[NodeInfo], bool] | None = None
@@ -416,6 +422,8 @@ class ProcessCluster:
             yield
         finally:
             os.close(handle)
+            if self._pipe is None:
+                self._ports.close()
 
 
 def _properties_text(state: ClusterState, node: NodeInfo, hooked: Mapping[str, str]) -> str:

@@ -12,7 +12,7 @@ import concurrent.futures
 import importlib
 import os
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -55,6 +55,7 @@ class SingleCluster:
         self._state: ClusterState | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._ports = ports.Held()  # as long as the cluster is up: a node that was stopped finds its own again
 
     def state(self) -> ClusterState:
         """Which nodes there are; raises ClusterError before `up`."""
@@ -82,34 +83,39 @@ class SingleCluster:
         configure_library()
         settings.check_keys(config)
         nodes = plan((), counts, self._folder)
-        free = iter(ports.choose(3 * len(nodes)))
-        placed = []
-        for node in nodes:
-            grpc = None if node.role is Role.CONSUMER else f"{ports.HOST}:{next(free)}"
-            http = f"{ports.HOST}:{next(free)}" if node.role is Role.CONSUMER else None
-            kafka = f"{ports.HOST}:{next(free)}" if node.role.is_broker else None
-            at_home = node.at(self._folder, has_tls=bool(tls))
-            placed.append(replace(at_home, grpc=grpc, kafka=kafka, http=http, log=None))
-        certificates.ensure(self._folder, placed)
-        self._state = ClusterState("single-" + os.urandom(8).hex(), dict(config), tuple(placed))
-        self._start_thread()
         try:
+            self._state = self._placed(nodes, config, has_tls=bool(tls))
+            self._start_thread()
             self._call(self._start_nodes(self._state.nodes))
         except BaseException:
             self.down()
             raise
 
+    def _placed(self, nodes: Sequence[NodeInfo], config: Mapping[str, str], *, has_tls: bool) -> ClusterState:
+        """The nodes with ports, folders and certificates."""
+        free = iter(self._ports.choose(3 * len(nodes)))
+        placed = []
+        for node in nodes:
+            grpc = None if node.role is Role.CONSUMER else f"{ports.HOST}:{next(free)}"
+            http = f"{ports.HOST}:{next(free)}" if node.role is Role.CONSUMER else None
+            kafka = f"{ports.HOST}:{next(free)}" if node.role.is_broker else None
+            at_home = node.at(self._folder, has_tls=has_tls)
+            placed.append(replace(at_home, grpc=grpc, kafka=kafka, http=http, log=None))
+        certificates.ensure(self._folder, placed)
+        return ClusterState("single-" + os.urandom(8).hex(), dict(config), tuple(placed))
+
     def down(self) -> None:
         """Stop all nodes and the thread; idempotent."""
         loop, thread = self._loop, self._thread
-        if loop is None or thread is None:
-            return
         try:
-            self._call(self._stop_nodes())
+            if loop is not None:
+                self._call(self._stop_nodes())
         finally:
             self._loop = self._thread = None
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join(CALL_TIMEOUT_S)
+            if loop is not None and thread is not None:
+                loop.call_soon_threadsafe(loop.stop)
+                thread.join(CALL_TIMEOUT_S)
+            self._ports.close()
 
     def start(self, name: str) -> None:
         """Start a node that was stopped or killed, on its data and its port, and wait until it is ready.

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -165,6 +167,23 @@ def test_ports_are_free_and_different() -> None:
     with socket.create_server((ports.HOST, chosen[0])):
         assert not ports.is_free(chosen[0])
     assert ports.is_free(chosen[0])
+
+
+@pytest.mark.skipif(not ports.CAN_HOLD, reason="no server could listen on a port that is held")
+def test_who_holds_a_port_has_it_for_its_servers_only() -> None:
+    with closing(ports.Held()) as mine, closing(ports.Held()) as theirs, pytest.MonkeyPatch.context() as patch:
+        (port,) = mine.choose(1)
+        patch.setattr(ports, "FIRST", port)
+        patch.setattr(ports, "_last_port", lambda: port)
+        for others in (ports.choose, theirs.choose):
+            with pytest.raises(ClusterError, match="found no 1 free ports"):
+                others(1)
+        with closing(socket.socket()) as client:
+            assert client.connect_ex((ports.HOST, port)) == errno.ECONNREFUSED
+        assert ports.is_free(port)  # to servers
+        for _ in range(2):  # a node and, beside the end of one of its connections, the same node again
+            with socket.create_server((ports.HOST, port)) as server, socket.create_connection((ports.HOST, port)):
+                server.accept()[0].close()
 
 
 def test_a_process_is_more_than_its_pid() -> None:
