@@ -10,7 +10,10 @@ from pathlib import Path
 import hypothesis
 import pytest
 import structlog
+from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
+from kipmesh.cluster import ports
 from kipmesh.testing.kafka_tools import download_kafka_tools
 
 # Spark starts its process by fork: what gRPC would do in that child, about threads that are not there, may end it.
@@ -33,6 +36,22 @@ hypothesis.settings.load_profile("kipmesh")
 for _renderer in structlog.get_config()["processors"]:
     if isinstance(_renderer, structlog.dev.ConsoleRenderer):
         _renderer.exception_formatter = structlog.dev.plain_traceback  # its own prints locals: whole clusters
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What chance, other workers and earlier files of the same worker must not decide."""
+    if config.getoption("--hypothesis-profile") is None:
+        # The same examples in every run, however slow it is; `--hypothesis-profile=default` draws others each time.
+        settings.load_profile("ci")
+        # It takes constants from all modules that are loaded, which are other ones in each order of the files.
+        providers._get_local_constants = providers.Constants
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    # A port that is free while its node is down would be another worker's by the time the node is back.
+    own = (ports._last_port() + 1 - ports.FIRST) // workers
+    ports.FIRST += int(worker) * own
+    last = ports.FIRST + own - 1
+    ports._last_port = lambda: last
 
 
 @pytest.fixture

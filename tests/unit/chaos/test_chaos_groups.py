@@ -42,7 +42,7 @@ PART = WorkloadPart.model_validate(
         "group": {
             "members": 3,
             "commit_interval_s": 0.05,
-            "config": {"heartbeat.interval.ms": 50, "session.timeout.ms": 1500},
+            "config": {"heartbeat.interval.ms": 50, "session.timeout.ms": 60_000},
         },
     }
 )
@@ -74,7 +74,10 @@ async def worked(
 ) -> tuple[Verdict, list[Event]]:
     """The verdict about a run, and its history. What spoils it comes when the members have left."""
     assert PART.group is not None
-    part = PART.model_copy(update={"group": PART.group.model_copy(update={"churn_s": churn_s})})
+    changes: dict[str, object] = {"churn_s": churn_s}
+    if churn_s is not None:  # who dies is not waited for long
+        changes["config"] = {**PART.group.config, "session.timeout.ms": "1500"}
+    part = PART.model_copy(update={"group": PART.group.model_copy(update=changes)})
     async with AdminClient(bootstrap) as admin:
         await admin.create_topics([NewTopic(topic, part.partitions, 1)])
     recorder = Recorder(folder / "history.jsonl")
@@ -89,12 +92,12 @@ async def worked(
                 and min((workload.positions[GROUP].get(number, 0) for number in range(3)), default=0) >= wanted
             ),
             "records that the group has read",
-            60,
+            100,
         )
         recorder.add(PhaseBegan(recorder.now, Phase.RECOVERY))
         await workload.stop_churning()
         await workload.stop_producing()
-        ends = await dumps.final_read(bootstrap, topic, part.partitions, recorder, 10)
+        ends = await dumps.final_read(bootstrap, topic, part.partitions, recorder, 60)
         assert await workload.catch_up(ends, 60)
         await workload.end_group()
         if spoil is not None:

@@ -129,6 +129,7 @@ async def test_many_that_ask_are_answered_by_one_look(monkeypatch: pytest.Monkey
         return {port: None if port % 2 else pids[1] for port in ports if port != 999 or len(looks) > 3}
 
     monkeypatch.setattr(owners, "owners_of", look)
+    monkeypatch.setattr(owners, "TIMEOUT_S", 60.0)
     found = Owners(lambda: {1: "one"})
     answers = await asyncio.gather(*[found.of(port) for port in (*range(100), 999)])
     assert answers == [*["one", None] * 50, None]

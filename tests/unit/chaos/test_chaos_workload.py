@@ -18,7 +18,9 @@ from kipmesh.testing.history import Begin, Dump, Event, Limits, NotRecovered, Ph
 from kipmesh.testing.history_checker import Kind, Verdict, check
 from kipmesh.testing.waiting import until
 
-PART = WorkloadPart(partitions=2, producers=3, records_per_s=200, racks=("rack-a", "rack-b"))
+PATIENT = {"request.timeout.ms": "60000", "delivery.timeout.ms": "120000", "max.block.ms": "60000"}
+"""What is sent again or given up is what a test says, not what a machine that stands still is late with."""
+PART = WorkloadPart(partitions=2, producers=3, records_per_s=200, racks=("rack-a", "rack-b"), producer_config=PATIENT)
 
 
 class State:
@@ -43,10 +45,10 @@ async def worked(
         recorder.add(PhaseBegan(recorder.now, Phase.RECOVERY))
         await workload.stop_producing()
         ends = {place: partition.end_offset for place, partition in enumerate(fake.topics["chaos"].partitions)}
-        assert await workload.catch_up(ends, 20)
+        assert await workload.catch_up(ends, 60)
         if lose:
             fake.topics["chaos"].partitions[1].truncate(10)
-        ends = await dumps.final_read(fake.bootstrap, "chaos", PART.partitions, recorder, 10)
+        ends = await dumps.final_read(fake.bootstrap, "chaos", PART.partitions, recorder, 60)
     dumps.record_ends(recorder, ends, {0: State(), 1: State()})
     recorder.add(PhaseBegan(recorder.now, Phase.END))
     recorder.close()
@@ -65,7 +67,7 @@ async def test_all_is_well(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("idempotence", ["true", "false"])
 async def test_failures_and_retries_are_no_anomalies(tmp_path: Path, idempotence: str) -> None:
-    part = PART.model_copy(update={"producer_config": {"enable.idempotence": idempotence}})
+    part = PART.model_copy(update={"producer_config": {**PATIENT, "enable.idempotence": idempotence}})
     async with FakeCluster(2) as fake:
         fake.create_topic("chaos", 2)
         fake.inject("Produce", ErrorCode.NOT_LEADER_OR_FOLLOWER, times=3)
@@ -80,7 +82,7 @@ async def test_failures_and_retries_are_no_anomalies(tmp_path: Path, idempotence
 async def test_producers_have_several_in_flight_only_with_idempotence(
     tmp_path: Path, idempotence: str, expected: int
 ) -> None:
-    part = PART.model_copy(update={"producers": 1, "producer_config": {"enable.idempotence": idempotence}})
+    part = PART.model_copy(update={"producers": 1, "producer_config": {**PATIENT, "enable.idempotence": idempotence}})
     calls = in_flight = most = 0
     full = asyncio.Event()
 

@@ -1,16 +1,22 @@
-"""Nodes of a metadata quorum in one event loop: real drivers, gRPC on loopback, real files."""
+"""Nodes of a metadata quorum in one event loop: real drivers, gRPC on loopback, real files.
+
+No test waits for a voter to give its leader up: the timeouts are far longer than any machine stands still, so a leader
+stays one until a test wants another. Where one is to be given up the test says so (`Node.expire`); for followers of a
+node that does not run any more `Quorum.leader` does.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
+from kipmesh.cluster import ports
 from kipmesh.core import record_batch
 from kipmesh.core.config import TopicConfig, Voter
 from kipmesh.core.messages import SnapshotId
 from kipmesh.core.raft import RaftConfig, State
+from kipmesh.core.raft.types import TimerFired
 from kipmesh.node.clock import wall_ms
 from kipmesh.node.quorum.driver import QuorumDriver
 from kipmesh.node.quorum.service import QuorumService
@@ -67,13 +73,6 @@ class Listener:
 
     def of(self, kind: str) -> list[object]:
         return [what for name, what in self.told if name == kind]
-
-
-def free_port_socket() -> socket.socket:
-    """A listening port that is ours until it is closed."""
-    held = socket.socket()
-    held.bind(("127.0.0.1", 0))
-    return held
 
 
 class Node:
@@ -142,6 +141,20 @@ class Node:
         self.manager.abandon()
 
     @property
+    def runs(self) -> bool:
+        """Whether it takes part: it is up, and nothing ended its driver."""
+        return self.is_up and not self.driver._has_ended
+
+    def expire(self) -> None:
+        """As if the time were over that it waits for its leader, or as a leader for its quorum."""
+        machine = self.driver.machine
+        if machine.leadership is not None:
+            machine.leadership.check_quorum_deadline_ms = machine.now_ms
+        else:
+            machine.deadline_ms = machine.now_ms
+        self.driver._post(TimerFired())
+
+    @property
     def log_values(self) -> list[bytes]:
         """Everything in its log."""
         log = self.replica.log
@@ -162,17 +175,14 @@ class Quorum:
     ) -> None:
         self.fs_of = fs_of
         self.on_boot: Callable[[Node], None] = lambda _: None
-        held = [free_port_socket() for _ in range(voters)]
-        ports = [each.getsockname()[1] for each in held]
-        for each in held:
-            each.close()
-        self.voters = tuple(Voter(id=id_, host="127.0.0.1", port=port) for id_, port in enumerate(ports, 1))
+        free = ports.choose(voters)
+        self.voters = tuple(Voter(id=id_, host="127.0.0.1", port=port) for id_, port in enumerate(free, 1))
         self.timing = {
             "election_timeout_ms": 150,
-            "fetch_timeout_ms": 600,
+            "fetch_timeout_ms": 600_000,
             "election_backoff_max_ms": 200,
             "fetch_max_wait_ms": 200,
-            "request_timeout_ms": 1000,
+            "request_timeout_ms": 60_000,
             **timing,
         }
         self.nodes = {
@@ -198,24 +208,33 @@ class Quorum:
     def all(self) -> list[Node]:
         return [*self.nodes.values(), *self.observers.values()]
 
-    @property
-    def leaders(self) -> list[Node]:
-        return [node for node in self.nodes.values() if node.is_up and node.driver.is_leader]
-
     async def leader(self, other_than: int = -1) -> Node:
-        """The active one: it leads, and what it began its epoch with is committed."""
+        """The active one: it leads, what it began its epoch with is committed, and every voter that runs follows it.
+
+        A voter that does not know it yet may still stand, and depose it. Who follows a node that does not run gives it
+        up here.
+        """
 
         def found() -> Node | None:
-            for node in self.leaders:
-                leadership = node.driver.machine.leadership
-                if leadership is not None and node.driver.high_watermark > leadership.epoch_start_offset:
-                    return node if node.node_id != other_than else None
-            return None
+            for node in self.all:
+                machine = node.driver.machine
+                if node.runs and machine.state.follows and not self.nodes[machine.election.leader_id].runs:
+                    node.expire()
+            return next(
+                (node for node in self.nodes.values() if node.node_id != other_than and self._leads(node)), None
+            )
 
         await until(found)
         node = found()
         assert node is not None
         return node
+
+    def _leads(self, node: Node) -> bool:
+        leadership = node.driver.machine.leadership if node.runs and node.driver.is_leader else None
+        if leadership is None or node.driver.high_watermark <= leadership.epoch_start_offset:
+            return False
+        told = (node.driver.epoch, node.node_id)
+        return all((each.driver.epoch, each.driver.leader_id) == told for each in self.nodes.values() if each.runs)
 
     def followers(self, leader: Node) -> list[Node]:
         """The other voters."""

@@ -87,10 +87,11 @@ async def test_what_a_deposed_leader_applied_alone_is_forgotten(tmp_path: Path) 
             await quorum.loaded[other.node_id].loader.stop()
             await other.kill()
         # It does not stand again before the others have elected one of them.
-        first.driver.machine.config = replace(first.driver.machine.config, election_timeout_ms=60_000)
+        first.driver.machine.config = replace(first.driver.machine.config, election_timeout_ms=600_000)
         quorum.own(first, topic(2))
         lost = quorum.loaded[first.node_id].loader.image
         assert lost.topic_by_name("t2") is not None
+        first.expire()
         await until(lambda: not first.driver.is_leader)
         for other in others:
             await other.boot()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from random import Random
 
 import pytest
-from loader_support import Member, change, running, topic, topic_id
+from loader_support import Member, change, running, topic, topic_id, until
 
 from kipmesh.core import record_batch
 from kipmesh.core.metadata import image as images
@@ -201,11 +202,6 @@ class Life:
         self.member.commit(self.history.end)
 
 
-async def some_turns() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
 async def live(seed: int) -> None:
     """AssertionError when something is not as the log says."""
     life = Life(seed)
@@ -218,10 +214,12 @@ async def live(seed: int) -> None:
         image, tip = member.loader.image, life.history.tip
         assert not member.failures
         assert sorted(map(repr, image_records(image.capture()))) == sorted(map(repr, image_records(tip.capture())))
-        await some_turns()  # to publish
-        assert life.view == {
+        wanted = {
             (each.topic_id, number): state for each in tip.topics.values() for number, state in each.partitions.items()
         }
+        with suppress(TimeoutError):
+            await until(lambda: life.view == wanted)  # it is published
+        assert life.view == wanted
         latest = member.replica.latest_snapshot
         assert latest is None or latest.end_offset <= member.high_watermark
 

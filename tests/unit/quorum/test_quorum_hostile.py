@@ -175,7 +175,7 @@ async def call(channel: grpc.aio.Channel, method: str, data: bytes) -> None:
 
 async def test_no_bytes_end_the_node(tmp_path: Path) -> None:
     rng = Random(20250802)
-    async with Quorum(tmp_path, 3, fetch_timeout_ms=300) as quorum:
+    async with Quorum(tmp_path, 3) as quorum:
         leader = await quorum.leader()
         await quorum.append(leader, b"a")
         for node in quorum.nodes.values():

@@ -100,10 +100,10 @@ def is_core(path: Path) -> bool:
 
 
 def read_text(path: Path) -> str | None:
-    """The text of a file, None where it is not text."""
+    """The text of a file, None where it is not text, or gone since the files were listed: others work here, too."""
     try:
         return (ROOT / path).read_text(encoding="utf-8")
-    except UnicodeDecodeError:
+    except (UnicodeDecodeError, FileNotFoundError):
         return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import threading
+import time
 from collections.abc import Callable, Iterator
 from random import Random
 
@@ -49,7 +50,7 @@ class HookedFileSystem(FaultyFileSystem):
 
         thread = threading.Thread(target=guarded)
         thread.start()
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
     def remove(self, path: str) -> None:
@@ -190,10 +191,10 @@ def test_a_deletion_waits_for_a_flush_that_writes_by_the_folders_name(fs: Hooked
     fs.meanwhile("before rename", "leader-epoch-checkpoint", slow)
     flush = threading.Thread(target=old.flush)
     flush.start()
-    assert entered.wait(10)
+    assert entered.wait(60)
     manager.delete("t", 0, NOW)
     deleted.set()
-    flush.join(10)
+    flush.join(60)
     append(manager.create("t", 0, ID, TopicConfig(), NOW))
     old.epochs.assign(8, 3)
     old.durability.flush(old._take, old.epochs)  # one that was asked for before, and begins now
@@ -332,7 +333,7 @@ def test_an_older_checkpoint_never_replaces_a_newer_one(fs: HookedFileSystem) ->
 
     fs.meanwhile("before rename", "recovery-point", cut_and_append)
     manager.checkpoint_recovery_points()
-    second.join(10)
+    second.join(60)
     assert checkpoint.read_offsets(fs, RECOVERY_POINTS) == {("t", 0): 2}
     manager.abandon()
 
@@ -499,11 +500,15 @@ def test_searches_beside_appends_and_cuts() -> None:
 
     thread = threading.Thread(target=search)
     thread.start()
+    deadline = time.monotonic() + 60
+    while not answers:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
     for round_number in range(30):
         for number in range(40):
             append(log, now_ms=NOW + number)
         log.truncate_to(5 + round_number % 3)
     stop.set()
-    thread.join(10)
+    thread.join(60)
     assert problems == []
     assert set(answers) == {((NOW, 0, 0), (NOW, 0, 0))}

@@ -287,7 +287,7 @@ class SlowSync(FaultyFileSystem):
             def slow() -> None:
                 if threading.current_thread() is not threading.main_thread():
                     self.entered.set()
-                    assert self.go_on.wait(10)
+                    assert self.go_on.wait(60)
                 sync()
 
             file.sync = slow
@@ -311,7 +311,7 @@ def test_a_cut_during_a_flush_keeps_the_recovery_point_honest(cut: str) -> None:
 
     thread = threading.Thread(target=flush)
     thread.start()
-    assert fs.entered.wait(10)
+    assert fs.entered.wait(60)
     if cut == "truncate":
         log.truncate_to(3)
         for _ in range(40):
@@ -326,7 +326,7 @@ def test_a_cut_during_a_flush_keeps_the_recovery_point_honest(cut: str) -> None:
         log.abandon()
         fs.rename(FOLDER, FOLDER + "-delete")
     fs.go_on.set()
-    thread.join(10)
+    thread.join(60)
     assert problems == []
     assert log.failed is None
     expected = {"truncate": 0, "truncate fully": 0, "retention": 30, "delete": 0}

@@ -29,9 +29,9 @@ def beside(clean: Callable[[], object], install: Callable[[], object], *, begun:
     """Clean on a thread, and install once that has begun what `begun` says."""
     thread = threading.Thread(target=clean)
     thread.start()
-    assert begun.wait(20)
+    assert begun.wait(60)
     install()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
 
 

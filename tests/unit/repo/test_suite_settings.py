@@ -1,0 +1,28 @@
+"""What `tests/conftest.py` takes away from chance, so that a failure says something of the code."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
+
+from kipmesh.cluster import ports
+
+
+def test_properties_have_the_same_examples_in_every_run(pytestconfig: pytest.Config) -> None:
+    if pytestconfig.getoption("--hypothesis-profile") is not None:
+        pytest.skip("another profile is asked for")
+    now = settings()
+    assert (now.derandomize, now.deadline, now.database) == (True, None, None)
+    assert HealthCheck.too_slow in now.suppress_health_check
+    # What other files imported decides nothing: a Hypothesis without this name needs another way.
+    assert len(providers.HypothesisProvider(None)._local_constants) == 0
+
+
+def test_workers_take_ports_apart_from_each_other() -> None:
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    chosen = ports.choose(200)
+    span = (max(chosen) - min(chosen) + 1) * workers
+    assert span <= ports.LAST_BY_DEFAULT + 1 - 10_240
