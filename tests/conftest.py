@@ -7,10 +7,9 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import hypothesis
 import pytest
 import structlog
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
 from kipmesh.cluster import ports
@@ -29,9 +28,10 @@ KafkaDump = Callable[..., str]
 
 # An example may take as long as the machine wants, which a limit of 200 ms by itself would not allow; and each run has
 # the same examples. `--hypothesis-profile explore` looks for others.
-hypothesis.settings.register_profile("explore", deadline=None)
-hypothesis.settings.register_profile("kipmesh", deadline=None, derandomize=True)
-hypothesis.settings.load_profile("kipmesh")
+_UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("explore", _UNHURRIED)
+settings.register_profile("kipmesh", _UNHURRIED, derandomize=True, database=None, print_blob=True)
+settings.load_profile("kipmesh")
 
 for _renderer in structlog.get_config()["processors"]:
     if isinstance(_renderer, structlog.dev.ConsoleRenderer):
@@ -41,9 +41,7 @@ for _renderer in structlog.get_config()["processors"]:
 def pytest_configure(config: pytest.Config) -> None:
     """What chance, other workers and earlier files of the same worker must not decide."""
     if config.getoption("--hypothesis-profile") is None:
-        # The same examples in every run, however slow it is; `--hypothesis-profile=default` draws others each time.
-        settings.load_profile("ci")
-        # It takes constants from all modules that are loaded, which are other ones in each order of the files.
+        # Hypothesis tries constants of all modules that are loaded, which are other ones in each order of the files.
         providers._get_local_constants = providers.Constants
     worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))

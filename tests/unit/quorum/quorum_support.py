@@ -175,7 +175,8 @@ class Quorum:
     ) -> None:
         self.fs_of = fs_of
         self.on_boot: Callable[[Node], None] = lambda _: None
-        free = ports.choose(voters)
+        self._ports = ports.Held()  # a voter that is killed finds its own again
+        free = self._ports.choose(voters)
         self.voters = tuple(Voter(id=id_, host="127.0.0.1", port=port) for id_, port in enumerate(free, 1))
         self.timing = {
             "election_timeout_ms": 150,
@@ -203,6 +204,7 @@ class Quorum:
     async def __aexit__(self, *_: object) -> None:
         for node in reversed(self.all):
             await node.stop()
+        self._ports.close()
 
     @property
     def all(self) -> list[Node]:

@@ -112,7 +112,7 @@ async def endure(voters: int, asked: list[tuple[str, Any]]) -> None:
         await asyncio.gather(*running)  # every one is answered
         assert not node.failures
     finally:
-        await node.stop()
+        await quorum.__aexit__()
 
 
 @settings(max_examples=60, deadline=None)
