@@ -25,9 +25,9 @@ from kipmesh.cluster import ports, processes
 from kipmesh.cluster.processes import ProcessState
 from kipmesh.testing.links import Links, Pair
 
-START_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 15.0
-WAIT_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 60.0
+WAIT_TIMEOUT_S = 60.0
 CLUSTER_ID = "quorum-of-processes"
 FIRST_CONTROLLER_ID = 1001
 METADATA = "__cluster_metadata-0"

@@ -38,7 +38,7 @@ from kipmesh.chaos.targets import NoTargetError, View, resolve
 from kipmesh.testing.history import FaultBegan, FaultEnded, NotRecovered
 from kipmesh.testing.skewed_clock import set_offset
 
-TARGET_TIMEOUT_S = 10.0
+TARGET_TIMEOUT_S = 30.0
 LOOK_AGAIN_S = 0.2
 CLOCK_FILE = "clock-offset"
 OFFLINE_LINE = "data folder offline"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 POLL_INTERVAL_S = 0.02
-_PROBE_TIMEOUT_S = 1.0
+_PROBE_TIMEOUT_S = 5.0
 
 
 class ProcessState(StrEnum):

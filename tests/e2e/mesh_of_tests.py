@@ -28,7 +28,7 @@ class Mesh:
             [sys.executable, "-m", "kipmesh.cli.main", *arguments, "--dir", str(self.folder)],
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=200,
             env={**environment, **options.pop("env", {})},
             check=False,
             **options,
@@ -67,7 +67,7 @@ class Mesh:
     def consume(self, topic: str, count: int) -> list[str]:
         """The first `count` values."""
         done = self.run(
-            "consume", topic, "--from-beginning", "--max-messages", str(count), "--timeout-ms", "20000", "--json"
+            "consume", topic, "--from-beginning", "--max-messages", str(count), "--timeout-ms", "60000", "--json"
         )
         return [json.loads(line)["value"] for line in done.stdout.splitlines()]
 
@@ -79,12 +79,14 @@ class Mesh:
     def wait_identical(self, partition: str, nodes: list[str], *, at_least_bytes: int = 1) -> bytes:
         """The bytes that all replicas have, once they have the same."""
 
+        found: list[bytes] = []
+
         def equal() -> bool:
-            found = [self.log_bytes(node, partition) for node in nodes]
+            found[:] = [self.log_bytes(node, partition) for node in nodes]
             return len(found[0]) >= at_least_bytes and all(one == found[0] for one in found)
 
         wait_for(equal, f"identical {partition}")
-        return self.log_bytes(nodes[0], partition)
+        return found[0]
 
     def describe(self, topic: str) -> dict[str, Any]:
         """`topic describe --json`."""
@@ -102,7 +104,7 @@ class Mesh:
         )
 
 
-def wait_for(condition: Callable[[], bool], what: str, *, timeout_s: float = 30, interval_s: float = 0.05) -> None:
+def wait_for(condition: Callable[[], bool], what: str, *, timeout_s: float = 60, interval_s: float = 0.05) -> None:
     """Until the condition holds."""
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -39,7 +39,7 @@ async def _all_topics(address: str) -> MetadataResponse:
     pool = ConnectionPool("test")
     try:
         response: MetadataResponse = await pool.get(address).call(
-            "Broker", "Metadata", MetadataRequest(all_topics=True), 10
+            "Broker", "Metadata", MetadataRequest(all_topics=True), 30
         )
         return response
     finally:
@@ -168,7 +168,7 @@ def acknowledged(creations: Iterable[Creations]) -> dict[str, bytes]:
 
 def metrics(node: MeshNode) -> dict[str, float]:
     """What /metrics has: `name`, or `name{label=value}` for what has labels."""
-    with urllib.request.urlopen(f"http://{node.http}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{node.http}/metrics", timeout=30) as answer:
         text = answer.read().decode()
     return dict(_samples(text))
 

@@ -58,7 +58,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     """Where runs go; no process of theirs is left."""
     it = tmp_path / "runs"
     yield it
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (left := left_over(it)) and time.monotonic() < deadline:
         time.sleep(0.05)
     for process in left:
@@ -69,10 +69,13 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 def run(file: Path, folder: Path, *, code: int = 0) -> tuple[dict[str, Any], str]:
     """The summary, and what was printed."""
     done = subprocess.run(
-        command("run", file, "--dir", folder, "--seed", 5), capture_output=True, text=True, timeout=110, env=ENVIRONMENT
+        command("run", file, "--dir", folder, "--seed", 5), capture_output=True, text=True, timeout=220, env=ENVIRONMENT
     )
-    assert done.returncode == code, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
-    summary: dict[str, Any] = json.loads((folder / "in-a-test-5" / "summary.json").read_text())
+    said = f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == code, said
+    file = folder / "in-a-test-5" / "summary.json"
+    assert file.exists(), said  # a run that could not be done has the same exit code as one that found something
+    summary: dict[str, Any] = json.loads(file.read_text())
     return summary, done.stdout
 
 
@@ -91,7 +94,7 @@ def test_dead_held_and_damaged_nodes_lose_nothing(tmp_path: Path, folder: Path) 
     home = folder / "in-a-test-5"
     assert sorted(one.name for one in home.iterdir()) == ["history.jsonl", "report.html", "summary.json"]
     again = subprocess.run(
-        command("check", home / "history.jsonl", "--json"), capture_output=True, text=True, timeout=60, env=ENVIRONMENT
+        command("check", home / "history.jsonl", "--json"), capture_output=True, text=True, timeout=100, env=ENVIRONMENT
     )
     assert again.returncode == 0
     assert json.loads(again.stdout)["acknowledged"] == summary["acknowledged"]
@@ -132,7 +135,7 @@ def test_a_broker_goes_on_without_a_folder_that_failed(tmp_path: Path, folder: P
     faults = [{"kind": "failed-folder", "target": "leader:0", "at_s": 1, "for_s": 6}]
     file = experiment(tmp_path, faults, 16, workload={"partitions": 4})
     tried = subprocess.run(
-        command("run", file, "--dir", folder, "--seed", 5), capture_output=True, text=True, timeout=110, env=ENVIRONMENT
+        command("run", file, "--dir", folder, "--seed", 5), capture_output=True, text=True, timeout=220, env=ENVIRONMENT
     )
     if tried.returncode == 77:
         pytest.skip(tried.stdout)
@@ -146,9 +149,10 @@ def test_a_broker_goes_on_without_a_folder_that_failed(tmp_path: Path, folder: P
 @linux
 def test_what_a_leader_acknowledged_alone_is_found_to_be_lost(tmp_path: Path, folder: Path) -> None:
     """The checker's own check: with acks=1 a leader that is cut off acknowledges what nobody else has."""
-    faults = [{"kind": "cut", "target": "leader:0", "at_s": 1, "for_s": 5}]
+    # Much longer than a session: another leader has to be there before the cut ends.
+    faults = [{"kind": "cut", "target": "leader:0", "at_s": 1, "for_s": 8}]
     workload = {"producer_config": {"acks": 1}, "records_per_s": 50}
-    summary, printed = run(experiment(tmp_path, faults, 8, workload=workload), folder, code=1)
+    summary, printed = run(experiment(tmp_path, faults, 11, workload=workload), folder, code=1)
     assert summary["anomalies"]["lost acknowledged write"] > 0
     assert "lost acknowledged write" in printed
     home = folder / "in-a-test-5"
@@ -164,13 +168,13 @@ def test_a_run_that_is_stopped_leaves_nothing(tmp_path: Path, folder: Path) -> N
     ) as process:
         assert process.stderr is not None
         history = folder / "in-a-test-5" / "history.jsonl"
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while not history.exists() or '"fault-began"' not in history.read_text():
             assert time.monotonic() < deadline
             assert process.poll() is None, process.stderr.read()
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
         said = process.stderr.read()
-        assert process.wait(30) == 128 + signal.SIGTERM
+        assert process.wait(60) == 128 + signal.SIGTERM
         assert "interrupted" in said
         assert "Traceback" not in said

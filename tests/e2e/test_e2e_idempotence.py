@@ -15,11 +15,12 @@ from kipmesh.testing.waiting import until as eventually
 
 TOPIC = "once"
 PARTITIONS = 2
+BROKERS = 3
 CONFIG = {
     "batch.size": 500,
     "linger.ms": 0,
     "request.timeout.ms": 1500,
-    "delivery.timeout.ms": 90_000,
+    "delivery.timeout.ms": 180_000,
     "retry.backoff.ms": 20,
 }
 
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.timeout(300)
 @pytest.fixture
 def quorum(tmp_path: Path) -> Iterator[QuorumMesh]:
     config = {"broker.session.timeout.ms": "2000"}
-    with QuorumMesh(tmp_path, controllers=1, brokers=3, config=config) as mesh:
+    with QuorumMesh(tmp_path, controllers=1, brokers=BROKERS, config=config) as mesh:
         yield mesh
 
 
@@ -70,28 +71,34 @@ async def everything(bootstrap: str, counts: dict[int, int]) -> dict[int, list[b
     async with Consumer(bootstrap, auto_offset_reset="earliest") as consumer:
         consumer.assign([TopicPartition(TOPIC, partition) for partition in counts])
         consumer.seek_to_beginning()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while any(len(found[partition]) < count for partition, count in counts.items()):
                 for record in await consumer.poll(500):
                     found[record.partition].append(record.value)
-        for record in await consumer.poll(500):
-            found[record.partition].append(record.value)
+        ends = await consumer.end_offsets(consumer.assignment())
+        assert {where.partition: end for where, end in ends.items()} == counts
     return found
 
 
-async def leader_of(admin: AdminClient, partition: int) -> int:
-    return (await admin.describe_topics([TOPIC]))[0].partitions[partition].leader_id
+async def leader_of_all(admin: AdminClient) -> int:
+    """Who leads partition 0, once each replica is in sync: another one can lead after it."""
+    async with asyncio.timeout(90):
+        while True:
+            partitions = (await admin.describe_topics([TOPIC]))[0].partitions.values()
+            if all(one.leader_id >= 0 and len(one.isr) == BROKERS for one in partitions):
+                return next(one.leader_id for one in partitions)
+            await asyncio.sleep(0.05)
 
 
 async def run(quorum: QuorumMesh) -> None:
     names = {node.node_id: node.name for node in quorum.brokers}
     async with AdminClient(quorum.bootstrap) as admin, Producer(quorum.bootstrap, **CONFIG) as producer:
-        await admin.create_topics([NewTopic(TOPIC, PARTITIONS, 3)])
+        await admin.create_topics([NewTopic(TOPIC, PARTITIONS, BROKERS)])
         stream = Stream(producer)
         task = asyncio.create_task(stream.run())
         for fault in ("kill", "pause", "stop", "kill"):
             await stream.more(1000)
-            name = names[await leader_of(admin, 0)]
+            name = names[await leader_of_all(admin)]
             await asyncio.to_thread(getattr(quorum, fault), name)
             if fault == "pause":  # requests time out and are sent again, while the first ones still wait to be done
                 await asyncio.sleep(4)

@@ -19,9 +19,13 @@ from kipmesh.core.errors import ErrorCode, KafkaError
 pytestmark = pytest.mark.timeout(120)
 
 
+CONFIG = {"fault.injection.enable": "true", "broker.session.timeout.ms": "120000"}
+"""Errors are those that are injected: a machine that stands still for a while takes no leader away."""
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(mode="single", followers=0, config={"fault.injection.enable": "true"}) as it:
+    with LocalCluster(mode="single", followers=0, config=CONFIG) as it:
         yield it
 
 
@@ -43,7 +47,7 @@ def _produce(cluster: LocalCluster, topic: str, **config: Any) -> list[Any]:
     ends: list[Any] = []
     producer = confluent_kafka.Producer({"bootstrap.servers": cluster.kafka_bootstrap, **config})
     producer.produce(topic, b"value", on_delivery=lambda error, _: ends.append(error))
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
     return ends
 
 

@@ -47,7 +47,7 @@ class Writer:
         await self._producer.flush()
         await self._collect(wait=True)
 
-    async def until(self, count: int, timeout_s: float = 30) -> None:
+    async def until(self, count: int, timeout_s: float = 60) -> None:
         """Until so many more records are acknowledged than now."""
         wanted = len(self.acknowledged) + count
         async with asyncio.timeout(timeout_s):
@@ -84,7 +84,7 @@ async def read_all(bootstrap: str, topic: str, **config: Any) -> dict[tuple[int,
         consumer.assign(places)
         consumer.seek_to_beginning(places)
         while len(found) < sum(ends.values()):
-            records = await consumer.poll(timeout_ms=10_000)
+            records = await consumer.poll(timeout_ms=30_000)
             assert records, f"{len(found)} of {sum(ends.values())} records"
             for record in records:
                 assert record.value is not None
