@@ -72,7 +72,7 @@ class Connection(asyncio.BufferedProtocol):
         self._peer = self.ip = ""
         self._is_lost = False
         self.session = Session(shared.metrics.software, sasl=SaslState() if shared.has_sasl else None)
-        self._opened_at = self._taken_at = self.active_at = shared.loop.time()
+        self._opened_at = self._taken_at = self.active_at = shared.clock()
         self._begun_at = self._opened_at
         """When the first of `_frames` came to be the first."""
         self._unsent = 0
@@ -123,7 +123,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """So many bytes came."""
-        self.active_at = self._shared.loop.time()
+        self.active_at = self._shared.clock()
         try:
             self._queue(self._framer.received(nbytes))
         except RefusedError as error:
@@ -168,7 +168,7 @@ class Connection(asyncio.BufferedProtocol):
             self._waits_for_room = True
             return False
         self._pending += 1
-        self._taken_at = self._shared.loop.time()
+        self._taken_at = self._shared.clock()
         return True
 
     def _may_go_on(self, step: int, rest: int) -> int:
@@ -180,7 +180,7 @@ class Connection(asyncio.BufferedProtocol):
     def _queue(self, frames: list[bytes | bytearray]) -> None:
         if frames:
             if not self._frames:
-                self._begun_at = self._shared.loop.time()
+                self._begun_at = self._shared.clock()
             self._frames.extend(frames)
             if self._news is not None and not self._news.done():
                 self._news.set_result(None)
@@ -210,7 +210,7 @@ class Connection(asyncio.BufferedProtocol):
     def _on_room(self) -> None:
         """Memory was given back. The time that it took was not the client's."""
         self._waits_for_room = False
-        self.active_at = self._taken_at = self._shared.loop.time()
+        self.active_at = self._taken_at = self._shared.clock()
         self._go_on_reading()
 
     def _give_back(self, size: int) -> None:
@@ -230,7 +230,7 @@ class Connection(asyncio.BufferedProtocol):
                     await self._news
                 if not self._writable.is_set():
                     await self._writable.wait()
-                self._begun_at = self._shared.loop.time()
+                self._begun_at = self._shared.clock()
                 await self._begin(self._frames.popleft())
         except asyncio.CancelledError:
             if not self._is_lost:
@@ -351,7 +351,7 @@ class Connection(asyncio.BufferedProtocol):
                     self._note_unsent()
         if self.session.sasl is not None and self.session.sasl.has_failed:
             self._reject("authentication", f"{api.name}: the client has not shown who it is")
-        self.active_at = shared.loop.time()
+        self.active_at = shared.clock()
         shared.metrics.answered(api, header.version, request.size, size, perf_counter() - request.began)
         observe = shared.observers.get(api.key)
         if observe is not None and response is not NO_ANSWER:
@@ -371,7 +371,7 @@ class Connection(asyncio.BufferedProtocol):
         if not unsent:
             self._unsent_since = None
         elif self._unsent_since is None:
-            self._unsent_since = self._shared.loop.time()
+            self._unsent_since = self._shared.clock()
         return True
 
     # --- ending -------------------------------------------------------------------------------------------------------

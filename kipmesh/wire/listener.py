@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -64,6 +65,7 @@ class Shared:
         self.ssl_context = ssl_context
         self.limits = server.limits
         self.loop = asyncio.get_running_loop()
+        self.clock = server.clock
         self.listener = listener
         self.staging = server.staging
         self.memory = server.memory
@@ -123,11 +125,13 @@ class WireServer:
         apis: Mapping[int, Api],
         limits: Limits,
         observers: Mapping[int, Observer] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.services = services
         self.apis = apis
         self.limits = limits
         self.observers = observers or {}
+        self.clock = clock
         self.staging = bytearray(STAGING_BYTES)
         self.memory = RequestMemory(limits.queued_bytes_max)
         self.unsent = ResponseMemory(limits.unsent_bytes_max)
@@ -135,6 +139,8 @@ class WireServer:
         self.metrics = WireMetrics(lambda: self.memory.bytes_used, lambda: self.unsent.bytes_used)
         self._listeners: list[tuple[Shared, asyncio.Server]] = []
         self._looking: asyncio.Task[None] | None = None
+        self._idle_s = limits.idle_ms_max / 1000
+        self._stall_s = min(limits.stall_ms_max / 1000, self._idle_s)
 
     async def listen(
         self, name: str, host: str, port: int, ssl_context: ssl.SSLContext | None = None, *, has_sasl: bool = False
@@ -154,16 +160,17 @@ class WireServer:
         log.info("listening", listener=name, host=host, port=bound)
         return bound
 
-    async def _look(self) -> None:
+    def look(self) -> None:
         """End connections that are idle, that stalled, or that do not read."""
-        idle_s = self.limits.idle_ms_max / 1000
-        stall_s = min(self.limits.stall_ms_max / 1000, idle_s)
+        now = self.clock()
+        for shared, _server in self._listeners:
+            for connection in list(shared.connections):
+                connection.look(now, self._idle_s, self._stall_s)
+
+    async def _look(self) -> None:
         while True:
-            await asyncio.sleep(min(LOOK_INTERVAL_S_MAX, stall_s / 4))
-            now = asyncio.get_running_loop().time()
-            for shared, _server in self._listeners:
-                for connection in list(shared.connections):
-                    connection.look(now, idle_s, stall_s)
+            await asyncio.sleep(min(LOOK_INTERVAL_S_MAX, self._stall_s / 4))
+            self.look()
 
     async def stop(self) -> None:
         """Accept nothing more and end every connection; idempotent."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import ssl
 import struct
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from wire_of_tests import ECHO, LIMITS, WRITE, Client, Wire, frame, listening, until
+from wire_of_tests import ECHO, LIMITS, STALL_S, WRITE, Client, Wire, frame, listening, until
 
 from kipmesh.core.config.wire import QUEUED_REQUEST_BYTES_MIN, WireConfig
 from kipmesh.core.errors import InvalidConfigError
@@ -77,40 +76,41 @@ def test_less_memory_than_one_read_is_refused() -> None:
     assert WireConfig.parse({"queued.max.request.bytes": "131072"}).queued_max_request_bytes == QUEUED_REQUEST_BYTES_MIN
 
 
-async def _trickle(client: Client, data: bytes) -> None:
-    for byte in data:
-        client.send(bytes([byte]))
-        await asyncio.sleep(0.02)
-
-
 async def test_who_sends_byte_by_byte_goes_when_others_wait_for_the_memory() -> None:
-    limits = LIMITS._replace(stall_ms_max=500, queued_bytes_max=100_000)
-    async with listening(limits) as wire:
+    async with listening(LIMITS._replace(queued_bytes_max=100_000)) as wire:
         slow = await wire.connect()
         slow.send(frame(WRITE, 1, "slow", data=bytes(300_000))[:290_000])
         await until(lambda: wire.server.memory.bytes_used > 290_000)
-        trickling = asyncio.create_task(_trickle(slow, bytes(9_000)))
-        try:
-            await asyncio.sleep(1.5)  # longer than the limit, and nobody minds
-            assert wire.count(ENDED, reason="stalled") == 0
-            await _is_served(wire)
-            assert wire.count(ENDED, reason="stalled") == 1
-        finally:
-            trickling.cancel()
+        (connection,) = wire.connections
+        for _ in range(3):  # far longer than the limit, and nobody minds: nobody waits
+            wire.look_after(STALL_S * 0.9)
+            came_at = connection.active_at
+            slow.send(b"\0")
+            await until(lambda at=came_at: connection.active_at > at)
+        assert wire.count(ENDED, reason="stalled") == 0
+        other = await wire.connect()
+        other.send(frame(ECHO, 1, "other"))
+        await until(lambda: wire.server.memory.waiting == 1)
+        wire.look_after(0)
+        assert wire.count(ENDED, reason="stalled") == 1
+        assert await slow.is_closed()
+        assert await other.text() == (1, "other/me/KAFKA")
 
 
 async def test_who_holds_memory_behind_a_request_that_waits_goes_when_others_need_it() -> None:
-    limits = LIMITS._replace(stall_ms_max=500, queued_bytes_max=100_000)
-    async with listening(limits) as wire:
+    async with listening(LIMITS._replace(queued_bytes_max=100_000)) as wire:
         patient, greedy = await wire.connect(), await wire.connect()
         patient.send(frame(ECHO, 1, "wait a"), frame(ECHO, 2, "small"))
         greedy.send(frame(ECHO, 1, "wait b"))
         greedy.send(*[frame(WRITE, index, f"{index}", data=bytes(30_000)) for index in range(2, 5)])
-        await until(lambda: wire.server.memory.bytes_used > 90_000)
-        await asyncio.sleep(1.5)  # longer than the limit, and nobody minds
+        await until(lambda: wire.server.memory.bytes_used > 90_000 and len(wire.hand.begun) == 2)
+        wire.look_after(2 * STALL_S)  # longer than the limit, and nobody minds
         assert wire.count(ENDED, reason="held") == 0
         large = await wire.connect()
         large.send(frame(WRITE, 1, "large", data=bytes(50_000)))
+        await until(lambda: wire.server.memory.waiting == 1)
+        assert wire.count(ENDED, reason="held") == 0
+        wire.look_after(0)
         assert await large.text() == (1, "large/me/KAFKA")
         assert await greedy.is_closed()
         assert wire.count(ENDED, reason="held") == 1
@@ -142,7 +142,12 @@ async def test_unread_responses_are_counted_until_their_clients_are_gone() -> No
         assert wire.count("kipmesh_wire_unsent_response_bytes") == wire.server.unsent.bytes_used
         client.writer.transport.resume_reading()
         await client.response()
-        await until(lambda: wire.server.unsent.bytes_used == 0)
+
+        def is_nothing_unsent() -> bool:
+            wire.look_after(0)  # the last bytes go without anybody being told
+            return wire.server.unsent.bytes_used == 0
+
+        await until(is_nothing_unsent)
         gone = await _leaves_unread(wire, 1, data)
         await until(lambda: wire.server.unsent.is_short)
         gone.writer.transport.abort()
@@ -150,18 +155,33 @@ async def test_unread_responses_are_counted_until_their_clients_are_gone() -> No
 
 
 async def test_who_reads_byte_by_byte_goes_when_memory_is_short() -> None:
-    limits = LIMITS._replace(request_bytes_max=64 << 20, queued_bytes_max=256 << 20, unsent_bytes_max=16 << 20)
-    limits = limits._replace(other_request_bytes_max=64 << 20, stall_ms_max=500)
-    async with listening(limits) as wire:
-        client = await _leaves_unread(wire, 1, bytes(24 << 20))
-        await until(lambda: wire.server.unsent.is_short)
-        loop = asyncio.get_running_loop()
-        with client.writer.get_extra_info("socket").dup() as reader, suppress(ConnectionError):
-            while not wire.count(ENDED, reason="slow"):
-                assert await loop.sock_recv(reader, 64 << 10)
-                await asyncio.sleep(0.1)
-        assert wire.count(ENDED, reason="slow") == 1
-        client.writer.transport.abort()
+    limits = LIMITS._replace(request_bytes_max=64 << 20, queued_bytes_max=256 << 20, other_request_bytes_max=64 << 20)
+    for unsent_bytes_max, is_ended in ((256 << 20, False), (16 << 20, True)):
+        async with listening(limits._replace(unsent_bytes_max=unsent_bytes_max)) as wire:
+            client = await _leaves_unread(wire, 1, bytes(24 << 20))
+            await until(lambda: wire.server.unsent.bytes_used > 8 << 20)
+            for _ in range(3):  # some bytes each time, so that it is never quiet for long
+                wire.look_after(STALL_S * 0.6)
+                if wire.count(ENDED, reason="slow"):
+                    break
+                await _some_is_taken(wire, client)
+            assert wire.count(ENDED, reason="slow") == is_ended
+            client.writer.transport.abort()
+            await until(lambda: wire.server.unsent.bytes_used == 0)
+
+
+async def _some_is_taken(wire: Wire, client: Client) -> None:
+    """Until the listener could send more."""
+    loop = asyncio.get_running_loop()
+    (connection,) = wire.connections
+    transport = connection._socket
+    assert transport is not None
+    before = transport.get_write_buffer_size()
+    with client.writer.get_extra_info("socket").dup() as reader:
+        async with asyncio.timeout(20):
+            while transport.get_write_buffer_size() == before:
+                assert await loop.sock_recv(reader, 256 << 10)
+                await asyncio.sleep(0)
 
 
 # --- many small things in one request
@@ -201,21 +221,27 @@ def contexts(tmp_path: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     return ServerContext(files, client_auth="none").reloading(), client_context(files)
 
 
-async def test_connections_within_their_handshake_count_and_end(
-    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
-) -> None:
+async def test_connections_within_their_handshake_count(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
     server, client = contexts
-    limits = LIMITS._replace(connections_per_ip_max=3, handshake_ms_max=1500)
+    limits = LIMITS._replace(connections_per_ip_max=3)
     async with listening(limits, server_ssl=server, client_ssl=client) as wire:
         silent = [await wire.connect_plain() for _ in range(3)]
         await until(lambda: wire.server.counts.total == 3)
         assert await (await wire.connect_plain()).is_closed()
         assert wire.count("kipmesh_wire_connections_refused_total", limit="max.connections.per.ip") == 1
         for each in silent:
+            each.writer.transport.abort()
+        await until(lambda: wire.server.counts.total == 0)
+        await _is_served(wire)
+
+
+async def test_handshakes_that_take_too_long_end(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+    server, _ = contexts
+    async with listening(LIMITS._replace(handshake_ms_max=200), server_ssl=server) as wire:
+        for each in [await wire.connect_plain() for _ in range(3)]:
             assert await each.is_closed()
         assert wire.count(ENDED, reason="handshake") == 3
         await until(lambda: wire.server.counts.total == 0)
-        await _is_served(wire)
 
 
 async def test_what_is_no_handshake_ends_its_connection(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
@@ -235,7 +261,7 @@ async def test_what_is_no_handshake_ends_its_connection(contexts: tuple[ssl.SSLC
 
 async def test_requests_and_large_responses_by_tls(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
     server, client = contexts
-    limits = LIMITS._replace(request_bytes_max=8 << 20, queued_bytes_max=64 << 20, stall_ms_max=500)
+    limits = LIMITS._replace(request_bytes_max=8 << 20, queued_bytes_max=64 << 20)
     async with listening(limits, server_ssl=server, client_ssl=client) as wire:
         one = await wire.connect()
         data = bytes(range(256)) * (3 << 12)
@@ -245,7 +271,8 @@ async def test_requests_and_large_responses_by_tls(contexts: tuple[ssl.SSLContex
             correlation_id, answer = await one.response()
             assert (correlation_id, answer.endswith(data)) == (index, True)
         slow = await _leaves_unread(wire, 6, data)
-        await until(lambda: wire.count(ENDED, reason="slow") == 1)
+        await until(lambda: wire.server.unsent.bytes_used > 0)
+        await wire.goes_for_being("slow")
         assert len(wire.hand.begun) < 11
         slow.writer.transport.abort()
         await until(lambda: wire.server.unsent.bytes_used == 0)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from kio_of_tests import random_value
-from wire_of_tests import ECHO, LIMITS, WRITE, frame, listening, until
+from wire_of_tests import ECHO, IDLE_S, LIMITS, STALL_S, WRITE, frame, listening, until
 
 from kipmesh.wire.api import Api
 from kipmesh.wire.registry import make_registry
@@ -174,34 +174,48 @@ async def test_connections_beyond_the_limits_are_closed_at_once() -> None:
 
 
 async def test_idle_connections_end_and_those_that_wait_for_an_answer_do_not() -> None:
-    async with listening(LIMITS._replace(idle_ms_max=200)) as wire:
+    async with listening() as wire:
         idle, busy = await wire.connect(), await wire.connect()
         busy.send(frame(ECHO, 1, "wait"))
-        assert await idle.is_closed()
+        await until(lambda: wire.hand.begun == ["wait"])
+        wire.look_after(IDLE_S * 0.9)
+        assert wire.count("kipmesh_wire_connections_ended_total", reason="idle") == 0
+        wire.look_after(IDLE_S * 0.2)
         assert wire.count("kipmesh_wire_connections_ended_total", reason="idle") == 1
+        assert await idle.is_closed()
         wire.hand.release("wait")
         assert await busy.text() == (1, "wait/me/KAFKA")
 
 
+async def test_the_listener_looks_after_its_connections_by_itself() -> None:
+    async with listening(LIMITS._replace(idle_ms_max=200), looks=True) as wire:
+        assert await (await wire.connect()).is_closed()
+        assert wire.count("kipmesh_wire_connections_ended_total", reason="idle") == 1
+
+
 async def test_a_client_that_stops_within_a_request_is_sent_away_and_its_memory_is_free() -> None:
-    async with listening(LIMITS._replace(idle_ms_max=200)) as wire:
+    async with listening() as wire:
         client = await wire.connect()
         client.send(frame(WRITE, 1, "a", data=bytes(200_000))[:100_000])
         await until(lambda: wire.server.memory.bytes_used > 200_000)
-        assert await client.is_closed()
+        wire.look_after(STALL_S * 0.9)
+        assert wire.count("kipmesh_wire_connections_ended_total", reason="stalled") == 0
+        wire.look_after(STALL_S * 0.2)
         assert wire.count("kipmesh_wire_connections_ended_total", reason="stalled") == 1
+        assert await client.is_closed()
         await until(lambda: wire.server.memory.bytes_used == 0)
 
 
 async def test_a_client_that_does_not_read_gets_no_further_work_and_is_sent_away() -> None:
-    limits = LIMITS._replace(idle_ms_max=400, request_bytes_max=8 << 20, queued_bytes_max=64 << 20)
+    limits = LIMITS._replace(request_bytes_max=8 << 20, queued_bytes_max=64 << 20)
     async with listening(limits) as wire:
         client = await wire.connect()
         client.writer.transport.pause_reading()
         data = bytes(4 << 20)
         for index in range(6):
             client.send(frame(ECHO, index, f"{index}", data=data))
-        await until(lambda: wire.count("kipmesh_wire_connections_ended_total", reason="slow") == 1)
+        await until(lambda: wire.server.unsent.bytes_used > 0)
+        await wire.goes_for_being("slow")
         assert len(wire.hand.begun) < 6
         client.writer.transport.resume_reading()
 

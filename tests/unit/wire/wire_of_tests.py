@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import struct
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -12,11 +13,14 @@ from typing import Any, NamedTuple
 
 from kipmesh.wire.api import NO_ANSWER, Api, Call, HangUp
 from kipmesh.wire.apis import api_versions
+from kipmesh.wire.connection import Connection
 from kipmesh.wire.listener import Limits, WireServer
 from kipmesh.wire.schema import Struct, field, versions
 from kipmesh.wire.services import Services
 
-LIMITS = Limits(1 << 20, 1 << 20, 100, 100, 600_000)
+LIMITS = Limits(1 << 20, 1 << 20, 100, 100, 600_000, stall_ms_max=300_000, handshake_ms_max=300_000)
+"""Long enough that no slow machine meets them; tests that are about time say `look_after`."""
+IDLE_S, STALL_S = LIMITS.idle_ms_max / 1000, LIMITS.stall_ms_max / 1000
 ECHO, WRITE = 1000, 1001
 
 
@@ -112,10 +116,22 @@ class Client:
             await self.writer.wait_closed()
 
 
+class Time:
+    """The listener's: it passes, and tests make it pass."""
+
+    def __init__(self) -> None:
+        self.passed = 0.0
+
+    def now(self) -> float:
+        """In seconds."""
+        return time.monotonic() + self.passed
+
+
 class Wire(NamedTuple):
     """A listener and how to reach it."""
 
     server: WireServer
+    time: Time
     hand: Hand
     connect: Callable[[], Any]
     connect_plain: Callable[[], Any]
@@ -129,15 +145,40 @@ class Wire(NamedTuple):
                     return sample.value
         return 0.0
 
+    @property
+    def connections(self) -> list[Connection]:
+        """Those that the listener has."""
+        return [connection for shared, _server in self.server._listeners for connection in shared.connections]
+
+    def look_after(self, seconds: float) -> None:
+        """So much time passes for the listener, which looks after its connections then."""
+        self.time.passed += seconds
+        self.server.look()
+
+    async def goes_for_being(self, reason: str) -> None:
+        """Until somebody was sent away: what is still on its way in the kernel moves first, and that is no rest."""
+
+        def is_gone() -> bool:
+            self.look_after(STALL_S * 1.1)
+            return self.count("kipmesh_wire_connections_ended_total", reason=reason) == 1
+
+        await until(is_gone)
+
 
 @asynccontextmanager
-async def listening(limits: Limits = LIMITS, **options: Any) -> AsyncIterator[Wire]:
-    """A listener for a while; nothing of it may be left afterwards."""
+async def listening(limits: Limits = LIMITS, *, looks: bool = False, **options: Any) -> AsyncIterator[Wire]:
+    """A listener for a while; nothing of it may be left afterwards. It looks after its connections when it is told to.
+
+    With `looks` it does so by itself.
+    """
     hand = Hand()
     nobody: Any = None
     services = Services(nobody, nobody, nobody, nobody, 1, "cluster")
-    server = WireServer(services, hand.apis(), limits)
+    clock = Time()
+    server = WireServer(services, hand.apis(), limits, clock=clock.now)
     port = await server.listen("KAFKA", "127.0.0.1", 0, options.get("server_ssl"))
+    if not looks and server._looking is not None:
+        server._looking.cancel()
     clients: list[Client] = []
 
     async def connect(context: ssl.SSLContext | None) -> Client:
@@ -146,7 +187,7 @@ async def listening(limits: Limits = LIMITS, **options: Any) -> AsyncIterator[Wi
         return clients[-1]
 
     try:
-        yield Wire(server, hand, partial(connect, options.get("client_ssl")), partial(connect, None))
+        yield Wire(server, clock, hand, partial(connect, options.get("client_ssl")), partial(connect, None))
     finally:
         for client in clients:
             await client.close()
