@@ -10,6 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from broker_clock import Clock
 from conftest_broker import Mesh
 
 
@@ -19,3 +20,9 @@ async def mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
     await it.start()
     yield it
     await it.stop()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The nodes' clock; name it before the mesh."""
+    return Clock(monkeypatch)

@@ -34,7 +34,8 @@ class Mesh:
 
     def __init__(self, folder: Path, *, controllers: int = 1, **broker_keys: Any) -> None:
         self.folder = folder
-        self.broker_keys = {"broker.heartbeat.interval.ms": 100, "broker.session.timeout.ms": 1000} | broker_keys
+        # Nobody is fenced because the machine stood still; who dies is noticed by the connection that breaks.
+        self.broker_keys = {"broker.heartbeat.interval.ms": 100, "broker.session.timeout.ms": 60_000} | broker_keys
         self.controller_keys: dict[str, Any] = {}
         self.controllers: dict[int, ControllerNode] = {}
         self.controller_ports = dict(zip(range(100, 100 + controllers), choose(controllers), strict=True))

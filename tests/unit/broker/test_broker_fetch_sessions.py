@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from broker_clock import Clock, all_have_fetched
 from conftest_broker import Mesh, eventually, leader_of
 from prometheus_client import generate_latest
 
@@ -16,7 +17,8 @@ from kipmesh.core.errors import ErrorCode
 from kipmesh.core.record_batch import build
 from kipmesh.rpc.client import ConnectionPool, TransportError
 
-WAIT_MS = 10_000
+WAIT_MS = 60_000
+"""Longer than a call has: what waits for its end fails."""
 SLOTS = "max.incremental.fetch.session.cache.slots"
 QUOTA = "max.incremental.fetch.sessions.per.client.id"
 
@@ -108,10 +110,8 @@ async def test_a_waiting_fetch_is_woken_by_the_one_partition_that_changed(mesh: 
     await eventually(lambda: mesh.brokers[1].fetch_sessions.metrics.created >= 3, "three sessions")
     await asyncio.sleep(0.1)
     assert not waiting.done()
-    begin = time.monotonic()
     await mesh.produce("t", batch(b"x"), partition=33)
     assert set(found(await waiting)) == {33}
-    assert time.monotonic() - begin < WAIT_MS / 2000
 
 
 async def test_hostile_ids_and_epochs_change_nothing(mesh: Mesh) -> None:
@@ -269,20 +269,20 @@ async def test_the_quota_is_one_client_s_own(tmp_path: Path) -> None:
     await mesh.stop()
 
 
-async def test_followers_use_sessions_and_are_told_the_high_watermark_at_once(mesh: Mesh) -> None:
+async def test_followers_use_sessions_and_are_told_the_high_watermark_at_once(tmp_path: Path) -> None:
+    """392-02: not only at the end of a long poll, which here is longer than the test waits."""
+    mesh = Mesh(tmp_path, **{"replica.fetch.wait.max.ms": 60_000, "replica.socket.timeout.ms": 120_000})
+    await mesh.start()
     topic_id = await mesh.create("t", partitions=8)
     await eventually(lambda: len(mesh.brokers[1].fetch_sessions) == 2, "two sessions")
     assert (await mesh.produce("t", batch(b"x"), partition=5)).error_code == 0
     followers = [mesh.brokers[broker].partitions.get(topic_id, 5) for broker in (2, 3)]
-    times = []
     for number in range(2, 7):
-        begin = time.monotonic()
         await mesh.produce("t", batch(b"x"), partition=5)
         await eventually(lambda: all(r.high_watermark == number for r in followers), "told")  # noqa: B023
-        times.append(time.monotonic() - begin)
-    assert min(times) < 0.2, "392-02: not only at the end of a long poll"
     metrics = mesh.brokers[1].fetch_sessions.metrics
     assert {name.value: count for name, count in metrics.fetches.items()}["incremental"] > 10
+    await mesh.stop()
 
 
 async def test_without_the_wakeup_a_follower_learns_the_high_watermark_with_the_next_fetch(tmp_path: Path) -> None:
@@ -312,11 +312,11 @@ async def test_followers_without_a_slot_wait_all_the_same(tmp_path: Path) -> Non
     mesh = Mesh(tmp_path, **{SLOTS: 0})
     await mesh.start()
     await mesh.create("t")
-    await asyncio.sleep(0.5)
     counted = mesh.brokers[1].fetch_sessions.metrics.fetches
-    before = sum(counted.values())
-    await asyncio.sleep(1)
-    assert 0 < sum(counted.values()) - before < 20, "two followers, each waits for half a second"
+    before, began = sum(counted.values()), time.monotonic()
+    await eventually(lambda: sum(counted.values()) >= before + 8, "two followers fetch")
+    # Each waits for half a second; the first of these may have begun before.
+    assert time.monotonic() - began > 1, "they wait"
     assert (await mesh.produce("t", batch(b"x"))).error_code == 0
     await mesh.stop()
 
@@ -362,23 +362,28 @@ async def test_a_clean_stop_closes_the_session(mesh: Mesh) -> None:
     assert sessions.metrics.closed >= 1
 
 
-async def test_an_idle_follower_stays_in_the_isr_and_a_dead_one_leaves_it(tmp_path: Path) -> None:
+async def test_an_idle_follower_stays_in_the_isr_and_a_dead_one_leaves_it(clock: Clock, tmp_path: Path) -> None:
     """Far beyond `replica.lag.time.max.ms` without a read of the partition: it was caught up all the same."""
-    mesh = Mesh(tmp_path, **{"replica.lag.time.max.ms": 1500, "broker.session.timeout.ms": 60_000})
+    lag_ms = 500  # of the clock that stands still; half of it of the machine's is how often the leader looks
+    mesh = Mesh(tmp_path, **{"replica.lag.time.max.ms": lag_ms, "replica.fetch.wait.max.ms": 50})
     mesh.controller_keys["broker.connection.loss.timeout.ms"] = 0  # who is in sync is the leader's business here
     await mesh.start()
     topic_id = await mesh.create("t", partitions=3)
     replica = mesh.brokers[1].partitions.get(topic_id, 0)
-    shrinks = mesh.brokers[1]._metrics._isr_shrinks
-    await eventually(lambda: replica not in mesh.brokers[1]._changes.behind, "nobody is behind")
-    await asyncio.sleep(2)
+    shrinks, behind = mesh.brokers[1]._metrics._isr_shrinks, mesh.brokers[1]._changes.behind
+    await eventually(lambda: replica not in behind, "nobody is behind")
+    await all_have_fetched(replica, clock.go_on(10 * lag_ms))
     for _ in range(3):
         assert (await mesh.produce("t", batch(b"x"), acks=1)).error_code == 0
-    await asyncio.sleep(0.8)
+    assert replica in behind
+    await eventually(lambda: replica not in behind, "the leader has looked")
     assert replica.leader.isr == {1, 2, 3}
     assert shrinks._value.get() == 0
     await mesh.brokers.pop(3).abort()
     assert (await mesh.produce("t", batch(b"x"), acks=1)).error_code == 0
+    follower = replica.leader.followers[2]
+    await eventually(lambda: follower.log_end_offset == replica.log.log_end_offset, "the other one has it")
+    clock.go_on(lag_ms + 1)
     await eventually(lambda: replica.leader.isr == {1, 2}, "the dead one has left")
     assert mesh.brokers[1].partitions.get(topic_id, 1).leader.isr == {1, 2, 3}, "as at Kafka: nothing to miss there"
     with pytest.raises(TransportError):

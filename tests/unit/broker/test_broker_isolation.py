@@ -1,22 +1,84 @@
-"""Brokers that do not hear the controllers: cut links, and controllers that are gone (ADR 7)."""
+"""Brokers that do not hear the controllers: cut links, and controllers that are gone (ADR 7).
+
+A session ends because its broker is silent, never because the machine stood still: the tests have the nodes' clock.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from broker_clock import all_have_fetched
 from conftest_broker import Mesh, eventually, leader_of
 
 from kipmesh.core import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.record_batch import build
+from kipmesh.node.broker.replica import Replica
+from kipmesh.node.clock import monotonic_ms
 from kipmesh.testing.links import Links
 
 TO_LEADER = ("controller", "leader")
 FROM_LEADER = ("leader", "controller")
 AWAY = ErrorCode.NOT_LEADER_OR_FOLLOWER
+SESSION_MS = 60_000
+STEP_MS = SESSION_MS // 6
+PATIENT = {
+    "broker.session.timeout.ms": SESSION_MS,
+    "replica.lag.time.max.ms": 100 * SESSION_MS,
+    "replica.fetch.wait.max.ms": 50,
+}
+
+
+class SteppedClock:
+    """The machine's, and steps that a test adds, in which all who can are heard."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Make it before the nodes."""
+        self._ahead_ns = 0
+        fake = SimpleNamespace(monotonic_ns=lambda: time.monotonic_ns() + self._ahead_ns, time_ns=time.time_ns)
+        monkeypatch.setattr("kipmesh.node.clock.time", fake)
+
+    async def until(
+        self,
+        mesh: Mesh,
+        condition: Callable[[], object],
+        what: str,
+        *,
+        deaf: tuple[int, ...],
+        led: Replica | None = None,
+    ) -> None:
+        """Step on until the condition holds.
+
+        In each step all brokers but the deaf have a heartbeat answered, and the followers of `led` fetch.
+        """
+        for _ in range(50):
+            if condition():
+                return
+            before_ms = monotonic_ms()
+            self._ahead_ns += STEP_MS * 1_000_000
+            for node in [node for broker_id, node in mesh.brokers.items() if broker_id not in deaf]:
+                await eventually(
+                    lambda of=node._isolation, ms=before_ms: of._answered_ms > ms, "a heartbeat is answered"
+                )
+            if led is not None:
+                await all_have_fetched(led, before_ms + STEP_MS)
+            for node in mesh.brokers.values():  # as each of them does after a tenth of the machine's time
+                node._isolation.look()
+            if mesh.active is not None and mesh.active._active is not None:
+                mesh.active._active._cancel_timer()  # it was set by the machine's time
+                mesh.active._active._arm_timer()
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"not in {50 * STEP_MS} ms: {what}")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SteppedClock:
+    return SteppedClock(monkeypatch)
 
 
 @pytest.fixture
@@ -26,9 +88,9 @@ async def links() -> AsyncIterator[Links]:
 
 
 @pytest.fixture
-async def linked(tmp_path: Path, links: Links) -> AsyncIterator[Mesh]:
+async def linked(tmp_path: Path, links: Links, clock: SteppedClock) -> AsyncIterator[Mesh]:
     """A mesh whose broker 1 reaches the controller by a link."""
-    mesh = Mesh(tmp_path)
+    mesh = Mesh(tmp_path, **PATIENT)
     await mesh.start_controllers()
     address = await links.address("leader", "controller", f"127.0.0.1:{mesh.controller_ports[100]}")
     await mesh.start_broker(1, **{"controller.quorum.voters": f"100@{address}"})
@@ -37,6 +99,14 @@ async def linked(tmp_path: Path, links: Links) -> AsyncIterator[Mesh]:
     await mesh.ready(1, 2, 3)
     yield mesh
     links.heal()
+    await mesh.stop()
+
+
+@pytest.fixture
+async def alone(tmp_path: Path, clock: SteppedClock) -> AsyncIterator[Mesh]:
+    mesh = Mesh(tmp_path, **PATIENT)
+    await mesh.start()
+    yield mesh
     await mesh.stop()
 
 
@@ -56,18 +126,21 @@ async def list_latest(mesh: Mesh, via: int) -> int:
 
 @pytest.mark.parametrize("cut", [(TO_LEADER,), (FROM_LEADER,), (TO_LEADER, FROM_LEADER)], ids=["deaf", "mute", "off"])
 async def test_a_leader_without_answers_is_replaced_and_sends_its_clients_away(
-    linked: Mesh, links: Links, cut: tuple[tuple[str, str], ...]
+    linked: Mesh, links: Links, clock: SteppedClock, cut: tuple[tuple[str, str], ...]
 ) -> None:
     topic_id = await linked.create("t")
     assert (await linked.produce("t", batch(b"before"))).error_code == 0
     assert not isolated(linked, 1)
     links.cut(cut)
-    await eventually(lambda: linked.controller.image.brokers[1].fenced, "broker 1 fenced")
+    await clock.until(linked, lambda: linked.controller.image.brokers[1].fenced, "broker 1 fenced", deaf=(1,))
     leader = await leader_of(linked, topic_id, (1,))
+    now = linked.brokers[leader].partitions.get(topic_id, 0)
+    assert now is not None
+    await eventually(lambda: now.leader is not None and not now.leader.is_under_min_isr, "it may write")
     assert (await linked.produce("t", batch(b"after"), via=leader)).error_code == 0
     old = linked.brokers[1].partitions.get(topic_id, 0)
     assert old is not None
-    await eventually(lambda: old.is_cut_off, "clients sent away")
+    await clock.until(linked, lambda: old.is_cut_off, "clients sent away", deaf=(1,))
     assert isolated(linked, 1) == 1
     fetched = await linked.fetch("t", 1, max_wait_ms=60_000)  # an error is answered at once
     assert (fetched.error_code, fetched.current_leader) == (AWAY, m.LeaderIdAndEpoch(-1, old.leader_epoch))
@@ -80,7 +153,7 @@ async def test_a_leader_without_answers_is_replaced_and_sends_its_clients_away(
     assert len((await linked.fetch("t", 1, via=1)).records) > 0
 
 
-async def test_a_consumer_that_waits_in_a_session_is_told(linked: Mesh, links: Links) -> None:
+async def test_a_consumer_that_waits_in_a_session_is_told(linked: Mesh, links: Links, clock: SteppedClock) -> None:
     topic_id = await linked.create("t")
     request = m.FetchRequest(
         max_wait_ms=0,
@@ -95,6 +168,7 @@ async def test_a_consumer_that_waits_in_a_session_is_told(linked: Mesh, links: L
     links.cut([TO_LEADER, FROM_LEADER])
     codes = []
     while AWAY not in codes:  # the change of leaders, if it is heard of, is no error
+        await clock.until(linked, waiting.done, "it is answered", deaf=(1,))
         answer = await waiting
         codes += [data.error_code for topic in answer.responses for data in topic.partitions]
         again = again._replace(session_epoch=again.session_epoch + 1)
@@ -103,12 +177,14 @@ async def test_a_consumer_that_waits_in_a_session_is_told(linked: Mesh, links: L
     await asyncio.gather(waiting, return_exceptions=True)
 
 
-async def test_without_controllers_partitions_are_written_and_read_as_before(mesh: Mesh) -> None:
+async def test_without_controllers_partitions_are_written_and_read_as_before(alone: Mesh, clock: SteppedClock) -> None:
+    mesh = alone
     topic_id = await mesh.create("t")
-    await mesh.controllers.pop(100).stop()
-    await eventually(lambda: all(isolated(mesh, broker_id) for broker_id in (1, 2, 3)), "all isolated")
-    old = mesh.brokers[1].partitions.get(topic_id, 0)
+    old, *others = [mesh.brokers[broker_id].partitions.get(topic_id, 0) for broker_id in (1, 2, 3)]
     assert old is not None
+    await mesh.controllers.pop(100).stop()
+    are_isolated = lambda: all(isolated(mesh, broker_id) for broker_id in (1, 2, 3))  # noqa: E731
+    await clock.until(mesh, are_isolated, "all isolated", deaf=(1, 2, 3), led=old)
     for number in range(5):
         assert (await mesh.produce("t", batch(b"x"))).error_code == 0
         assert (await mesh.fetch("t", number)).records
@@ -117,5 +193,8 @@ async def test_without_controllers_partitions_are_written_and_read_as_before(mes
     epoch = old.leader_epoch
     await mesh.start_controller()
     await eventually(lambda: not any(isolated(mesh, broker_id) for broker_id in (1, 2, 3)), "heard again")
+    await eventually(
+        lambda: all(each is not None and each.high_watermark == 5 for each in others), "told what is committed"
+    )
     assert (await mesh.fetch("t", 0, via=2)).records
     assert (old.leader is not None, old.leader_epoch) == (True, epoch)  # nobody was fenced for it

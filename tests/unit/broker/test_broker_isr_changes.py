@@ -17,6 +17,7 @@ from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata.image import BrokerState, MetadataImage, PartitionState
 from kipmesh.core.record_batch import build
 from kipmesh.node.broker.changes import Changes
+from kipmesh.node.broker.controller_channel import RETRY_BACKOFF_S
 from kipmesh.node.broker.isr_changes import IsrChanges
 from kipmesh.node.broker.metrics import BrokerMetrics
 from kipmesh.node.broker.partitions import Partitions
@@ -25,6 +26,7 @@ from kipmesh.node.broker.replica import Replica
 from kipmesh.rpc.client import TransportError
 from kipmesh.storage.fs import RealFileSystem
 from kipmesh.storage.log_manager import LogManager
+from kipmesh.testing.waiting import until
 
 TOPIC_ID = b"t" * 16
 
@@ -71,9 +73,11 @@ class Leader:
         if join is not None:
             self.changes.propose(self.replica, join)
 
-    async def run(self) -> None:
+    async def run(self, requests: int = 1) -> None:
+        """Until there were so many requests and all is done; then a while longer, in which there might be more."""
         task = asyncio.create_task(self.changes.run())
-        await asyncio.sleep(0.3)
+        await until(lambda: len(self.requests) >= requests, f"{requests} requests")
+        await asyncio.sleep(4 * RETRY_BACKOFF_S)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
@@ -105,7 +109,7 @@ async def test_a_retry_names_the_registration_that_fetched(leader: Leader) -> No
     leader.answers.append(restart)
     leader.fetch(2, 10)
     leader.fetch(3, 10)
-    await leader.run()
+    await leader.run(2)
     assert len(leader.requests) == 2
     assert m.IsrMember(3, 103) in asked(leader.requests[1]).new_isr_with_epochs
 
@@ -212,7 +216,7 @@ async def test_a_late_refusal_does_not_end_what_was_asked_since(leader: Leader) 
     leader.answers.append(overtaken)
     leader.fetch(2, 10)
     leader.fetch(3, 10)
-    await leader.run()
+    await leader.run(2)
     assert [asked(request).partition_epoch for request in leader.requests] == [0, 1]
 
 
@@ -224,5 +228,5 @@ async def test_an_error_that_says_nothing_final_is_asked_again(leader: Leader) -
     leader.answers += [failed, lambda request: m.AlterPartitionResponse()]
     leader.fetch(2, 10)
     leader.fetch(3, 10)
-    await leader.run()
+    await leader.run(3)
     assert len(leader.requests) == 3
