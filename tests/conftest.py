@@ -75,7 +75,7 @@ def kafka_dump() -> KafkaDump:
     def dump(files: Sequence[Path | str], *options: str, compacted: bool = False) -> str:
         command = ["java", "-Xshare:auto", "-XX:TieredStopAtLevel=1", "-cp", f"{JARS}/*", "kafka.tools.DumpLogSegments"]
         command += ["--files", ",".join(map(str, files)), *options]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=220, check=False)
         assert done.returncode == 0, done.stderr + done.stdout
         missing = ("Non-consecutive offsets in ", " is followed by ")
         complaints = [line for line in done.stderr.splitlines() if not any(each in line for each in missing)]

@@ -22,7 +22,7 @@ needs_helm = pytest.mark.skipif(shutil.which(HELM) is None, reason="helm is not 
 
 
 def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([HELM, *arguments], check=False, capture_output=True, text=True, timeout=60)
+    return subprocess.run([HELM, *arguments], check=False, capture_output=True, text=True, timeout=200)
 
 
 def render(*arguments: str, release: str = "mesh", namespace: str = "ns") -> list[Manifest]:

@@ -48,7 +48,7 @@ def test_state_that_changes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["--json", "--markdown"])
 def test_a_small_run(form: str) -> None:
     command = [sys.executable, "-m", "bench.fencing", "--quick", "--topics", "100", form]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=220, check=True)
     if form == "--json":
         figures: dict[str, Any] = json.loads(done.stdout)
         assert figures["by_event"]["records"] == 1
