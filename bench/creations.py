@@ -17,7 +17,7 @@ from kipmesh.core.errors import ErrorCode, KafkaError
 
 CREATORS = 3
 PAUSE_S = 0.01
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 class Creations(Acknowledged):

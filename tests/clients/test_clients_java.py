@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,9 +41,8 @@ def test_fetch_sessions(cluster: clusters.Cluster, java: drivers.Client, open_dr
     scenarios.create(admin, topic, 20)
     before = total(cluster, lambda each: each.sessions)
     wanted = {str(number): 0 for number in range(20)}
-    reader.begin("consume", topic=topic, partitions=wanted, count=60, timeout_s=40)
-    time.sleep(3)
-    assert total(cluster, lambda each: each.sessions) > before
+    reader.begin("consume", topic=topic, partitions=wanted, count=60, timeout_s=80)
+    clusters.wait_for("a session of the reader", lambda: total(cluster, lambda each: each.sessions) > before)
     sent = scenarios.records(60, 20)
     admin("produce", topic=topic, records=sent, pace_ms=20)
     assert len(reader.result()) == 60

@@ -29,6 +29,7 @@ def test_compression(driver: drivers.Driver, topic: str, codec: str) -> None:
 @pytest.mark.parametrize("acks", ["0", "1"])
 def test_fewer_acknowledgements(driver: drivers.Driver, topic: str, acks: str) -> None:
     scenarios.create(driver, topic)
+    scenarios.at_home(driver, topic)  # or else the leader may change, and with it what is sent now is lost
     sent = scenarios.records(20)
     driver("produce", topic=topic, records=sent[:1])  # who gets no answer does not learn that a leader is not one yet
     driver("produce", topic=topic, records=sent[1:], acks=acks)
@@ -127,13 +128,14 @@ def test_the_own_rack(
     """A consumer in a follower's rack reads from the follower: its broker says so."""
     before = {number: cluster.counters(number).bytes_out for number in (1, 2, 3)}
     scenarios.create(driver, topic)
+    scenarios.at_home(driver, topic)
     leader = scenarios.settled(driver, topic, 1)[0]["leader"]
     follower = next(number for number in (1, 2, 3) if number != leader)
     sent = scenarios.records(300, size=1000)
     driver("produce", topic=topic, records=sent[:100])
     reader = open_driver(client, rack=clusters.RACKS[follower - 1])
     reader.begin("consume", topic=topic, partitions={"0": 0}, count=len(sent), timeout_s=60)
-    time.sleep(2)
+    time.sleep(2)  # most of the records come when it has found the follower, or it reads all of them there
     driver("produce", topic=topic, records=sent[100:], pace_ms=5)
     assert len(reader.result()) == len(sent)
     sent_by = {number: cluster.counters(number).bytes_out - before[number] for number in before}

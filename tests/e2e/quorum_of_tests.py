@@ -6,6 +6,7 @@ import base64
 import json
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ async def _all_topics(address: str) -> MetadataResponse:
     pool = ConnectionPool("test")
     try:
         response: MetadataResponse = await pool.get(address).call(
-            "Broker", "Metadata", MetadataRequest(all_topics=True), 30
+            "Broker", "Metadata", MetadataRequest(all_topics=True), 60
         )
         return response
     finally:
@@ -118,7 +119,32 @@ def snapshots(node: MeshNode) -> list[Path]:
 
 
 def topics_on_disk(node: MeshNode) -> dict[str, bytes]:
-    """Name -> topic id by the newest snapshot and the log after it; a topic that is made twice fails the test."""
+    """Name -> topic id by the newest snapshot and the log after it; a topic that is made twice fails the test.
+
+    A node that runs writes, and deletes what a newer snapshot makes needless: what was read while it did is read again.
+    """
+    while True:
+        before = _files(node)
+        try:
+            found = _topics_on_disk(node)
+        except (AssertionError, OSError):
+            if _files(node) == before:
+                raise
+        else:
+            if _files(node) == before:
+                return found
+
+
+def _files(node: MeshNode) -> dict[str, int]:
+    """Names and sizes, of those that are still there when they are looked at."""
+    found = {}
+    for file in (*segments(node), *snapshots(node)):
+        with suppress(FileNotFoundError):
+            found[file.name] = file.stat().st_size
+    return found
+
+
+def _topics_on_disk(node: MeshNode) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     start = 0
     if snapshots(node):
@@ -168,7 +194,7 @@ def acknowledged(creations: Iterable[Creations]) -> dict[str, bytes]:
 
 def metrics(node: MeshNode) -> dict[str, float]:
     """What /metrics has: `name`, or `name{label=value}` for what has labels."""
-    with urllib.request.urlopen(f"http://{node.http}/metrics", timeout=30) as answer:
+    with urllib.request.urlopen(f"http://{node.http}/metrics", timeout=60) as answer:
         text = answer.read().decode()
     return dict(_samples(text))
 
@@ -188,8 +214,8 @@ def state_of(node: MeshNode) -> str:
 
 
 def lines_of(node: MeshNode, offset: int = 0) -> list[str]:
-    """What a node wrote to its log after `offset` bytes."""
-    return node.log.read_bytes()[offset:].decode().splitlines()
+    """What a node wrote to its log after `offset` bytes, without a line that it has not ended yet."""
+    return node.log.read_bytes()[offset:].rpartition(b"\n")[0].decode().splitlines()
 
 
 def log_end(node: MeshNode) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import socket
 import struct
@@ -57,7 +58,7 @@ async def test_clients_come_in(cluster: LocalCluster, mechanism: str) -> None:
     admin.create_topics([confluent_kafka.admin.NewTopic(topic, 1, 1)])[topic].result()
     producer = confluent_kafka.Producer(config)
     producer.produce(topic, b"one")
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     security = {
         "bootstrap_servers": str(cluster.kafka_bootstrap),
         "security_protocol": "SASL_PLAINTEXT",
@@ -66,7 +67,7 @@ async def test_clients_come_in(cluster: LocalCluster, mechanism: str) -> None:
         "sasl_plain_password": PASSWORD,
     }
     async with aiokafka.AIOKafkaConsumer(topic, auto_offset_reset="earliest", **security) as consumer:
-        record = await asyncio.wait_for(consumer.getone(), 20)
+        record = await asyncio.wait_for(consumer.getone(), 60)
         assert record.value == b"one"
     other = await asyncio.to_thread(kafka.KafkaConsumer, topic, auto_offset_reset="earliest", **security)
     found = await asyncio.to_thread(lambda: next(iter(other)))
@@ -100,10 +101,10 @@ def test_the_file_is_read_again(cluster: LocalCluster, users: Path) -> None:
     users.write_text(before + "bob=other\n", encoding="utf-8")
     for mechanism in MECHANISMS:
         admin = confluent_kafka.admin.AdminClient(settings(cluster, "bob", "other", mechanism))
-        assert admin.list_topics(timeout=20)
+        assert admin.list_topics(timeout=60)
     users.write_text("a line that is none\n", encoding="utf-8")
     admin = confluent_kafka.admin.AdminClient(settings(cluster, "bob", "other", "PLAIN"))
-    assert admin.list_topics(timeout=20)  # what was read before stays
+    assert admin.list_topics(timeout=60)  # what was read before stays
     users.write_text(before, encoding="utf-8")
 
 
@@ -120,8 +121,9 @@ def _exchange(cluster: LocalCluster, *frames: bytes) -> list[bytes]:
     """What is answered until the broker ends the connection, or all frames are answered."""
     host, _, port = str(cluster.kafka_bootstrap).partition(",")[0].rpartition(":")
     answers = []
-    with socket.create_connection((host, int(port)), 10) as connection, connection.makefile("rb") as stream:
-        connection.sendall(b"".join(frames))
+    with socket.create_connection((host, int(port)), 60) as connection, connection.makefile("rb") as stream:
+        with contextlib.suppress(ConnectionError):  # ended before it took all; what it answered is there
+            connection.sendall(b"".join(frames))
         for _ in frames:
             try:
                 head = stream.read(4)

@@ -57,12 +57,12 @@ def kipmesh(
     )
 
 
-def comes_in(cluster: LocalCluster, user: str, password: str, mechanism: str) -> bool:
-    """Whether a client does, or is told that it is not who it says."""
+def comes_in(cluster: LocalCluster, user: str, password: str, mechanism: str, broker: str | None = None) -> bool:
+    """Whether a client does, or is told that it is not who it says: by this broker, or whichever it asks."""
     errors: list[int] = []
-    client = AdminClient(
-        {**settings(cluster, user, password, mechanism), "error_cb": lambda error: errors.append(error.code())}
-    )
+    config = settings(cluster, user, password, mechanism)
+    config |= {"error_cb": lambda error: errors.append(error.code())}
+    client = AdminClient(config | ({"bootstrap.servers": broker} if broker else {}))
     deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline:
         try:
@@ -77,10 +77,11 @@ def comes_in(cluster: LocalCluster, user: str, password: str, mechanism: str) ->
 
 
 def until_in(cluster: LocalCluster, user: str, password: str, mechanism: str, *, wanted: bool = True) -> None:
-    """A change holds once the brokers have followed the log that far."""
+    """A change holds at a broker once that one has followed the log so far: each is asked, for one may be behind."""
     deadline = time.monotonic() + TIMEOUT_S
-    while comes_in(cluster, user, password, mechanism) != wanted:
-        assert time.monotonic() < deadline, f"{user} by {mechanism}"
+    for broker in str(cluster.kafka_bootstrap).split(","):
+        while comes_in(cluster, user, password, mechanism, broker) != wanted:
+            assert time.monotonic() < deadline, f"{user} by {mechanism} at {broker}"
 
 
 def admin_of(cluster: LocalCluster) -> AdminClient:

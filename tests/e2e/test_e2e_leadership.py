@@ -26,7 +26,8 @@ def slowly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def start(mesh: Mesh, *config: str) -> None:
-    settings = ("broker.session.timeout.ms=1500", "broker.heartbeat.interval.ms=250", *config)
+    # A broker that is killed is fenced because its connection broke: one that only stands still must not be.
+    settings = ("broker.session.timeout.ms=15000", *config)
     mesh.local("up", *(text for setting in settings for text in ("--config", setting)))
     mesh.run("topic", "create", TOPIC, "--partitions", str(PARTITIONS), "--replication-factor", "3")
 
@@ -54,6 +55,11 @@ async def wait_leader(mesh: Mesh, leader_id: int) -> None:
     await wait_until(mesh, lambda one: one.leader_id == leader_id)
 
 
+async def wait_other_leader(mesh: Mesh, leader_id: int) -> None:
+    """The broker that is asked may not have heard of what others have."""
+    await wait_until(mesh, lambda one: one.leader_id not in (-1, leader_id))
+
+
 async def wait_isr(mesh: Mesh) -> None:
     await wait_until(mesh, lambda one: len(one.isr) == len(BROKERS))
 
@@ -63,8 +69,8 @@ async def fail_and_return(mesh: Mesh, writer: Writer) -> int:
     (preferred,) = await leaders(mesh)
     await writer.until(200)
     await asyncio.to_thread(mesh.local, "kill", "leader-1")
-    await writer.until(200, timeout_s=60)
-    assert preferred not in await leaders(mesh)
+    await writer.until(200)
+    await wait_other_leader(mesh, preferred)
     await asyncio.to_thread(mesh.local, "start", "leader-1")
     return preferred
 
@@ -81,7 +87,7 @@ async def test_leadership_comes_back_by_itself(mesh: Mesh) -> None:
     async with Writer(mesh.bootstrap, TOPIC) as writer:
         preferred = await fail_and_return(mesh, writer)
         await wait_leader(mesh, preferred)
-        await writer.until(200, timeout_s=60)
+        await writer.until(200)
     await check_all(mesh, writer)
 
 
@@ -90,14 +96,14 @@ async def test_leadership_comes_back_by_command(mesh: Mesh) -> None:
     async with Writer(mesh.bootstrap, TOPIC) as writer:
         preferred = await fail_and_return(mesh, writer)
         await wait_isr(mesh)
-        assert preferred not in await leaders(mesh)
+        await wait_other_leader(mesh, preferred)
         done = await asyncio.to_thread(mesh.run, "topic", "elect", "--all", "--json")
         found = [json.loads(line) for line in done.stdout.splitlines()]
         assert [(one["topic"], one["partition"], one["error"]) for one in found] == [
             (TOPIC, partition, "NONE") for partition in range(PARTITIONS)
         ]
         await wait_leader(mesh, preferred)
-        await writer.until(200, timeout_s=60)
+        await writer.until(200)
     done = await asyncio.to_thread(mesh.run, "topic", "elect", TOPIC)
     assert done.stdout.count("ELECTION_NOT_NEEDED") == PARTITIONS
     await check_all(mesh, writer)

@@ -58,12 +58,12 @@ async def test_addresses_are_those_of_the_listener_that_was_asked(mesh: _Mesh) -
     try:
         for addresses in (mesh.own, mesh.host):
             for address in addresses:
-                metadata = await pool.get(address).call("Broker", "Metadata", MetadataRequest(), 10)
+                metadata = await pool.get(address).call("Broker", "Metadata", MetadataRequest(), 60)
                 assert {f"{one.host}:{one.port}" for one in metadata.brokers} == addresses
                 request = FindCoordinatorRequest(coordinator_keys=["readers"])
                 found = Coordinator(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
                 while found.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE:  # its topic is being made
-                    answer = await pool.get(address).call("Groups", "FindCoordinator", request, 30)
+                    answer = await pool.get(address).call("Groups", "FindCoordinator", request, 60)
                     (found,) = answer.coordinators
                     await asyncio.sleep(0.05)
                 assert f"{found.host}:{found.port}" in addresses, found

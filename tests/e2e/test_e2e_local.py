@@ -17,6 +17,7 @@ import pytest
 from mesh_of_tests import Mesh, wait_for
 
 from kipmesh.cluster import ClusterError, LocalCluster, processes
+from kipmesh.cluster.processes import ProcessState
 
 SMALL = ("--controllers", "1", "--followers", "0")
 
@@ -41,15 +42,19 @@ def test_up_status_down(mesh: Mesh) -> None:
     for node in nodes:
         files = {file.name for file in Path(node["dir"]).iterdir()}
         assert files == {"node.log", "node.properties"} | ({"data"} if node["role"] != "consumer" else set())
-        with urllib.request.urlopen(f"http://{node['http']}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{node['http']}/metrics", timeout=60) as answer:
             assert b"kipmesh_runtime_event_loop_lag_seconds" in answer.read()
 
     assert "runs already" in mesh.local("up")
     assert [node["pid"] for node in mesh.description["nodes"]] == [node["pid"] for node in nodes]
-    states = [json.loads(line) for line in mesh.local("status", "--json").splitlines()]
-    assert {state["state"] for state in states} == {"ready"}
 
-    assert "stopped" in mesh.local("down")
+    def states() -> set[str]:
+        done = mesh.run("local", "status", "--json", check=False)
+        return {json.loads(line)["state"] for line in done.stdout.splitlines()}
+
+    wait_for(lambda: states() == {"ready"}, "all that answer within the second that it gives them")
+
+    assert "stopped" in mesh.local("down", "--timeout", "60")
     assert mesh.alive() == []
     for node in nodes:
         assert processes.identity(node["pid"]) != node["process"]
@@ -130,20 +135,21 @@ def test_controllers_are_nodes_like_others(mesh: Mesh) -> None:
         done = mesh.run(*arguments, "--timeout", "2", check=False)
         assert done.returncode == 1
         assert (done.stdout[: len(stdout or "x")], done.stderr[: len(stderr or "x")]) == (stdout, stderr)
-        assert time.monotonic() - began < 12, "a slow machine's start of the command, but not a minute"
+        assert time.monotonic() - began < 45, "a slow machine's start of the command, but not a minute"
     mesh.local("kill", "leader-1")
     assert mesh.alive() == []
     assert mesh.run("quorum", "describe", "--timeout", "0.5", check=False).stderr.count("no controller answers") == 1
     assert "waits for more controllers" in mesh.local("start", "controller-3")
-    done = mesh.run("quorum", "describe", "--timeout", "0.5", check=False)
+    done = mesh.run("quorum", "describe", "--timeout", "3", check=False)
     assert (done.returncode, done.stdout[:23]) == (1, "quorum without a leader")
     assert "ready in" in mesh.local("start", "controller-1")
     assert json.loads(mesh.run("quorum", "describe", "--json").stdout)["state"] == "led"  # without any broker
     mesh.local("up")
     assert mesh.run("topic", "list").stdout.split() == ["one", "three", "two"]
-    began = time.monotonic()
-    mesh.local("down")
-    assert time.monotonic() - began < 10
+    mesh.local("down", "--timeout", "60")
+    for node in mesh.description["nodes"]:
+        last = json.loads(Path(node["log"]).read_text().splitlines()[-1])
+        assert last["event"] == "stopped", f"{node['name']} was killed: {last}"
 
 
 def nodes_of(folder: Path) -> list[int]:
@@ -162,18 +168,45 @@ def _listen() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-@pytest.mark.parametrize("when", ["node.properties", "node.log"])
-def test_an_interrupted_up_says_so_in_one_line_and_leaves_nothing(
-    mesh: Mesh, number: signal.Signals, code: int, when: str
-) -> None:
-    command = [sys.executable, "-m", "kipmesh.cli.main", "local", "up", *SMALL, "--dir", str(mesh.folder)]
+HELD = """
+import os, signal, sys
+place, spawned = sys.argv.pop(1), []
+def hold(event, arguments):
+    global place
+    if event == "subprocess.Popen":
+        spawned.append(" ".join(map(str, arguments[1])))
+    if event == "subprocess.Popen" and place in spawned[-1] or event == place and spawned:
+        place = "nowhere any more"
+        os.kill(os.getpid(), signal.SIGSTOP)
+sys.addaudithook(hold)
+from kipmesh.cli.main import main
+main()
+"""
+"""`python -c HELD PLACE ARGUMENTS`: the command stops itself before it starts the process whose command line has PLACE,
+or at the first event PLACE after it started one."""
+FIRST_LOOK = "socket.connect"
+"""That event is its first look at whether a node is ready."""
+
+
+def _interrupt(mesh: Mesh, place: str, number: signal.Signals, *arguments: str) -> subprocess.Popen[str]:
+    """A command which gets a signal at a place that it cannot have left."""
+    command = [sys.executable, "-c", HELD, place, *arguments, "--dir", str(mesh.folder)]
     starting = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=_listen)
-    # From the first node's file on, which is before cluster.json.
-    wait_for((mesh.folder / "controller-1" / when).exists, "the nodes that start", interval_s=0.0005)
+    identity = processes.identity(starting.pid)
+    wait_for(lambda: processes.state_of(starting.pid, identity) is not ProcessState.RUNNING, f"stop at {place}")
     starting.send_signal(number)
-    _, errors = starting.communicate(timeout=60)
-    assert starting.returncode == code
+    starting.send_signal(signal.SIGCONT)
+    return starting
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize("place", ["kipmesh_leader", FIRST_LOOK])
+def test_an_interrupted_up_says_so_in_one_line_and_leaves_nothing(
+    mesh: Mesh, number: signal.Signals, code: int, place: str
+) -> None:
+    starting = _interrupt(mesh, place, number, "local", "up", *SMALL)
+    _, errors = starting.communicate(timeout=100)
+    assert starting.returncode == code, errors
     assert errors == "kipmesh: interrupted; what this command had started is stopped\n"
     assert mesh.alive() == []
     assert nodes_of(mesh.folder) == []
@@ -196,20 +229,17 @@ def test_a_killed_up_leaves_only_what_down_finds(mesh: Mesh, when: str) -> None:
 def test_an_interrupted_start_stops_its_node_only(mesh: Mesh) -> None:
     mesh.local("up", *SMALL)
     mesh.local("stop", "leader-1")
-    log = mesh.folder / "leader-1" / "node.log"
-    size = log.stat().st_size
-    command = [sys.executable, "-m", "kipmesh.cli.main", "local", "start", "leader-1", "--dir", str(mesh.folder)]
-    starting = subprocess.Popen(command, stderr=subprocess.DEVNULL, preexec_fn=_listen)
-    wait_for(lambda: mesh.node("leader-1")["pid"] is not None, "the node that starts", interval_s=0.0005)
-    starting.terminate()
-    assert starting.wait(60) == 143, log.read_bytes()[size:]
+    starting = _interrupt(mesh, FIRST_LOOK, signal.SIGTERM, "local", "start", "leader-1")
+    _, errors = starting.communicate(timeout=100)
+    assert starting.returncode == 143, errors
     assert mesh.alive() == ["controller-1"]
+    assert nodes_of(mesh.folder) == [mesh.node("controller-1")["pid"]]
 
 
 def test_two_ups_at_a_time_start_one_cluster(mesh: Mesh) -> None:
     command = [sys.executable, "-m", "kipmesh.cli.main", "local", "up", *SMALL, "--dir", str(mesh.folder)]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    outputs = sorted(one.communicate(timeout=60)[0].splitlines()[0].rpartition(": ")[2] for one in both)
+    outputs = sorted(one.communicate(timeout=100)[0].splitlines()[0].rpartition(": ")[2] for one in both)
     assert outputs[0].startswith("ready in")
     assert outputs[1] == "runs already"
 
@@ -263,7 +293,7 @@ def test_a_port_in_use_is_one_line(mesh: Mesh) -> None:
         (["--config", f"log.dirs={other}"], f"kipmesh_leader: cannot start: cannot listen on {address}"),
         ([], "kipmesh_leader: cannot start: "),  # the data folder is in use, too
     ):
-        done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=100, check=False)
         assert done.returncode == 1
         assert done.stderr.splitlines()[-1].startswith(line)
         assert "Traceback" not in done.stderr
@@ -299,7 +329,7 @@ import sys, time
 from kipmesh.cluster import LocalCluster
 cluster = LocalCluster(followers=0, dir=sys.argv[1]).up()
 print("up", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
     folder = tmp_path / "mesh"
     owner = subprocess.Popen([sys.executable, "-c", script, str(folder)], stdout=subprocess.PIPE, text=True)

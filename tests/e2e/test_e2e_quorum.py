@@ -80,13 +80,18 @@ def test_metrics_follow_what_happens(mesh: QuorumMesh) -> None:
     held = mesh.followers()[0]
     before = {node.name: metrics(node) for node in mesh.nodes.values()}
     lag = f"{RAFT}replica_lag{{replica_id={held.node_id}}}"
-    wait_for(lambda: metrics(mesh.active()).get(lag) == 0, "follower without a lag")
+
+    def has_no_lag() -> bool:
+        active = mesh.active()
+        return active is held or metrics(active).get(lag) == 0  # it leads when the others stood still for long
+
+    wait_for(has_no_lag, "follower without a lag")
     mesh.pause(held.name)
     create(mesh, [f"metrics-{number}" for number in range(30)])
     wait_for(lambda: metrics(mesh.active()).get(lag, 0) > 0, "lag of a follower that is held")
     mesh.resume(held.name)
     mesh.wait_caught_up()
-    wait_for(lambda: metrics(mesh.active()).get(lag) == 0, "follower that caught up")
+    wait_for(has_no_lag, "follower that caught up")
     for node in mesh.nodes.values():
         check_progress(node, before[node.name])
     wait_for(lambda: metrics(mesh.active())[f"{RAFT}number_of_observers"] == 2, "two observers")
@@ -112,15 +117,15 @@ def test_metrics_follow_what_happens(mesh: QuorumMesh) -> None:
 
 def check_progress(node: MeshNode, old: dict[str, float]) -> None:
     """What 30 topics, a record for each and one for its partition, do to a node's metrics."""
-    new = metrics(node)
+    # What is committed a follower hears a moment after the leader has counted it as caught up.
     for name in (f"{RAFT}high_watermark", f"{RAFT}log_end_offset", f"{CONTROLLER}lastcommittedrecordoffset"):
-        assert new[name] >= old[name] + 60, (node.name, name)
+        wait_for(lambda name=name: metrics(node)[name] >= old[name] + 60, f"60 more: {name} of {node.name}")
     for name in (f"{CONTROLLER}gensnapshotlatencyms_count", f"{CONTROLLER}gensnapshotlatencyms_sum"):
         wait_metric(node, name, old[name])
     wait_for(lambda: metrics(node)[f"{CONTROLLER}snapshotlag"] < 60, f"snapshot of {node.name}")
-    sizes = {file.stat().st_size for file in snapshots(node)}
-    assert metrics(node)[f"{CONTROLLER}snapshotsizebytes"] in sizes
-    assert new[f"{RAFT}number_of_voters"] == 3
+    size = f"{CONTROLLER}snapshotsizebytes"
+    wait_for(lambda: metrics(node)[size] in {file.stat().st_size for file in snapshots(node)}, "size of a snapshot")
+    assert metrics(node)[f"{RAFT}number_of_voters"] == 3
 
 
 def test_a_corrupt_snapshot_is_set_aside_and_an_older_one_is_loaded(mesh: QuorumMesh, done: list[Creations]) -> None:
@@ -174,10 +179,11 @@ def test_five_controllers_survive_two(tmp_path_factory: pytest.TempPathFactory) 
             third = mesh.active().name
         assert len({first, second, third}) == 3
         assert not creations.unknown
+        check_brokers(mesh, creations.acknowledged)  # the broker has heard of all from the one that is killed now
         mesh.kill(third)  # two of five are left: nothing may be decided
         with pytest.raises(KafkaError):
             create(mesh, ["without-a-majority"], **{"default.api.timeout.ms": 2500, "request.timeout.ms": 2000})
-        assert mesh.describe(timeout_s=1).leader_id == -1
+        assert mesh.describe(timeout_s=3).leader_id == -1
         assert set(topics_at(mesh, mesh.brokers[0])) >= set(creations.acknowledged)
         mesh.resume(second)
         mesh.start(first, third)

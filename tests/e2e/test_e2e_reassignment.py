@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,13 @@ def broker_named(mesh: Mesh, name: str) -> int:
     return int(mesh.node(name)["node_id"])
 
 
-async def command(mesh: Mesh, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return await asyncio.to_thread(lambda: mesh.run(*arguments))
+async def command(mesh: Mesh, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """On a thread: the writer goes on."""
+    return await asyncio.to_thread(lambda: mesh.run(*arguments, check=check))
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    await asyncio.to_thread(wait_for, condition, what)
 
 
 def active(mesh: Mesh) -> str:
@@ -47,18 +53,20 @@ async def test_a_broker_is_drained_and_decommissioned_under_load(mesh: Mesh) -> 
         said = json.loads(drained.stdout)
         assert (said["broker_id"], said["total"], said["left"]) == (leaving, PARTITIONS, 0)
         await writer.until(2000)
-        wait_for(lambda: not [name for name in folders(mesh, "leader-1") if not name.endswith("-delete")], "files gone")
-        refused = mesh.run("broker", "decommission", str(leaving), "--timeout", "5", check=False)
+        await until(
+            lambda: not [name for name in folders(mesh, "leader-1") if not name.endswith("-delete")], "files gone"
+        )
+        refused = await command(mesh, "broker", "decommission", str(leaving), "--timeout", "5", check=False)
         assert (refused.returncode, "stop its process now" in refused.stderr) == (1, True)
         decommission = asyncio.create_task(command(mesh, "broker", "decommission", str(leaving), "--json"))
-        mesh.local("kill", "leader-1")
+        await command(mesh, "local", "kill", "leader-1")
         assert json.loads((await decommission).stdout)["is_registered"] is False
         await writer.until(2000)
     check_nothing_lost(writer.acknowledged, await read_all(mesh.bootstrap, TOPIC))
+    await asyncio.to_thread(mesh.wait_isr, TOPIC, 3)
     for one in mesh.describe(TOPIC)["partitions"]:
         assert leaving not in one["replica_nodes"]
-        assert sorted(one["isr_nodes"]) == sorted(one["replica_nodes"])
-        assert len(one["isr_nodes"]) == 3
+        assert len(one["replica_nodes"]) == 3
     listed = [json.loads(line) for line in mesh.run("broker", "list", "--json").stdout.splitlines()]
     assert leaving not in [broker["node_id"] for broker in listed]
     assert sum(broker["replicas"] for broker in listed) == 3 * PARTITIONS
@@ -84,25 +92,26 @@ async def test_a_reassignment_survives_a_failover_and_the_death_of_the_adding_br
         # So slow that it never ends while writes go on.
         await command(mesh, "topic", "reassign", TOPIC, "--replicas", plan, "--throttle", "1")
         assert list(await admin.list_partition_reassignments()) == [(TOPIC, 0)]
-        mesh.local("kill", active(mesh))
-        wait_for(lambda: TOPIC in mesh.run("topic", "reassign", "--list").stdout, "a new active controller")
-        mesh.local("kill", brokers[adding])
+        await command(mesh, "local", "kill", await asyncio.to_thread(active, mesh))
+        await until(lambda: TOPIC in mesh.run("topic", "reassign", "--list").stdout, "a new active controller")
+        await command(mesh, "local", "kill", brokers[adding])
         await writer.until(1000)
-        mesh.local("start", brokers[adding])
+        await command(mesh, "local", "start", brokers[adding])
         await writer.until(1000)
-        listed = json.loads(mesh.run("topic", "reassign", "--list", "--json").stdout)
+        listed = json.loads((await command(mesh, "topic", "reassign", "--list", "--json")).stdout)
         assert listed["adding_replicas"] == [adding]
         key = "follower.replication.throttled.rate"
-        assert mesh.run("config", "describe", "broker", "all").stdout.split()[-3:] == [
-            key,
-            "1",
-            "DYNAMIC_DEFAULT_BROKER",
-        ]
-        mesh.run("config", "alter", "broker", "all", "--delete", key)
+        configured = (await command(mesh, "config", "describe", "broker", "all")).stdout.split()
+        assert configured[-3:] == [key, "1", "DYNAMIC_DEFAULT_BROKER"]
+        await command(mesh, "config", "alter", "broker", "all", "--delete", key)
         await admin.wait_reassigned([(TOPIC, 0)])
         await writer.until(1000)
     check_nothing_lost(writer.acknowledged, await read_all(mesh.bootstrap, TOPIC))
-    (one,) = mesh.describe(TOPIC)["partitions"]
-    assert one["replica_nodes"] == [staying, adding]
-    assert sorted(one["isr_nodes"]) == sorted([staying, adding])
+
+    def is_there() -> bool:
+        """Once the broker that is asked has heard so, too."""
+        (one,) = mesh.describe(TOPIC)["partitions"]
+        return one["replica_nodes"] == [staying, adding] and sorted(one["isr_nodes"]) == sorted([staying, adding])
+
+    await until(is_there, "replicas where they were sent")
     mesh.wait_identical(f"{TOPIC}-0", [brokers[staying], brokers[adding]])

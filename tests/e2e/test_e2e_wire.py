@@ -53,7 +53,7 @@ async def test_what_one_protocol_writes_the_other_reads(cluster: LocalCluster) -
 
     def by_grpc() -> list[bytes]:
         with Producer(cluster.bootstrap) as producer:
-            producer.send("flights", b"by grpc" * 10_000, partition=0).result(30)
+            producer.send("flights", b"by grpc" * 10_000, partition=0).result(60)
         with Consumer(cluster.bootstrap) as consumer:
             consumer.assign([("flights", 0)])
             consumer.seek(("flights", 0), 0)
@@ -96,6 +96,6 @@ def test_the_console_and_the_metrics_tell_of_it(cluster: LocalCluster) -> None:
     output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
     assert f"kafka bootstrap: {cluster.kafka_bootstrap}\n" in output
     asyncio.run(_produce(str(cluster.kafka_bootstrap), [b"one more"]))
-    texts = [httpx.get(f"http://{node.http}/metrics").text for node in cluster.nodes if node.role.is_broker]
+    texts = [httpx.get(f"http://{node.http}/metrics", timeout=60).text for node in cluster.nodes if node.role.is_broker]
     assert any('kafka_network_requestmetrics_requests_total{request="Produce"' in text for text in texts)
     assert all('kafka_server_socket_server_metrics_connection_count{listener="KAFKA"}' in text for text in texts)

@@ -35,7 +35,7 @@ def test_quick_start(folder: Path) -> None:
     printed = []
     for line in lines:
         command = line.replace(".venv/bin/kipmesh", str(KIPMESH)).replace("build/mesh", str(folder))
-        result = subprocess.run(command, shell=True, check=False, capture_output=True, text=True, timeout=60)
+        result = subprocess.run(command, shell=True, check=False, capture_output=True, text=True, timeout=100)
         assert result.returncode == 0, f"{line}: {result.stdout}{result.stderr}"
         printed.append(result.stdout)
     assert printed[3] == "hello\n"

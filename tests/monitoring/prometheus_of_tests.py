@@ -149,7 +149,7 @@ class Prometheus:
         with urllib.request.urlopen(f"{self._url}/api/v1/{path}", timeout=HTTP_TIMEOUT_S) as answer:
             return json.load(answer)["data"]
 
-    def wait(self, expr: str, is_right: Callable[[float], bool], timeout_s: float = 60.0) -> float:
+    def wait(self, expr: str, is_right: Callable[[float], bool], timeout_s: float = 120.0) -> float:
         """The expression's value, as soon as it is right or that time is over; blocks."""
         deadline = time.monotonic() + timeout_s
         while not is_right(value := self.value(expr)) and time.monotonic() < deadline:
