@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
 from kipmesh.cluster import ports
+from kipmesh.rpc.loops import is_of_poller
 from kipmesh.testing.kafka_tools import download_kafka_tools
 
 # Spark starts its process by fork: what gRPC would do in that child, about threads that are not there, may end it.
@@ -32,6 +34,14 @@ _UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow
 settings.register_profile("explore", _UNHURRIED)
 settings.register_profile("kipmesh", _UNHURRIED, derandomize=True, database=None, print_blob=True)
 settings.load_profile("kipmesh")
+
+
+def _concerns_its_loop(record: logging.LogRecord) -> bool:
+    """Not what grpc tells a test's loop about the loop of a test before, or about that of a cluster's thread."""
+    return not is_of_poller(record.getMessage(), record.exc_info[1] if record.exc_info else None)
+
+
+logging.getLogger("asyncio").addFilter(_concerns_its_loop)
 
 for _renderer in structlog.get_config()["processors"]:
     if isinstance(_renderer, structlog.dev.ConsoleRenderer):

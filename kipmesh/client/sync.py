@@ -46,6 +46,7 @@ from kipmesh.client.types import (
 from kipmesh.core.errors import KafkaError
 from kipmesh.core.messages.elections import ElectionType
 from kipmesh.core.scram import ITERATIONS_MIN
+from kipmesh.rpc.loops import handle_exception
 
 log = logging.getLogger(__name__)
 
@@ -63,19 +64,13 @@ ClientT = TypeVar("ClientT", bound=_Async)
 _ITERATION_POLL_MS = 1000
 
 
-def _handle_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    # grpc.aio wakes every event loop of a process for each event, and all but one find nothing to read.
-    if not isinstance(context.get("exception"), BlockingIOError):
-        loop.default_exception_handler(context)
-
-
 class Portal:
     """An event loop on a daemon thread."""
 
     def __init__(self, name: str) -> None:
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(_handle_exception)
+        self._loop.set_exception_handler(handle_exception)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 

@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeVar, cast
 from kipmesh.cluster import certificates, ports
 from kipmesh.cluster.errors import ClusterError
 from kipmesh.cluster.layout import ClusterState, Counts, NodeInfo, Role, has_majority, plan
+from kipmesh.rpc.loops import handle_exception
 
 READY_INTERVAL_S = 0.005
 CALL_TIMEOUT_S = 60.0
@@ -204,7 +205,7 @@ class SingleCluster:
 
     def _start_thread(self) -> None:
         loop = asyncio.new_event_loop()
-        loop.set_exception_handler(_handle_loop_exception)
+        loop.set_exception_handler(handle_exception)
 
         def run() -> None:
             asyncio.set_event_loop(loop)
@@ -238,10 +239,3 @@ def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
     for task in tasks:
         task.cancel()
     loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-
-
-def _handle_loop_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    # grpc.aio wakes every loop of the process for an event of one: the others find nothing to read.
-    if isinstance(context.get("exception"), BlockingIOError):
-        return
-    loop.default_exception_handler(context)

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -99,6 +101,7 @@ class FakeCluster:
     async def __aexit__(self, *_: object) -> None:
         for broker in list(self.brokers.values()):
             await broker.stop()
+            broker.let_port_go()
 
     @property
     def bootstrap(self) -> str:
@@ -178,6 +181,7 @@ class FakeBroker:
         self.sessions = FakeSessions(cluster.topics, cluster.session_slots)
         self._cluster = cluster
         self._server: Server | None = None
+        self._kept_port: socket.socket | None = None
         self._stopping = asyncio.Event()
 
     async def start(self, port: int = 0) -> None:
@@ -186,13 +190,25 @@ class FakeBroker:
         self.sessions = FakeSessions(self._cluster.topics, self._cluster.session_slots)
         self._server = Server({"Broker": self, "Admin": FakeAdmin(self._cluster, self.node_id)})
         self.port = await self._server.start("127.0.0.1", port or self.port)
+        self.let_port_go()
 
     async def stop(self) -> None:
-        """Answer no more."""
+        """Answer no more; the port stays this broker's."""
         self._stopping.set()
         server, self._server = self._server, None
         if server is not None:
             await server.stop(0)
+            # Who is given a free port by the system gets none that is bound; a server that asks for it by number does.
+            self._kept_port = socket.socket()
+            self._kept_port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with suppress(OSError):  # as before, if it is not free yet
+                self._kept_port.bind(("127.0.0.1", self.port))
+
+    def let_port_go(self) -> None:
+        """Anybody may have it."""
+        kept, self._kept_port = self._kept_port, None
+        if kept is not None:
+            kept.close()
 
     async def _answer(self, method: str, request: Any, do: Callable[[Any, Fault | None], Any]) -> Any:
         fault = await self._cluster.meet(method, self.node_id, request)

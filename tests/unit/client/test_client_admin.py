@@ -104,7 +104,7 @@ async def test_retries_by_another_broker_and_after_errors() -> None:
 
 
 async def test_time_limit() -> None:
-    async with FakeCluster() as cluster, AdminClient(cluster.bootstrap, **FAST, default_api_timeout_ms=1500) as admin:
+    async with FakeCluster() as cluster, AdminClient(cluster.bootstrap, **FAST, default_api_timeout_ms=500) as admin:
         cluster.inject("CreateTopics", ErrorCode.NOT_CONTROLLER, times=1000)
         with pytest.raises(KafkaError) as caught:
             await admin.create_topics([NewTopic("t")])

@@ -15,7 +15,7 @@ from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.messages import DeletableGroupResult, DeleteGroupsResponse
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # beside the cluster's own loop there is one only
-QUICK = {"heartbeat_interval_ms": 50, "session_timeout_ms": 6000, "auto_offset_reset": "earliest"}
+QUICK = {"heartbeat_interval_ms": 50, "session_timeout_ms": 120_000, "auto_offset_reset": "earliest"}
 CONFIG = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "4"}
 
 

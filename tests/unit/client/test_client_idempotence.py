@@ -13,6 +13,7 @@ from kipmesh.client.records import decode_columns
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.sequences import PRODUCER_EPOCH_MAX
 from kipmesh.testing.fake_broker import FakeBroker, FakeCluster
+from kipmesh.testing.waiting import until
 
 FAST = {"retry.backoff.ms": 5, "retry.backoff.max.ms": 20, "linger.ms": 0, "batch.size": 0}
 
@@ -109,9 +110,14 @@ async def test_each_record_once_and_in_order_over_a_wild_network(seed: int) -> N
 async def test_after_a_batch_that_is_refused_for_good_the_others_go_on_in_the_next_epoch() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
+
+        async def refuse(method: str, _node: int, request: Any) -> None:
+            if method == "Produce" and decode_columns(request.topic_data[0].partition_data[0].records).values == [b"0"]:
+                cluster.inject("Produce", ErrorCode.INVALID_RECORD)
+
         async with Producer(cluster.bootstrap, **FAST) as producer:
             await (await producer.send("t", b"first"))
-            cluster.inject("Produce", ErrorCode.INVALID_RECORD)
+            cluster.hook = refuse
             sent = [await producer.send("t", b"%d" % number) for number in range(6)]
             outcomes = await asyncio.gather(*sent, return_exceptions=True)
         assert [isinstance(each, KafkaError) for each in outcomes] == [True, *[False] * 5]
@@ -184,6 +190,7 @@ async def test_what_expires_without_a_producer_id_says_so() -> None:
         cluster.create_topic("t")
         cluster.inject("InitProducerId", ErrorCode.COORDINATOR_NOT_AVAILABLE, times=1 << 30)
         async with Producer(cluster.bootstrap, **{**FAST, "delivery.timeout.ms": 200}) as producer:
+            await until(lambda: producer._sender._ids.error, "a broker's refusal")
             with pytest.raises(KafkaError, match=r"no producer id.*COORDINATOR_NOT_AVAILABLE") as caught:
                 await (await producer.send("t", b"x"))
             assert caught.value.code == ErrorCode.REQUEST_TIMED_OUT

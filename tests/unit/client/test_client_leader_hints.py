@@ -17,9 +17,9 @@ from kipmesh.core.messages import LeaderIdAndEpoch, NodeEndpoint
 from kipmesh.testing.fake_broker import FakeCluster
 from kipmesh.testing.waiting import until
 
-PATIENT = {"retry.backoff.ms": 20_000, "retry.backoff.max.ms": 60_000, "metadata.max.age.ms": 300_000}
+PATIENT = {"retry.backoff.ms": 200_000, "retry.backoff.max.ms": 200_000, "metadata.max.age.ms": 300_000}
 """A client that waits for a backoff or for metadata does not come to the end of a test in time."""
-IN_TIME_S = 15.0
+IN_TIME_S = 60.0
 
 
 @asynccontextmanager
@@ -44,10 +44,9 @@ async def test_a_producer_goes_to_the_leader_that_it_is_told() -> None:
     async with moving() as fake, Producer(fake.bootstrap, acks="all", **PATIENT) as producer:
         assert (await (await producer.send("t", b"1", partition=0))).offset == 0
         move(fake, 0, 2)
-        began = time.monotonic()
         sent = [await producer.send("t", b"2", partition=partition) for partition in (0, 2)]
-        assert [(await each).offset for each in sent] == [1, 0]
-        assert time.monotonic() - began < IN_TIME_S
+        done = await asyncio.wait_for(asyncio.gather(*sent), IN_TIME_S)
+        assert [each.offset for each in done] == [1, 0]
         assert [node for name, node, _ in fake.calls if name == "Produce"][-1] == 2
 
 
@@ -145,14 +144,12 @@ async def test_a_consumer_goes_to_the_leader_that_it_is_told(*, is_follower_ther
         log = fake.topics["t"].partitions[0]
         log.append(encode_batch([(None, b"1")], timestamp_ms=0))
         consumer.assign([("t", 0), ("t", 1)])
-        assert [each.value for each in await consumer.poll(10_000)] == [b"1"]
+        assert [each.value for each in await consumer.poll(60_000)] == [b"1"]
         move(fake, 0)
         if not is_follower_there:
             log.followers.clear()
         log.append(encode_batch([(None, b"2")], timestamp_ms=0))
-        began = time.monotonic()
-        assert [each.value for each in await consumer.poll(60_000)] == [b"2"]
-        assert time.monotonic() - began < IN_TIME_S
+        assert [each.value for each in await asyncio.wait_for(consumer.poll(600_000), IN_TIME_S)] == [b"2"]
 
 
 async def test_a_consumer_learns_of_a_broker_that_it_has_never_heard_of() -> None:
@@ -161,10 +158,8 @@ async def test_a_consumer_learns_of_a_broker_that_it_has_never_heard_of() -> Non
         log = fake.topics["t"].partitions[0]
         log.append(encode_batch([(None, b"1")], timestamp_ms=0))
         consumer.assign([("t", 0)])
-        assert len(await consumer.poll(10_000)) == 1
+        assert len(await consumer.poll(60_000)) == 1
         await fake.add_broker(7)
         move(fake, 0, leader_id=7)
         log.append(encode_batch([(None, b"2")], timestamp_ms=0))
-        began = time.monotonic()
-        assert [each.value for each in await consumer.poll(60_000)] == [b"2"]
-        assert time.monotonic() - began < IN_TIME_S
+        assert [each.value for each in await asyncio.wait_for(consumer.poll(600_000), IN_TIME_S)] == [b"2"]

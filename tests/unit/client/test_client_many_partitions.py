@@ -42,7 +42,7 @@ async def calls_a_record(partitions: int) -> float:
             sys.setprofile(count)
             try:
                 for _ in range(partitions):
-                    assert await consumer.poll(1000, max_records=1)
+                    assert await consumer.poll(60_000, max_records=1)
             finally:
                 sys.setprofile(None)
             assert consumer._fetcher.buffered_bytes == 0
@@ -62,16 +62,19 @@ async def test_paused_partitions_wait_aside_and_come_back() -> None:
             partition.append(encode_batch([(None, b"x")] * 3, timestamp_ms=1))
         async with Consumer(cluster.bootstrap, **CONFIG) as consumer:
             consumer.assign([("t", partition) for partition in range(20)])
-            (first,) = await consumer.poll(5000, max_records=1)
+            (first,) = await consumer.poll(60_000, max_records=1)
             paused = [("t", partition) for partition in range(20) if partition % 2 == 0]
             consumer.pause(paused)
             seen = [first]
-            while records := await consumer.poll(200):
-                seen += records
+            async with asyncio.timeout(60):
+                while sum(each.partition % 2 for each in seen) < 30:
+                    seen += await consumer.poll(5000)
+            assert await consumer.poll(200) == []
             counts = {partition: sum(each.partition == partition for each in seen) for partition in range(20)}
             assert all(counts[partition] == 3 for partition in range(1, 20, 2))
             assert not any(counts[partition] == 3 for partition in range(0, 20, 2))
             consumer.resume(paused)
-            while len(seen) < 60:
-                seen += await consumer.poll(5000)
+            async with asyncio.timeout(60):
+                while len(seen) < 60:
+                    seen += await consumer.poll(5000)
             assert len({(each.partition, each.offset) for each in seen}) == 60

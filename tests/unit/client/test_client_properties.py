@@ -100,7 +100,7 @@ async def check_producer(plan: Plan, injected: list[Fault]) -> None:
         cluster.create_topic("t", PARTITIONS)
         for fault in injected:
             cluster.inject(fault.method, fault.code, times=fault.times, after=fault.after)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             sent = await produce(cluster, plan)
         ambiguous = any(fault.after or (fault.code is None and fault.method == "Produce") for fault in injected)
         for partition in range(PARTITIONS):
@@ -150,7 +150,7 @@ async def check_consumer(
                 with contextlib.suppress(KafkaError):
                     for record in await consumer.poll(0):
                         read[record.partition].append(record.offset)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while any(len(read[partition]) < logs[partition].end_offset for partition in read):
                     # A topic that brokers do not know several times in a row is reported; the next poll goes on.
                     with contextlib.suppress(KafkaError):

@@ -57,7 +57,6 @@ class Run:
         self.config = {
             "retry.backoff.ms": 1,
             "retry.backoff.max.ms": 4,
-            "request.timeout.ms": 400,
             "default.api.timeout.ms": 30_000,
             "auto.offset.reset": "earliest",
             "fetch.max.wait.ms": chance.choice([5, 30, 200]),
@@ -196,6 +195,8 @@ class Run:
             self.hamper_follower,
         ]
         async with Consumer(self.cluster.bootstrap, **self.config) as consumer:
+            hasty = consumer.config.model_copy(update={"request_timeout_ms": 400})  # once it is connected
+            consumer._fetcher._config = hasty
             self.give(consumer, set())
             for _ in range(STEPS):
                 chance = self.random.random()
@@ -219,7 +220,7 @@ class Run:
         """All comes, the high watermarks are right, and nothing goes round in circles."""
         for each in self.cluster.topics["t"].partitions:  # one that never catches up would not stay in the ISR
             each.followers = {node_id: FakeFollower() for node_id in each.followers}
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while any(self.expected[partition] < end for partition, end in enumerate(self.logs)):
                 await self.poll(consumer, 500)
             self.cluster._faults.clear()

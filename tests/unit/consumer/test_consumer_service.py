@@ -14,6 +14,7 @@ from kipmesh_consumer.node import ConsumerNode
 from kipmesh.client import AdminClient, NewTopic, Producer
 from kipmesh.cluster import LocalCluster
 from kipmesh.core.config.consumer_service import ConsumerServiceConfig
+from kipmesh.testing.waiting import until
 
 pytestmark = pytest.mark.xdist_group("consumer-service")
 
@@ -31,7 +32,7 @@ def cluster() -> Iterator[LocalCluster]:
 @pytest.fixture
 async def http(cluster: LocalCluster) -> AsyncIterator[httpx.AsyncClient]:
     address = cluster.node("consumer-1").http
-    async with httpx.AsyncClient(base_url=f"http://{address}", timeout=20) as client:
+    async with httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as client:
         yield client
 
 
@@ -184,7 +185,7 @@ async def test_fetch_sessions_in_the_metrics(cluster: LocalCluster, http: httpx.
         return {name: float(value) for name, _, value in lines}
 
     async def wait_for_sessions(count: int) -> dict[str, float]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (found := await values())["kipmesh_consumer_fetch_sessions_open"] != count:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         return found
@@ -201,11 +202,9 @@ async def test_fetch_sessions_in_the_metrics(cluster: LocalCluster, http: httpx.
 
 
 async def no_streams_left(http: httpx.AsyncClient) -> None:
-    for _ in range(500):
-        if await open_streams(http) == 0:
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("streams are left")
+    async with asyncio.timeout(60):
+        while await open_streams(http):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
 
 
 async def test_too_many_streams_are_refused_and_gone_readers_free_theirs(
@@ -237,7 +236,7 @@ async def test_a_slow_reader_is_waited_for(cluster: LocalCluster, http: httpx.As
         reader.connect((host, int(port)))
         reader.sendall(f"GET /v1/topics/{topic}/records HTTP/1.0\r\n\r\n".encode())
         position = -1
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 await asyncio.sleep(0.5)
                 streams = (await http.get("/v1/lag", params={"topic": topic})).json()["streams"]
@@ -257,7 +256,7 @@ async def test_a_slow_reader_is_waited_for(cluster: LocalCluster, http: httpx.As
 async def test_it_serves_before_the_mesh_is_there() -> None:
     node = ConsumerNode(ConsumerServiceConfig.parse({"bootstrap.servers": "127.0.0.1:1"}))
     await node.start()
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{node.http_port}") as http:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{node.http_port}", timeout=60) as http:
         assert (await http.get("/healthz")).status_code == 200
         assert (await http.get("/readyz")).status_code == 503
         answer = await http.get("/v1/topics")
@@ -271,11 +270,8 @@ async def test_a_stop_ends_open_streams(cluster: LocalCluster) -> None:
     topic = await make_topic(cluster, "stopping", [b"a"])
     node = ConsumerNode(ConsumerServiceConfig.parse({"bootstrap.servers": cluster.bootstrap}))
     await node.start()
-    for _ in range(500):
-        if not node.ready:
-            await asyncio.sleep(0.02)
-    assert node.ready
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{node.http_port}", timeout=20) as http:
+    await until(lambda: node.ready)
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{node.http_port}", timeout=60) as http:
         url = f"/v1/topics/{topic}/records?follow=true&format=sse"
         async with http.stream("GET", url) as answer:
             chunks = answer.aiter_text()

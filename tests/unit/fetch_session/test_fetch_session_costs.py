@@ -107,7 +107,12 @@ def test_after_a_burst_a_session_is_as_quick_as_before() -> None:
 @pytest.mark.parametrize("session_epoch", [-1, 1])
 def test_a_burst_under_a_waiting_fetch_is_read_in_linear_time(session_epoch: int) -> None:
     """120,000 partitions change before the fetch that waits looks again: half a second, and squared it was six."""
-    partitions = Partitions(1200, 100)
+    few, many = (burst_read_s(topics, session_epoch) for topics in (300, 1200))
+    assert many < max(3.0, 8 * few)  # the second on a machine that is slow
+
+
+def burst_read_s(topics: int, session_epoch: int) -> float:
+    partitions = Partitions(topics, 100)
     request = partitions.request()._replace(min_bytes=1, session_epoch=session_epoch)
     if session_epoch > 0:
         partitions.ask(partitions.request())
@@ -121,6 +126,7 @@ def test_a_burst_under_a_waiting_fetch_is_read_in_linear_time(session_epoch: int
     assert wakes
     partitions.reads, begin = 0, time.thread_time()
     fetch.read(partitions)
-    assert partitions.reads == 120_000
-    assert time.thread_time() - begin < 3
-    assert sum(len(topic.partitions) for topic in fetch.respond(0).responses) == 120_000
+    spent = time.thread_time() - begin
+    assert partitions.reads == topics * 100
+    assert sum(len(topic.partitions) for topic in fetch.respond(0).responses) == topics * 100
+    return spent

@@ -102,14 +102,13 @@ async def test_ends_pass_on_and_are_held_back_too(echo: tuple[str, asyncio.Queue
 
 async def test_a_server_that_is_not_there_ends_the_connection() -> None:
     async with Links() as links:
-        free = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
-        port = free.sockets[0].getsockname()[1]
-        free.close()
-        await free.wait_closed()
-        reader, writer = await connect(await links.address("a", "b", f"127.0.0.1:{port}"))
-        with suppress(ConnectionResetError):
-            assert await reader.read(10) == b""
-        writer.close()
+        with socket.socket() as not_listening:
+            not_listening.bind(("127.0.0.1", 0))
+            port = not_listening.getsockname()[1]
+            reader, writer = await connect(await links.address("a", "b", f"127.0.0.1:{port}"))
+            with suppress(ConnectionResetError):
+                assert await reader.read(10) == b""
+            writer.close()
 
 
 async def test_an_ingress_tells_apart_who_connects(echo: tuple[str, asyncio.Queue[bytes]]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import random
 from collections.abc import AsyncIterator
 
 import grpc
@@ -15,6 +15,7 @@ from kipmesh.core import messages as m
 from kipmesh.core.errors import KafkaError
 from kipmesh.rpc.client import ConnectionPool, TransportError
 from kipmesh.rpc.server import PortInUseError, RequestContext, Server
+from kipmesh.testing.waiting import until
 
 LIMIT = 1 << 20
 
@@ -56,13 +57,13 @@ async def test_unary_stream_and_kept_stream_give_the_same(served: tuple[Echo, st
     connection = pool.get(address)
     assert pool.get(address) is connection
     request = m.FetchRequest(session_id=7, max_bytes=11)
-    unary = await connection.call("Broker", "Fetch", request, 5)
+    unary = await connection.call("Broker", "Fetch", request, 60)
     stream = connection.fetch_stream("Broker")
-    assert await stream.exchange(request, 5) == unary
-    assert await stream.exchange(request, 5) == unary
+    assert await stream.exchange(request, 60) == unary
+    assert await stream.exchange(request, 60) == unary
     stream.cancel()
-    assert await connection.fetch(request, 5) == unary
-    assert await connection.fetch(request, 5) == unary
+    assert await connection.fetch(request, 60) == unary
+    assert await connection.fetch(request, 60) == unary
     assert unary.responses[0].partitions[0].records == b"x" * 11
     assert {context.client_id for context in echo.contexts} == {"tester"}
 
@@ -70,22 +71,22 @@ async def test_unary_stream_and_kept_stream_give_the_same(served: tuple[Echo, st
 async def test_what_is_not_served_is_a_transport_error(served: tuple[Echo, str], pool: ConnectionPool) -> None:
     connection = pool.get(served[1])
     with pytest.raises(TransportError, match="UNIMPLEMENTED"):
-        await connection.call("Broker", "Produce", m.ProduceRequest(), 5)
+        await connection.call("Broker", "Produce", m.ProduceRequest(), 60)
     with pytest.raises(TransportError, match="UNKNOWN"):
-        await connection.call("Broker", "Fetch", m.FetchRequest(session_id=13, max_bytes=0), 5)
+        await connection.call("Broker", "Fetch", m.FetchRequest(session_id=13, max_bytes=0), 60)
     with pytest.raises(TransportError) as late:
-        await connection.call("Broker", "Fetch", m.FetchRequest(max_wait_ms=5000), 0.05)
+        await connection.call("Broker", "Fetch", m.FetchRequest(max_wait_ms=200_000), 0.05)
     assert late.value.timed_out
-    assert (await connection.call("Broker", "Fetch", m.FetchRequest(max_bytes=1), 5)).error_code == 0
+    assert (await connection.call("Broker", "Fetch", m.FetchRequest(max_bytes=1), 60)).error_code == 0
 
 
 async def test_what_cannot_be_said_is_not_sent(served: tuple[Echo, str], pool: ConnectionPool) -> None:
     connection = pool.get(served[1])
     for request in (m.FetchRequest(rack_id="\udcff"), m.FetchRequest(max_bytes=2**40), m.FetchRequest(session_id="x")):
         with pytest.raises(KafkaError, match="INVALID_REQUEST: Fetch cannot say that"):
-            await connection.call("Broker", "Fetch", request, 5)
+            await connection.call("Broker", "Fetch", request, 60)
         with pytest.raises(KafkaError, match="INVALID_REQUEST"):
-            await connection.fetch(request, 5)
+            await connection.fetch(request, 60)
     assert not served[0].contexts
 
 
@@ -99,15 +100,15 @@ async def test_an_answer_that_is_none_is_a_transport_error(pool: ConnectionPool)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     with pytest.raises(TransportError, match="cannot be decoded"):
-        await pool.get(f"127.0.0.1:{port}").call("Broker", "Fetch", m.FetchRequest(), 5)
+        await pool.get(f"127.0.0.1:{port}").call("Broker", "Fetch", m.FetchRequest(), 60)
     await server.stop(0)
 
 
 async def test_nobody_there_is_said_at_once(pool: ConnectionPool) -> None:
     with pytest.raises(TransportError, match="UNAVAILABLE"):
-        await pool.get("127.0.0.1:1").call("Broker", "Fetch", m.FetchRequest(), 5)
+        await pool.get("127.0.0.1:1").call("Broker", "Fetch", m.FetchRequest(), 60)
     with pytest.raises(TransportError):
-        await pool.get("127.0.0.1:1").fetch(m.FetchRequest(), 5)
+        await pool.get("127.0.0.1:1").fetch(m.FetchRequest(), 60)
 
 
 async def test_malformed_and_oversized_messages_leave_the_server_alive(
@@ -116,20 +117,20 @@ async def test_malformed_and_oversized_messages_leave_the_server_alive(
     address, codes = served[1], set()
     async with grpc.aio.insecure_channel(address) as channel:
         raw = channel.unary_unary("/kipmesh.v1.Broker/Fetch")
-        for payload in [b"\xff" * 50, b"\x52\xff\xff\xff\x0f", *(os.urandom(64) for _ in range(50))]:
+        source = random.Random(1)
+        for payload in [b"\xff" * 50, b"\x52\xff\xff\xff\x0f", *(source.randbytes(64) for _ in range(50))]:
             try:
-                await raw(payload, timeout=0.5)
+                await raw(payload, timeout=20)
             except grpc.aio.AioRpcError as error:
                 codes.add(error.code())
-        assert grpc.StatusCode.INVALID_ARGUMENT in codes
-        assert codes <= {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.DEADLINE_EXCEEDED}  # some make sense
+        assert codes == {grpc.StatusCode.INVALID_ARGUMENT}
         with pytest.raises(grpc.aio.AioRpcError) as large:
-            await raw(b"\x5a" + b"\x00" * (LIMIT + 1), timeout=5)
+            await raw(b"\x5a" + b"\x00" * (LIMIT + 1), timeout=60)
         assert large.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     with pytest.raises(TransportError) as too_large:
-        await pool.get(address).call("Broker", "Fetch", m.FetchRequest(rack_id="x" * (LIMIT + 1)), 5)
+        await pool.get(address).call("Broker", "Fetch", m.FetchRequest(rack_id="x" * (LIMIT + 1)), 60)
     assert too_large.value.too_large
-    assert (await pool.get(address).call("Broker", "Fetch", m.FetchRequest(max_bytes=1), 5)).error_code == 0
+    assert (await pool.get(address).call("Broker", "Fetch", m.FetchRequest(max_bytes=1), 60)).error_code == 0
 
 
 @pytest.mark.parametrize("steps", range(12))
@@ -137,13 +138,13 @@ async def test_a_stream_dropped_at_any_moment_of_its_opening_ends_the_exchange(
     served: tuple[Echo, str], pool: ConnectionPool, steps: int
 ) -> None:
     connection = pool.get(served[1])
-    await connection.call("Broker", "Fetch", m.FetchRequest(max_bytes=1), 5)  # connected
+    await connection.call("Broker", "Fetch", m.FetchRequest(max_bytes=1), 60)  # connected
     stream = connection.fetch_stream("Broker")
-    running = asyncio.create_task(stream.exchange(m.FetchRequest(max_wait_ms=20_000, max_bytes=1), 20))
+    running = asyncio.create_task(stream.exchange(m.FetchRequest(max_wait_ms=200_000, max_bytes=1), 200))
     for _ in range(steps):
         await asyncio.sleep(0)
     stream.cancel()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         with pytest.raises(TransportError):
             await running
 
@@ -152,21 +153,21 @@ async def test_a_dropped_stream_ends_the_exchange_and_not_its_task(
     served: tuple[Echo, str], pool: ConnectionPool
 ) -> None:
     stream = pool.get(served[1]).fetch_stream("Broker")
-    running = asyncio.create_task(stream.exchange(m.FetchRequest(max_wait_ms=5000), 10))
-    await asyncio.sleep(0.1)
+    running = asyncio.create_task(stream.exchange(m.FetchRequest(max_wait_ms=200_000), 200))
+    await until(lambda: len(served[0].contexts) == 1)
     stream.cancel()
     with pytest.raises(TransportError, match="dropped"):
         await running
     stream = pool.get(served[1]).fetch_stream("Broker")
-    running = asyncio.create_task(stream.exchange(m.FetchRequest(max_wait_ms=5000), 10))
-    await asyncio.sleep(0.1)
+    running = asyncio.create_task(stream.exchange(m.FetchRequest(max_wait_ms=200_000), 200))
+    await until(lambda: len(served[0].contexts) == 2)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
     stream.cancel()
     stream = pool.get(served[1]).fetch_stream("Broker")
     with pytest.raises(TransportError) as late:
-        await stream.exchange(m.FetchRequest(max_wait_ms=5000), 0.05)
+        await stream.exchange(m.FetchRequest(max_wait_ms=200_000), 0.05)
     assert late.value.timed_out
 
 
@@ -192,19 +193,20 @@ async def test_the_end_of_each_stream_is_told_however_it_ends() -> None:
     numbers = []
     for stream in streams:
         for _ in range(2):
-            await stream.exchange(request, 5)
+            await stream.exchange(request, 60)
         numbers.append(echo.contexts[-1].stream)
         assert echo.contexts[-2].stream == numbers[-1]
-    await first.call("Broker", "Fetch", request, 5)
+    await first.call("Broker", "Fetch", request, 60)
     assert echo.contexts[-1].stream == 0
     assert len({0, *numbers}) == 4
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         streams[0].cancel()
         assert await echo.ended.get() == numbers[0]
         await pools[1].close()  # the connection, with a stream that rests
         assert await echo.ended.get() == numbers[2]
-        running = asyncio.create_task(streams[1].exchange(m.FetchRequest(max_wait_ms=20_000), 20))
-        await asyncio.sleep(0.05)
+        running = asyncio.create_task(streams[1].exchange(m.FetchRequest(max_wait_ms=200_000), 200))
+        asked = len(echo.contexts)
+        await until(lambda: len(echo.contexts) > asked)
         await pools[0].close()  # while a request is answered
         assert await echo.ended.get() == numbers[1]
         with pytest.raises((TransportError, asyncio.CancelledError)):
@@ -221,9 +223,9 @@ async def test_a_port_in_use_is_one_clear_line(served: tuple[Echo, str]) -> None
 
 async def test_health_and_reflection_are_on(served: tuple[Echo, str]) -> None:
     async with grpc.aio.insecure_channel(served[1]) as channel:
-        health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+        health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
         assert health.status == health_pb2.HealthCheckResponse.SERVING
         ask = reflection_pb2.ServerReflectionRequest(list_services="")
-        answers = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([ask]), timeout=5)
+        answers = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([ask]), timeout=60)
         names = {service.name async for answer in answers for service in answer.list_services_response.service}
     assert {"kipmesh.v1.Broker", "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"} <= names

@@ -34,11 +34,13 @@ class Handlers:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.news = asyncio.Event()
         self.streams_ended = 0
 
     async def fetch(self, request: m.FetchRequest, context: RequestContext) -> m.FetchResponse:
         self.asked.append("fetch")
-        await asyncio.sleep(request.max_wait_ms / 1000)
+        if request.max_wait_ms:
+            await self.news.wait()
         return m.FetchResponse()
 
     async def list_offsets(self, request: m.ListOffsetsRequest, context: RequestContext) -> m.ListOffsetsResponse:
@@ -92,7 +94,7 @@ class World:
         return self.pool(self.open(name))
 
     async def ask(self, pool: ConnectionPool, request: m.FetchRequest = FROM_CLIENT) -> None:
-        await pool.get(self.address).call("Broker", "Fetch", request, 5)
+        await pool.get(self.address).call("Broker", "Fetch", request, 60)
 
 
 @pytest.fixture
@@ -123,9 +125,9 @@ async def test_nodes_may_call_everything(world: World) -> None:
         pool = world.as_(name, alias)
         connection = pool.get(world.address)
         await world.ask(pool, FROM_REPLICA)
-        await connection.fetch(FROM_REPLICA, 5)
-        await connection.call("Quorum", "Vote", m.VoteRequest(), 5)
-        await connection.exchange("Controller", "BrokerHeartbeatStream", m.BrokerHeartbeatRequest(), 5)
+        await connection.fetch(FROM_REPLICA, 60)
+        await connection.call("Quorum", "Vote", m.VoteRequest(), 60)
+        await connection.exchange("Controller", "BrokerHeartbeatStream", m.BrokerHeartbeatRequest(), 60)
     assert world.tls.refused == 0  # type: ignore[attr-defined]
 
 
@@ -133,9 +135,9 @@ async def test_a_clients_certificate_is_no_nodes(world: World) -> None:
     pool = world.as_("client", "client", "localhost", "x.y.nodes.test")
     connection = pool.get(world.address)
     await world.ask(pool)
-    await connection.fetch(FROM_CLIENT, 5)
-    await connection.call("Broker", "ListOffsets", m.ListOffsetsRequest(), 5)
-    await connection.call("Quorum", "DescribeQuorum", m.DescribeQuorumRequest(), 5)
+    await connection.fetch(FROM_CLIENT, 60)
+    await connection.call("Broker", "ListOffsets", m.ListOffsetsRequest(), 60)
+    await connection.call("Quorum", "DescribeQuorum", m.DescribeQuorumRequest(), 60)
     before = list(world.handlers.asked)
     for service, method, request in (
         ("Broker", "Fetch", FROM_REPLICA),
@@ -145,13 +147,13 @@ async def test_a_clients_certificate_is_no_nodes(world: World) -> None:
         ("Controller", "BrokerHeartbeat", m.BrokerHeartbeatRequest()),
     ):
         with pytest.raises(TransportError, match=r"PERMISSION_DENIED.*is for nodes.*client, localhost") as refused:
-            await connection.call(service, method, request, 5)
+            await connection.call(service, method, request, 60)
         assert refused.value.denied
     for service, method in (("Broker", "FetchStream"), ("Quorum", "FetchStream")):
         with pytest.raises(TransportError, match="PERMISSION_DENIED"):
-            await connection.exchange(service, method, FROM_REPLICA, 5)
+            await connection.exchange(service, method, FROM_REPLICA, 60)
     with pytest.raises(TransportError, match="PERMISSION_DENIED"):
-        await connection.exchange("Controller", "BrokerHeartbeatStream", m.BrokerHeartbeatRequest(), 5)
+        await connection.exchange("Controller", "BrokerHeartbeatStream", m.BrokerHeartbeatRequest(), 60)
     assert world.handlers.asked == before
     assert world.tls.refused == 8  # type: ignore[attr-defined]
 
@@ -170,15 +172,15 @@ async def test_other_listeners_let_in_whom_they_do_not_know_but_not_as_nodes(wor
         ("Controller", "BrokerHeartbeat", m.BrokerHeartbeatRequest()),
     ):
         with pytest.raises(TransportError, match=r"PERMISSION_DENIED.*\(none\)"):
-            await pool.get(world.address).call(service, method, request, 5)
+            await pool.get(world.address).call(service, method, request, 60)
     await server.stop(0)
 
 
 async def test_a_stream_that_began_as_a_clients_is_no_way_in(world: World) -> None:
     stream = world.as_("client").get(world.address).fetch_stream("Broker")
-    await stream.exchange(FROM_CLIENT, 5)
+    await stream.exchange(FROM_CLIENT, 60)
     with pytest.raises(TransportError, match="PERMISSION_DENIED"):
-        await stream.exchange(FROM_REPLICA, 5)
+        await stream.exchange(FROM_REPLICA, 60)
     stream.cancel()
 
 
@@ -191,7 +193,7 @@ async def test_tls_to_a_plaintext_server_says_what_may_be_wrong(world: World) ->
     server = Server({"Broker": world.handlers})
     address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
     with pytest.raises(TransportError, match="does it speak TLS"):
-        await world.as_("client").get(address).call("Broker", "Fetch", FROM_CLIENT, 5)
+        await world.as_("client").get(address).call("Broker", "Fetch", FROM_CLIENT, 60)
     await server.stop(0)
 
 
@@ -209,7 +211,7 @@ async def test_strangers_are_refused_both_ways(world: World) -> None:
 
 async def test_another_host_name_is_refused(world: World) -> None:
     pool = world.as_("client")
-    await pool.get(world.address.replace("127.0.0.1", "localhost")).call("Broker", "Fetch", FROM_CLIENT, 5)
+    await pool.get(world.address.replace("127.0.0.1", "localhost")).call("Broker", "Fetch", FROM_CLIENT, 60)
     world.issue("server", "leader-1", "127.0.0.2")
     await until(lambda: world.files[0].check() or world.files[0].reloads)
     with pytest.raises(TransportError, match="does not have the name that it was asked by"):
@@ -230,9 +232,9 @@ async def test_connections_move_to_new_certificates_one_after_the_other(world: W
     connection = client.get(world.address)
     mine = world.files[-1]
     kept = connection.fetch_stream("Broker")
-    await kept.exchange(FROM_CLIENT, 5)
-    await connection.exchange("Broker", "FetchStream", FROM_CLIENT, 5)
-    long = asyncio.create_task(connection.call("Broker", "Fetch", m.FetchRequest(max_wait_ms=3000), 20))
+    await kept.exchange(FROM_CLIENT, 60)
+    await connection.exchange("Broker", "FetchStream", FROM_CLIENT, 60)
+    long = asyncio.create_task(connection.call("Broker", "Fetch", m.FetchRequest(max_wait_ms=1), 60))
     new = Authority.make("kipmesh")
     names = {"server": ["leader-1", "localhost", "127.0.0.1"], "client": ["client"]}
     old = world.authority
@@ -243,10 +245,11 @@ async def test_connections_move_to_new_certificates_one_after_the_other(world: W
             files.check()
             await until(lambda files=files, before=before: files.current.generation > before)  # type: ignore[misc]
         await world.ask(client)
-        await connection.exchange("Broker", "FetchStream", FROM_CLIENT, 5)
-        await kept.exchange(FROM_CLIENT, 5)
+        await connection.exchange("Broker", "FetchStream", FROM_CLIENT, 60)
+        await kept.exchange(FROM_CLIENT, 60)
+    world.handlers.news.set()
     await long
-    assert world.handlers.streams_ended == 3  # those of `exchange` on the channels before
+    await until(lambda: world.handlers.streams_ended == 3)  # those of `exchange` on the channels before
     kept.cancel()
     world.issue("late", by=old, trust=(new.pem,))
     with pytest.raises(TransportError):

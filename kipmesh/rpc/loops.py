@@ -1,0 +1,24 @@
+"""What event loops do about callbacks that fail because grpc.aio has one poller for all loops of a process.
+
+It wakes every loop for an event of one, so that the others find nothing to read; and whoever reads an event of a call
+whose loop is closed meanwhile cannot hand it on. Neither concerns the loop that is told of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+_POLLER = "PollerCompletionQueue._handle_events"
+
+
+def handle_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """For `loop.set_exception_handler`."""
+    if not is_of_poller(str(context.get("message")), context.get("exception")):
+        loop.default_exception_handler(context)
+
+
+def is_of_poller(message: str, error: BaseException | None) -> bool:
+    """Whether what asyncio reports is the poller's business only."""
+    is_foreign = isinstance(error, BlockingIOError) or str(error) == "Event loop is closed"
+    return is_foreign and _POLLER in message
