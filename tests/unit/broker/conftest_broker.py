@@ -16,7 +16,7 @@ from kipmesh.storage.fs import FileSystem
 from kipmesh.testing.waiting import until as eventually
 
 CLUSTER_ID = "broker-tests"
-TIMEOUT_S = 20.0
+TIMEOUT_S = 40.0
 
 
 def hosts(node: BrokerNode, name: str) -> bool:
@@ -135,7 +135,7 @@ class Mesh:
         """Create a topic and wait until every broker knows it and hosts its replicas; returns its id."""
         entries = [m.ConfigEntry(key.replace("_", "."), value) for key, value in configs.items()]
         topic = m.CreatableTopic(name, partitions, replication_factor, configs=entries)
-        response = await self.call(via, "CreateTopics", m.CreateTopicsRequest([topic], 10_000), "Admin")
+        response = await self.call(via, "CreateTopics", m.CreateTopicsRequest([topic], 30_000), "Admin")
         (result,) = response.topics
         assert result.error_code == 0, result
         for node in [node for broker_id, node in self.brokers.items() if broker_id not in but_not_hosted_by]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from conftest_broker import Mesh
-from test_broker_failures import acknowledged, batch, in_sync, kill, log_bytes, restart, values
+from test_broker_failures import acknowledged, batch, in_sync, kill, log_bytes, power_cut, restart, values
 
 from kipmesh.core.metadata import elections
 from kipmesh.core.metadata.elections import LogEnd
@@ -45,7 +43,7 @@ async def test_a_follower_drops_an_epoch_that_never_was(mesh: Mesh) -> None:
 
 async def test_after_a_power_cut_a_damaged_epoch_does_not_lead(mesh: Mesh) -> None:
     topic_id = await filled(mesh, "outage")
-    await asyncio.gather(*[kill(mesh, broker) for broker in (1, 2, 3)])  # before any of them is fenced
+    await power_cut(mesh)
     damage(mesh, 1, "outage", 4)
     for broker in (1, 2, 3):
         await mesh.start_broker(broker)

@@ -70,7 +70,7 @@ async def test_a_failed_fsync_ends_the_broker_and_another_leads(disks) -> None:
     assert (await mesh.produce("synced", batch())).error_code == ErrorCode.KAFKA_STORAGE_ERROR
     failed = mesh.brokers[1].failed
     with pytest.raises(KafkaError, match="cannot flush synced-0"):
-        await asyncio.wait_for(failed, 5)
+        await asyncio.wait_for(failed, 60)
     await mesh.brokers.pop(1).abort()
     leader = await leader_of(mesh, topic_id)
     replica = mesh.brokers[leader].partitions.get(topic_id, 0)
@@ -113,7 +113,7 @@ async def test_a_disk_error_ends_the_leader_and_another_leads(disks) -> None:
     systems[1].fail("write", errno.EIO, path="eio-0")
     assert (await mesh.produce("eio", batch())).error_code == ErrorCode.KAFKA_STORAGE_ERROR
     with pytest.raises(KafkaError, match="cannot append to eio-0"):
-        await asyncio.wait_for(mesh.brokers[1].failed, 5)
+        await asyncio.wait_for(mesh.brokers[1].failed, 60)
     await mesh.brokers.pop(1).abort()
     leader = await leader_of(mesh, topic_id)
     assert values_count(await mesh.fetch("eio", 0, via=leader)) == 1
@@ -127,14 +127,14 @@ async def test_a_topic_that_a_full_disk_cannot_host_comes_when_there_is_room(dis
     """The broker goes on with what it has; nobody who leads elsewhere is hurt."""
     mesh, systems = disks
     await mesh.create("before")
-    systems[1].fail("open", errno.ENOSPC, path="later-0", times=3)
+    systems[1].fail("open", errno.ENOSPC, path="later-0", times=1 << 30)
     entry = m.CreatableTopic("later", 1, 3)
     answer = await mesh.call(1, "CreateTopics", m.CreateTopicsRequest([entry], 10_000), "Admin")
     assert answer.topics[0].error_code == 0
-    await eventually(lambda: mesh.brokers[1].partitions.unhosted or not systems[1].faults, "the disk refused")
-    if mesh.brokers[1].partitions.unhosted:
-        assert (await mesh.produce("later", batch())).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+    await eventually(lambda: mesh.brokers[1].partitions.unhosted, "the disk refused")
+    assert (await mesh.produce("later", batch())).error_code == ErrorCode.KAFKA_STORAGE_ERROR
     assert (await mesh.produce("before", batch())).error_code == 0
+    systems[1].faults.clear()
     await eventually(lambda: mesh.brokers[1].partitions.get(answer.topics[0].topic_id, 0), "hosted after all")
     assert (await mesh.produce("later", batch())).error_code == 0
     assert not mesh.brokers[1].failed.done()

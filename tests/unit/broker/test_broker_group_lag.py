@@ -85,6 +85,8 @@ async def test_lag_by_partition(mesh: Mesh) -> None:
     def unknown(broker_id: int) -> float | None:
         return registries[broker_id].get_sample_value("kipmesh_consumergroup_unknown_lags")
 
+    # A follower is told what is committed after those who wrote it.
+    await eventually(lambda: lag("followed") == 0, "known from the follower")
     assert (lag("led"), lag("followed"), lag("apart"), unknown(here)) == (RECORDS - 1, 0, None, 1)
     assert (lag("led", other), lag("followed", other), unknown(other)) == (None, None, 0)
     assert (await mesh.produce("followed", BATCH, via=other)).error_code == 0

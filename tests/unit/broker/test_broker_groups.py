@@ -26,17 +26,26 @@ PROTOCOL = m.JoinGroupRequestProtocol("range", b"\0\0\0\0\0\x01\0\x01t\xff\xff\x
 RETRIED = {E.COORDINATOR_NOT_AVAILABLE, E.COORDINATOR_LOAD_IN_PROGRESS, E.NOT_COORDINATOR}
 
 
+KEYS: dict[str, Any] = {
+    "group.initial.rebalance.delay.ms": 0,
+    "offsets.topic.num.partitions": 2,
+    "offsets.commit.timeout.ms": 20_000,
+    "offsets.retention.check.interval.ms": 50,
+}
+
+
 @pytest.fixture
 async def mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
-    it = Mesh(
-        tmp_path,
-        **{
-            "group.initial.rebalance.delay.ms": 0,
-            "offsets.topic.num.partitions": 2,
-            "offsets.commit.timeout.ms": 1000,
-            "offsets.retention.check.interval.ms": 50,
-        },
-    )
+    it = Mesh(tmp_path, **KEYS)
+    await it.start()
+    yield it
+    await it.stop()
+
+
+@pytest.fixture
+async def hasty(tmp_path: Path) -> AsyncIterator[Mesh]:
+    """Commits that are not replicated soon are refused."""
+    it = Mesh(tmp_path, **KEYS | {"offsets.commit.timeout.ms": 1000})
     await it.start()
     yield it
     await it.stop()
@@ -84,7 +93,7 @@ class Client:
                 await asyncio.sleep(0.02)
 
     async def join(self, member_id: str = "", instance: str | None = None) -> m.JoinGroupResponse:
-        request = m.JoinGroupRequest(self.group, 10_000, 10_000, member_id, instance, "consumer", [PROTOCOL])
+        request = m.JoinGroupRequest(self.group, 60_000, 60_000, member_id, instance, "consumer", [PROTOCOL])
         answer: m.JoinGroupResponse = await self.ask("JoinGroup", request)
         if answer.error_code == E.MEMBER_ID_REQUIRED:
             return await self.join(answer.member_id)
@@ -257,9 +266,9 @@ async def test_members_that_wait_are_told_when_the_coordinator_moves(mesh: Mesh)
     first = await client.stable()
     coordinator = await client.coordinator()
     announced = await mesh.call(
-        coordinator, "JoinGroup", m.JoinGroupRequest(GROUP, 10_000, 10_000, "", None, "consumer", [PROTOCOL]), "Groups"
+        coordinator, "JoinGroup", m.JoinGroupRequest(GROUP, 60_000, 60_000, "", None, "consumer", [PROTOCOL]), "Groups"
     )
-    waits = m.JoinGroupRequest(GROUP, 10_000, 10_000, announced.member_id, None, "consumer", [PROTOCOL])
+    waits = m.JoinGroupRequest(GROUP, 60_000, 60_000, announced.member_id, None, "consumer", [PROTOCOL])
     waiting = asyncio.create_task(mesh.call(coordinator, "JoinGroup", waits, "Groups"))
     await eventually_code(client, first, E.REBALANCE_IN_PROGRESS)
     await mesh.brokers.pop(coordinator).stop()
@@ -267,7 +276,8 @@ async def test_members_that_wait_are_told_when_the_coordinator_moves(mesh: Mesh)
     assert await client.beat(first) == 0, "the next coordinator knows the last generation"
 
 
-async def test_commits_need_enough_replicas(mesh: Mesh) -> None:
+async def test_commits_need_enough_replicas(hasty: Mesh) -> None:
+    mesh = hasty
     await mesh.create("t")
     client = Client(mesh)
     assert await client.commit(1) == 0

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from conftest_broker import Mesh, leader_of
+from conftest_broker import Mesh, eventually, leader_of
 
 from kipmesh.client.records import encode_batch
 from kipmesh.core import messages as m
@@ -65,7 +65,10 @@ async def test_who_asks_in_an_old_epoch_is_told_the_new_leader(mesh: Mesh) -> No
     del mesh.brokers[old]
     new = await leader_of(mesh, topic_id)
     (other,) = set(mesh.brokers) - {new}
-    known = m.LeaderIdAndEpoch(new, mesh.brokers[new].partitions.get(topic_id, 0).leader_epoch)
+    epoch = mesh.brokers[new].partitions.get(topic_id, 0).leader_epoch
+    known = m.LeaderIdAndEpoch(new, epoch)
+    follower = mesh.brokers[other].partitions.get(topic_id, 0)
+    await eventually(lambda: follower.leader_epoch == epoch, "the other one knows it as well")
     for via in (new, other):
         assert hint(mesh, await fetch(mesh, "t", via, epoch=0), ErrorCode.FENCED_LEADER_EPOCH) == known
 

@@ -274,6 +274,7 @@ async def test_without_the_metadata_s_folder_or_the_last_one_the_broker_ends(
     asking = asyncio.create_task(mesh.produce("t", batch(b"x"), partition=where, via=leader))
     await eventually(node.failed.done, "it ends")
     asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
     message = str(node.failed.exception())
     expected = "which holds the metadata log" if path == "/m" else "the last one"
     assert f"the data folder {path}, {expected}, has failed" in message

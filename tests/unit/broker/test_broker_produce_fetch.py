@@ -124,14 +124,13 @@ async def test_offsets_out_of_range_say_where_the_log_is(mesh) -> None:
 
 async def test_a_fetch_waits_for_an_event_and_no_longer(mesh) -> None:
     await mesh.create("late")
-    waiting = asyncio.create_task(mesh.fetch("late", 0, max_wait_ms=10_000))
+    # Longer than the call has: who waits for the end gets no answer.
+    waiting = asyncio.create_task(mesh.fetch("late", 0, max_wait_ms=60_000))
     await asyncio.sleep(0.2)
     assert not waiting.done()
-    begin = time.monotonic()
     await mesh.produce("late", batch(b"now"))
     data = await waiting
     assert data.records
-    assert time.monotonic() - begin < 5
     begin = time.monotonic()
     assert not (await mesh.fetch("late", 1, max_wait_ms=300)).records
     assert time.monotonic() - begin >= 0.3
@@ -140,7 +139,7 @@ async def test_a_fetch_waits_for_an_event_and_no_longer(mesh) -> None:
 async def test_min_bytes_gathers_batches(mesh) -> None:
     await mesh.create("gather")
     size = len(batch(b"x"))
-    waiting = asyncio.create_task(mesh.fetch("gather", 0, max_wait_ms=10_000, min_bytes=3 * size))
+    waiting = asyncio.create_task(mesh.fetch("gather", 0, max_wait_ms=60_000, min_bytes=3 * size))
     for _ in range(2):
         await mesh.produce("gather", batch(b"x"))
     await asyncio.sleep(0.1)

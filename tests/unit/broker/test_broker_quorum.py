@@ -200,7 +200,7 @@ async def test_topics_that_are_created_while_controllers_change_are_acknowledged
         number = 0
         while not stopping.is_set():
             name = f"steady-{broker}-{number}"
-            request = m.CreateTopicsRequest([m.CreatableTopic(name, 1, 2)], 20_000)
+            request = m.CreateTopicsRequest([m.CreatableTopic(name, 1, 2)], 35_000)
             answer = (await three.call(broker, "CreateTopics", request, "Admin")).topics[0]
             assert answer.error_code == 0, answer
             created[name] = answer.topic_id
@@ -209,11 +209,11 @@ async def test_topics_that_are_created_while_controllers_change_are_acknowledged
     tasks = [asyncio.create_task(steadily(broker)) for broker in (1, 2, 3)]
     for is_killed in (True, False, True):
         done = len(created)
-        await eventually(lambda done=done: len(created) > done + 3, "topics are created")
+        await eventually(lambda done=done: len(created) > done + 3, "topics are created", 60)
         node = three.controllers.pop(three.controller.config.node_id)
         await (node.abort() if is_killed else node.stop())
         done = len(created)
-        await eventually(lambda done=done: len(created) > done + 3, "topics are created again")
+        await eventually(lambda done=done: len(created) > done + 3, "topics are created again", 60)
         await three.start_controller(node.config.node_id)
         await eventually(lambda: three.active, "an active controller")
     stopping.set()
@@ -224,7 +224,9 @@ async def test_topics_that_are_created_while_controllers_change_are_acknowledged
         )
 
 
-async def test_without_an_active_controller_requests_wait_for_their_time(three: Mesh) -> None:
+async def test_without_an_active_controller_requests_wait_for_their_time(
+    three: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for node_id in list(three.controllers)[:2]:
         await three.controllers.pop(node_id).abort()
     await eventually(lambda: not three.active, "the last one gives up, if it was the active one")
@@ -233,17 +235,20 @@ async def test_without_an_active_controller_requests_wait_for_their_time(three: 
     answer = await three.call(1, "CreateTopics", request, "Admin")
     assert answer.topics[0].error_code == ErrorCode.REQUEST_TIMED_OUT
     assert "no metadata controller is active" in answer.topics[0].error_message
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30  # which is less than the caller's own patience
     # What the request does not bound, the caller's own patience does: the answer comes before that is over.
+    # Here it comes soon, so that it does however slow the machine is.
+    monkeypatch.setattr("kipmesh.core.context._ANSWER_SHARE", 0.02)
     configs = m.DescribeConfigsRequest([m.DescribeConfigsResource(2, "later", ())])
-    described = await three.connection(1).call("Admin", "DescribeConfigs", configs, 1.0)
+    described = await three.connection(1).call("Admin", "DescribeConfigs", configs, 30)
     assert "no metadata controller is active" in described.results[0].error_message
     partition = m.DescribeQuorumTopic(CLUSTER_METADATA_TOPIC, (0,))
-    quorum = await three.connection(1).call("Quorum", "DescribeQuorum", m.DescribeQuorumRequest([partition]), 1.0)
+    quorum = await three.connection(1).call("Quorum", "DescribeQuorum", m.DescribeQuorumRequest([partition]), 30)
     assert quorum.error_code == ErrorCode.REQUEST_TIMED_OUT
+    monkeypatch.undo()
     await three.start_controller(100)
     await eventually(lambda: three.active, "an active controller")
-    again = (await three.call(2, "CreateTopics", request._replace(timeout_ms=10_000), "Admin")).topics[0]
+    again = (await three.call(2, "CreateTopics", request._replace(timeout_ms=30_000), "Admin")).topics[0]
     assert again.error_code in (0, ErrorCode.TOPIC_ALREADY_EXISTS), "the first attempt may have been taken"
 
 

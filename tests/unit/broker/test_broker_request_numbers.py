@@ -44,7 +44,7 @@ async def test_requests_are_timed_by_kind() -> None:
     found = {kind: value(registry, TIMES, request=kind) for kind in ("FetchConsumer", "FetchFollower", "Metadata")}
     assert found == {"FetchConsumer": 3, "FetchFollower": 2, "Metadata": 1}
     assert value(registry, TIMES, request="Produce") is None
-    assert 0 < (value(registry, "kafka_network_requestmetrics_totaltimems_sum", request="Metadata") or 0) < 5000
+    assert 0 < (value(registry, "kafka_network_requestmetrics_totaltimems_sum", request="Metadata") or 0) < 60_000
 
 
 async def test_metadata_requests_by_what_they_ask_for() -> None:
