@@ -30,6 +30,8 @@ STEP_S = 0.02
 METRIC = "kipmesh_broker_consumer_fetched_bytes"
 HTTP_TIMEOUT_S = 10.0
 WAIT_S = 60.0
+NEAR_READS = 10
+"""Of each partition, one after the other, before it is taken to be read nearby: time alone passes in a stall, too."""
 
 
 class Bytes(NamedTuple):
@@ -117,11 +119,16 @@ class Reader:
         await self.until(lambda: all(times and times[-1] > since for times in self.times.values()), "records")
 
     async def is_near(self, quiet_s: float) -> None:
-        """Return when for so long everything has come from the own rack; BenchError."""
+        """Return when for so long everything has come from the own rack, of all partitions; BenchError."""
         began = time.monotonic()
-        await self.until(
-            lambda: self.near_at - max(self.other_at, began) >= quiet_s, f"{quiet_s:g} s with its own rack alone"
-        )
+
+        def is_near() -> bool:
+            since = max(self.other_at, began)
+            return self.near_at - since >= quiet_s and all(
+                len(times) >= NEAR_READS and times[-NEAR_READS] > since for times in self.times.values()
+            )
+
+        await self.until(is_near, f"{quiet_s:g} s with its own rack alone")
 
     def gap_s(self, since: float) -> float:
         """The longest time that a partition had no records, of those times that ended after `since`."""

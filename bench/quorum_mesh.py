@@ -21,7 +21,8 @@ from typing import Any, Self, TypeVar
 from kipmesh.client import quorum
 from kipmesh.client.sync import Portal
 from kipmesh.client.types import QuorumDescription
-from kipmesh.cluster import ports, processes
+from kipmesh.cluster import ports, processes, settings
+from kipmesh.cluster.layout import Role
 from kipmesh.cluster.processes import ProcessState
 from kipmesh.testing.links import Links, Pair
 
@@ -92,7 +93,8 @@ class QuorumMesh:
     def __init__(
         self, folder: Path, *, controllers: int = 3, brokers: int = 1, config: Mapping[str, str] | None = None
     ) -> None:
-        """`config` holds keys of controllers and brokers, each of which both must know."""
+        """`config` holds keys of controllers and brokers: each goes to those that know it."""
+        settings.check_keys(config or {})
         self.folder = folder
         self.config = dict(config or {})
         self.nodes: dict[str, MeshNode] = {}
@@ -270,7 +272,7 @@ class QuorumMesh:
             "controller.quorum.voters": self._voters(node),
             "listeners": f"MESH://{node.grpc}",
             "http.listener": node.http,
-            **self.config,
+            **settings.for_role(self.config, Role.CONTROLLER if node.is_controller else Role.LEADER),
         }
         values["metadata.log.dir" if node.is_controller else "log.dirs"] = str(node.data)
         return values

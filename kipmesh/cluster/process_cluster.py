@@ -44,7 +44,7 @@ from kipmesh.cluster.signals import deferred_signals
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
 KILL_TIMEOUT_S = 15.0
-PAUSE_TIMEOUT_S = 2.0
+PAUSE_TIMEOUT_S = 15.0
 LOCK_TIMEOUT_S = 120.0
 REAP_TIMEOUT_S = 5.0
 LOG_TAIL_LINES = 15

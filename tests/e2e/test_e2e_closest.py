@@ -12,7 +12,7 @@ from bench import closest
 BROKERS = {"broker.session.timeout.ms": "60000"}
 CONSUMERS = {"fetch.max.wait.ms": "10000"}
 """Nobody is taken for silent: a killed replica is noticed by its connections."""
-GAP_S = 15.0
+GAP_S = 25.0
 
 
 @pytest.mark.parametrize("mode", ["fetch", "metadata", "consumer"])
