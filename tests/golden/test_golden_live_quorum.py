@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.kafka_tools, pytest.mark.timeout(600)]
 PAYLOAD = re.compile(r"payload: (\{.*\})$", re.MULTILINE)
 # The log's start rises, but with one segment its file has everything from offset 0 on.
 CONFIG = {
-    "broker.session.timeout.ms": "1000",
-    "broker.heartbeat.interval.ms": "200",
+    "broker.session.timeout.ms": "8000",
+    "broker.heartbeat.interval.ms": "500",
     "metadata.snapshot.min.changed_records.ratio": "0",
     "metadata.log.max.record.bytes.between.snapshots": "4000",
 }

@@ -52,7 +52,7 @@ def written(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def wait_for(there: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not there() and time.monotonic() < deadline:
         time.sleep(0.2)
     assert there()

@@ -230,7 +230,7 @@ def total(cluster: LocalCluster, node: str, name: str, **labels: str) -> float:
 def until_written(cluster: LocalCluster, node: str) -> None:
     """Until what this broker has sampled by now is in the topic."""
     sampled = total(cluster, node, "kipmesh_broker_trace_sampled_total")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while total(cluster, node, "kipmesh_broker_trace_written_total") < sampled:
         assert time.monotonic() < deadline, f"the trace of {node} is not written"
         time.sleep(0.05)

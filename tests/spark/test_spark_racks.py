@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kipmesh.cluster import LocalCluster
+from kipmesh.cluster import LocalCluster, ports
 from kipmesh.spark.java import find_java
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1500)]
@@ -34,12 +33,6 @@ CONFIG = {
     "replica.lag.time.max.ms": 300_000,
     "broker.session.timeout.ms": 60_000,
 }
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 @contextmanager
@@ -81,9 +74,9 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if find_java() is None:
         pytest.skip("Spark needs Java 17 or newer, and there is none here")
     folder = tmp_path_factory.mktemp("standalone")
-    port, page = free_port(), free_port()
-    address = f"spark://127.0.0.1:{port}"
     with ExitStack() as stack:
+        port, page = stack.enter_context(closing(ports.Held())).choose(2)
+        address = f"spark://127.0.0.1:{port}"
         stack.enter_context(java("master.Master", folder / "master", ["--port", str(port), "--webui-port", str(page)]))
         for rack in RACKS:
             own = folder / rack

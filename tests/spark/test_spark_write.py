@@ -13,7 +13,7 @@ from kipmesh.cluster import LocalCluster
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 Send = Callable[..., None]
 NewTopic = Callable[..., str]
@@ -87,7 +87,7 @@ def test_a_batch_that_is_run_again_has_the_same_names(
         writer = frame.writeStream.format("kipmesh").option("kafka.bootstrap.servers", mesh.bootstrap)
         writer = writer.option("topic", target).option("checkpointLocation", str(tmp_path / "checkpoint"))
         query = writer.trigger(availableNow=True).start()
-        assert query.awaitTermination(120)
+        assert query.awaitTermination(280)
 
     run()
     assert read(target).count() == 500

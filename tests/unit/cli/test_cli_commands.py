@@ -53,7 +53,7 @@ def test_help_imports_nothing_heavy() -> None:
         "heavy = {'grpc', 'pydantic', 'fastapi', 'aiokafka', 'rich', 'structlog', 'pandas'} & set(sys.modules)\n"
         "print('heavy:', heavy)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert "Usage: kipmesh" in done.stdout
     assert done.stdout.endswith("heavy: set()\n")
 

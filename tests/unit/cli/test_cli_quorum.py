@@ -11,6 +11,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from kipmesh.client import quorum
 from kipmesh.core import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.rpc.server import RequestContext, Server
@@ -109,18 +112,21 @@ async def test_the_table() -> None:
     ]
 
 
-async def test_the_highest_epoch_counts() -> None:
-    # A leader that was cut off answers, too, until it finds out.
+async def test_the_highest_epoch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A leader that was cut off answers, too, until it finds out. Both answers are waited for here.
+    monkeypatch.setattr(quorum, "ASK_TIMEOUT_S", 60.0)
     old = FakeController(LED._replace(leader_id=1001, leader_epoch=6))
     async with serving(old, FakeController(LED)) as ports:
-        done = await describe("--bootstrap-controller", ",".join(f"127.0.0.1:{port}" for port in ports), "--json")
-    assert (json.loads(done.stdout)["leader_id"], json.loads(done.stdout)["leader_epoch"]) == (1002, 7)
+        found = await quorum.describe_quorum([f"127.0.0.1:{port}" for port in ports], timeout_s=60)
+    assert (found.leader_id, found.leader_epoch) == (1002, 7)
 
 
 async def test_an_election_is_waited_for() -> None:
     controller = FakeController(REFUSED._replace(leader_id=-1))
     async with serving(controller) as ports:
-        asking = asyncio.create_task(describe("--bootstrap-controller", f"127.0.0.1:{ports[0]}", "--json"))
+        asking = asyncio.create_task(
+            describe("--bootstrap-controller", f"127.0.0.1:{ports[0]}", "--json", "--timeout", "60")
+        )
         await controller.asked_again.wait()
         controller.partition = LED
         done = await asking
@@ -129,12 +135,14 @@ async def test_an_election_is_waited_for() -> None:
 
 async def test_no_leader_and_nobody(tmp_path: Path) -> None:
     async with serving(FakeController(REFUSED._replace(leader_id=-1))) as ports:
-        done = await describe("--bootstrap-controller", f"127.0.0.1:{ports[0]}", "--timeout", "0.5")
-        as_json = await describe("--bootstrap-controller", f"127.0.0.1:{ports[0]}", "--timeout", "0.5", "--json")
+        # Long enough for one answer; all of it is taken.
+        asking = ("--bootstrap-controller", f"127.0.0.1:{ports[0]}", "--timeout", "6")
+        done, as_json = await asyncio.gather(describe(*asking), describe(*asking, "--json"))
     assert (done.returncode, done.stdout) == (1, "quorum without a leader  leader -1  epoch 7  high watermark -1\n")
     assert json.loads(as_json.stdout)["max_follower_lag"] is None
-    for wrong in ("nonsense", "127.0.0.1:1,host:", "host:99999"):
-        done = await describe("--bootstrap-controller", wrong)
+    bad = ("nonsense", "127.0.0.1:1,host:", "host:99999")
+    refused = await asyncio.gather(*[describe("--bootstrap-controller", one) for one in bad])
+    for wrong, done in zip(bad, refused, strict=True):
         assert done.returncode == 2
         assert f"{wrong.rpartition(',')[2]!r} is not host:port" in done.stderr
     done = await describe("--bootstrap-controller", "127.0.0.1:1", "--timeout", "0.5")

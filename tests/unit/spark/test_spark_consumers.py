@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kipmesh.client import fetcher
 from kipmesh.client.records import encode_batch
 from kipmesh.spark import consumers
 from kipmesh.spark.mesh import Mesh
@@ -19,12 +20,19 @@ from kipmesh.testing.fake_broker import FakeCluster
 
 
 @pytest.fixture(autouse=True)
+def _times_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that no slow machine meets them: how long a consumer is kept, and how long its sessions may take to end."""
+    monkeypatch.setattr(consumers, "IDLE_SECONDS", 600.0)
+    monkeypatch.setattr(fetcher, "CLOSE_SECONDS_MAX", 60.0)
+
+
+@pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
     yield
     for key in list(consumers._kept):
         consumer = consumers.borrow(key)
-        assert consumer is not None
-        consumer.close()
+        if consumer is not None:  # its time was not over just now
+            consumer.close()
 
 
 async def beside_a_cluster(work: Callable[[FakeCluster], Any]) -> None:
@@ -58,7 +66,7 @@ async def test_the_next_task_goes_on_with_it_and_its_sessions_end_by_themselves(
         first = task(options(cluster))
         assert [task(options(cluster), "u", 1), task(options(cluster), "t", 1)] == [first, first]
         assert sum(broker.sessions.cache.metrics.created for broker in cluster.brokers.values()) == 1
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while open_sessions(cluster) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert open_sessions(cluster) == 0
@@ -117,7 +125,7 @@ async def test_after_a_while_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> No
 
     def work(cluster: FakeCluster) -> None:
         first: Any = task(options(cluster))
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not first._closed and time.monotonic() < deadline:
             time.sleep(0.05)
         assert first._closed

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kipmesh.client import fetcher
 from kipmesh.client.records import decode_columns, encode_batch
 from kipmesh.core.errors import KafkaError
 from kipmesh.spark.mesh import RACK_VARIABLE, Mesh, in_rack_of_this_process
@@ -18,6 +19,12 @@ from kipmesh.spark.planning import DataLoss
 from kipmesh.testing.fake_broker import FakeCluster
 
 RECORDS = 200
+
+
+@pytest.fixture(autouse=True)
+def _sessions_may_take_their_time_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer gives that a second, in which a slow machine may stand still."""
+    monkeypatch.setattr(fetcher, "CLOSE_SECONDS_MAX", 60.0)
 
 
 def options(cluster: FakeCluster, **more: str) -> SourceOptions:
