@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -62,9 +63,46 @@ def pytest_configure(config: pytest.Config) -> None:
     ports._last_port = lambda: last
 
 
+@contextmanager
+def _left_as_found() -> Iterator[None]:
+    """A command that runs in this process sets up logs for the whole process, and says in a variable what it read."""
+    was_configured, config = structlog.is_configured(), structlog.get_config()
+    root = logging.getLogger()
+    level, handlers, disabled = root.level, list(root.handlers), root.manager.disable
+    variables = _own_variables()
+    yield
+    structlog.configure(**config)
+    if not was_configured:
+        structlog.reset_defaults()
+    root.setLevel(level)
+    root.handlers[:] = handlers
+    logging.disable(disabled)
+    logging.captureWarnings(capture=False)
+    for name in _own_variables():
+        del os.environ[name]
+    os.environ.update(variables)
+
+
+def _own_variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("KIPMESH_")}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _file_leaves_no_settings() -> Iterator[None]:
+    """What fixtures of a file set; which file comes next in this process depends on the workers' pace."""
+    with _left_as_found():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _test_leaves_no_settings(_file_leaves_no_settings: None) -> Iterator[None]:
+    with _left_as_found():
+        yield
+
+
 @pytest.fixture
 def logs_that_can_be_read() -> Iterator[None]:
-    """A command that an earlier test ran in this process may have configured its logs for errors only."""
+    """As they are by themselves: a cluster of a fixture of this file has configured them for the whole process."""
     was_configured, config = structlog.is_configured(), structlog.get_config()
     structlog.reset_defaults()
     yield

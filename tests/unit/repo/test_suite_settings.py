@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
+from kipmesh.cli import common
 from kipmesh.cluster import ports
 
 
@@ -26,3 +29,22 @@ def test_workers_take_ports_apart_from_each_other() -> None:
     chosen = ports.choose(200)
     span = (max(chosen) - min(chosen) + 1) * workers
     assert span <= ports.LAST_BY_DEFAULT + 1 - 10_240
+
+
+def test_a_command_sets_up_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the next test does not notice."""
+    monkeypatch.setenv("KIPMESH_LOG_LEVEL", "error")
+
+    async def nothing() -> None: ...
+
+    common.run(nothing)
+    os.environ[common.COMMAND_CONFIG] = "gone"
+    assert logging.getLogger().level == logging.ERROR
+    assert structlog.is_configured()
+
+
+def test_what_a_command_set_up_is_gone(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("kipmesh.of.a.test").warning("is seen")
+    assert caplog.messages == ["is seen"]
+    assert not structlog.is_configured()
+    assert common.COMMAND_CONFIG not in os.environ
