@@ -28,7 +28,9 @@ LOG_START = "kipmesh_metadata_log_start_offset"
 SMALL_SNAPSHOTS = {
     "metadata.snapshot.min.changed_records.ratio": "0",
     "metadata.log.max.record.bytes.between.snapshots": "4000",
+    "broker.session.timeout.ms": "15000",
 }
+"""Who is killed is fenced because its connection broke: brokers that only stand still must not be."""
 CLEANED_AT_ONCE = {**SMALL_SNAPSHOTS, "metadata.max.retention.bytes": "1", "metadata.log.segment.bytes": "16384"}
 """The log starts at the newest snapshot, whatever replicas may still need of it."""
 

@@ -96,7 +96,7 @@ class Confluent(Member):
                 "group.id": self._group,
                 "auto.offset.reset": "earliest",
                 "partition.assignment.strategy": self._strategy,
-                "session.timeout.ms": 6000,
+                "session.timeout.ms": 30_000,
             }
         )
         consumer.subscribe([self._topic])
@@ -142,6 +142,7 @@ class AioKafka(Member):
             self._topic,
             bootstrap_servers=self._cluster.kafka_bootstrap,
             group_id=self._group,
+            session_timeout_ms=30_000,
             auto_offset_reset="earliest",
             partition_assignment_strategy=[assignor],
         )

@@ -96,16 +96,24 @@ async def test_others_do_not(cluster: LocalCluster, mechanism: str, user: str, p
     assert errors[0].code() == confluent_kafka.KafkaError._AUTHENTICATION
 
 
+def _replace(users: Path, text: str) -> None:
+    """Whole: a client of an earlier test that tries again has it read at any time."""
+    new = users.with_name("users.new")
+    new.touch(0o600)
+    new.write_text(text, encoding="utf-8")
+    new.replace(users)
+
+
 def test_the_file_is_read_again(cluster: LocalCluster, users: Path) -> None:
     before = users.read_text(encoding="utf-8")
-    users.write_text(before + "bob=other\n", encoding="utf-8")
+    _replace(users, before + "bob=other\n")
     for mechanism in MECHANISMS:
         admin = confluent_kafka.admin.AdminClient(settings(cluster, "bob", "other", mechanism))
         assert admin.list_topics(timeout=60)
-    users.write_text("a line that is none\n", encoding="utf-8")
+    _replace(users, "a line that is none\n")
     admin = confluent_kafka.admin.AdminClient(settings(cluster, "bob", "other", "PLAIN"))
     assert admin.list_topics(timeout=60)  # what was read before stays
-    users.write_text(before, encoding="utf-8")
+    _replace(users, before)
 
 
 def _frame(key: int, version: int, body: bytes) -> bytes:

@@ -167,7 +167,7 @@ def test_all_nodes_are_killed_at_once(mesh: QuorumMesh, done: list[Creations]) -
 
 
 def test_five_controllers_survive_two(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with QuorumMesh(tmp_path_factory.mktemp("five"), controllers=5, brokers=1) as mesh:
+    with QuorumMesh(tmp_path_factory.mktemp("five"), controllers=5, brokers=1, config=SMALL_SNAPSHOTS) as mesh:
         with Creations(mesh.portal, [mesh.brokers[0].grpc], "five") as creations:
             creations.more(20)
             first = mesh.active().name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import ssl
 import subprocess
@@ -58,6 +59,18 @@ def answers_plaintext(address: str) -> bool:
     return answer != b"" and answer[0] != 0x15  # an alert of TLS
 
 
+def refusal(addresses: str, **config: str) -> str:
+    """What a client says that cannot come in: why, once it had the time to hear that."""
+    text = ""
+    for timeout_ms in (1000, 10_000, 60_000):
+        with pytest.raises(KafkaError) as refused:
+            AdminClient(addresses, **config, request_timeout_ms=timeout_ms).start()
+        text = str(refused.value)
+        if "does it" in text:
+            break
+    return text
+
+
 @pytest.fixture
 def tls_mesh(mesh: Mesh) -> Iterator[Mesh]:
     mesh.local("up", "--tls", "--controllers", "3", "--consumers", "1")
@@ -105,8 +118,7 @@ def _check_kafka_listener(mesh: Mesh) -> None:
 
 def _check_plaintext_clients_are_told(mesh: Mesh) -> None:
     addresses = mesh.bootstrap
-    with pytest.raises(KafkaError, match=r"no broker answers at .*does it want security\.protocol=SSL\?"):
-        AdminClient(addresses, request_timeout_ms=2000).start()
+    assert re.search(r"no broker answers at .*does it want security\.protocol=SSL\?", refusal(addresses))
     done = mesh.run("topic", "list", "--bootstrap", addresses, check=False)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
@@ -123,8 +135,7 @@ async def test_strangers_and_clients_that_play_nodes_are_refused(tls_mesh: Mesh)
     trusted = (mesh.folder / "certs" / "client" / "ca.crt").read_bytes()
     stranger.issue("leader-1", ["leader-1", "kipmesh://node"], trust=[trusted]).write(mesh.folder / "stranger")
     config = {"security.protocol": "SSL", "ssl.certificate.dir": str(mesh.folder / "stranger")}
-    with pytest.raises(KafkaError, match="does it trust this side's certificate"):
-        await asyncio.to_thread(AdminClient(mesh.bootstrap, **config, request_timeout_ms=2000).start)
+    assert "does it trust this side's certificate" in await asyncio.to_thread(refusal, mesh.bootstrap, **config)
     pool = ConnectionPool.of("false-node", ClientSslConfig.parse(client_config(mesh)))
     leader, controller = pool.get(mesh.node("leader-1")["grpc"]), pool.get(mesh.node("controller-1")["grpc"])
     calls = [
@@ -181,8 +192,7 @@ async def test_all_certificates_and_the_authority_are_replaced_under_load(tls_me
         await writer.finish()
     assert await read_all(mesh.bootstrap, "flights", **client_config(mesh)) == writer.acknowledged
     late = {"security.protocol": "SSL", "ssl.certificate.dir": str(mesh.folder / "late-client")}
-    with pytest.raises(KafkaError, match="does it trust this side's certificate"):
-        await asyncio.to_thread(AdminClient(mesh.bootstrap, **late, request_timeout_ms=2000).start)
+    assert "does it trust this side's certificate" in await asyncio.to_thread(refusal, mesh.bootstrap, **late)
     for node in nodes:
         assert metric(mesh, node, "kipmesh_tls_files_bad") == 0
         assert metric(mesh, node, 'kipmesh_tls_reloads_total{result="refused"}') <= 3  # between two of the files
@@ -222,5 +232,4 @@ def test_a_cluster_in_this_process_has_tls_too() -> None:
         with AdminClient(cluster.bootstrap, **cluster.client_config) as admin:
             assert len(admin.describe_cluster().brokers) == 2
         assert not answers_plaintext(str(cluster.node("leader-1").grpc))
-        with pytest.raises(KafkaError, match=r"security\.protocol=SSL"):
-            AdminClient(cluster.bootstrap, request_timeout_ms=1000).start()
+        assert "security.protocol=SSL" in refusal(cluster.bootstrap)

@@ -16,6 +16,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
+from http.client import HTTPException
 from typing import Any
 
 from prometheus_client import CollectorRegistry, start_http_server
@@ -87,8 +88,8 @@ class HttpReaders:
 
     def _read(self, url: str) -> None:
         while self._busy.wait() and not self._ended.is_set():
-            # Refused while the other one reads; gone while the leader is.
-            with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=20) as answer:
+            # Refused while the other one reads; gone, or cut short, while the leader is.
+            with contextlib.suppress(OSError, HTTPException), urllib.request.urlopen(url, timeout=20) as answer:
                 answer.read()
             self._ended.wait(0.2)
 
