@@ -41,8 +41,9 @@ def signals_are_heard() -> Iterator[None]:
 @asynccontextmanager
 async def consuming(cluster: FakeCluster, *arguments: str, stdout: int = PIPE) -> AsyncIterator[Process]:
     command = ["-c", PATIENT, "consume", "t", "--from-beginning", "--bootstrap", cluster.bootstrap]
+    environment = {"GRPC_VERBOSITY": "NONE"}  # as the command says itself; above it is imported before that
     process = await asyncio.create_subprocess_exec(
-        sys.executable, *command, *arguments, stdout=stdout, stderr=PIPE, env={}
+        sys.executable, *command, *arguments, stdout=stdout, stderr=PIPE, env=environment
     )
     try:
         yield process
