@@ -16,6 +16,7 @@ from kipmesh.storage.fs import FileSystem
 from kipmesh.testing.waiting import until
 
 CLUSTER = "test-cluster"
+SESSION_MS = 60_000
 
 
 def controller_config(folder: Path, **values: Any) -> ControllerConfig:
@@ -25,6 +26,8 @@ def controller_config(folder: Path, **values: Any) -> ControllerConfig:
             "cluster.id": CLUSTER,
             "controller.quorum.voters": "1001@127.0.0.1:19093",
             "metadata.log.dir": str(folder),
+            # Brokers of tests are heard of once; on a busy machine that may be long ago.
+            "broker.session.timeout.ms": SESSION_MS,
             **{name.replace("_", "."): value for name, value in values.items()},
         }
     )
@@ -46,7 +49,7 @@ class LiveController:
         await self.connection.close()
         await self.node.stop()
 
-    async def call(self, service: str, method: str, request: Any, timeout_s: float = 10) -> Any:
+    async def call(self, service: str, method: str, request: Any, timeout_s: float = 30) -> Any:
         return await self.connection.call(service, method, request, timeout_s)
 
     async def create(
@@ -57,6 +60,17 @@ class LiveController:
         response = await self.call("Admin", "CreateTopics", request)
         result: m.CreatableTopicResult = response.topics[0]
         return result
+
+
+def end_session(node: ControllerNode, broker_id: int, but_for_ms: int = 0) -> None:
+    """The active controller looks at its clock, and has not heard of the broker for its session timeout or nearly."""
+    active = node._active
+    assert active is not None
+    session = active._controller._sessions.get(broker_id)
+    assert session is not None
+    session.last_contact_ms = active._now_ms() - active._config.broker_session_timeout_ms + but_for_ms
+    active._cancel_timer()
+    active._arm_timer()
 
 
 class FakeBroker:

@@ -7,10 +7,12 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from controller_support import FakeBroker, LiveController, until
-from controllers_support import Controllers
+from controllers_support import STEADY, Controllers
 
 from kipmesh.cluster import ports
 from kipmesh.core import messages as m
@@ -38,7 +40,7 @@ class Link:
             broker.broker_id, broker.epoch, broker.image.offset, want_shut_down=shut_down
         )
         answer: m.BrokerHeartbeatResponse = await self._connection.exchange(
-            "Controller", "BrokerHeartbeatStream", request, 10
+            "Controller", "BrokerHeartbeatStream", request, 30
         )
         return answer
 
@@ -75,13 +77,13 @@ async def test_a_broker_whose_stream_broke_is_fenced_soon(tmp_path: Path) -> Non
         await until(fenced(controller.node, 1), "broker 1 fenced")
         assert time.monotonic() - began >= LOSS_MS / 1000
         assert not controller.node.image.brokers[2].fenced
-        assert lost(controller.node) == 1
+        await until(lambda: lost(controller.node) == 1, "it is counted")
         await second.cut()
 
 
 async def test_a_broker_that_comes_back_in_time_stays(tmp_path: Path) -> None:
-    # So long that a slow machine is in time, too.
-    values: dict[str, Any] = {"broker_session_timeout_ms": LONG_MS, "broker_connection_loss_timeout_ms": 1500}
+    # So long that a slow machine is in time, too; who does not come back has less.
+    values: dict[str, Any] = {"broker_session_timeout_ms": LONG_MS, "broker_connection_loss_timeout_ms": LONG_MS}
     async with LiveController(tmp_path, **values) as controller:
         broker, link = await join(controller, 1)
         _, other = await join(controller, 2)
@@ -89,7 +91,11 @@ async def test_a_broker_that_comes_back_in_time_stays(tmp_path: Path) -> None:
             await link.cut()
             link = Link(address_of(controller.node), broker)
             assert (await link.beat()).error_code == 0
-        await other.cut()  # whose time is over later
+        active = controller.node._active
+        assert active is not None
+        active._controller._sessions.loss_timeout_ms = LOSS_MS
+        active._controller._sessions.look_ms = LOSS_MS // 4
+        await other.cut()
         await until(fenced(controller.node, 2), "broker 2 fenced")
         assert not controller.node.image.brokers[1].fenced
         await link.cut()
@@ -99,10 +105,10 @@ async def test_switched_off_only_silence_counts(tmp_path: Path) -> None:
     values: dict[str, Any] = {"broker_session_timeout_ms": 1000, "broker_connection_loss_timeout_ms": 0}
     async with LiveController(tmp_path, **values) as controller:
         _, link = await join(controller, 1)
-        began = time.monotonic()
         await link.cut()
         await until(fenced(controller.node, 1), "broker 1 fenced")
-        assert time.monotonic() - began > 0.9
+        name = "kafka_controller_kafkacontroller_timedoutbrokerheartbeatcount_total"
+        await until(lambda: controller.node.registry.get_sample_value(name), "it is counted as silent")
         assert lost(controller.node) == 0
 
 
@@ -117,6 +123,7 @@ async def test_a_clean_end_is_no_loss(tmp_path: Path) -> None:
         await link.cut()
         await other.cut()
         await until(fenced(controller.node, 2), "broker 2 fenced")
+        await until(lambda: lost(controller.node) == 1, "it is counted")
         assert lost(controller.node) == 1
 
 
@@ -127,13 +134,14 @@ async def test_a_restart_does_not_wait_for_the_session_before(tmp_path: Path) ->
         again = FakeBroker(controller, 1)
         assert (await again.register()).error_code == ErrorCode.DUPLICATE_BROKER_REGISTRATION
         await link.cut()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while (await again.register()).error_code:  # noqa: ASYNC110 - until the controller has seen it
                 await asyncio.sleep(0.01)
 
 
-async def test_a_controller_that_stood_still_fences_nobody(tmp_path: Path) -> None:
-    async with LiveController(tmp_path, broker_session_timeout_ms=LONG_MS) as controller:
+async def test_a_controller_that_stood_still_fences_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values: dict[str, Any] = {"broker_session_timeout_ms": LONG_MS, "broker_connection_loss_timeout_ms": LONG_MS // 6}
+    async with LiveController(tmp_path, **values) as controller:
         broker, link = await join(controller, 1)
         seen = asyncio.Event()
         node = controller.node
@@ -148,17 +156,23 @@ async def test_a_controller_that_stood_still_fences_nobody(tmp_path: Path) -> No
         active.disconnected = told  # type: ignore[method-assign]
         await link.cut()
         await seen.wait()
-        time.sleep(3 * LOSS_MS / 1000)  # noqa: ASYNC251 - the whole process stands still
+        ahead_ns = LONG_MS // 3 * 1_000_000  # for twice as long as a lost connection may take to come back
+        clock = SimpleNamespace(monotonic_ns=lambda: time.monotonic_ns() + ahead_ns, time_ns=time.time_ns)
+        monkeypatch.setattr("kipmesh.node.clock.time", clock)
+        active._cancel_timer()
+        active._timer_fired()  # it is late, and the first to look
+        assert not node.image.brokers[1].fenced
         link = Link(address_of(node), broker)
         assert not (await link.beat()).is_fenced
-        await asyncio.sleep(2 * LOSS_MS / 1000)
+        active._cancel_timer()
+        active._timer_fired()
         assert not node.image.brokers[1].fenced
         assert lost(node) == 0
         await link.cut()
 
 
 async def test_another_active_controller_fences_nobody_for_streams_of_the_one_before(tmp_path: Path) -> None:
-    async with Controllers(tmp_path, broker_session_timeout_ms=LONG_MS) as controllers:
+    async with Controllers(tmp_path, **STEADY) as controllers:
         first = await controllers.active()
         voice: Any = _Voice(controllers)
         brokers = [FakeBroker(voice, broker_id) for broker_id in (1, 2, 3)]
@@ -168,7 +182,7 @@ async def test_another_active_controller_fences_nobody_for_streams_of_the_one_be
         links = [Link(f"127.0.0.1:{controllers.ports[first]}", broker) for broker in brokers]
         for link in links:
             assert not (await link.beat()).is_fenced
-        await controllers.kill(first)
+        await controllers.stop(first)
         second = await controllers.active()
         node = controllers.nodes[second]
         for link in links:
@@ -183,7 +197,7 @@ async def test_another_active_controller_fences_nobody_for_streams_of_the_one_be
 async def test_a_broker_that_died_with_the_controller_is_found_by_its_address(tmp_path: Path) -> None:
     """The first is held, and its listener with it; the second is gone; the third only seems to be."""
     # So long that a slow machine is in time, too.
-    values = {"broker_session_timeout_ms": LONG_MS, "broker_connection_loss_timeout_ms": 2000}
+    values = {**STEADY, "broker_connection_loss_timeout_ms": 2000}
     async with Controllers(tmp_path, **values) as controllers:
         first = await controllers.active()
         voice: Any = _Voice(controllers)
@@ -193,13 +207,14 @@ async def test_a_broker_that_died_with_the_controller_is_found_by_its_address(tm
             for broker, address in zip(brokers, addresses, strict=True):
                 broker.address = address
                 await broker.join()
-            await controllers.kill(first)
+            await controllers.stop(first)
             node = controllers.nodes[await controllers.active()]
             alive = Link(address_of(node), brokers[2])
             assert not (await alive.beat()).is_fenced
             await until(fenced(node, 2), "broker 2 fenced")
             assert not node.image.brokers[1].fenced
             assert not node.image.brokers[3].fenced
+            await until(lambda: lost(node) == 1, "it is counted")
             assert lost(node) == 1
             await alive.cut()
 
@@ -207,7 +222,7 @@ async def test_a_broker_that_died_with_the_controller_is_found_by_its_address(tm
 async def test_only_who_is_refused_everywhere_and_every_time_is_gone() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         open_, (closed, opening) = server.getsockname(), [("127.0.0.1", port) for port in ports.choose(2)]
-        assert [await refuses(one, 5) for one in (open_, closed, ("no.such.host.invalid", 1))] == [False, True, False]
+        assert [await refuses(one, 30) for one in (open_, closed, ("no.such.host.invalid", 1))] == [False, True, False]
         found: list[int] = []
         asked: list[list[int]] = []
         done = asyncio.Event()
@@ -227,7 +242,7 @@ async def test_only_who_is_refused_everywhere_and_every_time_is_gone() -> None:
 
         knocking = Knocking(look, told, 0.05)
         knocking.start()
-        await asyncio.wait_for(done.wait(), 20)
+        await asyncio.wait_for(done.wait(), 60)
         knocking.stop()
     assert found == [2, 7]
     assert len(asked) == KNOCKS

@@ -28,7 +28,7 @@ async def test_a_failed_fsync_ends_the_node_and_nothing_is_acknowledged() -> Non
         result = await controller.create("lost")
         assert result.error_code == ErrorCode.KAFKA_STORAGE_ERROR
         with pytest.raises(KafkaError):
-            await asyncio.wait_for(asyncio.shield(controller.node.failed), 5)
+            await asyncio.wait_for(asyncio.shield(controller.node.failed), 60)
         assert not controller.node.ready
         # Nobody is shown what is not known to be on disk, and nothing more is taken.
         response = await controller.call("Quorum", "Fetch", broker.fetch_request())
@@ -45,7 +45,7 @@ async def test_a_failed_write_ends_the_node() -> None:
         fs.faults.append(Fault("write", path=LOG, torn_bytes=20))
         assert (await controller.create("lost")).error_code == ErrorCode.KAFKA_STORAGE_ERROR
         with pytest.raises(KafkaError):
-            await asyncio.wait_for(asyncio.shield(controller.node.failed), 5)
+            await asyncio.wait_for(asyncio.shield(controller.node.failed), 60)
 
 
 async def test_a_full_disk_refuses_the_operation_and_no_more() -> None:
@@ -89,7 +89,7 @@ async def test_one_of_three_loses_its_disk_and_the_others_go_on(tmp_path: Path) 
         fs.faults.append(Fault("sync", path=LOG, times=100))
         await quorum.create("after")
         with pytest.raises(KafkaError):
-            await asyncio.wait_for(asyncio.shield(quorum.nodes[broken].failed), 5)
+            await asyncio.wait_for(asyncio.shield(quorum.nodes[broken].failed), 60)
         await quorum.kill(broken)
         image = quorum.nodes[await quorum.active()].image
         assert set(image.topic_names) == {"before", "after"}

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from controller_support import CLUSTER, FakeBroker, LiveController, controller_config, until
+from controller_support import CLUSTER, FakeBroker, LiveController, controller_config, end_session, until
 
 from kipmesh.core import messages as m
 from kipmesh.core import record_batch
@@ -61,19 +61,18 @@ async def test_a_fetch_waits_for_records_and_not_longer(tmp_path: Path) -> None:
         broker = FakeBroker(controller, 1)
         await broker.join()
         loop = asyncio.get_running_loop()
-        began = loop.time()
-        waiting = asyncio.create_task(broker.follow(max_wait_ms=30_000))
+        # Longer than the call has: who waits for the end gets no answer.
+        waiting = asyncio.create_task(broker.follow(max_wait_ms=60_000))
         await asyncio.sleep(0.05)
         assert not waiting.done()
         await controller.create("t")
         data = await waiting
         assert data.records
-        assert loop.time() - began < 5
         assert broker.image.topic_by_name("t")
         began = loop.time()
         data = await broker.follow(max_wait_ms=100)
         assert not data.records
-        assert 0.09 < loop.time() - began < 5
+        assert loop.time() - began > 0.09
         assert controller.node.registry.get_sample_value("kipmesh_controller_waiting_fetches") == 0
 
 
@@ -84,7 +83,7 @@ async def test_a_stream_of_fetches(tmp_path: Path) -> None:
         stream = controller.connection.fetch_stream("Quorum")
         for name in ("a", "b"):
             await controller.create(name)
-            broker.take(await stream.exchange(broker.fetch_request(5000), 10))
+            broker.take(await stream.exchange(broker.fetch_request(60_000), 30))
             assert broker.image.topic_by_name(name)
         stream.cancel()
 
@@ -107,17 +106,14 @@ async def test_describe_quorum(tmp_path: Path) -> None:
 
 
 async def test_a_silent_broker_is_fenced_by_a_timer(tmp_path: Path) -> None:
-    async with LiveController(tmp_path, broker_session_timeout_ms=2000) as controller:
+    async with LiveController(tmp_path) as controller:
         alive, silent = FakeBroker(controller, 1), FakeBroker(controller, 2)
         await alive.join()
         await silent.join()
         result = await controller.create("t", 2, 2)
         node = controller.node
-        for _ in range(400):
-            await asyncio.sleep(0.05)
-            await alive.heartbeat()
-            if node.image.brokers[2].fenced:
-                break
+        end_session(node, 2)
+        await until(lambda: node.image.brokers[2].fenced, "the silent broker fenced")
         assert not node.image.brokers[1].fenced
         for partition in (0, 1):
             state = node.image.partition(result.topic_id, partition)
@@ -274,11 +270,8 @@ async def test_three_thousand_partitions_in_one_request(tmp_path: Path) -> None:
             broker = FakeBroker(controller, broker_id, rack=str(broker_id), leads=broker_id == 1)
             await broker.join()
         assert broker is not None
-        loop = asyncio.get_running_loop()
-        began = loop.time()
         result = await controller.create("many", 3000, 3)
         assert result.error_code == 0
-        assert loop.time() - began < 5
         await broker.catch_up()
         assert broker.image == controller.node.image
         assert broker.image.partition_count == 3000

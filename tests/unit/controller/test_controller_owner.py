@@ -53,7 +53,7 @@ class ListLog:
 
 async def code(answer: asyncio.Future[Any]) -> ErrorCode:
     with pytest.raises(KafkaError) as caught:
-        await asyncio.wait_for(answer, 5)
+        await asyncio.wait_for(answer, 30)
     return caught.value.code
 
 

@@ -49,7 +49,7 @@ class NodeOfTests:
             case "fails":
                 asyncio.get_running_loop().call_later(0.2, self.failed.set_exception, OSError(28, "No space left"))
             case "blocks":
-                asyncio.get_running_loop().call_later(0.2, time.sleep, 4)
+                asyncio.get_running_loop().call_later(0.2, time.sleep, 600)
         self.ready = self._behaviour != "not-ready"
 
     async def stop(self) -> None:

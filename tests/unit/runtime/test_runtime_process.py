@@ -54,7 +54,7 @@ def wait_for_event(child: subprocess.Popen[str], event: str) -> dict[str, object
 def get(port: object, path: str, method: str = "GET") -> tuple[int, str]:
     try:
         request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method)
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -66,7 +66,7 @@ def test_a_signal_stops_cleanly(start: Start, number: signal.Signals) -> None:
     child = start("ok")
     wait_for_event(child, "started")
     child.send_signal(number)
-    out, err = child.communicate(timeout=10)
+    out, err = child.communicate(timeout=60)
     assert child.returncode == 0
     assert out == "stopped cleanly\n"
     assert [json.loads(line)["event"] for line in err.splitlines()] == ["stopping", "stopped"]
@@ -77,7 +77,7 @@ def test_a_signal_while_it_starts_stops_it(start: Start) -> None:
     wait_for_event(child, "probes are served")
     time.sleep(0.1)
     child.terminate()
-    assert child.wait(10) == 0
+    assert child.wait(60) == 0
 
 
 def test_probes_and_metrics(start: Start) -> None:
@@ -106,9 +106,10 @@ def test_a_blocked_event_loop_is_not_healthy(start: Start) -> None:
     child = start("blocks")
     port = wait_for_event(child, "probes are served")["port"]
     wait_for_event(child, "started")
-    time.sleep(0.4)
-    status, text = get(port, "/healthz")
-    assert (status, text) == (503, "the event loop did not answer within 2 s\n")
+    deadline = time.monotonic() + 60
+    while (answer := get(port, "/healthz")) == (200, "alive\n") and time.monotonic() < deadline:
+        time.sleep(0.05)  # it will block in a moment
+    assert answer == (503, "the event loop did not answer within 2 s\n")
     assert get(port, "/metrics")[0] == 200
 
 
@@ -117,14 +118,14 @@ def test_too_many_connections_are_refused(start: Start) -> None:
     port = wait_for_event(child, "probes are served")["port"]
     idle = [socket.create_connection(("127.0.0.1", int(str(port)))) for _ in range(16)]
     try:
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while (answer := get(port, "/healthz")[0]) != 503 and time.monotonic() < deadline:
             time.sleep(0.02)
         assert answer == 503
     finally:
         for one in idle:
             one.close()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while (answer := get(port, "/healthz")[0]) != 200 and time.monotonic() < deadline:
         time.sleep(0.02)
     assert answer == 200
@@ -143,7 +144,7 @@ def test_too_many_connections_are_refused(start: Start) -> None:
 )
 def test_a_wrong_configuration_is_one_line_and_exit_code_2(start: Start, arguments: list[str], line: str) -> None:
     child = start("ok", *arguments)
-    out, err = child.communicate(timeout=10)
+    out, err = child.communicate(timeout=60)
     assert child.returncode == 2
     assert out == ""
     assert err.startswith(f"node_of_tests: {line}")
@@ -152,14 +153,14 @@ def test_a_wrong_configuration_is_one_line_and_exit_code_2(start: Start, argumen
 
 def test_a_start_that_fails_says_why_in_one_line(start: Start) -> None:
     child = start("foreign")
-    _out, err = child.communicate(timeout=10)
+    _out, err = child.communicate(timeout=60)
     assert child.returncode == 1
     assert err.splitlines()[-1] == "node_of_tests: cannot start: the folder belongs to another cluster"
 
 
 def test_a_bug_leaves_its_trace_in_the_log(start: Start) -> None:
     child = start("bug")
-    _out, err = child.communicate(timeout=10)
+    _out, err = child.communicate(timeout=60)
     assert child.returncode == 1
     assert err.splitlines()[-1] == "node_of_tests: cannot start: a bug"
     assert "ZeroDivisionError" in json.loads(err.splitlines()[-2])["trace"]
@@ -167,7 +168,7 @@ def test_a_bug_leaves_its_trace_in_the_log(start: Start) -> None:
 
 def test_a_node_that_cannot_go_on_ends_the_process(start: Start) -> None:
     child = start("fails")
-    out, err = child.communicate(timeout=10)
+    out, err = child.communicate(timeout=60)
     assert child.returncode == 1
     assert out == ""  # not a clean stop
     assert err.splitlines()[-1].startswith("node_of_tests: cannot go on: [Errno 28] No space left")
@@ -177,7 +178,7 @@ def test_the_port_of_the_probes_may_be_taken(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         child = start("ok", "--config", f"http.listener=127.0.0.1:{port}")
-        _out, err = child.communicate(timeout=10)
+        _out, err = child.communicate(timeout=60)
     assert child.returncode == 1
     line = f"node_of_tests: cannot start: cannot listen on 127.0.0.1:{port} (http.listener): Address already in use"
     assert err.splitlines() == [line]
@@ -188,14 +189,14 @@ def test_the_end_of_the_parent_pipe_stops_it(start: Start) -> None:
     wait_for_event(child, "started")
     assert child.stdin is not None
     child.stdin.close()
-    assert child.wait(10) == 0
+    assert child.wait(60) == 0
 
 
 def test_help_shows_examples_and_the_keys(start: Start) -> None:
     child = start("ok", "--help")
-    assert "examples:\n  node_of_tests ok" in child.communicate(timeout=10)[0]
+    assert "examples:\n  node_of_tests ok" in child.communicate(timeout=60)[0]
     child = start("ok", "--help-config")
-    assert "some.number\n" in child.communicate(timeout=10)[0]
+    assert "some.number\n" in child.communicate(timeout=60)[0]
 
 
 def test_a_second_interrupt_ends_a_slow_stop(start: Start) -> None:
@@ -204,4 +205,4 @@ def test_a_second_interrupt_ends_a_slow_stop(start: Start) -> None:
     child.send_signal(signal.SIGINT)
     wait_for_event(child, "stopping")
     child.send_signal(signal.SIGINT)
-    assert child.wait(10) == 1
+    assert child.wait(60) == 1
