@@ -89,7 +89,7 @@ spark: install ## tests with Apache Spark (Java 17+)
 clients: install ## clients that others wrote, on a live cluster (CLUSTERS="kipmesh apache", CLIENTS="java kcat"; docs/clients.md)
 	CLIENTS_LONG=1 CLUSTERS="$(CLUSTERS)" CLIENTS="$(CLIENTS)" $(PYTEST) tests/clients $(ARGS)
 
-client-suites: install ## test suites that clients of others bring (SUITES="franz-go kafka-python aiokafka", ARGS="--list"; docs/clients.md)
+client-suites: install ## test suites that clients of others bring (SUITES="franz-go kafka-tester", ARGS="--list"; docs/clients.md)
 	$(PY) tools/client_suites.py $(SUITES) $(ARGS)
 
 fuzz-wire: install ## 200,000 mutated frames and half-open connections at the Kafka listener (ARGS="--frames 10000 --seed 7")

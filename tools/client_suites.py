@@ -1,9 +1,10 @@
 """`python tools/client_suites.py [NAME...]`: test suites that clients of others bring, as they are, on a live mesh.
 
-Each is fetched at a fixed commit or version, and run against a mesh of its own. The file NAME.toml in
-`tests/clients/suites` lists what is not run (`[not-run]`) and what is expected to fail (`[fails]`), a reason each; a
-name that ends with `*` stands for all that begin so. The run fails when something else fails, and when something of the
-list passes: then the list is to be shrunk. `--list` says what the lists have; `--bootstrap` takes a cluster that runs.
+Each is fetched at a fixed commit or version, and run against a mesh of its own, or against meshes that it starts. The
+file NAME.toml in `tests/clients/suites` lists what is not run (`[not-run]`) and what is expected to fail (`[fails]`), a
+reason each; a name that ends with `*` stands for all that begin so. The run fails when something else fails, and when
+something of the list passes: then the list is to be shrunk. `--list` says what the lists have; `--bootstrap` takes a
+cluster that runs.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -22,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from kipmesh.cluster import LocalCluster
+from kipmesh.cluster import LocalCluster, ports
 
 ROOT = Path(__file__).resolve().parent.parent
 LISTS = ROOT / "tests" / "clients" / "suites"
@@ -55,6 +57,7 @@ class Suite(NamedTuple):
     config: Mapping[str, str]
     """Of the mesh."""
     brokers: int = 3
+    """0: it starts what it asks."""
 
 
 class Lists(NamedTuple):
@@ -198,6 +201,101 @@ def _run_franz(folder: Path, bootstrap: str, log: Path) -> list[Outcome]:
     return found
 
 
+# --- kafka-tester
+
+
+PORT = 9092
+SHARED = Path("/tmp")
+"""Where it makes its files, whatever the system's own folder for such files is."""
+MADE = ("server.properties", "kraft-combined-logs")
+"""By the suite, in `SHARED`."""
+STAGE_TIMEOUT_S = 120
+"""Of a stage, which itself gives up after 10 or 15 s."""
+_STAGE = re.compile(r"Slug:\s*\"(\w+)\",\s*TestFunc:\s*(\w+),")
+
+
+class Stage(NamedTuple):
+    """One test of kafka-tester: the name that it goes by, and the function."""
+
+    slug: str
+    function: str
+
+    @property
+    def name(self) -> str:
+        """For the lists."""
+        return f"{self.slug}:{self.function}"
+
+    @property
+    def told(self) -> str:
+        """As the suite wants to be told what to run."""
+        return json.dumps([{"slug": self.slug, "tester_log_prefix": self.slug, "title": self.function}])
+
+
+def stages(definition: str) -> list[Stage]:
+    """All that its source has, in their order."""
+    return [Stage(*found) for found in _STAGE.findall(definition)]
+
+
+def _fetch_tester(folder: Path) -> None:
+    _from_git("codecrafters-io/kafka-tester", "018f9bc8ee3317001e26280c41e4cac916564e34")(folder)
+    _do("go build of kafka-tester", ["go", "build", "-o", "tester", "./cmd/tester"], folder)
+
+
+def _check_nobody_is_there() -> None:
+    there = [f"{SHARED / name} is there" for name in MADE if (SHARED / name).exists()]
+    if not ports.is_free(PORT):
+        there.append(f"port {PORT} is taken")
+    if there:
+        raise SuiteError(f"kafka-tester needs port {PORT} and makes files of its own: {', '.join(there)}")
+
+
+def _run_tester(folder: Path, bootstrap: str, log: Path) -> list[Outcome]:
+    """Each stage by itself, for it goes no further than the first that fails; the program is one of ours."""
+    if bootstrap:
+        raise SuiteError("kafka-tester starts its brokers itself")
+    _check_nobody_is_there()
+    not_run = Lists.of(list_of("kafka-tester")).not_run
+    program, home = folder.with_name("kafka-tester-program"), folder.with_name("kafka-tester-mesh")
+    program.mkdir(exist_ok=True)
+    (program / "codecrafters.yml").write_text("debug: true\n")
+    script = program / "your_program.sh"
+    ours = [sys.executable, str(ROOT / "tools" / "kafka_folder_mesh.py"), "--home", str(home)]
+    script.write_text(f'#!/bin/sh\nexec {shlex.join(ours)} "$@"\n')
+    script.chmod(0o755)
+    env = {"CODECRAFTERS_RANDOM_SEED": "1", **os.environ, "CODECRAFTERS_REPOSITORY_DIR": str(program)}
+    found, said = [], []
+    try:
+        for stage in stages((folder / "internal" / "tester_definition.go").read_text()):
+            if is_in(stage.name, not_run):
+                continue
+            found.append(_run_stage(stage, folder, env))
+            said.append(f"=== {stage.name}: {found[-1].outcome}\n{found[-1].why}\n")
+    finally:
+        log.write_text("".join(said))
+        (SHARED / MADE[0]).unlink(missing_ok=True)
+        for each in (SHARED / MADE[1], home):
+            shutil.rmtree(each, ignore_errors=True)
+    if not found:
+        raise SuiteError("kafka-tester has no stages")
+    return found
+
+
+def _run_stage(stage: Stage, folder: Path, env: Mapping[str, str]) -> Outcome:
+    command = [str(folder / "tester")]
+    try:
+        done = subprocess.run(
+            command,
+            env={**env, "CODECRAFTERS_TEST_CASES_JSON": stage.told},
+            capture_output=True,
+            text=True,
+            timeout=STAGE_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SuiteError(f"{stage.name}: {error}") from None
+    return Outcome(stage.name, "failed" if done.returncode else "passed", done.stdout + done.stderr)
+
+
 SUITES: Mapping[str, Suite] = {
     "franz-go": Suite(_fetch_franz, _run_franz, {}),
     "kafka-python": Suite(
@@ -218,6 +316,7 @@ SUITES: Mapping[str, Suite] = {
         {"num.partitions": "2", "group.initial.rebalance.delay.ms": "0"},
         brokers=1,  # it takes the broker that it asks for the one that leads
     ),
+    "kafka-tester": Suite(_fetch_tester, _run_tester, {}, brokers=0),
 }
 
 
@@ -235,8 +334,8 @@ def problems(found: Sequence[Outcome], lists: Lists) -> list[str]:
 
 @contextlib.contextmanager
 def _brokers(suite: Suite, bootstrap: str | None) -> Iterator[str]:
-    if bootstrap is not None:
-        yield bootstrap
+    if bootstrap is not None or not suite.brokers:
+        yield bootstrap or ""
         return
     with LocalCluster(
         mode="processes", controllers=1, leaders=suite.brokers, followers=0, config=suite.config

@@ -1,4 +1,8 @@
-"""Which partitions this broker hosts, and what a request for another one is answered with."""
+"""Which partitions this broker hosts, and what a request for another one is answered with.
+
+A broker that has no metadata yet, for it has just started, cannot say that there is no such topic: it answers
+NOT_LEADER_OR_FOLLOWER, and clients ask, here or elsewhere, who leads. Some give up on a topic that does not exist.
+"""
 
 from __future__ import annotations
 
@@ -68,6 +72,8 @@ class Partitions:
 
     def find_topic(self, topic_id: bytes, name: str) -> tuple[Mapping[int, Replica], ErrorCode]:
         """The topic's replicas here, by its id or else by its name; with UNKNOWN_... when there is no such topic."""
+        if self.image.offset < 0:
+            return _NONE, ErrorCode.NOT_LEADER_OR_FOLLOWER
         if not topic_id:
             topic = self.image.topic_by_name(name)
             if topic is None:

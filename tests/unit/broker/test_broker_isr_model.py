@@ -74,7 +74,7 @@ class Leaders(RuleBasedStateMachine):
         manager = LogManager(FaultyFileSystem(), ("/d",), cluster_id="c", node_id=1, defaults=TopicConfig())
         manager.load(0)
         self.now_ms = 5000
-        image = MetadataImage()
+        image = MetadataImage(offset=103)  # of the last registration
         image.brokers.update({broker: registered(broker, 100 + broker) for broker in (1, *FOLLOWERS)})
         self.states = [PartitionState((1, *FOLLOWERS), (1, *FOLLOWERS), 1, 0, 0) for _ in range(COUNT)]
         image.topics[TOPIC_ID] = TopicState(TOPIC_ID, "t", dict(enumerate(self.states)))

@@ -160,6 +160,30 @@ async def test_a_broker_without_a_controller_is_starting_and_not_dead(tmp_path: 
         await mesh.stop()
 
 
+async def test_who_knows_no_topics_yet_does_not_say_that_there_is_no_such_topic(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path)
+    await mesh.start_broker(1)
+
+    async def answers() -> list[int]:
+        asked = m.ListOffsetsTopic("t", b"", [m.ListOffsetsPartition(0, -1, -1)])
+        listed = await mesh.call(1, "ListOffsets", m.ListOffsetsRequest(topics=[asked]))
+        return [
+            (await mesh.produce("t", batch(b"x"))).error_code,
+            (await mesh.fetch("t", 0)).error_code,
+            (await mesh.fetch("", 0, topic_id=bytes(range(16)))).error_code,
+            listed.topics[0].partitions[0].error_code,
+        ]
+
+    try:
+        assert await answers() == [ErrorCode.NOT_LEADER_OR_FOLLOWER] * 4
+        await mesh.start_controller()
+        await mesh.ready(1)
+        unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert await answers() == [unknown, unknown, ErrorCode.UNKNOWN_TOPIC_ID, unknown]
+    finally:
+        await mesh.stop()
+
+
 # -- the active controller
 
 
