@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,22 @@ def mesh(spark: SparkSession) -> Iterator[LocalCluster]:
 
 
 @pytest.fixture
-def new_topic(mesh: LocalCluster) -> Callable[..., str]:
+def all_brokers_know(mesh: LocalCluster) -> Callable[[], None]:
+    """Waits until each broker knows of the metadata what one of them does: a client waits for one, and asks another."""
+
+    def wait() -> None:
+        brokers = [mesh._running.node_object(node.name) for node in mesh.nodes if node.name != "controller-1"]  # type: ignore[union-attr]
+        known = max(broker.partitions.image.offset for broker in brokers)
+        deadline = time.monotonic() + 60
+        while any(broker.partitions.image.offset < known for broker in brokers):
+            assert time.monotonic() < deadline, "a broker does not hear of the metadata"
+            time.sleep(0.005)
+
+    return wait
+
+
+@pytest.fixture
+def new_topic(mesh: LocalCluster, all_brokers_know: Callable[[], None]) -> Callable[..., str]:
     """Makes topics with names of their own: new_topic(partitions)."""
 
     def make(partitions: int = 2, **configs: str) -> str:
@@ -47,6 +63,7 @@ def new_topic(mesh: LocalCluster) -> Callable[..., str]:
         with AdminClient(mesh.bootstrap) as admin:
             # The records are of 2023: on a slow machine the brokers come round to deleting what is older than a week.
             admin.create_topics([NewTopic(name, partitions, 3, {"retention.ms": "-1", **configs})])
+        all_brokers_know()
         return name
 
     return make

@@ -76,7 +76,13 @@ def test_a_limit_makes_several_batches(
 
 
 def test_new_partitions_are_read_from_their_beginning(
-    mesh: LocalCluster, spark: SparkSession, run: Run, new_topic: NewTopic, send: Send, tmp_path: Path
+    mesh: LocalCluster,
+    spark: SparkSession,
+    run: Run,
+    new_topic: NewTopic,
+    send: Send,
+    all_brokers_know: Callable[[], None],
+    tmp_path: Path,
 ) -> None:
     from kipmesh.client.sync import AdminClient
 
@@ -85,6 +91,7 @@ def test_new_partitions_are_read_from_their_beginning(
     run(topic)
     with AdminClient(mesh.bootstrap) as admin:
         admin.create_partitions({topic: 4})
+    all_brokers_know()
     send(topic, 100, first=100, partitions=4)
     run(topic)
     assert written(spark, tmp_path) == list(range(200))
@@ -108,7 +115,7 @@ def test_retention_that_overtakes_a_query_is_data_loss(
 
 
 def test_a_subscribed_topic_that_is_deleted_is_named(
-    mesh: LocalCluster, run: Run, new_topic: NewTopic, send: Send
+    mesh: LocalCluster, run: Run, new_topic: NewTopic, send: Send, all_brokers_know: Callable[[], None]
 ) -> None:
     from kipmesh.client.sync import AdminClient
 
@@ -117,6 +124,7 @@ def test_a_subscribed_topic_that_is_deleted_is_named(
     run(f"{topic},{other}")
     with AdminClient(mesh.bootstrap) as admin:
         admin.delete_topics([other])
+    all_brokers_know()
     with pytest.raises(Exception, match=f"option subscribe names a topic that is not there.*{other}"):
         run(f"{topic},{other}")
 

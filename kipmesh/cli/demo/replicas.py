@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -43,6 +43,16 @@ def digest_replica(folder: Path, high_watermark: int) -> ReplicaDigest:
         digest.update(memoryview(data)[:end])
         size_bytes += end
     return ReplicaDigest(next_offset, records, size_bytes, digest.hexdigest())
+
+
+def folders_of_replicas(folders: Mapping[str, Path], count: int, timeout_seconds: float) -> dict[str, Path]:
+    """Those that are there, when so many are or the time is over: a broker that was away makes its own later."""
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        there = {name: folder for name, folder in folders.items() if folder.is_dir()}
+        if len(there) >= count or time.monotonic() > deadline:
+            return there
+        time.sleep(_RETRY_SECONDS)
 
 
 def digest_until_equal(folders: Sequence[Path], high_watermark: int, timeout_seconds: float) -> list[ReplicaDigest]:

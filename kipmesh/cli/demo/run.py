@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kipmesh.cli.demo import checks
 from kipmesh.cli.demo.produce import Produced, create_topic, produce, read_topic
-from kipmesh.cli.demo.replicas import digest_until_equal
+from kipmesh.cli.demo.replicas import digest_until_equal, folders_of_replicas
 from kipmesh.cli.demo.workspace import Workspace
 from kipmesh.cluster import ClusterError, NodeInfo, Role
 from kipmesh.cluster.layout import Counts
@@ -220,7 +220,7 @@ class Demo:
         facts = []
         for partition, high_watermark in enumerate(ends):
             folders = {node.name: Path(node.dir) / "data" / f"{TOPIC}-{partition}" for node in brokers}
-            there = {name: folder for name, folder in folders.items() if folder.is_dir()}
+            there = folders_of_replicas(folders, REPLICATION_FACTOR, _CATCH_UP_SECONDS)
             digests = digest_until_equal(list(there.values()), high_watermark, _CATCH_UP_SECONDS)
             one = digests[0]
             identical = len(set(digests)) == 1 and one.next_offset == high_watermark
