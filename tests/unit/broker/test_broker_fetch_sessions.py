@@ -213,6 +213,13 @@ async def test_slots_quota_and_listing(small: Mesh) -> None:
         await pool.close()
 
 
+@pytest.fixture
+def goodbyes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever stops has the time to say that its session is over, however slow the machine is."""
+    monkeypatch.setattr("kipmesh.node.broker.fetcher.CLOSE_TIMEOUT_S", 30.0)
+
+
+@pytest.mark.usefixtures("goodbyes")
 async def test_a_follower_that_comes_back_evicts_a_consumer(small: Mesh) -> None:
     topic_id = await small.create("t")
     await eventually(lambda: len(small.brokers[1].fetch_sessions) == 2, "both followers have sessions")
@@ -353,6 +360,7 @@ async def test_an_evicted_follower_goes_on_at_once(mesh: Mesh) -> None:
     assert 'kipmesh_broker_fetcher_session_resets_total{cause="FETCH_SESSION_ID_NOT_FOUND"}' in text
 
 
+@pytest.mark.usefixtures("goodbyes")
 async def test_a_clean_stop_closes_the_session(mesh: Mesh) -> None:
     await mesh.create("t")
     sessions = mesh.brokers[1].fetch_sessions

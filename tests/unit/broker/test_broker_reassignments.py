@@ -198,7 +198,7 @@ async def test_drained_and_unregistered_by_a_client(four: Mesh) -> None:
         await four.create(name, 5, 3)
     bootstrap = [f"127.0.0.1:{four.ports[broker]}" for broker in (2, 3)]
     said: list[DrainProgress] = []
-    async with AdminClient(bootstrap, default_api_timeout_ms=20_000) as admin:
+    async with AdminClient(bootstrap, default_api_timeout_ms=60_000) as admin:
         with pytest.raises(KafkaError) as refused:
             await admin.unregister_broker(1)
         assert refused.value.code is ErrorCode.POLICY_VIOLATION

@@ -19,6 +19,7 @@ from kipmesh.core.metadata.states import MetadataDelta
 from kipmesh.core.scram import NUMBERS, ScramCredential, credential, salted_password
 from kipmesh.node.broker.users import LogUsers
 from kipmesh.node.controller import ControllerNode
+from kipmesh.node.quorum.loader import MetadataLoader
 from kipmesh.wire.sasl import Sasl, SaslFailedError, SaslState, UsersNotKnownError
 
 pytestmark = pytest.mark.timeout(300)
@@ -63,7 +64,10 @@ class Brokers:
         """Every broker has what the active controller has."""
         for node in self.mesh.brokers.values():
             await eventually(
-                lambda node=node: node.partitions.image.credentials == self.mesh.controller.image.credentials,
+                lambda node=node: (
+                    (active := self.mesh.active) is not None
+                    and node.partitions.image.credentials == active.image.credentials
+                ),
                 "the credentials followed",
             )
 
@@ -87,6 +91,8 @@ class Brokers:
 @pytest.fixture
 async def brokers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Brokers]:
     monkeypatch.setattr("kipmesh.node.broker.quorum.CLEAN_INTERVAL_S", 0.1)
+    # The controllers' is a default.
+    monkeypatch.setitem(MetadataLoader.__init__.__kwdefaults__, "clean_interval_s", 0.1)
     it = Brokers(tmp_path)
     await it.start()
     yield it
@@ -125,7 +131,7 @@ async def test_users_are_there_after_a_restart_from_snapshots(brokers: Brokers) 
     mesh = brokers.mesh
     for mechanism, password in PASSWORDS.items():
         assert await brokers.alter(upsertion(mechanism, password)) == 0
-    end = mesh.controller.image.offset + 1
+    end = (await eventually(lambda: mesh.active, "an active controller")).image.offset + 1
     for number in range(20):  # one record batch each: a snapshot ends on one
         request = m.CreateTopicsRequest([m.CreatableTopic(f"t-{number}", 2, 2)], 10_000)
         (made,) = (await mesh.call(1, "CreateTopics", request, "Admin")).topics
