@@ -17,7 +17,7 @@ from kipmesh.rpc.client import Connection
 @pytest.fixture
 async def patient(tmp_path: Path) -> AsyncIterator[Mesh]:
     """A mesh that fences nobody for silence while a test runs."""
-    it = Mesh(tmp_path, **{"broker.session.timeout.ms": 60_000})
+    it = Mesh(tmp_path, **{"broker.session.timeout.ms": 60_000, "shutdown.grace.ms": 60_000})
     await it.start()
     yield it
     await it.stop()

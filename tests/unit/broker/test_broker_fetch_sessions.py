@@ -15,6 +15,7 @@ from prometheus_client import generate_latest
 from kipmesh.core import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.record_batch import build
+from kipmesh.node.clock import wall_ms
 from kipmesh.rpc.client import ConnectionPool, TransportError
 
 WAIT_MS = 60_000
@@ -381,6 +382,8 @@ async def test_an_idle_follower_stays_in_the_isr_and_a_dead_one_leaves_it(clock:
     shrinks, behind = mesh.brokers[1]._metrics._isr_shrinks, mesh.brokers[1]._changes.behind
     await eventually(lambda: replica not in behind, "nobody is behind")
     await all_have_fetched(replica, clock.go_on(10 * lag_ms))
+    replica.append(batch(b"x"), 1, wall_ms())
+    assert replica.laggards(clock.go_on(0)) == (True, None), "behind since this moment only"
     for _ in range(3):
         assert (await mesh.produce("t", batch(b"x"), acks=1)).error_code == 0
     assert replica in behind

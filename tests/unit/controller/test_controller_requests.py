@@ -146,7 +146,7 @@ async def check(data: st.DataObject) -> None:
             service, method = draw(st.sampled_from(sorted(requests)))
             request = altered(draw, draw(st.sampled_from(requests[service, method])))
             with contextlib.suppress(KafkaError, TransportError):  # more than the field holds; refused as a whole
-                await controller.call(service, method, request)
+                await controller.call(service, method, request, 10)
             assert controller.node.ready, request
             assert not controller.node.failed.done()
         broker.incarnation = b"z" * 16

@@ -198,7 +198,7 @@ def test_a_process_is_more_than_its_pid() -> None:
         os.waitid(os.P_PID, child.pid, os.WSTOPPED)
         assert processes.state_of(child.pid, identity) is ProcessState.PAUSED
         assert processes.send(child.pid, identity, signal.SIGKILL)
-        assert processes.wait_gone([(child.pid, identity)], 5)  # a zombie is gone
+        assert processes.wait_gone([(child.pid, identity)], 60)  # a zombie is gone
         assert processes.state_of(child.pid, identity) is ProcessState.GONE
     finally:
         child.kill()
