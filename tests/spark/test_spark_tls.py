@@ -26,7 +26,7 @@ def test_a_batch_is_written_and_read_under_tls(spark: SparkSession) -> None:
         frame.write.format("kipmesh").options(topic="flights", **where, **secret).mode("append").save()
         rows = spark.read.format("kipmesh").options(subscribe="flights", **where, **secret).load().collect()
         assert sorted(int(row.value) for row in rows) == list(range(100))
-        limits = {"kafka.request.timeout.ms": "2000", "kafka.default.api.timeout.ms": "2000"}
+        limits = {"kafka.request.timeout.ms": "6000", "kafka.default.api.timeout.ms": "6000"}
         plaintext = spark.read.format("kipmesh").options(subscribe="flights", **where, **limits).load()
         with pytest.raises(Exception, match=r"does it want security\.protocol=SSL\?"):
             plaintext.collect()

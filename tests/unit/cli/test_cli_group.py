@@ -58,7 +58,9 @@ async def offsets(bootstrap: str, group: str) -> list[int]:
 
 async def test_a_group_with_members(bootstrap: str) -> None:
     await filled(bootstrap, "busy")
-    consumer = Consumer(bootstrap, group_id="busy", client_id="me", session_timeout_ms=60_000, heartbeat_interval_ms=50)
+    # Nothing is committed here but what is committed by hand, however long this takes.
+    config = {"session_timeout_ms": 60_000, "heartbeat_interval_ms": 50, "enable_auto_commit": False}
+    consumer = Consumer(bootstrap, group_id="busy", client_id="me", **config)
     async with consumer:
         consumer.subscribe(["busy"])
         async with asyncio.timeout(60):
