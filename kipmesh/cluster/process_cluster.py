@@ -190,11 +190,13 @@ class ProcessCluster:
         self._end(name, signal.SIGTERM)
 
     def pause(self, name: str) -> None:
-        """SIGSTOP one node: it keeps its connections and answers nothing."""
+        """SIGSTOP one node, and wait until it is held: it keeps its connections and answers nothing."""
         self._signal(name, signal.SIGSTOP)
         node = self.state().node(name)
         deadline = time.monotonic() + PAUSE_TIMEOUT_S
-        while processes.state_of(node.pid, node.process) is ProcessState.RUNNING and time.monotonic() < deadline:
+        while processes.state_of(node.pid, node.process) is ProcessState.RUNNING:
+            if time.monotonic() > deadline:
+                raise ClusterError(f"{name} still runs {PAUSE_TIMEOUT_S:g} s after it was told to pause")
             time.sleep(processes.POLL_INTERVAL_S)
 
     def resume(self, name: str) -> None:
