@@ -15,6 +15,7 @@ from pydantic import Field
 
 from kipmesh.core.config.base import Config
 from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.node import http
 from kipmesh.node.runtime import Service, main
 
 
@@ -60,6 +61,8 @@ class NodeOfTests:
 
 if __name__ == "__main__":
     behaviour = sys.argv.pop(1)
+    if behaviour != "blocks":
+        http.LOOP_ANSWER_TIMEOUT_S = 60.0  # who is slow with the machine is not blocked
     service = Service(
         module="node_of_tests",
         summary="A node for tests.",
