@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -65,12 +66,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @contextmanager
 def _left_as_found() -> Iterator[None]:
-    """A command that runs in this process sets up logs for the whole process, and says in a variable what it read."""
+    """A command that runs in this process sets up logs and signals for all of it, and variables."""
     was_configured, config = structlog.is_configured(), structlog.get_config()
     root = logging.getLogger()
     level, handlers, disabled = root.level, list(root.handlers), root.manager.disable
     variables = _own_variables()
+    handled = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
+    for number, handler in handled.items():
+        if handler is not None and signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
     structlog.configure(**config)
     if not was_configured:
         structlog.reset_defaults()

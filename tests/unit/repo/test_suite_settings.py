@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 
 import pytest
 import structlog
@@ -39,6 +40,7 @@ def test_a_command_sets_up_logs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     common.run(nothing)
     os.environ[common.COMMAND_CONFIG] = "gone"
+    signal.signal(signal.SIGHUP, lambda *_: None)
     assert logging.getLogger().level == logging.ERROR
     assert structlog.is_configured()
 
@@ -48,3 +50,4 @@ def test_what_a_command_set_up_is_gone(caplog: pytest.LogCaptureFixture) -> None
     assert caplog.messages == ["is seen"]
     assert not structlog.is_configured()
     assert common.COMMAND_CONFIG not in os.environ
+    assert signal.getsignal(signal.SIGHUP) in (signal.SIG_DFL, signal.SIG_IGN)
