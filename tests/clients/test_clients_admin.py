@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import clusters_of_tests as clusters
 import drivers_of_tests as drivers
 import pytest
@@ -18,7 +20,14 @@ def refused(driver: drivers.Driver, verb: str, **arguments: object) -> int:
 
 
 def test_cluster(driver: drivers.Driver, cluster: clusters.Cluster) -> None:
-    found = driver("describe_cluster")
+    found: dict[str, Any] = {}
+
+    def has_all() -> bool:
+        """Each broker hears of the others' coming in its own time."""
+        found.update(driver("describe_cluster"))
+        return len(found["brokers"]) == 3
+
+    clusters.wait_for("three brokers", has_all)
     addresses = {f"{each['host']}:{each['port']}" for each in found["brokers"]}
     assert addresses == set(cluster.bootstrap.split(","))
     assert {each["id"] for each in found["brokers"]} == {1, 2, 3}

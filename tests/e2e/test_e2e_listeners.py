@@ -15,7 +15,7 @@ from kipmesh.cluster.layout import Counts, NodeInfo
 from kipmesh.cluster.single import SingleCluster
 from kipmesh.core.config import BrokerConfig
 from kipmesh.core.errors import ErrorCode, InvalidConfigError
-from kipmesh.core.messages import Coordinator, FindCoordinatorRequest, MetadataRequest
+from kipmesh.core.messages import Coordinator, FindCoordinatorRequest, MetadataRequest, MetadataResponse
 from kipmesh.rpc.client import ConnectionPool
 
 HOST = "localhost"
@@ -58,7 +58,10 @@ async def test_addresses_are_those_of_the_listener_that_was_asked(mesh: _Mesh) -
     try:
         for addresses in (mesh.own, mesh.host):
             for address in addresses:
-                metadata = await pool.get(address).call("Broker", "Metadata", MetadataRequest(), 60)
+                metadata = MetadataResponse()
+                while len(metadata.brokers) < len(addresses):  # each hears of the other's coming in its own time
+                    metadata = await pool.get(address).call("Broker", "Metadata", MetadataRequest(), 60)
+                    await asyncio.sleep(0.05)
                 assert {f"{one.host}:{one.port}" for one in metadata.brokers} == addresses
                 request = FindCoordinatorRequest(coordinator_keys=["readers"])
                 found = Coordinator(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)

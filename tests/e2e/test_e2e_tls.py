@@ -240,6 +240,7 @@ def test_a_cluster_in_this_process_has_tls_too() -> None:
     with LocalCluster(mode="single", tls=True, followers=1, consumers=1) as cluster:
         assert cluster.client_config["security.protocol"] == "SSL"
         with AdminClient(cluster.bootstrap, **cluster.client_config) as admin:
-            assert len(admin.describe_cluster().brokers) == 2
+            # Each hears of the other's coming in its own time.
+            wait_for(lambda: len(admin.describe_cluster().brokers) == 2, "two brokers")
         assert not answers_plaintext(str(cluster.node("leader-1").grpc))
         assert "security.protocol=SSL" in refusal(cluster.bootstrap)
