@@ -9,7 +9,7 @@ import drivers_of_tests as drivers
 import pytest
 import scenarios_of_tests as scenarios
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 
 def refused(driver: drivers.Driver, verb: str, **arguments: object) -> int:

@@ -14,7 +14,7 @@ import drivers_of_tests as drivers
 import pytest
 import scenarios_of_tests as scenarios
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 Open = Callable[..., drivers.Driver]
 
 

@@ -11,7 +11,7 @@ import pytest
 import scenarios_of_tests as scenarios
 from scenarios_of_tests import BEGINNING, END
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 Open = Callable[..., drivers.Driver]
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 

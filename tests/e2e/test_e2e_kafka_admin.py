@@ -28,7 +28,7 @@ with warnings.catch_warnings():  # it uses what Python deprecates
     import kafka
     import kafka.admin
 
-pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning:kafka.*"), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:kafka.*")
 
 DEADLINE_S = 60
 NOT_THERE_YET = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.LEADER_NOT_AVAILABLE)

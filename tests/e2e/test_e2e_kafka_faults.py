@@ -16,7 +16,7 @@ from kipmesh.client import NewTopic, sync
 from kipmesh.cluster import LocalCluster
 from kipmesh.core.errors import ErrorCode, KafkaError
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 CONFIG = {"fault.injection.enable": "true", "broker.session.timeout.ms": "120000"}

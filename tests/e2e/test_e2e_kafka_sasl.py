@@ -25,7 +25,7 @@ with warnings.catch_warnings():  # it uses what Python deprecates
     warnings.simplefilter("ignore", DeprecationWarning)
     import kafka
 
-pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning:kafka.*"), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:kafka.*")
 
 MECHANISMS = ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
 PASSWORD = "s3cret,=ü"

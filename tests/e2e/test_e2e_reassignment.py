@@ -42,7 +42,7 @@ def active(mesh: Mesh) -> str:
     return next(node["name"] for node in mesh.description["nodes"] if node["node_id"] == found["leader_id"])
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_a_broker_is_drained_and_decommissioned_under_load(mesh: Mesh) -> None:
     mesh.local("up", "--leaders", "1", "--followers", "3", "--config", "broker.session.timeout.ms=6000")
     mesh.run("topic", "create", TOPIC, "--partitions", str(PARTITIONS), "--replication-factor", "3")
@@ -77,7 +77,7 @@ async def test_a_broker_is_drained_and_decommissioned_under_load(mesh: Mesh) -> 
     assert "INVALID_REPLICATION_FACTOR" in refused.stderr
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_a_reassignment_survives_a_failover_and_the_death_of_the_adding_broker(mesh: Mesh) -> None:
     few = "replica.fetch.max.bytes=10000"  # or else one fetch would bring everything, before any throttle holds
     mesh.local("up", "--controllers", "3", "--leaders", "1", "--followers", "2", "--config", few)

@@ -174,7 +174,7 @@ def _issue_all(mesh: Mesh, authority: Authority, trust: list[bytes]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_all_certificates_and_the_authority_are_replaced_under_load(tls_mesh: Mesh) -> None:
     mesh = tls_mesh
     nodes = mesh.description["nodes"]

@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def _run(command: list[str | Path], cwd: Path, text: str | None = None) -> str:
@@ -23,7 +23,7 @@ def _run(command: list[str | Path], cwd: Path, text: str | None = None) -> str:
         key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "KIPMESH", "VIRTUAL"))
     }
     result = subprocess.run(
-        command, cwd=cwd, input=text, env=environment, capture_output=True, text=True, check=False, timeout=120
+        command, cwd=cwd, input=text, env=environment, capture_output=True, text=True, check=False, timeout=250
     )
     assert result.returncode == 0, f"{command}: {result.stdout[-2000:]}{result.stderr[-2000:]}"
     return result.stdout
