@@ -159,6 +159,8 @@ class BrokerFetches:
             self.close_at_s = asyncio.get_running_loop().time() + LINGER_SECONDS
         if is_unassigned:
             self._left[state.where] = state
+        else:  # it may ask the same of the next one, and the answer from here is not for it
+            state.exchange = None
 
     def state_of(self, states: dict[Any, PartitionState], one: Answered) -> PartitionState | None:
         """Whom an answer is for: a partition of this broker, or one that has just left."""

@@ -334,6 +334,28 @@ async def test_modes_of_the_draft(mode: str, policy: str) -> None:
         await read(consumer, 20, 10)
 
 
+async def test_what_is_asked_aside_of_one_broker_is_asked_again_of_the_next_one() -> None:
+    """Word for word the same request, so that what the first one was asked must not count."""
+    config = {
+        **FAST,
+        "fetch.max.wait.ms": 600_000,
+        "replica.selection.mode": "metadata",
+        "replica.selection.policy": "preferred",
+    }
+    async with mesh(2) as cluster, Consumer(cluster.bootstrap, **config) as consumer:
+        cluster.racks = {1: "rack-a", 2: "rack-c", 3: "rack-c"}
+        consumer.assign([("t", 0)])
+        await until(lambda: len(fetches(cluster, 1)) == 2, "the session waits")
+        consumer.assign([("t", 0), ("t", 1)])
+        await until(lambda: len(fetches(cluster, 1)) == 4, "the other one is asked for beside it, and waits too")
+        cluster.racks = dict(RACKS)
+        consumer._metadata.request_refresh(["t"])
+        await until(lambda: len(fetches(cluster, 2)) == 2, "they are asked of broker 2")
+        fill(cluster, partition=1)
+        await read(consumer, 0, 10)
+        assert set(consumer.fetch_stats.bytes_by_node) == {2}
+
+
 @pytest.mark.parametrize("mode", ["metadata", "consumer"])
 async def test_in_the_modes_of_the_draft_a_replica_that_is_back_is_read_again_soon(mode: str) -> None:
     """Without waiting for `metadata.max.age.ms`, and without asking for metadata all the time meanwhile."""
