@@ -12,7 +12,7 @@ from kipmesh.cluster import LocalCluster
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 Send = Callable[..., None]
 NewTopic = Callable[..., str]

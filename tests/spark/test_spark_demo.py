@@ -19,7 +19,7 @@ from kipmesh.spark.java import find_java
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(find_java() is None, reason="Spark needs Java 17 or newer, and there is none here"),
 ]
 LIMIT = 4_000
@@ -57,7 +57,7 @@ def test_a_killed_run_is_cleaned_up_by_the_next(tmp_path: Path) -> None:
         wait_until(lambda: cluster.exists() and '"pid": null' not in cluster.read_text(), killed)
         os.kill(killed.pid, signal.SIGKILL)
         killed.wait()
-    done = subprocess.run(command(folder), capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command(folder), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert summary["passed"]
@@ -83,7 +83,7 @@ def test_a_killed_follower_does_not_stop_it(tmp_path: Path) -> None:
             wait_until(lambda: "Start the mesh" in (tmp_path / "log").read_text(), demo)
             nodes = {node["name"]: node for node in json.loads(state.read_text())["nodes"]}
             os.kill(nodes["follower-1"]["pid"], signal.SIGKILL)
-            assert demo.wait(300) == 0
+            assert demo.wait(600) == 0
         finally:
             demo.terminate()
             demo.wait(60)

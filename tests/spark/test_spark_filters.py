@@ -12,7 +12,7 @@ from kipmesh.cluster import LocalCluster
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 SETTING = "spark.sql.python.filterPushdown.enabled"
 AT = "cast(1700000000 + {ms} / 1000.0 as timestamp)"

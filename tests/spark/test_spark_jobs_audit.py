@@ -23,7 +23,7 @@ from kipmesh.spark.jobs.frame import JobRun, Outcome, Settings
 from kipmesh.storage import RealFileSystem, checkpoint
 from kipmesh.storage.snapshots import SnapshotStore
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 RECORDS = 1_500
 NODES = ("leader-1", "follower-1", "follower-2", "controller-1")
 CONFIG = {"metadata.log.max.record.bytes.between.snapshots": 2_000, "log.cleaner.backoff.ms": 200}

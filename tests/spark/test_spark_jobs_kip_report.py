@@ -19,7 +19,7 @@ from kipmesh.spark.jobs.kip_report.job import Interval, Options, run
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 HOUR = 3_600_000
 BASE = 1_772_359_200_000
 

@@ -13,7 +13,7 @@ from kipmesh.cluster import LocalCluster
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 
 def test_a_batch_is_written_and_read_under_tls(spark: SparkSession) -> None:
