@@ -60,6 +60,13 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.001)
 
 
+async def soon(condition: Callable[[], object]) -> None:
+    """Look after every turn of the loop, which is a step of long work that gives way after each."""
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
 def apply_own(loader: MetadataLoader, batch: bytes) -> MetadataDelta:
     """All steps at once."""
     steps = loader.apply_own_steps(batch)

@@ -14,6 +14,7 @@ from loader_support import (
     change,
     image_of,
     running,
+    soon,
     topic,
     topic_id,
     until,
@@ -328,8 +329,7 @@ async def test_a_stop_while_loading_is_quick_and_leaves_the_collector_as_it_was(
     write_snapshot(member.replica, image)
     member.replica.install(SnapshotId(image.offset + 1, 1))
     member.loader.start()
-    await until(lambda: not gc.isenabled())
-    await asyncio.sleep(0.02)
+    await soon(lambda: not gc.isenabled())
     assert not member.loader.is_loaded
     stopping = asyncio.create_task(member.loader.stop())
     for _ in range(20):  # turns of the loop, of which a load takes hundreds

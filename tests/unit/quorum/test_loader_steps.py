@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
-from loader_support import ALWAYS, NEVER, Member, change, image_of, running, topic, topic_id, until
+from loader_support import ALWAYS, NEVER, Member, change, image_of, running, soon, topic, topic_id, until
 
 from kipmesh.core.metadata import image as images
 from kipmesh.core.metadata import image_topics
@@ -55,13 +55,6 @@ async def own_half_applied(member: Member) -> Steps:
         next(steps)
     assert leaders(member.loader.image) == {1, 2}
     return steps
-
-
-async def soon(condition: Callable[[], object]) -> None:
-    """Look after every turn of the loop, which is a step."""
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0)
 
 
 async def some_turns() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from loaded_quorum import LoadedQuorum
-from loader_support import ALWAYS, FOLDER, Member, change, image_of, running, sample, topic, until, write_snapshot
+from loader_support import ALWAYS, FOLDER, Member, change, image_of, running, sample, soon, topic, until, write_snapshot
 from prometheus_client import generate_latest
 
 from kipmesh.core.messages import SnapshotId
@@ -107,7 +107,7 @@ async def test_the_progress_of_a_load_is_seen_while_it_goes_on(monkeypatch: pyte
     snapshot_id = write_snapshot(member.replica, image_of(*[topic(number, 100) for number in range(50)]))
     member.replica.install(snapshot_id)
     async with running(member):
-        await until(lambda: sample(member.registry, "kipmesh_metadata_loading"))
+        await soon(lambda: sample(member.registry, "kipmesh_metadata_loading"))
         progress = set()
         while not member.loader.is_loaded:
             progress.add(sample(member.registry, "kipmesh_metadata_load_progress"))

@@ -7,7 +7,20 @@ import gc
 import time
 
 import pytest
-from loader_support import ALWAYS, FOLDER, NEVER, Member, change, image_of, running, sample, topic, topic_id, until
+from loader_support import (
+    ALWAYS,
+    FOLDER,
+    NEVER,
+    Member,
+    change,
+    image_of,
+    running,
+    sample,
+    soon,
+    topic,
+    topic_id,
+    until,
+)
 
 from kipmesh.core.messages import SnapshotId
 from kipmesh.core.metadata.image import MetadataImage
@@ -56,14 +69,14 @@ async def test_the_state_machine_goes_on_and_the_snapshot_is_of_its_moment(monke
     async with running(member):
         begun_at = len(member.published)
         member.commit()
-        await until(lambda: files(member) == ["checkpoint.part"])
+        await soon(lambda: files(member) == ["checkpoint.part"])
         of_then = image_of(*[topic(number, 500) for number in range(20)])
         published = 0
         while not member.posted:
             before = len(member.published)
             member.append(change(published % 20, 2))
             member.commit()
-            await until(lambda before=before: len(member.published) > before)
+            await soon(lambda before=before: len(member.published) > before)
             published += not member.posted
         assert published >= 2, "applied and published while it was made"
         assert loaded(member, member.posted[0].latest).topics == of_then.topics
@@ -158,7 +171,7 @@ async def test_a_stop_while_making_leaves_nothing(monkeypatch: pytest.MonkeyPatc
         member.append(topic(number, 200))
     async with running(member):
         member.commit()
-        await until(lambda: files(member) == ["checkpoint.part"])
+        await soon(lambda: files(member) == ["checkpoint.part"])
     assert files(member) == []
     assert not member.failures
 
