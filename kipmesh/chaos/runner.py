@@ -32,7 +32,7 @@ from kipmesh.testing.links import Links
 
 TOPIC = "chaos"
 HISTORY = "history.jsonl"
-WARM_UP_TIMEOUT_S = 60.0
+WARM_UP_TIMEOUT_S = 120.0
 FINAL_TIMEOUT_S = 30.0
 TICK_S = 0.1
 

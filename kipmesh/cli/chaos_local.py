@@ -13,7 +13,7 @@ from kipmesh.cluster import processes
 from kipmesh.cluster.layout import Counts, NodeInfo
 from kipmesh.cluster.process_cluster import ProcessCluster
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 15.0
 CALLS_TIMEOUT_S = START_TIMEOUT_S + STOP_TIMEOUT_S
 
