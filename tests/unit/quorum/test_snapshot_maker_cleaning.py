@@ -104,16 +104,19 @@ async def test_a_follower_goes_where_its_leader_and_its_own_snapshot_let_it() ->
 async def test_nothing_is_deleted_before_the_log_start_is_durable() -> None:
     """630-06."""
     member = Cleaned()
+    segments = member.replica.log.segment_base_offsets
     member.machine.leader_log_start = 24
     member.fs.fail("sync", 28, path="log-start-offset-checkpoint", times=1000)
     async with running(member):
         await until(lambda: member.start == 24)
         await member.cleaned()
         assert member.replica.store.snapshot_ids() == [member.older, member.newer]
+        assert member.replica.log.segment_base_offsets == segments
+        assert not [name for name in member.fs.list_dir(FOLDER) if name.endswith(".deleted")]
         assert not member.failures
         member.fs.faults.clear()
         await until(lambda: member.replica.store.snapshot_ids() == [member.newer])
-    assert not [name for name in member.fs.list_dir(FOLDER) if name.endswith(".deleted")]
+        await until(lambda: len(member.replica.log.segment_base_offsets) < len(segments))
 
 
 async def test_segments_below_the_log_start_go() -> None:
