@@ -18,6 +18,7 @@ from kipmesh.cluster import ports
 from kipmesh.core import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.node.controller import ControllerNode
+from kipmesh.node.controller import knocking as knocking_module
 from kipmesh.node.controller.knocking import KNOCKS, Knocking
 from kipmesh.node.knock import refuses
 from kipmesh.rpc.client import Connection
@@ -219,7 +220,9 @@ async def test_a_broker_that_died_with_the_controller_is_found_by_its_address(tm
             await alive.cut()
 
 
-async def test_only_who_is_refused_everywhere_and_every_time_is_gone() -> None:
+async def test_only_who_is_refused_everywhere_and_every_time_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Who is refused is told so, however slow the machine is.
+    monkeypatch.setattr(knocking_module, "refuses", lambda address, _timeout_s: refuses(address, 30))
     with socket.create_server(("127.0.0.1", 0)) as server:
         open_, (closed, opening) = server.getsockname(), [("127.0.0.1", port) for port in ports.choose(2)]
         assert [await refuses(one, 30) for one in (open_, closed, ("no.such.host.invalid", 1))] == [False, True, False]
