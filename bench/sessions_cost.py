@@ -94,7 +94,7 @@ class Leader:
             RealFileSystem(), (str(folder),), cluster_id="bench", node_id=LEADER_ID, defaults=TopicConfig()
         )
         self._logs.load(0)
-        image = MetadataImage()
+        image = MetadataImage(offset=0)
         for broker in (LEADER_ID, FOLLOWER_ID):
             image.brokers[broker] = BrokerState(broker, EPOCH, b"x" * 16, {}, None, False, False, False)
         self._hosted, self._changes = Partitions(image), Changes()
