@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from typing import Any
 
 import pytest
 import structlog
@@ -32,7 +33,19 @@ def test_workers_take_ports_apart_from_each_other() -> None:
     assert span <= ports.LAST_BY_DEFAULT + 1 - 10_240
 
 
-def test_a_command_sets_up_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def before() -> dict[str, Any]:
+    """Not always what a new process has: a cluster that all tests of a folder share has set up logs for its time."""
+    return settings_now()
+
+
+def settings_now() -> dict[str, Any]:
+    root = logging.getLogger()
+    logs = {"level": root.level, "configured": structlog.is_configured(), "config": structlog.get_config()}
+    return {**logs, "command": os.environ.get(common.COMMAND_CONFIG), "hangup": signal.getsignal(signal.SIGHUP)}
+
+
+def test_a_command_sets_up_logs(before: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """And the next test does not notice."""
     monkeypatch.setenv("KIPMESH_LOG_LEVEL", "error")
 
@@ -41,13 +54,12 @@ def test_a_command_sets_up_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     common.run(nothing)
     os.environ[common.COMMAND_CONFIG] = "gone"
     signal.signal(signal.SIGHUP, lambda *_: None)
+    now = settings_now()
     assert logging.getLogger().level == logging.ERROR
-    assert structlog.is_configured()
+    assert all(now[key] != before[key] for key in ("config", "command", "hangup"))
 
 
-def test_what_a_command_set_up_is_gone(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_command_set_up_is_gone(before: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     logging.getLogger("kipmesh.of.a.test").warning("is seen")
     assert caplog.messages == ["is seen"]
-    assert not structlog.is_configured()
-    assert common.COMMAND_CONFIG not in os.environ
-    assert signal.getsignal(signal.SIGHUP) in (signal.SIG_DFL, signal.SIG_IGN)
+    assert settings_now() == before
