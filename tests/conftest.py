@@ -76,8 +76,9 @@ def _left_as_found() -> Iterator[None]:
     for number, handler in handled.items():
         if handler is not None and signal.getsignal(number) is not handler:
             signal.signal(number, handler)
-    structlog.configure(**config)
-    if not was_configured:
+    if was_configured:
+        structlog.configure(**config)
+    else:
         structlog.reset_defaults()
     root.setLevel(level)
     root.handlers[:] = handlers
@@ -106,13 +107,9 @@ def _test_leaves_no_settings(_file_leaves_no_settings: None) -> Iterator[None]:
 
 
 @pytest.fixture
-def logs_that_can_be_read() -> Iterator[None]:
+def logs_that_can_be_read(_test_leaves_no_settings: None) -> None:
     """As they are by themselves: a cluster of a fixture of this file has configured them for the whole process."""
-    was_configured, config = structlog.is_configured(), structlog.get_config()
     structlog.reset_defaults()
-    yield
-    if was_configured:
-        structlog.configure(**config)
 
 
 @pytest.fixture(scope="session")

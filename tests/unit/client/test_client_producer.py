@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from producer_clock import pass_by
 
-from kipmesh.client import Producer, RecordMetadata, WouldBlockError, producer_metadata
+from kipmesh.client import Producer, RecordMetadata, WouldBlockError
 from kipmesh.client.records import decode_columns
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.messages import ProduceResponse
@@ -24,11 +24,6 @@ FAST = {"retry.backoff.ms": 5, "retry.backoff.max.ms": 20, "linger.ms": 0}
 def values(cluster: FakeCluster, topic: str, partition: int) -> list[bytes | None]:
     batches = cluster.topics[topic].partitions[partition].batches
     return [value for _, batch in batches for value in decode_columns(batch).values]
-
-
-def pass_by(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """It is later at once for who waits for metadata, however long anything takes; the next answer shows it."""
-    monkeypatch.setattr(producer_metadata, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + seconds))
 
 
 async def test_metadata_of_a_delivery() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from types import SimpleNamespace
 
 import pytest
+from producer_clock import pass_by
 
-from kipmesh.client import Producer, producer_metadata
+from kipmesh.client import Producer
 from kipmesh.core.config import ProducerConfig
 from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
 from kipmesh.core.producer_metadata import TopicTracker, TrackerConfig
@@ -24,11 +24,6 @@ def asked(fake: FakeCluster) -> list[list[str]]:
     assert not any(request.all_topics for request in requests)
     assert not requests[0].topics
     return [[topic.name or "" for topic in request.topics] for request in requests[1:]]
-
-
-def pass_by(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """It is later at once for who waits for metadata, however long anything takes; the next answer shows it."""
-    monkeypatch.setattr(producer_metadata, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + seconds))
 
 
 async def test_each_topic_is_asked_for_when_it_is_needed_and_no_other() -> None:

@@ -9,15 +9,10 @@ from collections.abc import Callable, Iterator
 import pytest
 from prometheus_client import CollectorRegistry
 
-from kipmesh.node import health, http
+from kipmesh.node import health
 from kipmesh.node.http import Conditions, ProbeServer
 
-
-@pytest.fixture(autouse=True)
-def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is slow is not who does not answer."""
-    monkeypatch.setattr(health, "TIMEOUT_S", 60.0)
-    monkeypatch.setattr(http, "LOOP_ANSWER_TIMEOUT_S", 60.0)
+pytestmark = pytest.mark.usefixtures("patience")
 
 
 @pytest.fixture

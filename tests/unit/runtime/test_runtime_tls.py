@@ -16,11 +16,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 from kipmesh.core.config import AdminConfig, BrokerConfig, ControllerConfig
 from kipmesh.core.config.consumer_service import ConsumerServiceConfig
 from kipmesh.core.errors import InvalidConfigError
-from kipmesh.node import health, http
+from kipmesh.node import health
 from kipmesh.node.http import Conditions, ProbeServer
 from kipmesh.node.tls import ProcessTls
 from kipmesh.testing.waiting import until
 from kipmesh.tls.making import Authority
+
+pytestmark = pytest.mark.usefixtures("patience")
 
 BROKER = {
     "node.id": "1",
@@ -102,13 +104,6 @@ def fetch(port: int, path: str, folder: Path | None, *, own: bool = False) -> tu
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read().decode()
-
-
-@pytest.fixture(autouse=True)
-def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is slow is not who does not answer."""
-    monkeypatch.setattr(health, "TIMEOUT_S", 60.0)
-    monkeypatch.setattr(http, "LOOP_ANSWER_TIMEOUT_S", 60.0)
 
 
 @pytest.mark.parametrize("client_auth", ["none", "required"])
