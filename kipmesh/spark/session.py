@@ -99,11 +99,19 @@ def home_without_zip(home: Path) -> Path:
 
     home.mkdir(parents=True, exist_ok=True)
     for part in Path(pyspark.__file__).resolve().parent.iterdir():
-        link = home / part.name
         if part.is_dir() and part.name not in ("python", "__pycache__"):
-            link.unlink(missing_ok=True)
-            link.symlink_to(part, target_is_directory=True)
+            _link(home / part.name, part)
     return home.resolve()
+
+
+def _link(link: Path, part: Path) -> None:
+    """Make or mend a link that is there all the time: a JVM that just starts may be looking for its classes."""
+    if link.is_symlink() and link.readlink() == part:
+        return
+    new = link.with_name(f".{link.name}.{os.getpid()}")
+    new.unlink(missing_ok=True)
+    new.symlink_to(part, target_is_directory=True)
+    new.replace(link)
 
 
 def stop_session(spark: SparkSession) -> None:

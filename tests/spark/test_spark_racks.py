@@ -36,7 +36,7 @@ CONFIG = {
 
 
 @contextmanager
-def java(name: str, folder: Path, arguments: list[str], **environment: str) -> Iterator[None]:
+def java(name: str, folder: Path, arguments: list[str], **environment: str) -> Iterator[subprocess.Popen[bytes]]:
     """A process of Spark's, whose executors end with it."""
     from kipmesh.spark.session import home_without_zip
 
@@ -58,7 +58,7 @@ def java(name: str, folder: Path, arguments: list[str], **environment: str) -> I
             stderr=log,
         )
     try:
-        yield
+        yield process
     finally:
         process.terminate()
         try:
@@ -77,14 +77,17 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with ExitStack() as stack:
         port, page = stack.enter_context(closing(ports.Held())).choose(2)
         address = f"spark://127.0.0.1:{port}"
-        stack.enter_context(java("master.Master", folder / "master", ["--port", str(port), "--webui-port", str(page)]))
+        ports_of_master = ["--port", str(port), "--webui-port", str(page)]
+        running = [stack.enter_context(java("master.Master", folder / "master", ports_of_master))]
         for rack in RACKS:
             own = folder / rack
             worker = ["--webui-port", "0", "--cores", "1", "--memory", "600m", "--work-dir", str(own / "work"), address]
-            stack.enter_context(java("worker.Worker", own, worker, KIPMESH_CLIENT_RACK=rack))
+            running.append(stack.enter_context(java("worker.Worker", own, worker, KIPMESH_CLIENT_RACK=rack)))
         deadline = time.monotonic() + PATIENCE_S
         while alive_workers(page) < len(RACKS):
-            assert time.monotonic() < deadline, (folder / "master" / "log").read_text()[-3000:]
+            said = [log.read_text()[-1500:] for log in sorted(folder.glob("*/log"))]
+            assert all(process.poll() is None for process in running), said
+            assert time.monotonic() < deadline, said
             time.sleep(0.5)
         yield address
 
