@@ -2,7 +2,7 @@
 
 Controllers are reached by an address for each who reaches them, in `controller.quorum.voters`. Brokers are told of by
 others, under one address each: an ingress before them (`advertised.listeners`), which finds out who connects by the
-far port: the process that has that socket. That takes /proc (Linux); who is no node is a client.
+connection's ports: the process that has the far socket. That takes /proc (Linux); who is no node is a client.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kipmesh.chaos.mesh import ChaosError, Node, is_broker, is_controller
-from kipmesh.chaos.owners import Owners
+from kipmesh.chaos.owners import Connection, Owners
 from kipmesh.testing.links import Links, Pair
 
 CLIENTS = "clients"
@@ -71,9 +71,9 @@ class Network:
         """Our own process has all clients; it comes last, as it has most sockets."""
         return {**{node.pid: node.name for node in self._nodes() if node.pid is not None}, os.getpid(): CLIENTS}
 
-    async def _source_of(self, port: int) -> str:
+    async def _source_of(self, connection: Connection) -> str:
         """A node that was just started may not be written down yet: it is waited for."""
-        return await self._owners.of(port) or CLIENTS
+        return await self._owners.of(connection) or CLIENTS
 
     # -- faults
 

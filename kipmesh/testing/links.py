@@ -26,6 +26,9 @@ HELD_BYTES = 64 << 10
 Pair = tuple[str, str]
 """(from, to), names of nodes."""
 
+SourceOf = Callable[[tuple[int, int]], Awaitable[str]]
+"""Of a connection, by the ports that it comes from and goes to."""
+
 
 class _Passage:
     """What lies between two nodes in one direction."""
@@ -60,14 +63,14 @@ class Links:
         known = self._addresses.get((source, target))
         if known is None:
 
-            async def source_of(_port: int) -> str:
+            async def source_of(_ports: tuple[int, int]) -> str:
                 return source
 
             known = self._addresses[source, target] = await self._listen(source_of, target, target_address)
         return known
 
-    async def ingress(self, target: str, target_address: str, source_of: Callable[[int], Awaitable[str]]) -> str:
-        """`host:port` by which everybody reaches `target`; `source_of` names who has the connection's far port."""
+    async def ingress(self, target: str, target_address: str, source_of: SourceOf) -> str:
+        """`host:port` by which everybody reaches `target`; `source_of` names who opened a connection."""
         return await self._listen(source_of, target, target_address)
 
     def cut(self, pairs: Iterable[Pair]) -> None:
@@ -108,7 +111,7 @@ class Links:
             passage = self._passages[source, target] = _Passage()
         return passage
 
-    async def _listen(self, source_of: Callable[[int], Awaitable[str]], target: str, target_address: str) -> str:
+    async def _listen(self, source_of: SourceOf, target: str, target_address: str) -> str:
         def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.create_task(self._connect(reader, writer, source_of, target, target_address))
             self._connections.add(task)
@@ -122,14 +125,15 @@ class Links:
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        source_of: Callable[[int], Awaitable[str]],
+        source_of: SourceOf,
         target: str,
         target_address: str,
     ) -> None:
         """One connection, from its opening until either side has ended it."""
         writers = [writer]
         try:
-            source = await source_of(writer.get_extra_info("peername")[1])
+            far, near = (writer.get_extra_info(name)[1] for name in ("peername", "sockname"))
+            source = await source_of((far, near))
             there, back = self._passage(source, target), self._passage(target, source)
             while not (there.open.is_set() and back.open.is_set()):
                 await there.open.wait()

@@ -109,12 +109,40 @@ def test_the_owner_of_a_connection_is_found(family: str, address: str) -> None:
         with subprocess.Popen([sys.executable, "-c", script, str(port)], stdin=subprocess.PIPE) as child:
             connection, (_, far_port) = server.accept()
             pids = {os.getpid(): "me", child.pid: "child"}
-            assert owners_of([far_port, 1], pids) == {far_port: "child"}
-            assert owners_of([far_port], {os.getpid(): "me"}) == {}
+            assert owners_of([(far_port, port), (1, port)], pids) == {(far_port, port): "child"}
+            assert owners_of([(far_port, port)], {os.getpid(): "me"}) == {}
             assert child.stdin is not None
             child.stdin.close()
             child.wait(30)
-            assert owners_of([far_port], pids) == {far_port: None}  # its last state waits for us
+            assert owners_of([(far_port, port)], pids) == {(far_port, port): None}  # its last state waits for us
+            connection.close()
+
+
+@linux
+def test_connections_from_one_port_to_two_places_are_told_apart() -> None:
+    """As the system makes them by itself: ports are given to others who go elsewhere, also while they are in use."""
+    connect = (
+        "s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind((h, p)); s.connect((h, int(sys.argv[2])))"
+    )
+    script = f"import socket,sys; h='127.0.0.1'; p=int(sys.argv[1]); s=socket.socket(); {connect}; sys.stdin.read()"
+    with (
+        socket.create_server(("127.0.0.1", 0)) as one,
+        socket.create_server(("127.0.0.1", 0)) as other,
+        socket.socket() as mine,
+    ):
+        mine.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        mine.bind(("127.0.0.1", 0))
+        mine.connect(one.getsockname())
+        other.settimeout(60)
+        far, first, second = (each.getsockname()[1] for each in (mine, one, other))
+        command = [sys.executable, "-c", script, str(far), str(second)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
+            connection, (_, far_port) = other.accept()
+            assert far_port == far
+            found = owners_of([(far, first), (far, second)], {os.getpid(): "me", child.pid: "child"})
+            assert found == {(far, first): "me", (far, second): "child"}
+            assert child.stdin is not None
+            child.stdin.close()
             connection.close()
 
 
@@ -122,24 +150,25 @@ def test_the_owner_of_a_connection_is_found(family: str, address: str) -> None:
 async def test_many_that_ask_are_answered_by_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
 
-    def look(ports: set[int], pids: dict[int, str]) -> dict[int, str | None]:
-        looks.append(len(ports))
+    def look(connections: set[tuple[int, int]], pids: dict[int, str]) -> dict[tuple[int, int], str | None]:
+        looks.append(len(connections))
         if pids[1] == "broken":
             raise OSError("broken")
-        return {port: None if port % 2 else pids[1] for port in ports if port != 999 or len(looks) > 3}
+        asked = [one for one in connections if one[0] != 999 or len(looks) > 3]
+        return {one: None if one[0] % 2 else pids[1] for one in asked}
 
     monkeypatch.setattr(owners, "owners_of", look)
     monkeypatch.setattr(owners, "TIMEOUT_S", 60.0)
     found = Owners(lambda: {1: "one"})
-    answers = await asyncio.gather(*[found.of(port) for port in (*range(100), 999)])
+    answers = await asyncio.gather(*[found.of((port, 1)) for port in (*range(100), 999)])
     assert answers == [*["one", None] * 50, None]
     assert looks == [101, 1, 1, 1]
     monkeypatch.setattr(owners, "TIMEOUT_S", 0.0)
     looks.clear()
-    assert await found.of(999) is None  # too late
+    assert await found.of((999, 1)) is None  # too late
     broken = Owners(lambda: {1: "broken"})
     with pytest.raises(OSError, match="broken"):
-        await broken.of(1)
+        await broken.of((1, 1))
 
 
 def test_values_tell_whose_they_are() -> None:

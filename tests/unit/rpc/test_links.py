@@ -115,8 +115,9 @@ async def test_an_ingress_tells_apart_who_connects(echo: tuple[str, asyncio.Queu
     target, got = echo
     names: dict[int, str] = {}
 
-    async def source_of(port: int) -> str:
-        return names[port]
+    async def source_of(ports: tuple[int, int]) -> str:
+        assert address.endswith(f":{ports[1]}")
+        return names[ports[0]]
 
     async with Links() as links:
         address = await links.ingress("b", target, source_of)
