@@ -25,7 +25,7 @@ def ensure(folder: Path, nodes: Iterable[NodeInfo]) -> None:
     if not wanted:
         return
     from kipmesh.core.errors import InvalidConfigError
-    from kipmesh.tls.making import CERTIFICATE_FILE, Authority
+    from kipmesh.tls.making import CERTIFICATE_FILE, Authority, replace_file
 
     certs = folder / "certs"
     try:
@@ -43,7 +43,8 @@ def ensure(folder: Path, nodes: Iterable[NodeInfo]) -> None:
         if not is_good(certs / CLIENT):
             authority.issue(CLIENT, [CLIENT]).write(certs / CLIENT)
         lines = [f"{key}={value}\n" for key, value in client_config(wanted).items()]
-        (folder / CLIENT_PROPERTIES).write_text("# for clients, and `kipmesh --command-config`\n" + "".join(lines))
+        text = "# for clients, and `kipmesh --command-config`\n" + "".join(lines)
+        replace_file(folder / CLIENT_PROPERTIES, text.encode())  # clients that start meanwhile read it
     except InvalidConfigError as error:
         raise ClusterError(error.message) from None
     except OSError as error:

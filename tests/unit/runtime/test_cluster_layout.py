@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kipmesh.cluster import ports, processes, settings
+from kipmesh.cluster import certificates, ports, processes, settings
 from kipmesh.cluster.errors import ClusterError
 from kipmesh.cluster.layout import (
     DEFAULT_COUNTS,
@@ -223,3 +223,15 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match=r"cluster\.json cannot be written: "):
         state_of_two().write(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["cluster.json"]
+
+
+def test_the_file_for_clients_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    """A node that is started writes it again; clients may be reading it."""
+    nodes = [node.at(tmp_path, has_tls=True) for node in plan((), Counts(1, 1, 0, 0), tmp_path)]
+    certificates.ensure(tmp_path, nodes)
+    file, opened = tmp_path / certificates.CLIENT_PROPERTIES, tmp_path / "opened"
+    opened.hardlink_to(file)
+    certificates.ensure(tmp_path, nodes)
+    assert not file.samefile(opened)
+    assert file.read_text() == opened.read_text()
+    assert "security.protocol=SSL\n" in file.read_text()
