@@ -86,7 +86,7 @@ def secure(namespace: str, certificates: Path) -> Iterator[Release]:
     mesh = Release(
         namespace, "safe", *image_values(os.environ["KIPMESH_KUBE_IMAGE"]),
         "--set", "chaos.enabled=true,chaos.pause=true,tls.enabled=true",
-        "--set", "tls.secretName=safe-nodes,tls.clientSecretName=safe-client",
+        "--set", "tls.secretName=safe-nodes,tls.clientSecretName=safe-client,tls.consumersClientAuth=required",
         "--set", "leaders.resources.limits.memory=512Mi,followers.resources.limits.memory=512Mi",
         "--set", "controllers.persistence.size=1Gi,leaders.persistence.size=1Gi",
         "--set", "followers.persistence.enabled=false",

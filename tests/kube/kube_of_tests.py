@@ -121,13 +121,13 @@ class Release:
 
 
 def make_secrets(release: Release, folder: Path) -> None:
-    """Certificates in cert-manager's layout, of nodes and of a client; made anew when called again."""
+    """Certificates in cert-manager's layout, of nodes, and of consumers and clients; made anew when called again."""
     domain = f"{release.namespace}.svc.cluster.local"
     kinds = [f"*.{release.full}-{kind}.{domain}" for kind in ("controllers", "leaders", "followers")]
-    names = [*kinds, *(f"{release.full}-{kind}.{domain}" for kind in ("nodes", "brokers", "consumers"))]
+    names = [*kinds, *(f"{release.full}-{kind}.{domain}" for kind in ("nodes", "brokers"))]
     kipmesh = [sys.executable, "-m", "kipmesh.cli.main", "certs", "make", str(folder)]
     command(*kipmesh, "nodes", *(word for name in names for word in ("--san", name)))
-    command(*kipmesh, "client")
+    command(*kipmesh, "client", "--san", f"{release.full}-consumers.{domain}")
     for name, secret in (("nodes", "nodes"), ("client", "client")):
         files = [f"--from-file={file}={folder / name / file}" for file in ("tls.crt", "tls.key", "ca.crt")]
         wanted = f"{release.name}-{secret}"

@@ -45,7 +45,8 @@ with socket.create_connection((name, port), 20) as plain:
         pass
 print(answer != b"" and not (how == "plaintext" and answer[0] == 21))
 """
-PROTOCOLS = {19092: "grpc", 9092: "kafka", 9404: "http"}
+PROTOCOLS = {19092: "grpc", 9092: "kafka", 9404: "http", 8080: "http"}
+CONSUMERS_PORT = 8080
 
 
 def run_python(release: Release, code: str, *arguments: str) -> str:
@@ -54,11 +55,12 @@ def run_python(release: Release, code: str, *arguments: str) -> str:
 
 
 def places(release: Release) -> list[tuple[str, int]]:
-    """Every listener of a broker and of a controller, by the names of the certificate."""
+    """Every listener of a broker, of a controller and of the consumers, by the names of their certificates."""
     domain = f"{release.namespace}.svc.cluster.local"
     leader = f"{release.full}-leaders-0.{release.full}-leaders.{domain}"
     controller = f"{release.full}-controllers-1.{release.full}-controllers.{domain}"
-    return [(leader, 19092), (leader, 9092), (leader, 9404), (controller, 19092), (controller, 9404)]
+    consumers = f"{release.full}-consumers.{domain}", CONSUMERS_PORT
+    return [(leader, 19092), (leader, 9092), (leader, 9404), (controller, 19092), (controller, 9404), consumers]
 
 
 def test_helm_test_with_tls(secure: Release) -> None:
@@ -72,7 +74,7 @@ def test_the_command_works_in_a_brokers_pod(secure: Release) -> None:
 
 @pytest.mark.parametrize("how", ["plaintext", "TLS", "certificate"])
 def test_only_who_has_a_certificate_gets_an_answer(secure: Release, how: str) -> None:
-    """And everybody by TLS at the HTTP ports, since probes have none."""
+    """And everybody by TLS at the HTTP ports of nodes, since probes have none."""
     for name, port in places(secure):
         answers = run_python(secure, ANSWERS, name, str(port), how, PROTOCOLS[port])
         expected = how == "certificate" or (how == "TLS" and port == 9404)
@@ -103,7 +105,8 @@ def test_replaced_certificates_are_used_without_a_restart(secure: Release, certi
     """By the same authority, as when they are renewed; nodes read them at different times."""
     runs = {name: restarts(pod) for name, pod in secure.pods().items()}
     before = {place: run_python(secure, FINGERPRINT, place[0], str(place[1])) for place in places(secure)}
-    assert len(set(before.values())) == 1
+    consumers = {one for (_, port), one in before.items() if port == CONSUMERS_PORT}
+    assert len(consumers) == len(set(before.values()) - consumers) == 1
     make_secrets(secure, certificates)
 
     def is_new(place: tuple[str, int]) -> bool:

@@ -172,7 +172,10 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if and $values.tls.clientAuth (not $values.tls.enabled) -}}
 {{- fail "tls.clientAuth without tls.enabled: nobody would be asked for a certificate" -}}
 {{- end -}}
-{{- $given := list "node.id" "cluster.id" "controller.quorum.voters" "listeners" "advertised.listeners" "http.listener" "log.dirs" "metadata.log.dir" "bootstrap.servers" "listener.security.protocol.map" "ssl.certificate.dir" "ssl.node.names" "ssl.client.auth" "security.protocol" "sasl.users.file" "sasl.enabled.mechanisms" -}}
+{{- if and (ne $values.tls.consumersClientAuth "none") (not $values.tls.enabled) -}}
+{{- fail "tls.consumersClientAuth without tls.enabled: nobody would be asked for a certificate" -}}
+{{- end -}}
+{{- $given := list "node.id" "cluster.id" "controller.quorum.voters" "listeners" "advertised.listeners" "http.listener" "log.dirs" "metadata.log.dir" "bootstrap.servers" "listener.security.protocol.map" "ssl.certificate.dir" "ssl.node.names" "ssl.client.auth" "http.ssl.client.auth" "security.protocol" "sasl.users.file" "sasl.enabled.mechanisms" -}}
 {{- range $where, $config := dict "config" $values.config "controllers.config" $values.controllers.config "leaders.config" $values.leaders.config "followers.config" $values.followers.config "consumers.config" $values.consumers.config -}}
 {{- range $key, $_ := $config -}}
 {{- if has $key $given -}}
@@ -328,6 +331,39 @@ livenessProbe:
   {{- toYaml .root.Values.probes.liveness | nindent 2 }}
 {{- end -}}
 
+{{/* Of consumers that require certificates: the kubelet has none, so the container asks itself.
+     (dict "root" $ "path" "/readyz" "probe" .Values.probes.readiness) */}}
+{{- define "kipmesh.ownProbe" -}}
+{{- $tls := .root.Values.tls.mountPath -}}
+exec:
+  command:
+    - python
+    - -c
+    - |
+      import http.client, ssl
+      tls = ssl.create_default_context(cafile="{{ $tls }}/ca.crt")
+      tls.check_hostname = False
+      tls.load_cert_chain("{{ $tls }}/tls.crt", "{{ $tls }}/tls.key")
+      asked = http.client.HTTPSConnection("127.0.0.1", {{ .root.Values.ports.api }}, timeout={{ .probe.timeoutSeconds }}, context=tls)
+      asked.request("GET", "{{ .path }}")
+      raise SystemExit(0 if asked.getresponse().status == 200 else 1)
+{{ toYaml .probe }}
+{{- end -}}
+
+{{- define "kipmesh.consumerProbes" -}}
+{{- $probes := .root.Values.probes -}}
+{{- if eq .root.Values.tls.consumersClientAuth "required" -}}
+startupProbe:
+  {{- include "kipmesh.ownProbe" (dict "root" .root "path" "/healthz" "probe" $probes.startup) | nindent 2 }}
+readinessProbe:
+  {{- include "kipmesh.ownProbe" (dict "root" .root "path" "/readyz" "probe" $probes.readiness) | nindent 2 }}
+livenessProbe:
+  {{- include "kipmesh.ownProbe" (dict "root" .root "path" "/healthz" "probe" $probes.liveness) | nindent 2 }}
+{{- else -}}
+{{- include "kipmesh.probes" . -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "kipmesh.volumes" -}}
 - name: config
   configMap:
@@ -347,7 +383,7 @@ livenessProbe:
       - downwardAPI: {items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]}
 {{- end }}
 {{- if .root.Values.tls.enabled }}
-{{ include "kipmesh.tlsVolume" (dict "root" .root "secret" (include "kipmesh.tlsSecret" .root)) }}
+{{ include "kipmesh.tlsVolume" (dict "root" .root "secret" (include (ternary "kipmesh.clientTlsSecret" "kipmesh.tlsSecret" (eq .kind "consumers")) .root)) }}
 {{- end }}
 {{- if and .root.Values.kafka.enabled .root.Values.kafka.sasl.enabled (has .kind (list "leaders" "followers")) }}
 - name: users
@@ -371,7 +407,7 @@ livenessProbe:
 {{/* Of pods that are only clients: a volume, a mount and a variable each. */}}
 {{- define "kipmesh.clientTlsVolume" -}}
 {{- if .Values.tls.enabled -}}
-{{ include "kipmesh.tlsVolume" (dict "root" . "secret" (default (include "kipmesh.tlsSecret" .) .Values.tls.clientSecretName)) }}
+{{ include "kipmesh.tlsVolume" (dict "root" . "secret" (include "kipmesh.clientTlsSecret" .)) }}
 {{- end -}}
 {{- end -}}
 
@@ -527,7 +563,7 @@ spec:
 {{- $clientTls := dict -}}
 {{- if .Values.tls.enabled -}}
 {{- $tls = dict "listener.security.protocol.map" "MESH:SSL" "ssl.certificate.dir" .Values.tls.mountPath "ssl.node.names" (include "kipmesh.nodeName" .) "http.listener" (printf "https://0.0.0.0:%v" .Values.ports.http) -}}
-{{- $clientTls = dict "security.protocol" "SSL" "ssl.certificate.dir" .Values.tls.mountPath "http.listener" (printf "https://0.0.0.0:%v" .Values.ports.api) -}}
+{{- $clientTls = dict "security.protocol" "SSL" "ssl.certificate.dir" .Values.tls.mountPath "http.listener" (printf "https://0.0.0.0:%v" .Values.ports.api) "http.ssl.client.auth" .Values.tls.consumersClientAuth -}}
 {{- end -}}
 {{- $consumer := dict "bootstrap.servers" (include "kipmesh.bootstrap" .) "http.listener" (printf "0.0.0.0:%v" .Values.ports.api) -}}
 controller.properties: |
@@ -540,12 +576,17 @@ consumer.properties: |
   {{- include "kipmesh.properties" (dict "parts" (list .Values.consumers.config $consumer $clientTls)) | nindent 2 }}
 {{- if .Values.tls.enabled }}
 client.properties: |
-  {{- include "kipmesh.properties" (dict "parts" (list (omit $clientTls "http.listener"))) | nindent 2 }}
+  {{- include "kipmesh.properties" (dict "parts" (list (omit $clientTls "http.listener" "http.ssl.client.auth"))) | nindent 2 }}
 {{- end }}
 {{- end -}}
 
 {{- define "kipmesh.tlsSecret" -}}
 {{- default (printf "%s-tls" (include "kipmesh.fullname" .)) .Values.tls.secretName -}}
+{{- end -}}
+
+{{/* Of pods that are no nodes: the consumers', helm test's, chaos's. */}}
+{{- define "kipmesh.clientTlsSecret" -}}
+{{- default (include "kipmesh.tlsSecret" .) .Values.tls.clientSecretName -}}
 {{- end -}}
 
 {{/* By this name of its certificate a node is told from a client; nothing is reached by it. */}}

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 from chart_of_tests import Manifest, containers, needs_helm, of_kind, pod_templates, render, selects
 
 from kipmesh.core.config import BrokerConfig, ControllerConfig
+from kipmesh.core.config.consumer_service import ConsumerServiceConfig
 from kipmesh.kube import prepare
 from kipmesh.kube.__main__ import main
 from kipmesh.kube.api import ServicePlace
 from kipmesh.node.settings import read_properties
+from kipmesh.tls.making import Authority
 
 pytestmark = needs_helm
 
 EXTERNAL = ("--set", "kafka.external.enabled=true")
 TLS = ("--set", "tls.enabled=true,tls.secretName=nodes,tls.clientSecretName=clients,chaos.enabled=true")
+PROBES = ("startup", "readiness", "liveness")
 
 
 class ApiOfTests:
@@ -237,6 +246,79 @@ def test_pods_that_are_clients_know_how_to_speak_tls(tmp_path: Path) -> None:
     file.write_text(data(manifests)["client.properties"])
     assert read_properties(file) == {"security.protocol": "SSL", "ssl.certificate.dir": "/etc/kipmesh-tls"}
     assert "client.properties" not in data(render())
+
+
+def consumers_pod(manifests: list[Manifest]) -> Manifest:
+    (owner,) = of_kind(manifests, "Deployment").values()
+    pod: Manifest = owner["spec"]["template"]["spec"]
+    return pod
+
+
+@pytest.mark.parametrize(("values", "secret"), [(TLS, "clients"), (("--set", "tls.enabled=true"), "mesh-kipmesh-tls")])
+def test_consumers_are_no_nodes_where_there_is_a_clients_certificate(
+    values: tuple[str, ...], secret: str, tmp_path: Path
+) -> None:
+    manifests = render(*values)
+    pod = consumers_pod(manifests)
+    (volume,) = [one for one in pod["volumes"] if one["name"] == "tls"]
+    assert volume["projected"]["sources"][0] == {"secret": {"name": secret}}
+    (tmp_path / "consumer").write_text(data(manifests)["consumer.properties"])
+    config = ConsumerServiceConfig.parse(read_properties(tmp_path / "consumer"))
+    (mount,) = [each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "tls"]
+    assert (config.ssl_certificate_dir, config.http_ssl_client_auth) == (mount["mountPath"], "none")
+    (container,) = pod["containers"]
+    assert {container[f"{one}Probe"]["httpGet"]["scheme"] for one in PROBES} == {"HTTPS"}
+
+
+class Health(BaseHTTPRequestHandler):
+    """Alive, and not ready."""
+
+    def do_GET(self) -> None:
+        self.send_response({"/healthz": 200}.get(self.path, 503))
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def asks_for_certificates(tmp_path: Path) -> Iterator[int]:
+    """The port of a server that speaks to nobody without one; the files are in `tmp_path`."""
+    Authority.make("test").issue("consumers", ["consumers.example"]).write(tmp_path)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(tmp_path / "ca.crt"))
+    tls.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
+    tls.verify_mode = ssl.CERT_REQUIRED
+    with ThreadingHTTPServer(("127.0.0.1", 0), Health) as server:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+        thread = Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()
+
+
+def test_consumers_that_require_certificates_are_asked_with_one(asks_for_certificates: int, tmp_path: Path) -> None:
+    """By the command that the container runs, since the kubelet has none."""
+    required = f"tls.consumersClientAuth=required,tls.mountPath={tmp_path},ports.api={asks_for_certificates}"
+    manifests = render(*TLS, "--set", required, "--set", "monitoring.serviceMonitor.enabled=true")
+    assert "http.ssl.client.auth=required" in data(manifests)["consumer.properties"]
+    assert "http.ssl.client.auth" not in data(manifests)["client.properties"]
+    (container,) = consumers_pod(manifests)["containers"]
+    probes = {name: container[f"{name}Probe"] for name in PROBES}
+    assert {name: (one["periodSeconds"], one["timeoutSeconds"]) for name, one in probes.items()} == {
+        "startup": (2, 5), "readiness": (3, 5), "liveness": (10, 5)
+    }  # fmt: skip
+    codes = {}
+    for name, probe in probes.items():
+        program, *arguments = probe["exec"]["command"]
+        assert program == "python"
+        codes[name] = subprocess.run([sys.executable, *arguments], check=False, timeout=60).returncode
+    assert codes == {"startup": 0, "readiness": 1, "liveness": 0}
+    monitors = of_kind(manifests, "ServiceMonitor")
+    tls = {name: one["spec"]["endpoints"][0]["tlsConfig"] for name, one in monitors.items()}
+    shown = {"secret": {"name": "clients", "key": "tls.crt"}}
+    assert [name for name, one in tls.items() if one.get("cert") == shown] == ["mesh-kipmesh-consumers"]
 
 
 def test_processes_are_shared_for_chaos_alone() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from random import Random
 
 import pytest
@@ -206,6 +207,14 @@ def test_the_figures_of_the_proposals_come_out(found: Statistics) -> None:
     assert told["sent to 99 brokers, an event of 8 bytes"] == "0.77 KiB"
     assert told["read with compaction: what is copied"] == "3 MB/s"
     assert {one.kip for one in computed} == {"227", "526", "630"}
+
+
+def test_a_sum_of_the_proposal_by_itself_does_not_count_as_one_that_comes_out(found: Statistics) -> None:
+    """Its sizes are the proposal's, so it would come out whatever the code does."""
+    computed = seeds.figures(found.mean)
+    sums = [one for one in computed if re.search("40-byte|of 8 bytes|^read with|between two compactions", one.what)]
+    assert (len(sums), {one.holds for one in sums}) == (8, {None})
+    assert sum(one.holds is True for one in computed) == 15
 
 
 def test_a_figure_that_does_not_come_out_is_said() -> None:

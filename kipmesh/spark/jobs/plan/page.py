@@ -44,7 +44,7 @@ def make_page(sizes: Sizes, runs: int, seed: int, found: Statistics, computed: S
         [
             Section(
                 "What the proposals say, and what comes out",
-                "Without a mark: the sizes of Kafka's own records, for comparison.",
+                "Without a mark: the proposals' own sums, and, for comparison, the sizes of Kafka's own records.",
                 [_figures(computed)],
             ),
             _fetches(found),
