@@ -152,15 +152,6 @@ def _logged(command: Sequence[str], folder: Path, env: Mapping[str, str], log: P
 # --- franz-go
 
 
-def _franz_version() -> str:
-    """That of the driver of the same client, whose sums are kept."""
-    text = (ROOT / "tests" / "clients" / "franz" / "go.mod").read_text()
-    found = re.search(rf"^\s*{re.escape(FRANZ)} (v\S+)$", text, re.MULTILINE)
-    if found is None:
-        raise SuiteError("tests/clients/franz/go.mod names no franz-go")
-    return found[1]
-
-
 def _fetch_franz(folder: Path) -> None:
     where = ROOT / "tests" / "clients" / "franz"
     _do("go mod verify", ["go", "mod", "download", FRANZ], where)

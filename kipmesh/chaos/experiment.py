@@ -115,11 +115,6 @@ class Fault(_Part):
     settle_s: Seconds = 0
     """And for so long after it."""
 
-    @property
-    def nodes_kind(self) -> str:
-        """`leader`, `follower`, `controller`, `broker`, `coordinator`, `node` or `all`."""
-        return self.target.partition(":")[0]
-
     def describe(self) -> str:
         """For people."""
         return f"{self.kind} {self.target}"

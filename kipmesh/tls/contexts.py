@@ -7,8 +7,7 @@ A TCP listener that outlives its certificates:
     server = await asyncio.start_server(handle, host, port, ssl=context.reloading())
 
 `reloading()` is one context for the life of the listener that takes the files' current content at each handshake.
-Who wraps sockets by itself takes `current()` for each. Connections that are open stay as they are. After the handshake
-`writer.get_extra_info("peercert")` (a dictionary, or empty when the client had no certificate) is for `names.names_of`.
+Who wraps sockets by itself takes `current()` for each. Connections that are open stay as they are.
 
 Protocol versions are TLS 1.2 and newer; sessions are not resumed, so that each connection is checked against the
 authorities as they are now. A handshake needs its own time limit: `ssl_handshake_timeout` of asyncio.

@@ -1,4 +1,4 @@
-"""Who a peer is by its certificate: the names of its subject alternative name, and whether they are a node's.
+"""Whether the names of a peer's certificate, those of its subject alternative name, are a node's.
 
 A name counts as it stands: DNS names, addresses and URIs alike, DNS names without regard to case. The subject's common
 name does not count, nor does a pattern in a peer's own certificate: `*.example.org` there is no node of that domain.
@@ -6,13 +6,7 @@ name does not count, nor does a pattern in a peer's own certificate: `*.example.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
-
-
-def names_of(peer_certificate: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """The alternative names in what `ssl.SSLSocket.getpeercert` returns; none without a certificate."""
-    return tuple(str(value) for _kind, value in (peer_certificate or {}).get("subjectAltName", ()))
+from collections.abc import Iterable
 
 
 def is_node(names: Iterable[str], patterns: Iterable[str]) -> bool:

@@ -65,6 +65,11 @@ def _cache() -> Row:
                 by_instance(now(f"{CACHE}numincrementalfetchsessions")),
             ),
             graph(
+                "Sessions of followers and of consumers",
+                "Privileged ones are followers': they may take the slots of consumers'.",
+                Query(total("kipmesh_broker_fetch_sessions", "privileged"), "privileged: {{privileged}}"),
+            ),
+            graph(
                 "Partitions in sessions",
                 "NumIncrementalFetchPartitionsCached: what the memory of the cache grows with.",
                 by_instance(now(f"{CACHE}numincrementalfetchpartitionscached")),

@@ -26,6 +26,7 @@ from kipmesh.core.fetch_session.types import (
     FetchSessionDescription,
     PartitionRead,
     Reader,
+    SessionEvent,
 )
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "Refusal",
     "ReservedPolicy",
     "Room",
+    "SessionEvent",
     "SessionRequest",
     "Subscriptions",
     "partition_key",

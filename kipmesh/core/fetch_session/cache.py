@@ -9,8 +9,9 @@ its epoch is the one that the next request must have.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.fetch_session.fetch import ErrorFetch, Fetch, FullFetch, IncrementalFetch, terms_of, topic_bytes
@@ -27,6 +28,7 @@ from kipmesh.core.fetch_session.types import (
     TOPIC_BYTES_MAX,
     UNUSED_MS_MAX,
     FetchSessionDescription,
+    SessionEvent,
 )
 from kipmesh.core.messages import FetchPartition, FetchRequest, FetchResponse
 
@@ -39,7 +41,7 @@ class FetchSessionCache:
 
     `new_id` gives random int32 above 0 from a cryptographic source (227-01). `sessions_per_client_id` is ours, 0 for no
     quota; followers are not under it. `unused_ms_max`: a client at its quota may take the slot of a session of its own
-    that was unused for longer.
+    that was unused for longer. `tell` hears of each session that is made, closed or evicted.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class FetchSessionCache:
         unused_ms_max: int = UNUSED_MS_MAX,
         partitions_max: int = SESSION_PARTITIONS_MAX,
         answers_stale_high_watermark: bool = True,
+        tell: Callable[[SessionEvent], None] | None = None,
     ) -> None:
         self.subscriptions = subscriptions
         self.metrics = FetchSessionMetrics()
@@ -66,6 +69,9 @@ class FetchSessionCache:
         self._by_client: dict[str, dict[Session, None]] = {}
         self._by_follower: dict[int, dict[Session, None]] = {}
         self._partitions = 0
+        self._tell = tell
+        self.by_privilege: Counter[bool] = Counter({False: 0, True: 0})
+        """How many sessions are consumers', and how many followers' (227-02)."""
 
     def __len__(self) -> int:
         """`NumIncrementalFetchSessions`."""
@@ -91,8 +97,7 @@ class FetchSessionCache:
         if epoch in (INITIAL_EPOCH, FINAL_EPOCH):
             session = self._find(session_id, request.replica_id)
             if session is not None:
-                self._remove(session)
-                self.metrics.closed += 1
+                self._close(session)
             owner, wants_session = self._owner(request, client_id), epoch == INITIAL_EPOCH
             size = sum(len(topic.partitions) for topic in request.topics)
             begins = wants_session and self._has_room(owner, size, now_ms)
@@ -140,14 +145,14 @@ class FetchSessionCache:
             for asked in wanted.partitions:
                 named[partition_key(prefix, asked.partition)] = asked
         if session.size + len(named) > self._partitions_max and self._grown(session, named) > self._partitions_max:
+            self._said("closed", session, Refusal.TOO_LARGE.value)
             self._remove(session)
             self.metrics.refused(Refusal.TOO_LARGE, session.owner.client_id)
             return ErrorFetch(self, request, ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
         for key, asked in named.items():
             session.put(key, asked)
         if not session.size:
-            self._remove(session)
-            self.metrics.closed += 1
+            self._close(session)
             return FullFetch(self, request, self._owner(request, client_id), False)
         terms = terms_of(request)
         if session.terms != terms:
@@ -165,8 +170,7 @@ class FetchSessionCache:
         """A broker has this registration now: the sessions of its older ones are nobody's, and would stay for ever."""
         for session in list(self._by_follower.get(replica_id, ())):
             if session.terms[2] < broker_epoch:
-                self._remove(session)
-                self.metrics.closed += 1
+                self._close(session, "registered anew")
 
     # -- for the fetches
 
@@ -203,15 +207,13 @@ class FetchSessionCache:
             self.metrics.refused(Refusal.QUOTA, owner.client_id)
             return False
         if isinstance(own, Session):
-            self._remove(own)
-            self.metrics.evicted(Eviction.INACTIVE, owner.client_id)
+            self._evict(own, Eviction.INACTIVE, owner.client_id)
         room = self._policy.room(Candidate(owner.privileged, owner.replica_id, size), now_ms)
         if room.refusal is not None:
             self.metrics.refused(room.refusal, owner.client_id)
             return False
         if room.victim is not None and room.eviction is not None:
-            self._remove(room.victim)
-            self.metrics.evicted(room.eviction, owner.client_id)
+            self._evict(room.victim, room.eviction, owner.client_id)
         return True
 
     def admit(self, session: Session) -> bool:
@@ -233,6 +235,8 @@ class FetchSessionCache:
             self._by_follower.setdefault(session.owner.replica_id, {})[session] = None
         self._policy.added(session)
         self.metrics.created += 1
+        self.by_privilege[session.owner.privileged] += 1
+        self._said("made", session)
         return True
 
     def _unused_of(self, owner: Owner, now_ms: int) -> Session | Refusal | None:
@@ -246,11 +250,33 @@ class FetchSessionCache:
         is_unused = oldest.fetch is None and now_ms - oldest.last_used_ms > self._unused_ms_max
         return oldest if is_unused else Refusal.QUOTA
 
+    def _close(self, session: Session, reason: str | None = None) -> None:
+        self._said("closed", session, reason)
+        self._remove(session)
+        self.metrics.closed += 1
+
+    def _evict(self, session: Session, eviction: Eviction, evictor: str) -> None:
+        self._said("evicted", session, eviction.value, evictor)
+        self._remove(session)
+        self.metrics.evicted(eviction, evictor)
+
+    def _said(
+        self,
+        what: Literal["made", "closed", "evicted"],
+        session: Session,
+        reason: str | None = None,
+        evictor: str | None = None,
+    ) -> None:
+        if self._tell is not None:
+            client_id, privileged = session.owner.client_id, session.owner.privileged
+            self._tell(SessionEvent(what, session.session_id, client_id, privileged, session.size, reason, evictor))
+
     def _remove(self, session: Session) -> None:
         session_id = session.session_id
         del self._sessions[session_id]
         self._partitions -= self._sizes.pop(session_id)
         owner = session.owner
+        self.by_privilege[owner.privileged] -= 1
         _drop(self._by_client, owner.client_id, session)
         _drop(self._by_follower, owner.replica_id, session)
         self._policy.removed(session)

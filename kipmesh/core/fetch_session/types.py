@@ -7,7 +7,7 @@ clock.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 from kipmesh.core.messages import FetchPartition, PartitionData
 
@@ -89,6 +89,20 @@ class Reader(Protocol):
     def topic_name(self, topic_id: bytes) -> str:
         """The name of the topic, empty if there is none."""
         ...
+
+
+class SessionEvent(NamedTuple):
+    """A session was made, or is over: for logs (227-02)."""
+
+    what: Literal["made", "closed", "evicted"]
+    session_id: int
+    client_id: str
+    privileged: bool
+    partitions: int
+    reason: str | None = None
+    """Why it was evicted, or closed although its client did not ask for it."""
+    evictor: str | None = None
+    """The client id that got the slot."""
 
 
 class FetchSessionDescription(NamedTuple):

@@ -43,8 +43,6 @@ class Book:
         """Groups whose tombstones are on their way."""
         self.is_closed = False
         """This broker is not the coordinator any more: requests are answered NOT_COORDINATOR."""
-        self.rebalances = 0
-        """Generations that became stable."""
         self._writes: list[Write] = []
         self._answers: list[Answer] = []
         self._pending: dict[int, _Pending] = {}

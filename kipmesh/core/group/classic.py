@@ -174,11 +174,6 @@ class ClassicGroup:
         return self.state is GroupState.EMPTY and not self.pending_join
 
     @property
-    def is_simple(self) -> bool:
-        """Nobody ever joined: it only keeps offsets."""
-        return self.protocol_type is None and self.is_empty
-
-    @property
     def is_consumer(self) -> bool:
         """Whether its members speak the consumers' protocol."""
         return self.protocol_type == PROTOCOL_TYPE

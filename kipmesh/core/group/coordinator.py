@@ -69,11 +69,6 @@ class GroupCoordinator:
         """What is committed."""
         return self._book.table
 
-    @property
-    def rebalance_count(self) -> int:
-        """Generations that became stable here."""
-        return self._book.rebalances
-
     def loaded(self, now: Instant) -> Decision:
         """The first event: sessions begin now."""
         for group_id, value in self._book.table.groups.items():
@@ -241,7 +236,3 @@ class GroupCoordinator:
         if sleeping:
             states[GroupState.EMPTY] += sleeping
         return states
-
-    def member_count(self) -> int:
-        """Members of all groups."""
-        return sum(len(group.members) for group in self._book.live.values())

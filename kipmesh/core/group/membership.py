@@ -255,10 +255,7 @@ class Membership:
         if group.state is GroupState.STABLE:
             self._book.answer(request_id, self._rebalances.synced(group, member))
             return
-        self._rebalances.answer_sync(
-            member, SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS)
-        )  # asked twice
-        member.awaiting_sync = request_id
+        self._rebalances.park_sync(member, request_id)
         if group.leader_id == member.member_id and not group.is_assigning:
             group.is_assigning = True
             given = {one.member_id: one.assignment for one in request.assignments}
@@ -301,7 +298,6 @@ class Membership:
             member.assignment = assignment[member.member_id]
         self._rebalances.propagate(group, ErrorCode.NONE, now)
         group.transition_to(GroupState.STABLE, now.wall_ms)
-        self._book.rebalances += 1
 
     # --- heartbeats and leaving ------------------------------------------------------------------------------------
 

@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import TypeVar
 
+import structlog
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from kipmesh.core.config import BrokerConfig
-from kipmesh.core.fetch_session import AdoptedPolicy, EvictionPolicy, FetchSessionCache, ReservedPolicy, Subscriptions
+from kipmesh.core.fetch_session import (
+    AdoptedPolicy,
+    EvictionPolicy,
+    FetchSessionCache,
+    ReservedPolicy,
+    SessionEvent,
+    Subscriptions,
+)
 from kipmesh.node.broker.partitions import Partitions
 
 _Key = TypeVar("_Key", bound=Enum)
 
+log = structlog.get_logger(__name__)
 
-def make_session_cache(config: BrokerConfig, subscriptions: Subscriptions, partitions: Partitions) -> FetchSessionCache:
+
+def make_session_cache(
+    config: BrokerConfig,
+    subscriptions: Subscriptions,
+    partitions: Partitions,
+    tell: Callable[[SessionEvent], None] | None = None,
+) -> FetchSessionCache:
     """The cache of one broker; brokers are those that `partitions` has in its image."""
     policy: EvictionPolicy
     if config.fetch_session_cache_policy == "adopted":
@@ -40,7 +55,14 @@ def make_session_cache(config: BrokerConfig, subscriptions: Subscriptions, parti
         sessions_per_client_id=config.max_incremental_fetch_sessions_per_client_id,
         unused_ms_max=unused_ms_max,
         answers_stale_high_watermark=config.replica_fetch_high_watermark_wakeup,
+        tell=tell,
     )
+
+
+def log_session(event: SessionEvent) -> None:
+    """Whose session was made, closed or evicted, and whether it is a follower's (227-02)."""
+    about = {name: value for name, value in event._asdict().items() if value is not None}
+    log.debug(f"fetch session {about.pop('what')}", **about)
 
 
 class FetchSessionCollector(Collector):
@@ -63,6 +85,12 @@ class FetchSessionCollector(Collector):
         yield CounterMetricFamily(
             prefix + "incrementalfetchsessionevictions", "Fetch sessions that lost their slots.", counted.evictions
         )
+        held = GaugeMetricFamily(
+            "kipmesh_broker_fetch_sessions", "Fetch sessions, by whether they are followers'.", labels=["privileged"]
+        )
+        for privileged, count in dict(self._sessions.by_privilege).items():
+            held.add_metric([str(privileged).lower()], count)
+        yield held
         prefix = "kipmesh_broker_fetch_session_"
         yield CounterMetricFamily(prefix + "created", "Fetch sessions made.", counted.created)
         yield CounterMetricFamily(prefix + "closed", "Fetch sessions closed by or for their clients.", counted.closed)

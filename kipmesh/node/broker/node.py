@@ -33,7 +33,7 @@ from kipmesh.node.broker.departures import Departures, FreshlyFenced, Knocks, Lo
 from kipmesh.node.broker.disk import Disk
 from kipmesh.node.broker.faults import FaultsHandler
 from kipmesh.node.broker.fetch import FetchHandler
-from kipmesh.node.broker.fetch_sessions import FetchSessionCollector, make_session_cache
+from kipmesh.node.broker.fetch_sessions import FetchSessionCollector, log_session, make_session_cache
 from kipmesh.node.broker.group_lag import GroupLagCollector
 from kipmesh.node.broker.groups import GroupsHandler
 from kipmesh.node.broker.isolation import Isolation
@@ -146,7 +146,7 @@ class BrokerNode:
         self._channel = ControllerChannel(config.voters, self._pool)
         self._changes = Changes()
         self._isolation = Isolation(self.partitions, config.broker_session_timeout_ms, monotonic_ms)
-        self.fetch_sessions = make_session_cache(config, self._changes.subscriptions, self.partitions)
+        self.fetch_sessions = make_session_cache(config, self._changes.subscriptions, self.partitions, log_session)
         self._tasks: list[asyncio.Task[None]] = []
         self._is_stopped = self._is_loaded = False
         self._lifecycle: BrokerLifecycle | None = None

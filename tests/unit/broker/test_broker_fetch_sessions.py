@@ -11,9 +11,11 @@ import pytest
 from broker_clock import Clock, all_have_fetched
 from conftest_broker import Mesh, eventually, leader_of
 from prometheus_client import generate_latest
+from structlog.testing import capture_logs
 
 from kipmesh.core import messages as m
 from kipmesh.core.errors import ErrorCode
+from kipmesh.core.fetch_session import FetchKind
 from kipmesh.core.record_batch import build
 from kipmesh.node.clock import wall_ms
 from kipmesh.rpc.client import ConnectionPool, TransportError
@@ -38,6 +40,8 @@ class Session:
         self.pool = pool or mesh.pool
         self.session_id = 0
         self.epoch = 0
+        self.follower: dict[str, int] = {}
+        """`replica_id` and `replica_epoch` of who pretends to be one."""
 
     def topics(self, asked: dict[int, int], max_bytes: int = 1 << 20) -> list[m.FetchTopic]:
         partitions = [m.FetchPartition(p, -1, offset, partition_max_bytes=max_bytes) for p, offset in asked.items()]
@@ -61,6 +65,7 @@ class Session:
             session_epoch=self.epoch,
             topics=self.topics(asked or {}) if topics is None else topics,
             forgotten_topics_data=forgotten,
+            **self.follower,
         )
         connection = self.pool.get(f"127.0.0.1:{self.mesh.ports[1]}")
         response: m.FetchResponse = await connection.call("Broker", "Fetch", request, 20)
@@ -79,6 +84,11 @@ async def listed(mesh: Mesh, broker: int = 1) -> list[m.FetchSession]:
     response = await mesh.call(broker, "ListFetchSessions", m.ListFetchSessionsRequest())
     assert (response.error_code, response.node_id) == (0, broker)
     return list(response.sessions)
+
+
+def held(mesh: Mesh) -> dict[str, float | None]:
+    name, registry = "kipmesh_broker_fetch_sessions", mesh.brokers[1].registry
+    return {each: registry.get_sample_value(name, {"privileged": each}) for each in ("true", "false")}
 
 
 @pytest.fixture
@@ -222,22 +232,37 @@ def goodbyes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("goodbyes")
 async def test_a_follower_that_comes_back_evicts_a_consumer(small: Mesh) -> None:
+    """And logs and metrics say whose the sessions were, and whether followers' (227-02)."""
     topic_id = await small.create("t")
     await eventually(lambda: len(small.brokers[1].fetch_sessions) == 2, "both followers have sessions")
     sessions = small.brokers[1].fetch_sessions
-    await small.brokers.pop(2).stop()
-    await eventually(lambda: len(sessions) == 1, "its session is closed")
-    consumers = [Session(small, topic_id), Session(small, topic_id)]
-    for consumer in consumers:
-        await consumer.fetch({0: 0})
-    assert len(sessions) == 3
-    await small.start_broker(2)
-    await small.ready(2)
-    await eventually(lambda: sessions.metrics.evictions == 1, "a consumer's session was taken")
+    before = [each.session_id for each in sessions.list(0) if each.replica_id == 2]
+    with capture_logs() as lines:
+        await small.brokers.pop(2).stop()
+        await eventually(lambda: len(sessions) == 1, "its session is closed")
+        consumers = [Session(small, topic_id), Session(small, topic_id)]
+        for consumer in consumers:
+            await consumer.fetch({0: 0})
+        assert len(sessions) == 3
+        assert held(small) == {"true": 1, "false": 2}
+        mine = [consumer.session_id for consumer in consumers]
+        await small.start_broker(2)
+        await small.ready(2)
+        await eventually(lambda: sessions.metrics.evictions == 1, "a consumer's session was taken")
+    assert held(small) == {"true": 2, "false": 1}
     codes = [(await consumer.fetch()).error_code for consumer in consumers]
     assert sorted(codes) == [ErrorCode.NONE, ErrorCode.FETCH_SESSION_ID_NOT_FOUND]
     text = generate_latest(small.brokers[1].registry).decode()
     assert 'kipmesh_broker_fetch_session_evictions_by_evictor_total{client_id="broker-2"} 1.0' in text
+    (was,), (now,) = before, [each.session_id for each in sessions.list(0) if each.replica_id == 2]
+    lost = mine[codes.index(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)]
+    follower = {"client_id": "broker-2", "privileged": True, "partitions": 1, "log_level": "debug"}
+    consumer = {"client_id": "tests", "privileged": False, "partitions": 1, "log_level": "debug"}
+    why = {"reason": "privilege", "evictor": "broker-2"}
+    assert consumer | {"event": "fetch session made", "session_id": lost} in lines
+    assert consumer | {"event": "fetch session evicted", "session_id": lost} | why in lines
+    assert follower | {"event": "fetch session made", "session_id": now} in lines
+    assert follower | {"event": "fetch session closed", "session_id": was} in lines
 
 
 async def test_a_follower_that_was_killed_takes_no_second_slot(small: Mesh) -> None:
@@ -294,18 +319,24 @@ async def test_followers_use_sessions_and_are_told_the_high_watermark_at_once(tm
 
 
 async def test_without_the_wakeup_a_follower_learns_the_high_watermark_with_the_next_fetch(tmp_path: Path) -> None:
-    keys = {"replica.fetch.high.watermark.wakeup": False, "replica.fetch.wait.max.ms": 300}
-    mesh = Mesh(tmp_path, **keys)
+    """Records alone end its fetches, whose waits are longer than the test: each batch is one answer for each."""
+    keys = {"replica.fetch.wait.max.ms": 300_000, "replica.socket.timeout.ms": 600_000}
+    mesh = Mesh(tmp_path, **keys, **{"replica.fetch.high.watermark.wakeup": False})
     await mesh.start()
     topic_id = await mesh.create("t")
-    await mesh.produce("t", batch(b"x"))
-    follower = mesh.brokers[2].partitions.get(topic_id, 0)
-    await eventually(lambda: follower.high_watermark == 1, "told in the end")
+    assert (await mesh.produce("t", batch(b"x"))).error_code == 0
+    followers = [mesh.brokers[broker].partitions.get(topic_id, 0) for broker in (2, 3)]
+    answered = mesh.brokers[1].fetch_sessions.metrics.fetches
+    for number in range(1, 6):  # are committed, and both followers wait at the leader again
+        before = sum(answered.values())
+        assert (await mesh.produce("t", batch(b"x"))).error_code == 0
+        assert sum(answered.values()) - before == 2
+        assert [follower.high_watermark for follower in followers] == [number, number]
     await mesh.stop()
 
 
-async def test_sessions_can_be_off(tmp_path: Path) -> None:
-    mesh = Mesh(tmp_path, **{SLOTS: 0, "enable.incremental.fetch": False})
+async def test_without_slots_there_are_no_sessions(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path, **{SLOTS: 0})
     await mesh.start()
     topic_id = await mesh.create("t")
     session = Session(mesh, topic_id)
@@ -313,6 +344,57 @@ async def test_sessions_can_be_off(tmp_path: Path) -> None:
     assert session.session_id == 0
     assert (await mesh.produce("t", batch(b"x"))).error_code == 0
     assert await listed(mesh) == []
+    await mesh.stop()
+
+
+async def test_followers_can_go_without_sessions(tmp_path: Path) -> None:
+    """227-18: they ask for none, and whoever does has one."""
+    mesh = Mesh(tmp_path, **{"enable.incremental.fetch": False})
+    await mesh.start()
+    topic_id = await mesh.create("t")
+    session = Session(mesh, topic_id)
+    await session.fetch({0: 0})
+    assert session.session_id > 0
+    assert (await mesh.produce("t", batch(b"x"))).error_code == 0, "they follow"
+    assert [each.session_id for each in await listed(mesh)] == [session.session_id]
+    answered = mesh.brokers[1].fetch_sessions.metrics.fetches
+    assert answered[FetchKind.SESSIONLESS] > 1
+    assert (answered[FetchKind.FULL], answered[FetchKind.INCREMENTAL]) == (1, 0)
+    await mesh.stop()
+
+
+async def test_brokers_and_clients_have_reserved_slots(clock: Clock, tmp_path: Path) -> None:
+    """227-15, by its own settings alone: there are no slots by those of the other policy."""
+    keys = {"fetch.session.cache.policy": "reserved", SLOTS: 0, "min.incremental.fetch.session.size": 2}
+    keys["incremental.fetch.session.cache.slots.per.broker"] = 1
+    keys["incremental.fetch.session.consumer.cache.slots"] = 2
+    keys["min.incremental.fetch.session.eviction.time.ms"] = eviction_ms = 30_000
+    mesh = Mesh(tmp_path, **keys)
+    await mesh.start()
+    topic_id = await mesh.create("t", partitions=2)
+    await eventually(lambda: len(mesh.brokers[1].fetch_sessions) == 2, "both followers have theirs")
+
+    async def new(size: int = 2, **follower: int) -> Session:
+        session = Session(mesh, topic_id)
+        session.follower = follower
+        await session.fetch(dict.fromkeys(range(size), 0))
+        return session
+
+    assert (await new(size=1)).session_id == 0, "too small"
+    clients = [await new(), await new()]
+    assert all(client.session_id > 0 for client in clients)
+    assert (await new()).session_id == 0, "the clients' slots are in use"
+    epoch = mesh.brokers[2]._broker_epoch()
+    assert (await new(replica_id=2, replica_epoch=epoch)).session_id == 0, "the broker has its slot"
+    clock.go_on(eviction_ms)
+    assert (await new()).session_id == 0, "it was not unused for longer"
+    await clients[0].fetch()
+    clock.go_on(1)
+    assert (await new()).session_id > 0
+    codes = [(await client.fetch()).error_code for client in clients]
+    assert codes == [ErrorCode.NONE, ErrorCode.FETCH_SESSION_ID_NOT_FOUND], "who was in use stays"
+    rows = sorted(each.replica_id for each in await listed(mesh))
+    assert rows == [-1, -1, 2, 3]
     await mesh.stop()
 
 

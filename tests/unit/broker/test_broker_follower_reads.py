@@ -136,6 +136,24 @@ async def test_case_1_uncommitted_is_empty_without_error(impatient: Mesh) -> Non
     assert counted(mesh, 1, "uncommitted", "leader") == 1
 
 
+async def test_offsets_for_leader_epoch_end_at_the_high_watermark_for_consumers(impatient: Mesh) -> None:
+    mesh = impatient
+    topic_id = await mesh.create("epochs")
+    assert (await mesh.produce("epochs", batch(b"a", b"b"))).error_code == 0
+    for broker in (2, 3):
+        stop_following(mesh, broker, topic_id)
+    assert (await mesh.produce("epochs", batch(b"c"), acks=1)).error_code == 0
+    leader = replica_of(mesh, 1, topic_id)
+    assert (leader.high_watermark, leader.log.log_end_offset) == (2, 3)
+    asked = [m.OffsetForLeaderTopic("epochs", b"", [m.OffsetForLeaderPartition(0, -1, 0)])]
+    for replica_id, end_offset in ((-1, 2), (2, 3)):
+        request = m.OffsetsForLeaderEpochRequest(replica_id, asked)
+        (found,) = (await mesh.call(1, "OffsetsForLeaderEpoch", request)).topics[0].partitions
+        assert (found.error_code, found.leader_epoch, found.end_offset) == (0, 0, end_offset)
+        (found,) = (await mesh.call(2, "OffsetsForLeaderEpoch", request)).topics[0].partitions
+        assert found.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
 async def test_case_2_unavailable_is_78_and_case_4_is_beyond_both(clock: Clock, impatient: Mesh) -> None:
     mesh = impatient
     topic_id = await mesh.create("t")

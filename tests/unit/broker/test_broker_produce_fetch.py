@@ -174,17 +174,6 @@ async def test_list_offsets_by_ends_and_by_time(mesh) -> None:
     assert (await list_offset(mesh, "timed", -9)).error_code == ErrorCode.UNSUPPORTED_VERSION
 
 
-async def test_offsets_for_leader_epoch_end_at_the_high_watermark_for_consumers(mesh) -> None:
-    await mesh.create("epochs")
-    await mesh.produce("epochs", batch(b"a", b"b"))
-    asked = [m.OffsetForLeaderTopic("epochs", b"", [m.OffsetForLeaderPartition(0, -1, 0)])]
-    response = await mesh.call(1, "OffsetsForLeaderEpoch", m.OffsetsForLeaderEpochRequest(topics=asked))
-    (found,) = response.topics[0].partitions
-    assert (found.error_code, found.leader_epoch, found.end_offset) == (0, 0, 2)
-    response = await mesh.call(2, "OffsetsForLeaderEpoch", m.OffsetsForLeaderEpochRequest(topics=asked))
-    assert response.topics[0].partitions[0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
-
-
 async def test_delete_records_moves_every_replica_s_log_start(mesh) -> None:
     topic_id = await mesh.create("cut")
     for _ in range(3):

@@ -310,6 +310,8 @@ class FetchSessionMachine(RuleBasedStateMachine):
         sessions = cache._sessions
         assert len(cache) <= SLOTS
         assert cache.partitions == sum(session.size for session in sessions.values())
+        privileged = [session.owner.privileged for session in sessions.values()]
+        assert cache.by_privilege == {False: privileged.count(False), True: privileged.count(True)}
         assert all(session.size and 0 < session.epoch <= INT_MAX for session in sessions.values())
         watched = {(session.owner.uses_topic_ids, key) for session in sessions.values() for key in session.keys}
         for waiting in self.server.waiting:
