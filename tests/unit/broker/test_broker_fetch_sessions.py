@@ -236,7 +236,7 @@ async def test_a_follower_that_comes_back_evicts_a_consumer(small: Mesh) -> None
     topic_id = await small.create("t")
     await eventually(lambda: len(small.brokers[1].fetch_sessions) == 2, "both followers have sessions")
     sessions = small.brokers[1].fetch_sessions
-    before = [each.session_id for each in sessions.list(0) if each.replica_id == 2]
+    (before,) = [each.session_id for each in sessions.list(0) if each.replica_id == 2]
     with capture_logs() as lines:
         await small.brokers.pop(2).stop()
         await eventually(lambda: len(sessions) == 1, "its session is closed")
@@ -254,15 +254,15 @@ async def test_a_follower_that_comes_back_evicts_a_consumer(small: Mesh) -> None
     assert sorted(codes) == [ErrorCode.NONE, ErrorCode.FETCH_SESSION_ID_NOT_FOUND]
     text = generate_latest(small.brokers[1].registry).decode()
     assert 'kipmesh_broker_fetch_session_evictions_by_evictor_total{client_id="broker-2"} 1.0' in text
-    (was,), (now,) = before, [each.session_id for each in sessions.list(0) if each.replica_id == 2]
+    told = {(line["event"].removeprefix("fetch session "), line.get("session_id")): line for line in lines}
     lost = mine[codes.index(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)]
-    follower = {"client_id": "broker-2", "privileged": True, "partitions": 1, "log_level": "debug"}
-    consumer = {"client_id": "tests", "privileged": False, "partitions": 1, "log_level": "debug"}
+    consumer = {"client_id": "tests", "privileged": False, "partitions": 1, "session_id": lost, "log_level": "debug"}
     why = {"reason": "privilege", "evictor": "broker-2"}
-    assert consumer | {"event": "fetch session made", "session_id": lost} in lines
-    assert consumer | {"event": "fetch session evicted", "session_id": lost} | why in lines
-    assert follower | {"event": "fetch session made", "session_id": now} in lines
-    assert follower | {"event": "fetch session closed", "session_id": was} in lines
+    assert told["made", lost] == consumer | {"event": "fetch session made"}
+    assert told["evicted", lost] == consumer | {"event": "fetch session evicted"} | why
+    follower = ("broker-2", True)
+    assert (told["closed", before]["client_id"], told["closed", before]["privileged"]) == follower
+    assert follower in {(line["client_id"], line["privileged"]) for (what, _), line in told.items() if what == "made"}
 
 
 async def test_a_follower_that_was_killed_takes_no_second_slot(small: Mesh) -> None:
