@@ -138,9 +138,13 @@ def topics_on_disk(node: MeshNode) -> dict[str, bytes]:
 
 
 def _files(node: MeshNode) -> dict[str, int]:
-    """Names and sizes, of those that are still there when they are looked at."""
+    return sizes((*segments(node), *snapshots(node)))
+
+
+def sizes(files: Iterable[Path]) -> dict[str, int]:
+    """By name, of those that are still there when they are looked at."""
     found = {}
-    for file in (*segments(node), *snapshots(node)):
+    for file in files:
         with suppress(FileNotFoundError):
             found[file.name] = file.stat().st_size
     return found

@@ -17,6 +17,7 @@ from quorum_of_tests import (
     lines_of,
     log_end,
     metrics,
+    sizes,
     snapshots,
     state_of,
     topics_at,
@@ -124,7 +125,7 @@ def check_progress(node: MeshNode, old: dict[str, float]) -> None:
         wait_metric(node, name, old[name])
     wait_for(lambda: metrics(node)[f"{CONTROLLER}snapshotlag"] < 60, f"snapshot of {node.name}")
     size = f"{CONTROLLER}snapshotsizebytes"
-    wait_for(lambda: metrics(node)[size] in {file.stat().st_size for file in snapshots(node)}, "size of a snapshot")
+    wait_for(lambda: metrics(node)[size] in sizes(snapshots(node)).values(), "size of a snapshot")
     assert metrics(node)[f"{RAFT}number_of_voters"] == 3
 
 
