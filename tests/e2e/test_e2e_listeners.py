@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,8 @@ HOST = "localhost"
 
 class _Mesh:
     def __init__(self, folder: Path) -> None:
-        self._ports = dict(zip(["leader-1", "follower-1"], ports.choose(2), strict=True))
+        self.held = ports.Held()
+        self._ports = dict(zip(["leader-1", "follower-1"], self.held.choose(2), strict=True))
         self.cluster = SingleCluster(folder, properties=self._listeners)
 
     def _listeners(self, node: NodeInfo) -> dict[str, str]:
@@ -48,9 +50,10 @@ class _Mesh:
 @pytest.fixture
 def mesh(tmp_path: Path) -> Iterator[_Mesh]:
     mesh = _Mesh(tmp_path)
-    mesh.cluster.up(Counts(1, 1, 1, 0), {"offsets.topic.replication.factor": "2"})
-    yield mesh
-    mesh.cluster.down()
+    with closing(mesh.held):
+        mesh.cluster.up(Counts(1, 1, 1, 0), {"offsets.topic.replication.factor": "2"})
+        yield mesh
+        mesh.cluster.down()
 
 
 async def test_addresses_are_those_of_the_listener_that_was_asked(mesh: _Mesh) -> None:

@@ -69,11 +69,12 @@ class Prometheus:
         (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration(nodes)))
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
+        self._ports = ports.Held()  # it takes its time to listen
         self._url = ""
 
     def __enter__(self) -> Self:
         assert BINARY is not None
-        (port,) = ports.choose(1)
+        (port,) = self._ports.choose(1)
         self._url = f"http://127.0.0.1:{port}"
         command = [BINARY, f"--config.file={self._folder}/prometheus.yml", f"--web.listen-address=127.0.0.1:{port}"]
         command += [f"--storage.tsdb.path={self._folder}/data", "--log.level=warn"]
@@ -94,6 +95,7 @@ class Prometheus:
 
     def stop(self) -> None:
         """End the process; idempotent."""
+        self._ports.close()
         process, self._process = self._process, None
         if process is None:
             return

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kipmesh.cluster.ports import choose
+from kipmesh.cluster.ports import Held
 from kipmesh.core import messages as m
 from kipmesh.core.config import BrokerConfig, ControllerConfig
 from kipmesh.node.broker import BrokerNode
@@ -38,7 +38,8 @@ class Mesh:
         self.broker_keys = {"broker.heartbeat.interval.ms": 100, "broker.session.timeout.ms": 60_000} | broker_keys
         self.controller_keys: dict[str, Any] = {}
         self.controllers: dict[int, ControllerNode] = {}
-        self.controller_ports = dict(zip(range(100, 100 + controllers), choose(controllers), strict=True))
+        self._held = Held()  # who is killed finds its own port again, whatever other processes are given meanwhile
+        self.controller_ports = dict(zip(range(100, 100 + controllers), self._held.choose(controllers), strict=True))
         self.brokers: dict[int, BrokerNode] = {}
         self.ports: dict[int, int] = {}
         self.pool = ConnectionPool("tests")
@@ -81,13 +82,19 @@ class Mesh:
             await self.start_controller(node_id)
         await eventually(lambda: self.active, "an active controller")
 
+    def port_of(self, broker_id: int) -> int:
+        """Where the broker listens, each time that it is started."""
+        if broker_id not in self.ports:
+            (self.ports[broker_id],) = self._held.choose(1)
+        return self.ports[broker_id]
+
     async def start_broker(self, broker_id: int, *, fs: FileSystem | None = None, **more: Any) -> BrokerNode:
         config = BrokerConfig.parse(
             {
                 "node.id": broker_id,
                 "cluster.id": CLUSTER_ID,
                 "controller.quorum.voters": self.voters,
-                "listeners": f"MESH://127.0.0.1:{self.ports.get(broker_id, 0)}",
+                "listeners": f"MESH://127.0.0.1:{self.port_of(broker_id)}",
                 "log.dirs": str(self.folder / f"broker-{broker_id}"),
                 "broker.rack": f"rack-{'abc'[(broker_id - 1) % 3]}",
             }
@@ -96,7 +103,6 @@ class Mesh:
         )
         node = BrokerNode(config, is_leader_role=broker_id == 1, fs=fs)
         await node.start()
-        self.ports[broker_id] = node.grpc_port
         self.brokers[broker_id] = node
         return node
 
@@ -116,6 +122,7 @@ class Mesh:
         for controller in self.controllers.values():
             await controller.stop()
         await self.pool.close()
+        self._held.close()
 
     def connection(self, broker_id: int) -> Connection:
         return self.pool.get(f"127.0.0.1:{self.ports[broker_id]}")

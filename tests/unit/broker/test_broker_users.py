@@ -45,7 +45,7 @@ class Brokers:
     async def start(self) -> None:
         await self.mesh.start_controllers()
         for broker_id in (1, 2):
-            port = self.mesh.ports.get(broker_id, 0)
+            port = self.mesh.port_of(broker_id)
             await self.mesh.start_broker(broker_id, listeners=f"MESH://127.0.0.1:{port},KAFKA://127.0.0.1:0")
         await self.mesh.ready(1, 2)
 

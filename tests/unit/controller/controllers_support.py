@@ -31,7 +31,8 @@ class Controllers:
     def __init__(self, folder: Path, count: int = 3, **values: Any) -> None:
         self.folder = folder
         self.ids = [1001 + number for number in range(count)]
-        self.ports = dict(zip(self.ids, ports.choose(count), strict=True))
+        self._held = ports.Held()  # who is stopped finds its own port again
+        self.ports = dict(zip(self.ids, self._held.choose(count), strict=True))
         self.nodes: dict[int, ControllerNode] = {}
         self.pool = ConnectionPool("test")
         self._values = {**FAST, **values}
@@ -53,6 +54,7 @@ class Controllers:
     async def __aexit__(self, *error: object) -> None:
         await self.pool.close()
         await asyncio.gather(*(self.stop(node_id) for node_id in list(self.nodes)))
+        self._held.close()
 
     async def start(self, *ids: int, fs: FileSystem | None = None) -> None:
         for node_id in ids:

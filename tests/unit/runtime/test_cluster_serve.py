@@ -100,7 +100,8 @@ def test_wrong_usage_is_told_in_one_line(
 
 
 def test_it_serves_until_sigterm(tmp_path: Path) -> None:
-    mesh, kafka = ports.choose(2)
+    held = ports.Held()  # its nodes' own ports are others
+    mesh, kafka = held.choose(2)
     command = [sys.executable, "-c", _SCRIPT, str(mesh), str(kafka), "--dir", str(tmp_path)]
     process = subprocess.Popen([*command, "--config", "num.partitions=2"], stdout=subprocess.PIPE, text=True)
     try:
@@ -113,4 +114,5 @@ def test_it_serves_until_sigterm(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.communicate()
+        held.close()
     assert not list(tmp_path.iterdir())
