@@ -37,7 +37,7 @@ endif
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install demo test check lint format types imports tidy unit e2e spark golden sim sim-replicas chaos bench \
-  bench-clients bench-spark bench-closest bench-failover bench-fencing bench-groups bench-metadata bench-sessions bench-spark-kills bench-snapshot bench-compare clients client-suites fuzz-wire certs protos lock wheel \
+  bench-catch-up bench-clients bench-spark bench-closest bench-failover bench-fencing bench-groups bench-metadata bench-sessions bench-spark-kills bench-snapshot bench-wakeup bench-compare clients client-suites fuzz-wire certs protos lock wheel \
   docs dashboards monitoring images image-next image-spark up down demo-compose chaos-compose docker kube clean distclean stale
 
 help: ## list the targets
@@ -122,6 +122,9 @@ bench-failover: install ## gaps when controllers and leaders fail (ARGS="--runs 
 bench-closest: install ## bytes read across racks with and without a selector (ARGS="--quick", "--modes off fetch", "--markdown")
 	$(PY) -m bench.closest $(ARGS)
 
+bench-catch-up: install ## a new broker loads 1,000,000 partitions by FetchSnapshot over loopback (ARGS="--quick", "--json")
+	$(PY) -m bench.catch_up $(ARGS)
+
 bench-clients: install ## our producers beside aiokafka's and kafka-python's on Apache Kafka (ARGS="--quick", "--markdown")
 	$(PY) -m bench.clients $(ARGS)
 
@@ -142,6 +145,9 @@ bench-sessions: install ## what a fetch costs by the size of its session (ARGS="
 
 bench-snapshot: install ## a snapshot of 1,000,000 partitions (ARGS="--kafka": beside Apache Kafka's own classes)
 	$(PY) -m bench.snapshot $(ARGS)
+
+bench-wakeup: install ## followers that are told the high watermark at once: fetches and delay, with and without (ARGS="--quick")
+	$(PY) -m bench.wakeup $(ARGS)
 
 protos: install ## generate kipmesh/v1 from protos/
 	$(PY) tools/build_protos.py

@@ -50,7 +50,8 @@ class Bytes(NamedTuple):
         return Bytes(self.own - before.own, self.other - before.other)
 
 
-def _scrape(url: str) -> str:
+def scrape(url: str) -> str:
+    """What a page of metrics has."""
     with urllib.request.urlopen(url, timeout=HTTP_TIMEOUT_S) as answer:
         text: str = answer.read().decode()
     return text
@@ -60,7 +61,7 @@ async def of_brokers(nodes: Iterable[NodeInfo]) -> Bytes:
     """What brokers have counted so far, of fetches that name a rack: `replica.selection.mode=fetch` alone."""
     found: Counter[str] = Counter()
     for node in nodes:
-        for family in text_string_to_metric_families(await asyncio.to_thread(_scrape, f"http://{node.http}/metrics")):
+        for family in text_string_to_metric_families(await asyncio.to_thread(scrape, f"http://{node.http}/metrics")):
             if family.name == METRIC:
                 for sample in family.samples:
                     if sample.name == f"{METRIC}_total":

@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,13 @@ def measure(folder: Path, snapshot_id: SnapshotId) -> Rounds:
 def compare(ours: Mapping[str, float], rounds: Rounds) -> dict[str, dict[str, float]]:
     """Of each figure: Kafka's first round, which has the cold JVM in it, its median, its best, and ours by each."""
     found = {}
-    for key in ("generate_s", "load_s", "bytes"):
+    for key in ("generate_s", "load_s", "bytes", "image_mib"):
         values = [float(each[key]) for each in rounds]
         kafka = {"first": values[0], "median": statistics.median(values), "best": min(values)}
-        found[key] = {**kafka, **{f"ratio_{name}": ours[key] / value for name, value in kafka.items()}}
+        found[key] = {
+            **kafka,
+            **{f"ratio_{name}": ours[key] / value if value else nan for name, value in kafka.items()},
+        }
     return found
 
 
@@ -84,4 +88,9 @@ def as_text(compared: Mapping[str, Mapping[str, float]]) -> Sequence[str]:
         )
     size = compared["bytes"]
     lines.append(f"{'file':<18}{size['median'] / (1 << 20):8.1f} MiB; ours {size['ratio_median']:.3f} of that")
+    image = compared["image_mib"]
+    lines.append(
+        f"{'image on the heap':<18}{image['median']:8.1f} MiB (best {image['best']:.1f}); ours takes "
+        f"{image['ratio_median']:.1f} times as much, resident"
+    )
     return lines

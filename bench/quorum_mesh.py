@@ -186,9 +186,9 @@ class QuorumMesh:
 
     # -- processes
 
-    def add_broker(self) -> MeshNode:
-        """One more broker, which is not started yet."""
-        number = len(self.brokers) + 1
+    def add_broker(self, node_id: int | None = None) -> MeshNode:
+        """One more broker, which is not started yet; its id is the next one, or this."""
+        number = len(self.brokers) + 1 if node_id is None else node_id
         return self._add(f"broker-{number}", number)
 
     def start(self, *names: str, wait: bool = True) -> None:

@@ -1,6 +1,7 @@
 """`python tools/fuzz_wire.py`: mutated frames and half-open connections against the Kafka listener of a live mesh.
 
-A mesh of its own (one controller, one broker) gets `--frames` requests: whole ones from `tests/golden/wire` and empty
+A mesh of its own (one controller, one broker) gets requests until it has looked into `--frames` of them, by its own
+count, which leaves out what comes behind one that ends its connection: whole ones from `tests/golden/wire` and empty
 ones of each API, of which bits are flipped, lengths lie, ends are missing, keys and versions are any; alone or in
 pipelines, whole or in pieces, on connections that are closed, reset, or left half open. Meanwhile an honest client asks
 on a connection of its own, which must never break. In the end the same processes must run, with no more memory than
@@ -16,18 +17,25 @@ import random
 import struct
 import sys
 import time
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from kipmesh.cluster import LocalCluster, Role
+from prometheus_client.parser import text_string_to_metric_families
+
+from kipmesh.cluster import LocalCluster, NodeInfo, Role
 
 ROOT = Path(__file__).resolve().parent.parent
 CORPUS = ROOT / "tests" / "golden" / "wire"
 CONNECTIONS = 48
 """Senders at once."""
 HALF_OPEN_MAX = 100
-FRAMES_A_CONNECTION = 40
+FRAMES_A_CONNECTION = (1, 1, 2, 4, 40)
+"""Few, for most are looked into no further than the first that is refused."""
 ANSWER_SECONDS_MAX = 30.0
+STALL_SECONDS_MAX = 60.0
+LOOK_SECONDS = 0.2
+"""Between two looks at how far the broker is."""
 API_KEYS = 75
 INTERESTING = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 HONEST = struct.pack(">hhih6s", 3, 4, 77, 6, b"honest") + struct.pack(">i??", -1, False, False)[:5]
@@ -129,37 +137,39 @@ class Honest:
 
 
 class Fuzz:
-    """Senders of one run."""
+    """Senders of one run, which go on until `is_over`."""
 
-    def __init__(self, port: int, seed: int, frames: int) -> None:
+    def __init__(self, port: int, seed: int) -> None:
+        self.is_over = False
         self._port = port
         self._seed = seed
-        self._left = frames
         self._connections = 0
         self._corpus = corpus()
         self._half_open: list[asyncio.StreamWriter] = []
         self.sent = 0
+        self.opened = 0
+        self.half_open = 0
         self.closed = 0
         """Connections that the broker ended."""
 
     async def run(self) -> None:
-        """Send them all."""
+        """Send until it is over."""
         await asyncio.gather(*(self._sender() for _ in range(CONNECTIONS)))
         for writer in self._half_open:
             writer.transport.abort()
 
     async def _sender(self) -> None:
-        while self._left > 0:
+        while not self.is_over:
             self._connections += 1
             source = random.Random(self._seed * 1_000_003 + self._connections)
-            number = min(self._left, source.randint(1, FRAMES_A_CONNECTION))
-            self._left -= number
+            number = source.choice(FRAMES_A_CONNECTION)
             with contextlib.suppress(OSError):
                 await self._connection(source, number)
             self.sent += number
 
     async def _connection(self, source: random.Random, number: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        self.opened += 1
         data = b"".join(
             framed(source, mutate(source, source.choice(self._corpus), self._corpus)) for _ in range(number)
         )
@@ -174,6 +184,7 @@ class Fuzz:
                     await writer.drain()
         if end == 0 and len(self._half_open) < HALF_OPEN_MAX:
             self._half_open.append(writer)
+            self.half_open += 1
             return
         with contextlib.suppress(TimeoutError, OSError):
             async with asyncio.timeout(source.choice((0.02, 0.1, 0.3))):
@@ -193,51 +204,85 @@ def _resident_bytes(pid: int) -> int:
     raise FuzzError(f"process {pid} is gone")
 
 
-async def fuzz(port: int, pids: Sequence[int], frames: int, seed: int, growth_mib: int) -> str:
-    """Send them, and check; gives a line about it. FuzzError."""
-    honest = Honest(port)
-    asking = asyncio.create_task(honest.run())
+def taken(http: str) -> int:
+    """Frames that the broker looked into so far: requests that it answered, and frames that it refused.
 
-    async def part(number: int, own_seed: int) -> Fuzz:
-        sending = Fuzz(port, own_seed, number)
-        work = asyncio.create_task(sending.run())
-        done, _ = await asyncio.wait((work, asking), return_when=asyncio.FIRST_COMPLETED)
-        if asking in done:
-            work.cancel()
-            await asking
-        await work
-        return sending
+    What comes behind a refused frame is not among them, for there its connection ends.
+    """
+    with urllib.request.urlopen(f"http://{http}/metrics", timeout=ANSWER_SECONDS_MAX) as answer:
+        text = answer.read().decode()
+    names = ("kafka_network_requestmetrics_requests_total", "kipmesh_wire_malformed_frames_total")
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    return int(sum(sample.value for sample in samples if sample.name in names))
 
-    try:
-        first = await part(frames // 10, seed)
-        before = [_resident_bytes(pid) for pid in pids]
-        rest = await part(frames - frames // 10, seed + 1)
-        await honest.once()
-        after = [_resident_bytes(pid) for pid in pids]
-        grown = max(late - early for late, early in zip(after, before, strict=True)) / (1 << 20)
+
+class Run:
+    """Sends until the broker has looked into so many frames, and checks what must hold."""
+
+    def __init__(self, broker: NodeInfo, port: int, pids: Sequence[int], seed: int) -> None:
+        self._broker = broker
+        self._pids = pids
+        self._honest = Honest(port)
+        self._fuzz = Fuzz(port, seed)
+        self._looked_into = 0
+
+    async def go(self, frames: int, growth_mib: int) -> str:
+        """A line about it; FuzzError."""
+        begun, idle = time.monotonic(), self._memory_mib()
+        tasks = [asyncio.create_task(self._honest.run()), asyncio.create_task(self._fuzz.run())]
+        try:
+            await self._until(frames // 10, tasks)
+            early = self._memory_mib()
+            await self._until(frames, tasks)
+            self._fuzz.is_over = True
+            await tasks[1]
+            await self._honest.once()
+            late = self._memory_mib()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        grown = max(after - before for after, before in zip(late, early, strict=True))
         if grown > growth_mib:
             raise FuzzError(f"a process has {grown:.0f} MiB more than after the first tenth")
-        if not asking.done() and not honest.answers:
-            raise FuzzError("the honest client was never answered")
-    finally:
-        asking.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asking
-    sent, closed = first.sent + rest.sent, first.closed + rest.closed
-    return (
-        f"seed {seed}: {sent:,} frames, {closed:,} connections ended by the broker, {honest.answers:,} honest answers "
-        f"(slowest {honest.slowest_s:.2f} s), memory {grown:+.1f} MiB"
-    )
+        sizes = zip(("controller", "broker"), idle, early, late, strict=True)
+        memory = ", ".join(f"{name} {' to '.join(f'{size:.0f}' for size in found)}" for name, *found in sizes)
+        fuzz, honest = self._fuzz, self._honest
+        return (
+            f"{self._looked_into:,} frames looked into of {fuzz.sent:,} in {time.monotonic() - begun:.0f} s, on "
+            f"{fuzz.opened:,} connections, {fuzz.half_open:,} left half open, {fuzz.closed:,} ended by the broker; "
+            f"{honest.answers:,} honest answers (slowest {honest.slowest_s:.2f} s); "
+            f"MiB at first, after a tenth, in the end: {memory}"
+        )
+
+    async def _until(self, frames: int, tasks: Sequence[asyncio.Task[None]]) -> None:
+        """Both tasks go on till then, unless one fails."""
+        progressed = time.monotonic()
+        while self._looked_into < frames:
+            before = self._looked_into
+            self._looked_into = await asyncio.to_thread(taken, str(self._broker.http)) - self._honest.answers
+            if self._looked_into > before:
+                progressed = time.monotonic()
+            elif time.monotonic() - progressed > STALL_SECONDS_MAX:
+                raise FuzzError(f"no frame was looked into for {STALL_SECONDS_MAX:g} s")
+            done, _ = await asyncio.wait(tasks, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                await task
+
+    def _memory_mib(self) -> list[float]:
+        return [_resident_bytes(pid) / (1 << 20) for pid in self._pids]
 
 
 def run(frames: int, seed: int, growth_mib: int = 128) -> str:
     """On a mesh of its own; FuzzError."""
     with LocalCluster(mode="processes", controllers=1, leaders=1, followers=0) as cluster:
-        (log,) = (Path(str(node.log)) for node in cluster.nodes if node.role is Role.LEADER)
+        (broker,) = (node for node in cluster.nodes if node.role is Role.LEADER)
+        log = Path(str(broker.log))
         assert cluster.kafka_bootstrap is not None
+        port = int(cluster.kafka_bootstrap.rpartition(":")[2])
         pids = [node.pid for node in cluster.nodes if node.pid is not None]
         try:
-            told = asyncio.run(fuzz(int(cluster.kafka_bootstrap.rpartition(":")[2]), pids, frames, seed, growth_mib))
+            told = asyncio.run(Run(broker, port, pids, seed).go(frames, growth_mib))
         except FuzzError as error:
             raise FuzzError(f"seed {seed}: {error}\n{log.read_text(errors='replace')[-2000:]}") from None
         if [node.pid for node in cluster.nodes if node.pid is not None] != pids:
@@ -245,7 +290,7 @@ def run(frames: int, seed: int, growth_mib: int = 128) -> str:
         errors = [line for line in log.read_text(errors="replace").splitlines() if "Traceback" in line]
         if errors:
             raise FuzzError(f"seed {seed}: {len(errors)} tracebacks in {log}: {errors[0]}")
-    return told
+    return f"seed {seed}: {told}"
 
 
 def main(given: Sequence[str]) -> int:

@@ -26,7 +26,8 @@ import org.apache.kafka.snapshot.Snapshots;
  * Loads a snapshot that kipmesh made with Apache Kafka's own classes, and writes the image that comes of it again.
  *
  * Arguments: the folder and the id (end offset, epoch) of the snapshot, a folder for Kafka's, how often. Prints one JSON
- * object a round; the first has the cold JVM in it.
+ * object a round; the first has the cold JVM in it. The heap that an image takes is what a collection leaves while it is
+ * there, less what one left before it was loaded.
  */
 public final class KafkaSnapshot {
     private static final int BATCH_BYTES_MAX = 8 << 20;
@@ -43,24 +44,33 @@ public final class KafkaSnapshot {
         Path own = Path.of(given[3]);
         int rounds = Integer.parseInt(given[4]);
         for (int round = 0; round < rounds; round++) {
-            long begin = System.nanoTime();
-            MetadataImage image = load(folder, id);
-            double loadSeconds = secondsSince(begin);
-            OffsetAndEpoch made = new OffsetAndEpoch(id.offset() + round, id.epoch());
-            begin = System.nanoTime();
-            generate(own, made, image);
-            double generateSeconds = secondsSince(begin);
-            Path file = Snapshots.snapshotPath(own, made);
-            long topics = image.topics().topicsById().size();
-            System.gc();
-            Runtime runtime = Runtime.getRuntime();
-            System.out.printf(
-                Locale.ROOT,
-                "{\"load_s\": %.4f, \"generate_s\": %.4f, \"bytes\": %d, \"records\": %d, \"topics\": %d, \"heap_mib\": %d}%n",
-                loadSeconds, generateSeconds, Files.size(file), records, topics,
-                (runtime.totalMemory() - runtime.freeMemory()) >> 20);
-            Files.delete(file);
+            measure(folder, id, own, new OffsetAndEpoch(id.offset() + round, id.epoch()));
         }
+    }
+
+    /** One round, of which nothing is left on the heap. */
+    private static void measure(Path folder, OffsetAndEpoch id, Path own, OffsetAndEpoch made) throws Exception {
+        long before = usedBytes();
+        long begin = System.nanoTime();
+        MetadataImage image = load(folder, id);
+        double loadSeconds = secondsSince(begin);
+        long imageBytes = usedBytes() - before;
+        begin = System.nanoTime();
+        generate(own, made, image);
+        double generateSeconds = secondsSince(begin);
+        Path file = Snapshots.snapshotPath(own, made);
+        System.out.printf(
+            Locale.ROOT,
+            "{\"load_s\": %.4f, \"generate_s\": %.4f, \"bytes\": %d, \"records\": %d, \"topics\": %d, \"image_mib\": %.4f}%n",
+            loadSeconds, generateSeconds, Files.size(file), records, image.topics().topicsById().size(),
+            (double) imageBytes / (1 << 20));
+        Files.delete(file);
+    }
+
+    private static long usedBytes() {
+        System.gc();
+        Runtime runtime = Runtime.getRuntime();
+        return runtime.totalMemory() - runtime.freeMemory();
     }
 
     private static double secondsSince(long begin) {

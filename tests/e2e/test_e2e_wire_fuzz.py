@@ -12,8 +12,9 @@ from tools import fuzz_wire
 
 @pytest.mark.slow
 def test_the_listener_survives_what_is_no_request() -> None:
-    told = fuzz_wire.run(frames=8_000, seed=2)
-    assert "8,000 frames" in told
+    told = fuzz_wire.run(frames=1_000, seed=2)
+    looked_into = int(told.split()[2].replace(",", ""))
+    assert looked_into >= 1_000, told
 
 
 def test_mutations_are_replayed_by_their_seed() -> None:

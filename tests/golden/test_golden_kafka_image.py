@@ -40,6 +40,6 @@ def test_kafkas_own_classes_load_our_snapshot(tmp_path: Path) -> None:
     for one in rounds:
         assert (one["records"], one["topics"]) == (writer.records, 100)
         assert one["bytes"] == pytest.approx(size, rel=0.05)
-    compared = kafka.compare({"generate_s": 1, "load_s": 1, "bytes": size}, rounds)
+    compared = kafka.compare({"generate_s": 1, "load_s": 1, "bytes": size, "image_mib": 1}, rounds)
     assert compared["load_s"]["best"] <= compared["load_s"]["median"]
     assert "Apache Kafka 4" in kafka.as_text(compared)[0]
