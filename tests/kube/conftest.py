@@ -4,7 +4,7 @@
 | ------------------------- | --------------------------------------------------------------------------------------- |
 | `KUBECONFIG`              | the cluster                                                                             |
 | `KIPMESH_KUBE_IMAGE`      | REPOSITORY:TAG of an image that its nodes have or can pull                              |
-| `KIPMESH_KUBE_IMAGE_NEXT` | the one to upgrade to, of `make image-next`; by default the same                        |
+| `KIPMESH_KUBE_IMAGE_NEXT` | the one to upgrade to, of `make image-next`; without it that test is skipped            |
 | `KIPMESH_KUBE_IMAGE_SPARK`| the image of the Spark jobs; without it their test is skipped                           |
 | `KIPMESH_KUBE_CUT_NODE`   | a command that cuts the power of node `{node}`; without it that test is skipped         |
 | `KIPMESH_KUBE_BOOT_NODE`  | a command that boots it again                                                           |

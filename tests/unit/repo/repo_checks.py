@@ -238,6 +238,16 @@ def rows_behind_the_code(table: str, sources: Iterable[str]) -> Iterator[str]:
             yield f"{cells[0]}: code names it, its row says not yet"
 
 
+def rows_with_other_tests(table: str) -> Iterator[str]:
+    """Rows of rules that name something as a test which pytest would not run: a helper, or code."""
+    for cells in table_rows(table):
+        for span in CODE_SPAN.findall(cells[3]):
+            name, _, symbol = span.partition("::")
+            is_one = Path(name).name.startswith("test_") and (not symbol or symbol.lower().startswith("test"))
+            if OWN_PATH.fullmatch(name) and not is_one:
+                yield f"{cells[0]}: {span} is no test"
+
+
 def undocumented_targets(makefile: str) -> Iterator[str]:
     """Phony targets that `make help` does not list; `stale` is the Makefile's own."""
     phony = re.search(r"^\.PHONY:((?:.*\\\n)*.*)$", makefile, re.MULTILINE)

@@ -91,6 +91,11 @@ def test_rows_of_rules_keep_up_with_the_code() -> None:
         assert not list(repo_checks.rows_behind_the_code((ROOT / path).read_text(), sources))
 
 
+def test_rows_of_rules_name_tests() -> None:
+    for path in KIPS:
+        assert not list(repo_checks.rows_with_other_tests((ROOT / path).read_text()))
+
+
 def test_links_of_documents_lead_somewhere() -> None:
     _demand(MARKDOWN, repo_checks.broken_links)
 

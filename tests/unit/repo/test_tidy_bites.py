@@ -103,6 +103,14 @@ def test_rows_behind_the_code_are_found() -> None:
     assert list(repo_checks.rows_behind_the_code(table, ["# keeps 227-01"]))
 
 
+def test_rows_that_name_no_test_are_found() -> None:
+    row = "| 227-01 | ids | `kipmesh/log.py` | {} | - |"
+    good = "`tests/unit/test_a.py`, `tests/unit/test_a.py::test_b`; `tests/unit/test_a.py::TestModel`"
+    assert not list(repo_checks.rows_with_other_tests(row.format(good)))
+    for bad in ("tests/unit/test_a.py::compare", "kipmesh/testing/day.py::_check", "tests/unit/support.py"):
+        assert list(repo_checks.rows_with_other_tests(row.format(f"{good}, `{bad}`"))) == [f"227-01: {bad} is no test"]
+
+
 def test_undocumented_targets_are_found() -> None:
     makefile = ".PHONY: a b \\\n  c\na: b ## says\nb:\nc: ## says\nd: ## says\n"
     assert list(repo_checks.undocumented_targets(makefile)) == [
