@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from random import Random
+from typing import Annotated, Any, Literal, NamedTuple
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -240,6 +241,15 @@ AnyFault = Annotated[
 ]
 
 
+class Chance(NamedTuple):
+    """One of the faults that come by chance."""
+
+    pause_s: float
+    """How long the mesh is left alone before it."""
+    fault: Fault
+    for_s: float
+
+
 class RandomPart(_Part):
     """Faults by chance, one after the other until the end; the next comes when all replicas are in sync again."""
 
@@ -253,6 +263,13 @@ class RandomPart(_Part):
             if fault.model_fields_set & {"at_s", "for_s"}:
                 raise ValueError(f"faults.{number}: random faults have no at_s and for_s of their own")
         return self
+
+    def plan(self, seed: int) -> Iterator[Chance]:
+        """What a seed brings, without an end: how many of them there is time for, the mesh and the machine decide."""
+        source = Random(seed)
+        while True:
+            pause_s, fault = source.uniform(*self.pause_s), source.choice(self.faults)
+            yield Chance(pause_s, fault, source.uniform(*self.for_s))
 
 
 class SteadyState(_Part):

@@ -281,11 +281,12 @@ class _Run:
     async def _by_chance(self, injector: Injector, observer: Observer) -> None:
         part = self._experiment.random
         assert part is not None
-        while not injector.stop.is_set():
-            await self._pause(injector, self._random.uniform(*part.pause_s))
-            if not injector.stop.is_set():
-                await injector.run(self._random.choice(part.faults), self._random.uniform(*part.for_s))
-                await self._wait_in_sync(observer, injector.stop)
+        for pause_s, fault, for_s in part.plan(self._seed):
+            await self._pause(injector, pause_s)
+            if injector.stop.is_set():
+                return
+            await injector.run(fault, for_s)
+            await self._wait_in_sync(observer, injector.stop)
 
     async def _pause(self, injector: Injector, for_s: float) -> None:
         with suppress(TimeoutError):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,13 @@ import psutil
 import pytest
 import yaml
 
+from kipmesh.chaos.experiment import load
+from kipmesh.testing.history import FaultBegan, Note, read_history
+
 pytestmark = pytest.mark.slow
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="links between nodes need /proc")
 
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy" / "chaos"
 CONFIG = {"broker.session.timeout.ms": 1500, "broker.heartbeat.interval.ms": 250}
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("KIPMESH_")}
 
@@ -144,6 +149,33 @@ def test_a_broker_goes_on_without_a_folder_that_failed(tmp_path: Path, folder: P
     assert summary["clean"] is True
     assert summary["faults_by_kind"] == {"failed-folder": 1}
     assert summary["acknowledged"] > 0
+
+
+@linux
+@pytest.mark.timeout(600)
+def test_two_minutes_of_faults_by_chance_lose_nothing(tmp_path: Path, folder: Path) -> None:
+    """`deploy/chaos/random.yaml` in short; its own limits are for a machine that does nothing else."""
+    seed = 36  # its first eight faults are of six kinds
+    document = yaml.safe_load((DEPLOY / "random.yaml").read_text())
+    document["steady_state"] = {"write_gap_s": 60, "read_delay_s": 75, "recovered_within_s": 120}
+    file = tmp_path / "random.yaml"
+    file.write_text(yaml.safe_dump(document))
+    arguments = command("run", file, "--dir", folder, "--seed", seed, "--duration", 120)
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=560, env=ENVIRONMENT)
+    assert done.returncode == 0, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert "no anomaly" in done.stdout
+    summary = json.loads((folder / f"random-{seed}" / "summary.json").read_text())
+    assert (summary["clean"], summary["anomalies"]) == (True, {})
+    assert summary["faults_s"] >= 120
+    assert len(summary["faults_by_kind"]) >= 3
+    assert summary["acknowledged"] > 100
+    assert summary["read"] >= 3 * summary["acknowledged"]
+    history = list(read_history(folder / f"random-{seed}" / "history.jsonl"))
+    by_chance = load(file).random
+    assert by_chance is not None
+    if not any(isinstance(one, Note) and "did not happen" in one.text for one in history):  # there was no target
+        happened = [one.kind for one in history if isinstance(one, FaultBegan)]
+        assert happened == [one.fault.kind for one in islice(by_chance.plan(seed), len(happened))]
 
 
 @linux

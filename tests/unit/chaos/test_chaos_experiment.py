@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,18 @@ def test_what_faults_need(tmp_path: Path) -> None:
     assert (experiment.needs_disks, experiment.needs_folders) == (True, True)
     experiment = load(written(tmp_path, random={"faults": [{"kind": "delay", "target": "broker:any"}]}))
     assert experiment.needs_network
+
+
+def test_a_seed_says_which_faults_come_when_and_for_how_long() -> None:
+    by_chance = load(DEPLOY / "random.yaml").random
+    assert by_chance is not None
+    plan = list(islice(by_chance.plan(7), 200))
+    assert list(islice(by_chance.plan(7), 200)) == plan
+    assert list(islice(by_chance.plan(8), 200)) != plan
+    assert {one.fault for one in plan} == set(by_chance.faults)
+    for pause_s, _, for_s in plan:
+        assert by_chance.pause_s[0] <= pause_s <= by_chance.pause_s[1]
+        assert by_chance.for_s[0] <= for_s <= by_chance.for_s[1]
 
 
 def test_another_duration_leaves_out_what_comes_later(tmp_path: Path) -> None:
