@@ -92,7 +92,7 @@ clients: install ## clients that others wrote, on a live cluster (CLUSTERS="kipm
 client-suites: install ## test suites that clients of others bring (SUITES="franz-go kafka-tester", ARGS="--list"; docs/clients.md)
 	$(PY) tools/client_suites.py $(SUITES) $(ARGS)
 
-fuzz-wire: install ## 200,000 mutated frames and half-open connections at the Kafka listener (ARGS="--frames 10000 --seed 7")
+fuzz-wire: install ## 200,000 mutated frames that the Kafka listener looks into, and half-open connections: minutes (ARGS="--frames 10000 --seed 7")
 	$(PY) tools/fuzz_wire.py $(ARGS)
 
 golden: install ## tests with Apache Kafka's own tools (Java 17+, Maven)

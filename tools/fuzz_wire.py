@@ -242,6 +242,8 @@ class Run:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+        if not self._honest.answers:
+            raise FuzzError("the honest client was never answered")
         grown = max(after - before for after, before in zip(late, early, strict=True))
         if grown > growth_mib:
             raise FuzzError(f"a process has {grown:.0f} MiB more than after the first tenth")
@@ -260,7 +262,10 @@ class Run:
         progressed = time.monotonic()
         while self._looked_into < frames:
             before = self._looked_into
-            self._looked_into = await asyncio.to_thread(taken, str(self._broker.http)) - self._honest.answers
+            try:
+                self._looked_into = await asyncio.to_thread(taken, str(self._broker.http)) - self._honest.answers
+            except OSError as error:
+                raise FuzzError(f"the broker's metrics do not come: {error!r}") from None
             if self._looked_into > before:
                 progressed = time.monotonic()
             elif time.monotonic() - progressed > STALL_SECONDS_MAX:
