@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 Address = tuple[str, int]
+
+_RESOLVER = ThreadPoolExecutor(4, thread_name_prefix="kipmesh-resolver")
+"""A name that nobody knows keeps a thread for seconds, and many may be looked up; the loop's own threads read files."""
 
 
 async def refuses(address: Address, timeout_s: float) -> bool:
@@ -13,7 +18,8 @@ async def refuses(address: Address, timeout_s: float) -> bool:
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(timeout_s):
-            found = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
+            look_up = partial(socket.getaddrinfo, *address, type=socket.SOCK_STREAM)
+            found = await loop.run_in_executor(_RESOLVER, look_up)
             for family, kind, protocol, _, place in found:
                 with socket.socket(family, kind, protocol) as knocker:
                     knocker.setblocking(False)

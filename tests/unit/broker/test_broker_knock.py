@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from typing import Any
 
 import pytest
@@ -14,16 +15,17 @@ from kipmesh.node.knock import refuses
 
 @pytest.mark.parametrize("is_open", [False, True])
 async def test_a_name_of_two_addresses_refuses_when_both_do(is_open: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def both(_host: str, port: int, **_hints: Any) -> list[Any]:
+    def both(_host: str, port: int, **_hints: Any) -> list[Any]:
         kind = socket.AF_INET, socket.SOCK_STREAM, 0, ""
         return [(*kind, ("127.0.0.1", port)), (*kind, ("127.0.0.2", port))]
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", both)
     if is_open:
         with socket.create_server(("127.0.0.2", 0)) as server:
+            monkeypatch.setattr(socket, "getaddrinfo", both)
             assert not await refuses(("two.names", server.getsockname()[1]), 30)
     else:
         (port,) = ports.choose(1)
+        monkeypatch.setattr(socket, "getaddrinfo", both)
         assert await refuses(("two.names", port), 30)
 
 
@@ -38,3 +40,18 @@ async def test_silence_is_no_refusal() -> None:
         full.listen(0)
         with socket.create_connection(full.getsockname()):  # and now nobody else finds room
             assert not await refuses(full.getsockname(), 0.05)
+
+
+async def test_names_that_are_long_looked_up_leave_the_loop_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+
+    def look_up(*_address: Any, **_hints: Any) -> list[Any]:
+        answered.wait(60)
+        raise socket.gaierror("nobody knows that name")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    try:
+        assert not any(await asyncio.gather(*[refuses((f"broker-{number}", 9092), 0.05) for number in range(100)]))
+        assert await asyncio.wait_for(asyncio.to_thread(str, "read"), 30) == "read"
+    finally:
+        answered.set()
