@@ -30,14 +30,18 @@ import structlog
 
 from kipmesh.core.context import RequestContext
 from kipmesh.wire.api import API_VERSIONS_KEY, NO_ANSWER, Api, Call, HangUp, Header, Session, read_header
+from kipmesh.wire.apis.sasl_authenticate import TOKEN
 from kipmesh.wire.codec import MalformedError
-from kipmesh.wire.framing import FIRST_BYTES, Framer, RefusedError
+from kipmesh.wire.framing import FIRST_BYTES, HEADER_BYTES_MIN, Framer, RefusedError
 from kipmesh.wire.sasl import ALLOWED_KEYS, AUTHENTICATE_S, SaslState
 
 if TYPE_CHECKING:
     from kipmesh.wire.listener import Shared
 
 log = structlog.get_logger(__name__)
+
+_TOKEN_HEADER = Header(TOKEN.key, 0, 0, "", 0)
+"""For messages of SASL that have none."""
 
 
 class Request(NamedTuple):
@@ -57,7 +61,9 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._limits = shared.limits
-        self._framer = Framer(shared.staging, self._may_take, self._may_go_on)
+        # A message of SASL without a header may be short, and here before the handshake that it follows is answered.
+        size_min = 0 if shared.has_sasl else HEADER_BYTES_MIN
+        self._framer = Framer(shared.staging, self._may_take, self._may_go_on, size_min)
         self._transport: asyncio.Transport | None = None
         self._socket: asyncio.Transport | None = None
         """The transport itself, or the one below TLS."""
@@ -291,6 +297,10 @@ class Connection(asyncio.BufferedProtocol):
     def _decode(self, frame: bytes | bytearray) -> Request | None:
         """The request; None when there is none, and then the connection ends or it is answered already."""
         shared, began = self._shared, perf_counter()
+        sasl = self.session.sasl
+        if sasl is not None and sasl.takes_tokens:
+            call = Call(self._context(_TOKEN_HEADER), _TOKEN_HEADER.version, self.session)
+            return Request(TOKEN, _TOKEN_HEADER, TOKEN.request.value(bytes(frame)), call, len(frame), began)
         view = memoryview(frame)
         try:
             header = read_header(view, shared.is_flexible)

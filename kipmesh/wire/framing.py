@@ -11,7 +11,7 @@
   False where there is no room now: then `is_full` holds, nothing more should be received, and `resume()` asks again.
 - The rest of a large frame is asked for in steps, as its bytes come: `may_go_on(step, rest)` gives how many more may be
   received, 0 where there is no room now. Memory grows with them: a length alone holds `FIRST_BYTES` at most.
-- What is refused is refused when the frames before it were given out.
+- What is refused is refused when the frames before it were given out; a length that cannot be, before more has come.
 - Invariant: the frames are the same however their bytes were cut into chunks.
 """
 
@@ -25,8 +25,8 @@ FIRST_BYTES = 16 << 10
 """Of a frame that is not complete, wanted at once; then three times what there is."""
 HEADER_BYTES_MIN = 10
 """Of a request: key, version, correlation id, and the length of the client's id."""
-_PREFIX = Struct(">ih")
-_LENGTH_BYTES = 4
+_LENGTH, _KEY = Struct(">i"), Struct(">h")
+_NO_KEY = -1
 
 MayTake = Callable[[int, int, int], bool]
 MayGoOn = Callable[[int, int], int]
@@ -43,10 +43,24 @@ class RefusedError(Exception):
 class Framer:
     """Of one connection."""
 
-    __slots__ = ("_frame", "_have", "_may_go_on", "_may_take", "_refusal", "_rest", "_size", "_staging", "is_full")
+    __slots__ = (
+        "_frame",
+        "_have",
+        "_may_go_on",
+        "_may_take",
+        "_refusal",
+        "_rest",
+        "_size",
+        "_size_min",
+        "_staging",
+        "is_full",
+    )
 
-    def __init__(self, staging: bytearray, may_take: MayTake, may_go_on: MayGoOn) -> None:
+    def __init__(
+        self, staging: bytearray, may_take: MayTake, may_go_on: MayGoOn, size_min: int = HEADER_BYTES_MIN
+    ) -> None:
         self._staging = staging
+        self._size_min = size_min
         self._may_take = may_take
         self._may_go_on = may_go_on
         self._rest = b""  # received, and in no frame yet
@@ -120,14 +134,17 @@ class Framer:
     def _cut(self, view: memoryview, *, is_first: bool = True) -> list[bytes | bytearray]:
         frames: list[bytes | bytearray] = []
         at, end = 0, len(view)
-        while end - at >= _PREFIX.size:
-            size, key = _PREFIX.unpack_from(view, at)
-            there = end - at - _LENGTH_BYTES
+        while end - at >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(view, at)
+            there = end - at - _LENGTH.size
+            if size >= self._size_min and there < min(size, _KEY.size):
+                break
+            key = _KEY.unpack_from(view, at + _LENGTH.size)[0] if min(size, there) >= _KEY.size else _NO_KEY
             wanted = min(size, max(there, FIRST_BYTES))
             if not self._takes(size, key, wanted, is_first=is_first and not frames):
                 self.is_full = True
                 break
-            at += _LENGTH_BYTES
+            at += _LENGTH.size
             if there < size:
                 self._frame, self._have, self._size = bytearray(wanted), there, size
                 self._frame[:there] = view[at:]
@@ -141,7 +158,7 @@ class Framer:
     def _takes(self, size: int, key: int, wanted: int, *, is_first: bool) -> bool:
         """Whether the next frame is taken now; a refusal waits until the frames before it were given out."""
         try:
-            if size < HEADER_BYTES_MIN:
+            if size < self._size_min:
                 raise RefusedError("length", f"a frame of {size} bytes")
             return self._may_take(size, key, wanted)
         except RefusedError as error:

@@ -1,9 +1,10 @@
 """SASL of one connection: PLAIN (RFC 4616) and SCRAM, and what a connection may do before it is authenticated.
 
 On a listener with SASL a client first may send ApiVersions, SaslHandshake and SaslAuthenticate, and nothing else: any
-other request ends the connection. SaslHandshake picks a mechanism, SaslAuthenticate carries its messages. Whoever
-fails is told so without the reason, `FAILED_DELAY_S` later, and the connection ends: a connection has one attempt. All
-of it has `AUTHENTICATE_S`.
+other request ends the connection. SaslHandshake picks a mechanism, SaslAuthenticate carries its messages; after version
+0 of SaslHandshake they are frames without headers, and so are the answers. Whoever fails is told so without the reason,
+`FAILED_DELAY_S` later, or not told where there are no headers, and the connection ends: a connection has one attempt.
+All of it has `AUTHENTICATE_S`.
 
 A user that there is not is treated as one of the file of users with another password, in messages and in time. Users of
 the metadata log have iterations and salts of their own, whose number and length may say that there is such a user.
@@ -74,11 +75,17 @@ class SaslState:
         self.user: str | None = None
         """Who it is; None as long as that is not shown."""
         self.has_failed = False
+        self._is_bare = False
         self._exchange: ScramExchange | None = None
         self._name = ""
 
-    async def handshake(self, sasl: Sasl, mechanism: str) -> ErrorCode:
-        """SaslHandshake: pick a mechanism, once."""
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether the next frame is a message of the mechanism, without a header."""
+        return self._is_bare and self.user is None and not self.has_failed
+
+    async def handshake(self, sasl: Sasl, mechanism: str, *, is_bare: bool = False) -> ErrorCode:
+        """SaslHandshake: pick a mechanism, once; with `is_bare` its messages have no headers."""
         if self.user is not None or self.mechanism:
             self.has_failed = True
             return ErrorCode.ILLEGAL_SASL_STATE
@@ -86,6 +93,7 @@ class SaslState:
             self.has_failed = True
             return ErrorCode.UNSUPPORTED_SASL_MECHANISM
         self.mechanism = mechanism
+        self._is_bare = is_bare
         return ErrorCode.NONE
 
     async def authenticate(self, sasl: Sasl, message: bytes) -> bytes:

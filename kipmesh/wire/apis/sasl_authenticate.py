@@ -4,6 +4,9 @@ Whoever fails is told SASL_AUTHENTICATION_FAILED, and the connection ends. Befor
 another attempt, it is ILLEGAL_SASL_STATE. While the broker does not know its users yet the connection ends without an
 answer: for clients that is a reason to try again, which a failed authentication is not.
 
+`TOKEN` is the same for messages without headers, which follow version 0 of SaslHandshake: a frame is a message of the
+mechanism and nothing else, and so is the answer. Whoever fails gets none.
+
 Not implemented: sessions that end (their lifetime is told as 0) and authenticating again (KIP-368).
 """
 
@@ -15,8 +18,9 @@ import structlog
 
 from kipmesh.core.errors import ErrorCode
 from kipmesh.wire.api import Api, Call, HangUp
+from kipmesh.wire.codec import Out
 from kipmesh.wire.sasl import FAILED, SaslFailedError, UsersNotKnownError
-from kipmesh.wire.schema import Struct, field, versions
+from kipmesh.wire.schema import VERSION_MAX, Struct, field, versions
 from kipmesh.wire.services import Services
 
 log = structlog.get_logger(__name__)
@@ -61,3 +65,20 @@ async def _handle(services: Services, request: _Request, call: Call) -> _Respons
 
 
 API = Api(36, "SaslAuthenticate", versions("0-2"), flexible_since=2, request=REQUEST, response=RESPONSE, handle=_handle)
+
+
+class _TokenApi(Api):
+    """Whose frames have no headers."""
+
+    __slots__ = ()
+
+    def encode(self, correlation_id: int, version: int, response: _Response) -> Out:
+        """The message; nothing for an error."""
+        out = Out()
+        if not response.error_code:
+            out += len(response.auth_bytes).to_bytes(4, "big")
+            out += response.auth_bytes
+        return out
+
+
+TOKEN = _TokenApi(API.key, API.name, versions("0"), VERSION_MAX, REQUEST, RESPONSE, _handle)

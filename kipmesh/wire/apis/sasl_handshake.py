@@ -1,9 +1,10 @@
-"""SaslHandshake (key 17), version 1: picks the mechanism by which the client then authenticates.
+"""SaslHandshake (key 17), versions 0 and 1: picks the mechanism by which the client then authenticates.
 
 One that is not enabled is UNSUPPORTED_SASL_MECHANISM, with those that are. Without SASL on the listener, or a second
-time, it is ILLEGAL_SASL_STATE. The connection ends after either.
+time, it is ILLEGAL_SASL_STATE. The connection ends after either. After version 1 SaslAuthenticate carries the
+mechanism's messages; after version 0 they are frames without headers.
 
-Not implemented: version 0, whose messages have no frames of Kafka's; authenticating again (KIP-368).
+Not implemented: authenticating again (KIP-368).
 """
 
 from __future__ import annotations
@@ -34,13 +35,14 @@ async def _handle(services: Services, request: _Request, call: Call) -> _Respons
     state, sasl = call.session.sasl, services.sasl
     if state is None or sasl is None:
         return _Response(ErrorCode.ILLEGAL_SASL_STATE)
-    return _Response(await state.handshake(sasl, request.mechanism), sasl.mechanisms)
+    code = await state.handshake(sasl, request.mechanism, is_bare=call.version == 0)
+    return _Response(code, sasl.mechanisms)
 
 
 API = Api(
     17,
     "SaslHandshake",
-    versions("1"),
+    versions("0-1"),
     flexible_since=VERSION_MAX,
     request=REQUEST,
     response=RESPONSE,

@@ -90,6 +90,16 @@ async def test_what_is_bad_ends_its_connection_and_no_other(name: str) -> None:
         assert wire.count("kipmesh_wire_malformed_frames_total") == is_malformed
 
 
+@pytest.mark.parametrize("size", [-1, 0])
+async def test_a_length_that_cannot_be_ends_its_connection_at_once(size: int) -> None:
+    async with listening() as wire:
+        client = await wire.connect()
+        client.send(struct.pack(">i", size))
+        async with asyncio.timeout(60):
+            assert await client.is_closed()
+        assert wire.count("kipmesh_wire_connections_ended_total", reason="length") == 1
+
+
 async def test_whole_requests_before_a_bad_one_are_carried_out() -> None:
     async with listening() as wire:
         client = await wire.connect()

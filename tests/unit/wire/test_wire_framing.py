@@ -134,6 +134,21 @@ def test_a_length_that_cannot_be_is_refused_after_the_frames_before_it(size: int
     assert caught.value.reason == "length"
 
 
+@pytest.mark.parametrize("size", [-1, 0, HEADER_BYTES_MIN - 1])
+def test_such_a_length_is_refused_though_nothing_follows_it(size: int) -> None:
+    framer = Framer(bytearray(STAGING_BYTES), _takes_all, _all_of)
+    framer.buffer()[:4] = size.to_bytes(4, "big", signed=True)
+    with pytest.raises(RefusedError) as caught:
+        framer.received(4)
+    assert caught.value.reason == "length"
+
+
+@given(st.lists(st.integers(0, 12), max_size=8), st.lists(st.integers(0, 120), max_size=12))
+def test_frames_without_headers_may_be_of_any_length(lengths: list[int], cuts: list[int]) -> None:
+    frames = [bytes([index + 1]) * length for index, length in enumerate(lengths)]
+    assert _feed(Framer(bytearray(STAGING_BYTES), _takes_all, _all_of, 0), _stream(frames), cuts) == frames
+
+
 def test_what_may_not_be_taken_gets_no_memory() -> None:
     def refuse(size: int, key: int, _wanted: int) -> bool:
         assert (size, key) == (2**31 - 1, 7)

@@ -12,9 +12,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from kipmesh.wire.api import NO_ANSWER, Api, Call, HangUp
-from kipmesh.wire.apis import api_versions
+from kipmesh.wire.apis import api_versions, sasl_authenticate, sasl_handshake
 from kipmesh.wire.connection import Connection
 from kipmesh.wire.listener import Limits, WireServer
+from kipmesh.wire.sasl import Sasl
 from kipmesh.wire.schema import Struct, field, versions
 from kipmesh.wire.services import Services
 
@@ -63,11 +64,11 @@ class Hand:
         """Let one go on."""
         self.gates.setdefault(text, asyncio.Event()).set()
 
-    def apis(self) -> dict[int, Api]:
+    def apis(self, *, has_sasl: bool = False) -> dict[int, Api]:
         """ECHO, one after the other, and WRITE, which overlaps."""
         echo = Api(ECHO, "Echo", versions("1-2"), 2, TABLE, TABLE, self.answer)
         write = Api(WRITE, "Write", versions("1-2"), 2, TABLE, TABLE, self.answer, is_pipelined=True)
-        made = [echo, write]
+        made = [echo, write, *((sasl_handshake.API, sasl_authenticate.API) if has_sasl else ())]
         return {api.key: api for api in (*made, api_versions.make(made))}
 
 
@@ -169,14 +170,15 @@ class Wire(NamedTuple):
 async def listening(limits: Limits = LIMITS, *, looks: bool = False, **options: Any) -> AsyncIterator[Wire]:
     """A listener for a while; nothing of it may be left afterwards. It looks after its connections when it is told to.
 
-    With `looks` it does so by itself.
+    With `looks` it does so by itself, with `sasl` clients have to show who they are.
     """
     hand = Hand()
     nobody: Any = None
-    services = Services(nobody, nobody, nobody, nobody, 1, "cluster")
+    sasl: Sasl | None = options.get("sasl")
+    services = Services(nobody, nobody, nobody, nobody, 1, "cluster", sasl)
     clock = Time()
-    server = WireServer(services, hand.apis(), limits, clock=clock.now)
-    port = await server.listen("KAFKA", "127.0.0.1", 0, options.get("server_ssl"))
+    server = WireServer(services, hand.apis(has_sasl=sasl is not None), limits, clock=clock.now)
+    port = await server.listen("KAFKA", "127.0.0.1", 0, options.get("server_ssl"), has_sasl=sasl is not None)
     if not looks and server._looking is not None:
         server._looking.cancel()
     clients: list[Client] = []
