@@ -15,6 +15,7 @@ from kipmesh.cli.common import (
     AdminTimeout,
     AsJson,
     Bootstrap,
+    BrokerId,
     Dir,
     admin_client,
     bootstrap_of,
@@ -51,8 +52,6 @@ app.command(
         """
     ),
 )(logdirs)
-
-BrokerId = Annotated[int, typer.Argument(metavar="ID", min=0, help="node.id of the broker.")]
 
 
 @app.command(name="list", epilog=examples("kipmesh broker list\nkipmesh broker list --json"))

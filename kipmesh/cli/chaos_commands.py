@@ -23,6 +23,7 @@ from kipmesh.cli.common import (
     explain,
     make_app,
     print_json,
+    seconds_option,
 )
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def run(
     ] = DEFAULT_RESULTS,
     runs: Annotated[int, typer.Option(min=1, max=10_000, help="How often, each with the next seed.")] = 1,
     seed: Annotated[int | None, typer.Option(min=0, help="Of the first run's choices; by chance.")] = None,
-    duration_s: Annotated[float | None, typer.Option("--duration", min=0.1, help="Seconds under faults.")] = None,
+    duration_s: Annotated[float | None, seconds_option("--duration", "Seconds under faults.")] = None,
     compose: Annotated[
         str | None,
         typer.Option(

@@ -28,6 +28,7 @@ from kipmesh.cli.common import (
     print_json,
     print_table,
     run,
+    seconds_option,
 )
 
 if TYPE_CHECKING:
@@ -108,9 +109,7 @@ def describe_quorum(
     bootstrap: Bootstrap = None,
     bootstrap_controller: BootstrapController = None,
     folder: Dir = DEFAULT_DIR,
-    timeout_s: Annotated[
-        float, typer.Option("--timeout", min=0.1, help="Seconds to wait for a leader.")
-    ] = CONNECT_TIMEOUT_S,
+    timeout_s: Annotated[float, seconds_option("--timeout", "Seconds to wait for a leader.")] = CONNECT_TIMEOUT_S,
     as_json: AsJson = False,
 ) -> None:
     """Show the quorum's leader, epoch and high watermark, and how far each voter and observer is.

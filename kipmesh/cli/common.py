@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import typer
 
+from kipmesh.core.messages.limits import MAX_INT32
+
 if TYPE_CHECKING:
     from kipmesh.client import AdminClient
 
@@ -23,6 +25,8 @@ EXIT_SIGNAL = 128
 """What shells add to the number of a signal."""
 CONNECT_TIMEOUT_S = 5.0
 ADMIN_TIMEOUT_S = 30.0
+SECONDS_MAX = MAX_INT32 // 1000
+"""Timeouts are sent in milliseconds, as int32."""
 DEFAULT_DIR = Path("kipmesh-local")
 
 COMMAND_CONFIG = "KIPMESH_COMMAND_CONFIG"
@@ -63,6 +67,22 @@ def addresses(value: str | None) -> str | None:
     return value
 
 
+def seconds_option(name: str, text: str, *, least: float = 0.1, show_default: bool = True) -> Any:
+    """An option that is a duration, no longer than a message can say."""
+    return typer.Option(name, min=least, max=SECONDS_MAX, help=text, show_default=show_default)
+
+
+def number_of(text: str, option: str | None = None, *, most: int = MAX_INT32) -> int:
+    """The number of these digits, a part of an argument; raises typer.BadParameter as for an argument out of range."""
+    try:
+        number = int(text)
+    except ValueError:  # more digits than Python reads
+        number = most + 1
+    if number > most:
+        raise typer.BadParameter(f"{text} is more than {most}", param_hint=option)
+    return number
+
+
 Dir = Annotated[
     Path, typer.Option("--dir", envvar="KIPMESH_DIR", help="Folder of the local cluster.", show_default=True)
 ]
@@ -78,8 +98,11 @@ Bootstrap = Annotated[
     ),
 ]
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", callback=plain_text)]
-AdminTimeout = Annotated[
-    float, typer.Option("--timeout", min=0.1, help="Seconds to wait for brokers and the active controller.")
+AdminTimeout = Annotated[float, seconds_option("--timeout", "Seconds to wait for brokers and the active controller.")]
+BrokerId = Annotated[int, typer.Argument(metavar="ID", min=0, max=MAX_INT32, help="node.id of the broker.")]
+OnlyBroker = Annotated[
+    int | None,
+    typer.Option("--broker", min=0, max=MAX_INT32, metavar="ID", help="Only this broker.", show_default=False),
 ]
 ClientConfig = Annotated[
     list[str] | None, typer.Option("--config", metavar="KEY=VALUE", help="A client setting, for example acks=1.")

@@ -32,13 +32,13 @@ JOIN_POLL_MS = 500
 def group_settings(config: Mapping[str, str], group: str | None, *, from_beginning: bool) -> dict[str, str]:
     """The client's settings, those of a member where a group is given here or there; raises typer.BadParameter."""
     group_id = config.get("group.id", group)
-    if group_id is None:
-        return dict(config)
     if group not in (None, group_id):
         raise typer.BadParameter(f"{group!r}, but group.id is {group_id!r} in --config", param_hint="--group")
     if from_beginning and config.get("auto.offset.reset", "earliest") != "earliest":
         text = "auto.offset.reset says something else than --from-beginning, leave out one of them"
         raise typer.BadParameter(text, param_hint="--config")
+    if group_id is None:
+        return dict(config)
     reset = "earliest" if from_beginning else "latest"
     return {"auto.offset.reset": reset, **config, "group.id": group_id}
 

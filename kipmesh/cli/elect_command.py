@@ -19,6 +19,7 @@ from kipmesh.cli.common import (
     admin_client,
     bootstrap_of,
     examples,
+    number_of,
     plain_text,
     print_json,
     print_table,
@@ -70,7 +71,9 @@ def elect(
 
     Exit code 1 when a partition could not be elected; one that needs no election is no failure.
     """
-    if all_ == bool(names):
+    if all_ and names:
+        raise typer.BadParameter("is every partition: leave it out, or the names", param_hint="--all")
+    if not all_ and not names:
         raise typer.BadParameter("name topics or partitions, or give --all")
     wanted = [_parse(name) for name in names or ()]
     address = bootstrap_of(bootstrap, folder)
@@ -100,7 +103,7 @@ def _parse(text: str) -> Wanted:
         return text, None
     if not topic or not number.isdecimal():
         raise typer.BadParameter(f"{text!r} is not TOPIC or TOPIC:PARTITION")
-    return topic, int(number)
+    return topic, number_of(number)
 
 
 def _show(results: Sequence[tuple[TopicPartition, KafkaError | None]], *, as_json: bool) -> None:

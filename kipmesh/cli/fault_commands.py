@@ -13,6 +13,7 @@ from kipmesh.cli.common import (
     AsJson,
     Bootstrap,
     Dir,
+    OnlyBroker,
     admin_client,
     bootstrap_of,
     examples,
@@ -21,6 +22,7 @@ from kipmesh.cli.common import (
     print_table,
     run,
 )
+from kipmesh.core.messages.limits import MAX_INT32
 
 if TYPE_CHECKING:
     from kipmesh.core.messages import InjectedFault
@@ -32,10 +34,6 @@ app = make_app(
     kipmesh faults inject --api Fetch --error OFFSET_NOT_AVAILABLE --times 3
     """,
 )
-
-Broker = Annotated[
-    int | None, typer.Option("--broker", min=0, metavar="ID", help="Only this broker.", show_default=False)
-]
 
 
 @app.command(
@@ -52,13 +50,15 @@ def inject(
     error: Annotated[
         str, typer.Option("--error", metavar="NAME", help="Answer with this error.", show_default=False)
     ] = "NONE",
-    delay_ms: Annotated[int, typer.Option("--delay-ms", min=0, help="Wait first.")] = 0,
+    delay_ms: Annotated[int, typer.Option("--delay-ms", min=0, max=MAX_INT32, help="Wait first.")] = 0,
     drop_connection: Annotated[bool, typer.Option("--drop-connection", help="End the connection instead.")] = False,
-    times: Annotated[int, typer.Option("--times", min=1, help="For so many requests, at each broker.")] = 1,
+    times: Annotated[
+        int, typer.Option("--times", min=1, max=MAX_INT32, help="For so many requests, at each broker.")
+    ] = 1,
     client_id: Annotated[
         str, typer.Option("--client-id", metavar="ID", help="Of this client only.", show_default=False)
     ] = "",
-    broker: Broker = None,
+    broker: OnlyBroker = None,
     bootstrap: Bootstrap = None,
     folder: Dir = DEFAULT_DIR,
     timeout_s: AdminTimeout = ADMIN_TIMEOUT_S,
@@ -86,7 +86,7 @@ def inject(
 
 @app.command("list", epilog=examples("kipmesh faults list --json"))
 def list_(
-    broker: Broker = None,
+    broker: OnlyBroker = None,
     bootstrap: Bootstrap = None,
     folder: Dir = DEFAULT_DIR,
     timeout_s: AdminTimeout = ADMIN_TIMEOUT_S,
@@ -122,7 +122,7 @@ def list_(
 
 @app.command(epilog=examples("kipmesh faults clear"))
 def clear(
-    broker: Broker = None,
+    broker: OnlyBroker = None,
     bootstrap: Bootstrap = None,
     folder: Dir = DEFAULT_DIR,
     timeout_s: AdminTimeout = ADMIN_TIMEOUT_S,

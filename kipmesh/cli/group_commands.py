@@ -22,6 +22,7 @@ from kipmesh.cli.common import (
     comma_list,
     examples,
     make_app,
+    number_of,
     plain_text,
     print_json,
     print_table,
@@ -42,7 +43,27 @@ app = make_app(
     """,
 )
 
-Group = Annotated[str, typer.Argument(metavar="GROUP", callback=plain_text)]
+
+def _group_id(value: str) -> str:
+    """Raises typer.BadParameter for the empty one, to which only old clients without a group commit."""
+    if not value:
+        raise typer.BadParameter("a group's id is not empty")
+    plain_text(value)
+    return value
+
+
+def _known_states(values: list[str] | None) -> list[str] | None:
+    """Raises typer.BadParameter for what is no state, in any case of letters."""
+    from kipmesh.core.group.classic import GroupState
+
+    known = [state.value for state in GroupState]
+    for value in values or ():
+        if value.lower() not in (state.lower() for state in known):
+            raise typer.BadParameter(f"{value!r} is none of {', '.join(known)}")
+    return values
+
+
+Group = Annotated[str, typer.Argument(metavar="GROUP", callback=_group_id)]
 
 _LAG_TITLES = (
     "TOPIC",
@@ -81,7 +102,7 @@ class _Place(NamedTuple):
 def list_(
     states: Annotated[
         list[str] | None,
-        typer.Option("--state", metavar="STATE", callback=plain_text, help="Only groups in this state; repeatable."),
+        typer.Option("--state", metavar="STATE", callback=_known_states, help="Only groups in this state; repeatable."),
     ] = None,
     bootstrap: Bootstrap = None,
     folder: Dir = DEFAULT_DIR,
@@ -315,9 +336,13 @@ def _target(
 
 def _timestamp_ms(text: str) -> int:
     try:
-        return max(round(datetime.fromisoformat(text).timestamp() * 1000), 0)
-    except (ValueError, OverflowError, OSError):
+        when = datetime.fromisoformat(text)
+    except ValueError:
         raise typer.BadParameter(f"{text!r} is not as 2026-11-21T08:00:00", param_hint="--to-datetime") from None
+    try:
+        return max(round(when.timestamp() * 1000), 0)
+    except (ValueError, OverflowError, OSError):  # the first and the last year, where the zone leads out of it
+        raise typer.BadParameter(f"{text!r} is out of range", param_hint="--to-datetime") from None
 
 
 def _parse(text: str) -> tuple[str, list[int] | None]:
@@ -325,7 +350,7 @@ def _parse(text: str) -> tuple[str, list[int] | None]:
     parts = [part.strip() for part in numbers.split(",")] if colon else []
     if not name or not all(part.isascii() and part.isdecimal() for part in parts):
         raise typer.BadParameter(f"{text!r} is not TOPIC[:PARTITION,...]", param_hint="--topic")
-    return name, [int(part) for part in parts] if colon else None
+    return name, [number_of(part, "--topic") for part in parts] if colon else None
 
 
 async def _partitions(admin: AdminClient, named: Sequence[tuple[str, list[int] | None]]) -> list[TopicPartition]:

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kipmesh.cli.common import DEFAULT_DIR, AsJson, Dir, examples, make_app, parse_pairs, print_json, print_table
+from kipmesh.cli.common import (
+    DEFAULT_DIR,
+    AsJson,
+    Dir,
+    examples,
+    make_app,
+    parse_pairs,
+    print_json,
+    print_table,
+    seconds_option,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,7 +71,7 @@ def up(
     tls: Annotated[
         bool | None, typer.Option("--tls/--no-tls", help="TLS for everything, with certificates made for it (no).")
     ] = None,
-    timeout_s: Annotated[float, typer.Option("--timeout", min=1, help="Seconds to wait until all are ready.")] = 60.0,
+    timeout_s: Annotated[float, seconds_option("--timeout", "Seconds to wait until all are ready.", least=1)] = 60.0,
     as_json: AsJson = False,
 ) -> None:
     """Start a cluster, or restart the one in the folder on its data, and return when it is ready.
@@ -145,7 +155,7 @@ def _progress() -> Iterator[OnEvent | None]:
 @app.command(epilog=examples("kipmesh local down\nkipmesh local down --dir mesh"))
 def down(
     folder: Dir = DEFAULT_DIR,
-    timeout_s: Annotated[float, typer.Option("--timeout", min=0, help="Seconds before SIGKILL.")] = 15.0,
+    timeout_s: Annotated[float, seconds_option("--timeout", "Seconds before SIGKILL.", least=0)] = 15.0,
 ) -> None:
     """Stop all nodes cleanly; those that take too long are killed. The data stays."""
     with _progress() as on_event:

@@ -52,11 +52,13 @@ def dump(
 
 
 def check_file(file: Path) -> None:
-    """Raises CommandError for what is no file."""
+    """Raises CommandError for what is no regular file."""
     if file.is_dir():
         raise CommandError(f"{file} is a folder: name a file in it")
-    if not file.is_file():
+    if not file.exists():
         raise CommandError(f"{file}: no such file")
+    if not file.is_file():
+        raise CommandError(f"{file} is not a regular file")
 
 
 def print_dump(file: Path, *, print_records: bool, is_metadata: bool, as_json: bool) -> bool:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from kipmesh.cli.common import (
     ADMIN_TIMEOUT_S,
@@ -12,6 +10,7 @@ from kipmesh.cli.common import (
     AdminTimeout,
     AsJson,
     Bootstrap,
+    BrokerId,
     Dir,
     admin_client,
     bootstrap_of,
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def logdirs(
-    broker_id: Annotated[int, typer.Argument(metavar="ID", min=0, help="node.id of the broker.")],
+    broker_id: BrokerId,
     bootstrap: Bootstrap = None,
     folder: Dir = DEFAULT_DIR,
     timeout_s: AdminTimeout = ADMIN_TIMEOUT_S,

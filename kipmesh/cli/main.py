@@ -89,27 +89,51 @@ def _options(
         os.environ[COMMAND_CONFIG] = str(command_config)
 
 
+def _open_streams() -> None:
+    """What the caller closed (`>&-`) is None in Python: writing to it is to fail as anywhere; stderr is dropped."""
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+
+
 def main() -> None:
     """The entry point of the script `kipmesh`."""
+    _open_streams()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    code = EXIT_OK
+    sys.exit(_flushed(_run()))
+
+
+def _run() -> int:
+    """Do what the command line says; the exit code."""
     try:
         # Not `app()`: it would turn a closed pipe into exit code 1.
         command = typer.main.get_command(app)
         with command.make_context("kipmesh", sys.argv[1:]) as context:
             command.invoke(context)
-        sys.stdout.flush()
+        return _flushed(EXIT_OK)
     except typer.Exit as asked:
-        code = asked.exit_code
+        return asked.exit_code
     except BrokenPipeError:
+        return EXIT_PIPE_CLOSED
+    except (KeyboardInterrupt, typer.Abort) as interrupt:
+        number: int = getattr(interrupt, "number", signal.SIGINT)
+        return EXIT_SIGNAL + number
+    except Exception as error:
+        return explain(error)
+
+
+def _flushed(code: int) -> int:
+    """Write the rest of the output; the exit code, which is that of an error there when there was none before."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
         # Python flushes stdout once more at exit: give it somewhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = EXIT_PIPE_CLOSED
-    except (KeyboardInterrupt, typer.Abort) as interrupt:
-        code = EXIT_SIGNAL + getattr(interrupt, "number", signal.SIGINT)
-    except Exception as error:
-        code = explain(error)
-    sys.exit(code)
+        if isinstance(error, BrokenPipeError):
+            return code or EXIT_PIPE_CLOSED
+        return code or explain(OSError(error.errno, error.strerror, "standard output"))
+    return code
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from kipmesh.cli.common import ADMIN_TIMEOUT_S, CommandError, run
+from kipmesh.cli.common import ADMIN_TIMEOUT_S, CommandError, run, seconds_option
 from kipmesh.cli.consume_support import Ending
 
 if TYPE_CHECKING:
@@ -50,10 +50,9 @@ Throttle = Annotated[
 
 WaitTimeout = Annotated[
     float | None,
-    typer.Option(
+    seconds_option(
         "--timeout",
-        min=0.1,
-        help="Seconds for all of it. Left out: 30 for each answer of a broker, and the replicas move for as long as it "
+        "Seconds for all of it. Left out: 30 for each answer of a broker, and the replicas move for as long as it "
         "takes.",
         show_default=False,
     ),

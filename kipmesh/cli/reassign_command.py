@@ -21,12 +21,14 @@ from kipmesh.cli.common import (
     bootstrap_of,
     comma_list,
     examples,
+    number_of,
     plain_text,
     print_json,
     print_table,
     run,
 )
 from kipmesh.cli.moving import Deadline, Throttle, WaitTimeout, call_timeout_s, moved, stoppable, throttled
+from kipmesh.core.messages.limits import MAX_INT32
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -136,7 +138,8 @@ def _parse(topic: str, text: str) -> tuple[TopicPartition, list[int]]:
     parts = [part.strip() for part in ids.split(",")]
     if not colon or not partition.strip().isdecimal() or not all(part.isdecimal() for part in parts):
         raise typer.BadParameter(f"{text!r} is not PARTITION:ID,ID,...", param_hint="--replicas")
-    return TopicPartition(topic, int(partition)), [int(part) for part in parts]
+    number, *brokers = (number_of(one, "--replicas") for one in (partition, *parts))
+    return TopicPartition(topic, number), brokers
 
 
 def _read_plan(file: Path, topic: str | None) -> list[tuple[TopicPartition, list[int]]]:
@@ -144,11 +147,16 @@ def _read_plan(file: Path, topic: str | None) -> list[tuple[TopicPartition, list
 
     try:
         partitions = json.loads(file.read_text())["partitions"]
+        if not isinstance(partitions, list):
+            raise CommandError(f"{file}: partitions must be a list")
         plan = [(TopicPartition(str(one["topic"]), int(one["partition"])), one["replicas"]) for one in partitions]
         if not all(isinstance(ids, list) and all(type(one) is int for one in ids) for _, ids in plan):
             raise TypeError
-    except (ValueError, KeyError, TypeError, UnicodeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise CommandError(f"{file} is not a plan, see `kipmesh topic reassign --help`") from None
+    out = [one for where, ids in plan for one in (where.partition, *ids) if not 0 <= one <= MAX_INT32]
+    if out:
+        raise CommandError(f"{file}: {out[0]} is no partition or broker")
     names = {where.topic for where, _ in plan}
     if topic is not None and names - {topic}:
         raise CommandError(f"{file} is also for topic {min(names - {topic})!r}")

@@ -21,6 +21,7 @@ from kipmesh.cli.common import (
     client_config_of,
     connected,
     examples,
+    number_of,
     parse_pairs,
     plain_text,
     print_json,
@@ -29,6 +30,7 @@ from kipmesh.cli.common import (
 from kipmesh.cli.consume_group import consume_in_group, group_settings
 from kipmesh.cli.consume_support import Ending, connect_timeout_s, read, tell_leaderless, tell_silence
 from kipmesh.cli.produce_command import produce
+from kipmesh.core.messages.limits import MAX_INT32, MAX_INT64
 
 if TYPE_CHECKING:
     from kipmesh.client import ConsumerRecord
@@ -82,7 +84,7 @@ def consume(
     ] = None,
     timeout_ms: Annotated[
         int | None,
-        typer.Option("--timeout-ms", min=1, help="End without a record (or a broker) for this long."),
+        typer.Option("--timeout-ms", min=1, max=MAX_INT32, help="End without a record (or a broker) for this long."),
     ] = None,
     print_key: Annotated[bool, typer.Option("--print-key", help="Print the key before the value.")] = False,
     key_separator: Annotated[str, typer.Option("--key-separator", help="Between key and value.")] = "\t",
@@ -94,9 +96,9 @@ def consume(
     """Print the records of a topic, a value a line, and go on with new ones as they come."""
     if offset is not None and partition is None:
         raise typer.BadParameter("needs --partition", param_hint="--offset")
-    if offset is not None and not (offset in ("earliest", "latest") or (offset.isascii() and offset.isdigit())):
-        raise typer.BadParameter(f"{offset!r} is no number, earliest or latest", param_hint="--offset")
-    begin = offset or ("earliest" if from_beginning else "latest")
+    if offset is not None and from_beginning:
+        raise typer.BadParameter("not together with --from-beginning", param_hint="--offset")
+    begin = _begin(offset, from_beginning=from_beginning)
     settings = group_settings(parse_pairs(config or (), "--config"), group, from_beginning=from_beginning)
     if partition is not None and "group.id" in settings:
         raise typer.BadParameter("not together with a group, which gives partitions itself", param_hint="--partition")
@@ -130,11 +132,22 @@ def consume(
         raise typer.Exit(code)
 
 
+def _begin(offset: str | None, *, from_beginning: bool) -> int | str | None:
+    """An offset, earliest or latest; None where no option says it. Raises typer.BadParameter."""
+    if offset is None:
+        return "earliest" if from_beginning else None
+    if offset in ("earliest", "latest"):
+        return offset
+    if not (offset.isascii() and offset.isdigit()):
+        raise typer.BadParameter(f"{offset!r} is no number, earliest or latest", param_hint="--offset")
+    return number_of(offset, "--offset", most=MAX_INT64)
+
+
 async def _consume(
     bootstrap: str,
     topic: str,
     partition: int | None,
-    begin: str,
+    begin: int | str | None,
     max_messages: int | None,
     timeout_ms: int | None,
     config: dict[str, Any],
@@ -152,12 +165,12 @@ async def _consume(
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
         places = [TopicPartition(topic, one) for one in wanted]
         consumer.assign(places)
-        if begin == "earliest":
+        if isinstance(begin, int):
+            consumer.seek(places[0], begin)
+        elif begin == "earliest":
             consumer.seek_to_beginning(places)
-        elif begin == "latest":
+        elif begin == "latest" or "auto.offset.reset" not in config:  # which says it where no option does
             consumer.seek_to_end(places)
-        else:
-            consumer.seek(places[0], int(begin))
         telling = asyncio.create_task(tell_silence(consumer, bootstrap))
         try:
             if not await read(consumer, max_messages, timeout_ms, show_all):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -15,6 +15,7 @@ from kipmesh.cli.common import (
     AsJson,
     Bootstrap,
     Dir,
+    OnlyBroker,
     admin_client,
     bootstrap_of,
     examples,
@@ -52,9 +53,7 @@ def list_sessions(
     bootstrap: Bootstrap = None,
     folder: Dir = DEFAULT_DIR,
     timeout_s: AdminTimeout = ADMIN_TIMEOUT_S,
-    broker: Annotated[
-        int | None, typer.Option("--broker", min=0, metavar="ID", help="Only this broker.", show_default=False)
-    ] = None,
+    broker: OnlyBroker = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the fetch sessions of all brokers: whose they are, their partitions, age, last use and next epoch.

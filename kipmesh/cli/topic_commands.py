@@ -29,6 +29,7 @@ from kipmesh.cli.common import (
     print_table,
     run,
 )
+from kipmesh.core.messages.limits import MAX_INT32
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -70,9 +71,11 @@ def topic_id_text(topic_id: bytes) -> str:
 )
 def create(
     name: Name,
-    partitions: Annotated[int, typer.Option("--partitions", min=-1, help="-1: the cluster's default.")] = -1,
+    partitions: Annotated[
+        int, typer.Option("--partitions", min=-1, max=MAX_INT32, help="-1: the cluster's default.")
+    ] = -1,
     replication_factor: Annotated[
-        int, typer.Option("--replication-factor", min=-1, help="-1: the cluster's default.")
+        int, typer.Option("--replication-factor", min=-1, max=MAX_INT32, help="-1: the cluster's default.")
     ] = -1,
     config: Config = None,
     if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="An existing topic is no error.")] = False,
@@ -85,7 +88,7 @@ def create(
     configs = parse_pairs(config or (), "--config")
     address = bootstrap_of(bootstrap, folder)
 
-    async def work() -> CreatedTopic | None:
+    async def work() -> tuple[CreatedTopic, bool]:
         from kipmesh.client import NewTopic
         from kipmesh.core.errors import ErrorCode, KafkaError
 
@@ -93,18 +96,27 @@ def create(
             try:
                 created = await admin.create_topics([NewTopic(name, partitions, replication_factor, configs)])
             except KafkaError as error:
-                if if_not_exists and error.code is ErrorCode.TOPIC_ALREADY_EXISTS:
-                    return None
-                raise
-            return created[0]
+                if not if_not_exists or error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+                    raise
+                (there,) = await admin.describe_topics([name])
+                return _as_created(there), False
+            return created[0], True
 
-    created = run(work)
-    if created is None:
-        print(f"{name} exists")
-    elif as_json:
-        print_json({**created._asdict(), "topic_id": topic_id_text(created.topic_id)})
+    topic, is_new = run(work)
+    if as_json:
+        print_json({**topic._asdict(), "topic_id": topic_id_text(topic.topic_id), "is_new": is_new})
+    elif is_new:
+        print(f"{name}: {topic.num_partitions} partitions, {topic.replication_factor} replicas each")
     else:
-        print(f"{name}: {created.num_partitions} partitions, {created.replication_factor} replicas each")
+        print(f"{name} exists")
+
+
+def _as_created(topic: TopicMetadata) -> CreatedTopic:
+    """What is said of a new topic, of one that there is."""
+    from kipmesh.client.types import CreatedTopic
+
+    replicas = len(topic.partitions[0].replicas) if 0 in topic.partitions else 0
+    return CreatedTopic(topic.name, topic.topic_id, len(topic.partitions), replicas)
 
 
 @app.command(name="list", epilog=examples("kipmesh topic list\nkipmesh topic list --json"))
@@ -284,7 +296,9 @@ def delete(
 )
 def alter(
     name: Name,
-    partitions: Annotated[int | None, typer.Option("--partitions", min=1, help="The new, larger number.")] = None,
+    partitions: Annotated[
+        int | None, typer.Option("--partitions", min=1, max=MAX_INT32, help="The new, larger number.")
+    ] = None,
     config: Config = None,
     delete_config: Annotated[
         list[str] | None,

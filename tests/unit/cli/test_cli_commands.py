@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import typer.main
+from typer.testing import CliRunner
 
 from kipmesh.cli.main import app
 from kipmesh.client.records import encode_batch
@@ -76,6 +77,56 @@ def test_usage_errors_have_exit_code_2() -> None:
         ["config", "describe", "client", "1"],
     ):
         assert run(*arguments).returncode == 2, arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("topic list --timeout inf", "2147483"),
+        ("topic reassign --list --timeout 1e308", "2147483"),
+        ("quorum describe --timeout inf", "2147483"),
+        ("local up --timeout inf", "2147483"),
+        ("local down --timeout nan", "2147483"),
+        ("chaos run x.yaml --duration inf", "2147483"),
+        ("topic create t --partitions 99999999999", "2147483647"),
+        ("topic create t --replication-factor 99999999999", "2147483647"),
+        ("topic alter t --partitions 99999999999", "2147483647"),
+        ("topic elect t:99999999999", "99999999999 is more than 2147483647"),
+        ("topic elect --all t", "leave it out, or the names"),
+        ("topic reassign t --replicas 0:99999999999", "99999999999 is more than 2147483647"),
+        ("broker drain 99999999999", "2147483647"),
+        ("broker logdirs 99999999999", "2147483647"),
+        ("sessions list --broker 99999999999", "2147483647"),
+        ("faults inject --api Fetch --delay-ms 99999999999", "2147483647"),
+        ("faults inject --api Fetch --times 99999999999", "2147483647"),
+        (f"group reset g --to-latest --topic t:{'9' * 5000}", "is more than 2147483647"),
+        ("group reset g --topic t --to-datetime 0001-01-01", "is out of range"),
+        ("group list --state foo", "none of Empty, PreparingRebalance, CompletingRebalance, Stable, Dead"),
+        ("consume t --partition 0 --offset 99999999999999999999", "is more than 9223372036854775807"),
+        ("consume t --partition 0 --offset 1 --from-beginning", "not together with --from-beginning"),
+        ("consume t --from-beginning --config auto.offset.reset=latest", "leave out one of them"),
+    ],
+    ids=lambda text: text[:60],
+)
+def test_what_is_out_of_range_is_a_usage_error_that_says_so(arguments: str, told: str) -> None:
+    done = CliRunner().invoke(app, arguments.split())
+    assert done.exit_code == 2, (done.output, done.exception)
+    assert told in done.output
+
+
+@pytest.mark.parametrize("redirected", [">&-", ">/dev/full"])
+def test_output_that_cannot_be_written_is_an_error_of_one_line(redirected: str) -> None:
+    command = f"{sys.executable} -m kipmesh.cli.main --version {redirected}"
+    done = subprocess.run(["/bin/sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("kipmesh: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_closed_stderr_is_no_error() -> None:
+    command = f"{sys.executable} -m kipmesh.cli.main --version 2>&-"
+    done = subprocess.run(["/bin/sh", "-c", command], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout[:8]) == (0, "kipmesh ")
 
 
 @pytest.mark.parametrize(
@@ -188,4 +239,5 @@ def test_log_dump_reports_what_is_wrong(tmp_path: Path) -> None:
     assert lines[-1].startswith(f"position: {2 * len(batch)} error: ")
     assert run("log", "dump", str(tmp_path / "missing.log")).stderr.endswith("missing.log: no such file\n")
     assert run("log", "dump", str(tmp_path)).stderr == f"kipmesh: {tmp_path} is a folder: name a file in it\n"
+    assert run("log", "dump", "/dev/null").stderr == "kipmesh: /dev/null is not a regular file\n"
     assert run("log", "dump", write_segment(tmp_path)).stdout == ""

@@ -40,7 +40,8 @@ def signals_are_heard() -> Iterator[None]:
 
 @asynccontextmanager
 async def consuming(cluster: FakeCluster, *arguments: str, stdout: int = PIPE) -> AsyncIterator[Process]:
-    command = ["-c", PATIENT, "consume", "t", "--from-beginning", "--bootstrap", cluster.bootstrap]
+    begin = () if "auto.offset.reset=earliest" in arguments else ("--from-beginning",)
+    command = ["-c", PATIENT, "consume", "t", *begin, "--bootstrap", cluster.bootstrap]
     environment = {"GRPC_VERBOSITY": "NONE"}  # as the command says itself; above it is imported before that
     process = await asyncio.create_subprocess_exec(
         sys.executable, *command, *arguments, stdout=stdout, stderr=PIPE, env=environment
@@ -81,6 +82,14 @@ async def test_a_signal_ends_the_fetch_session(number: signal.Signals) -> None:
             assert await asyncio.wait_for(process.wait(), TIMEOUT_S) == 128 + number
             assert not broker.sessions.list()
             assert await error_line(process) == ""
+
+
+async def test_it_begins_where_auto_offset_reset_says_when_no_option_does() -> None:
+    async with FakeCluster() as cluster:
+        with_record(cluster)
+        async with consuming(cluster, "--config", "auto.offset.reset=earliest", "--max-messages", "1") as process:
+            assert await first_line(process) == b"x\n"
+            assert await asyncio.wait_for(process.wait(), TIMEOUT_S) == 0
 
 
 async def test_a_signal_ends_it_while_nobody_reads_the_output() -> None:

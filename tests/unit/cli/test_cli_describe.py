@@ -1,4 +1,4 @@
-"""`kipmesh topic describe`, asked of brokers in memory."""
+"""`kipmesh topic describe`, and what `create` says of a topic that there is, asked of brokers in memory."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ from kipmesh.testing.fake_broker import FakeCluster
 
 
 async def describe(cluster: FakeCluster, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kipmesh.cli.main", "topic", "describe", "--bootstrap", cluster.bootstrap]
+    return await topic(cluster, "describe", *arguments)
+
+
+async def topic(cluster: FakeCluster, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "kipmesh.cli.main", "topic", *arguments, "--bootstrap", cluster.bootstrap]
     return await asyncio.to_thread(
-        subprocess.run, [*command, *arguments], capture_output=True, text=True, timeout=60, check=False, env={}
+        subprocess.run, command, capture_output=True, text=True, timeout=60, check=False, env={}
     )
 
 
@@ -55,3 +59,17 @@ async def test_without_an_active_controller_the_rest_is_shown() -> None:
         assert done.returncode == 0
         assert done.stderr == "kipmesh: no active controller says which replicas are being moved\n"
         assert len(objects(done)["t"]) == 1
+
+
+async def test_a_topic_that_there_is_already_is_told_as_a_new_one_is() -> None:
+    async with FakeCluster(2) as cluster:
+        cluster.create_topic("t", 3, replicas=2)
+        cluster.inject("CreateTopics", ErrorCode.TOPIC_ALREADY_EXISTS, times=2)
+        done = await topic(cluster, "create", "t", "--if-not-exists", "--json")
+        assert (done.returncode, done.stderr) == (0, "")
+        told = json.loads(done.stdout)
+        assert (told.pop("topic_id") != "", told) == (
+            True,
+            {"name": "t", "num_partitions": 3, "replication_factor": 2, "is_new": False},
+        )
+        assert (await topic(cluster, "create", "t", "--if-not-exists")).stdout == "t exists\n"

@@ -162,6 +162,12 @@ async def test_wrong_usage(arguments: tuple[str, ...]) -> None:
     assert done.exit_code == 2, done.output
 
 
+async def test_an_empty_id_is_no_group() -> None:
+    for arguments in (["describe", ""], ["reset", "", "--topic", "t", "--to-latest"], ["delete", ""]):
+        done = invoked(*arguments, "--bootstrap", "127.0.0.1:1")
+        assert (done.exit_code, "a group's id is not empty" in done.output) == (2, True)
+
+
 async def test_help_has_examples() -> None:
     for command in ("list", "describe", "reset", "delete"):
         assert f"Examples:\n    kipmesh group {command}" in invoked(command, "--help").output
