@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
-import shutil
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -61,7 +61,10 @@ app = make_app(
 def run(
     files: Annotated[list[Path], typer.Argument(metavar="EXPERIMENT.yaml...")],
     folder: Annotated[
-        Path, typer.Option("--dir", help="Each run gets a folder of its own in this one.", show_default=True)
+        Path,
+        typer.Option(
+            "--dir", help="Each run gets a folder of its own in this one: NAME-SEED, or NAME-SEED-2.", show_default=True
+        ),
     ] = DEFAULT_RESULTS,
     runs: Annotated[int, typer.Option(min=1, max=10_000, help="How often, each with the next seed.")] = 1,
     seed: Annotated[int | None, typer.Option(min=0, help="Of the first run's choices; by chance.")] = None,
@@ -183,10 +186,7 @@ def _run_one(
     from kipmesh.node import logging
 
     logging.configure(level="error", form="console", context={})
-    home = folder.absolute() / f"{experiment.name}-{seed}"
-    if home.exists() and not _is_ours(home):
-        raise CommandError(f"{home} is there already and is no run's folder: name another --dir or --seed")
-    shutil.rmtree(home, ignore_errors=True)
+    home = _new_folder(folder.absolute(), f"{experiment.name}-{seed}")
     with _progress(f"{experiment.name} {which}") as on_progress:
         result = _interruptible(lambda: runner.run_once(experiment, make, home, seed, on_progress, client))
     _print_verdict(f"{experiment.name} (seed {seed})", result.verdict)
@@ -194,8 +194,15 @@ def _run_one(
     return result
 
 
-def _is_ours(home: Path) -> bool:
-    return home.is_dir() and (not any(home.iterdir()) or (home / "history.jsonl").exists())
+def _new_folder(place: Path, name: str) -> Path:
+    """One of this name, or of name-2 and so on where that is there: of two runs at a time, each makes its own."""
+    place.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        home = place / (name if number == 1 else f"{name}-{number}")
+        with suppress(FileExistsError):
+            home.mkdir()
+            break
+    return home
 
 
 def _interruptible(make: Any) -> Result:

@@ -247,9 +247,9 @@ def plan(
             raise ClusterError(
                 f"{folder} has {have} {role}(s), not {want}: use another folder, or leave the number out"
             )
+        if len(nodes) + want - have > NODES_MAX:
+            raise ClusterError(f"these are more than the {NODES_MAX} nodes that a local cluster can have")
         nodes.extend(_new_node(nodes, role, number, folder) for number in range(have + 1, want + 1))
-    if len(nodes) > NODES_MAX:
-        raise ClusterError(f"{len(nodes)} nodes are more than the {NODES_MAX} that a local cluster can have")
     if not any(node.role is Role.CONTROLLER for node in nodes) or not any(node.role.is_broker for node in nodes):
         raise ClusterError("a cluster needs a controller and a broker")
     controllers = sum(node.role is Role.CONTROLLER for node in nodes)

@@ -160,8 +160,7 @@ class ProcessCluster:
                 processes.send(node.pid, node.process, signal.SIGCONT)
             self._stop_nodes([node for node in alive if node.role is not Role.CONTROLLER])
             self._stop_nodes([node for node in alive if node.role is Role.CONTROLLER])
-            replace(state, nodes=tuple(looking.without_process(node) for node in state.nodes)).write(self.folder)
-            self._reap()
+            self._write_stopped(replace(state, nodes=tuple(looking.without_process(node) for node in state.nodes)))
             return bool(alive)
 
     def start(self, name: str, *, wait: bool = True) -> NodeStatus:
@@ -303,8 +302,7 @@ class ProcessCluster:
                 processes.wait_gone([(one.node.pid, one.node.process) for one in started], KILL_TIMEOUT_S)
                 for one in started:
                     state = state.with_node(looking.without_process(one.node))
-                state.write(self.folder)
-                self._reap()
+                self._write_stopped(state)
             raise
 
     def _spawn(self, node: NodeInfo, properties_text: str, gate: int) -> _Started:
@@ -381,8 +379,13 @@ class ProcessCluster:
                 self._on_event(name, "stopped")
             else:
                 self._stop_nodes([node])
-            state.with_node(looking.without_process(node)).write(self.folder)
-            self._reap()
+            self._write_stopped(state.with_node(looking.without_process(node)))
+
+    def _write_stopped(self, state: ClusterState) -> None:
+        """Nodes are stopped also where that cannot be written, as on a full disk: a pid alone is no process."""
+        with suppress(ClusterError):
+            state.write(self.folder)
+        self._reap()
 
     def _signal(self, name: str, number: signal.Signals) -> None:
         node = self.state().node(name)

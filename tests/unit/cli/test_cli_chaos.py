@@ -16,6 +16,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from kipmesh.chaos import runner
 from kipmesh.chaos.disk import NotPossibleError
 from kipmesh.chaos.mesh import ChaosError
 from kipmesh.cli import chaos_commands
@@ -119,16 +120,25 @@ def test_what_cannot_be_done_here_is_skipped_and_what_breaks_is_told(
     assert "0 runs, 0 without an anomaly; 2 could not be run, 0 skipped" in done.output
 
 
-def test_a_folder_that_is_no_runs_is_left_alone(tmp_path: Path) -> None:
+def test_each_run_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "experiment.yaml"
     file.write_text(EXPERIMENT)
-    mine = tmp_path / "runs" / "a-test-4" / "precious"
+    mine = tmp_path / "runs" / "a-test-4" / "history.jsonl"
     mine.parent.mkdir(parents=True)
-    mine.write_text("mine")
-    done = CliRunner().invoke(app, ["chaos", "run", str(file), "--seed", "4", "--dir", str(tmp_path / "runs")])
-    assert done.exit_code == 1
-    assert "is there already and is no run's folder" in done.output
-    assert mine.read_text() == "mine"
+    mine.write_text("of a run that is over, or goes on")
+    homes: list[Path] = []
+
+    async def run_once(_experiment: object, _make: object, home: Path, *_others: object) -> None:
+        homes.append(home)
+        raise ChaosError("not here")
+
+    monkeypatch.setattr(runner, "run_once", run_once)
+    for _ in range(2):
+        done = CliRunner().invoke(app, ["chaos", "run", str(file), "--seed", "4", "--dir", str(tmp_path / "runs")])
+        assert done.exit_code == 1
+    assert [home.name for home in homes] == ["a-test-4-2", "a-test-4-3"]
+    assert [list(home.iterdir()) for home in homes] == [[], []]
+    assert mine.read_text() == "of a run that is over, or goes on"
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from kipmesh.cluster.layout import (
     read_state,
     voters,
 )
+from kipmesh.cluster.process_cluster import ProcessCluster
 from kipmesh.cluster.processes import ProcessState
 from kipmesh.core.errors import InvalidConfigError
 
@@ -66,6 +67,7 @@ def test_a_later_up_adds_nodes_and_keeps_ids() -> None:
         (Counts(followers=1), r"/mesh has 2 follower\(s\), not 1"),
         (Counts(controllers=3), r"/mesh has 1 controller\(s\), not 3"),
         (Counts(followers=100), "more than the 64"),
+        (Counts(followers=10**12), "more than the 64"),
     ],
 )
 def test_what_a_cluster_cannot_become(counts: Counts, message: str) -> None:
@@ -235,3 +237,20 @@ def test_the_file_for_clients_is_replaced_as_a_whole(tmp_path: Path) -> None:
     assert not file.samefile(opened)
     assert file.read_text() == opened.read_text()
     assert "security.protocol=SSL\n" in file.read_text()
+
+
+@pytest.mark.parametrize("command", ["down", "stop"])
+def test_nodes_stop_on_a_disk_that_takes_nothing(tmp_path: Path, command: str) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        node = replace(plan((), Counts(1, 1, 0, 0), tmp_path)[0], pid=child.pid, process=processes.identity(child.pid))
+        ClusterState("c", {}, (node,)).write(tmp_path)
+        (tmp_path / "cluster.json.tmp").mkdir()
+        cluster = ProcessCluster(tmp_path)
+        cluster.down() if command == "down" else cluster.stop(node.name)
+        assert child.wait(60) == -signal.SIGTERM
+        assert [one.state for one in cluster.status()] == ["stopped"]
+        assert cluster.down() is False
+    finally:
+        child.kill()
+        child.wait()

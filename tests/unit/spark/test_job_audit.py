@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -15,10 +16,12 @@ from hypothesis import strategies as st
 from kipmesh.core import record_batch
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.messages import SnapshotId
+from kipmesh.spark.jobs.audit import folders
 from kipmesh.spark.jobs.audit.findings import KINDS, SCHEMA, Finding
 from kipmesh.spark.jobs.audit.folders import (
     Inventory,
     data_folders,
+    drop_gone,
     parse_replicas,
     replicas_of_mesh,
     take_inventory,
@@ -44,11 +47,13 @@ NOW = 1_700_000_000_000
 COLUMNS = [part.split()[0] for part in BATCHES_SCHEMA.replace("\n", "").split(",")][:22]
 
 
-def write_log(data: Path, topic: str = "t", count: int = 12, *, seed: int = 1, compression: int = 0) -> list[Path]:
+def write_log(
+    data: Path, topic: str = "t", count: int = 12, *, seed: int = 1, compression: int = 0, topic_id: bytes = b"i" * 16
+) -> list[Path]:
     """The segments of a log of the production code, of one to three records a batch."""
     rng = random.Random(seed)
     config = TopicConfig.parse({"segment.bytes": 1000, "index.interval.bytes": 100})
-    log = open_log(RealFileSystem(), str(data / f"{topic}-0"), topic, 0, config, NOW, topic_id=b"i" * 16)
+    log = open_log(RealFileSystem(), str(data / f"{topic}-0"), topic, 0, config, NOW, topic_id=topic_id)
     sequence = 0
     for _ in range(count):
         values = [rng.randbytes(rng.randrange(20, 90)) for _ in range(rng.randrange(1, 4))]
@@ -221,6 +226,34 @@ def test_folders_and_checkpoints_of_a_replica(tmp_path: Path) -> None:
         ("missing_log", "gone", 5)
     ]
     assert [one.kind for one in inventory.problems if one.topic is None] == ["bad_checkpoint"]
+
+
+def test_a_log_that_is_deleted_meanwhile_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for topic in ("before", "later", "anew", "stays"):
+        write_log(tmp_path, topic)
+
+    def topic_id_then_deleted(folder: str) -> str:
+        found = topic_id(folder)
+        if "before" in folder:
+            shutil.rmtree(folder)
+        return found
+
+    topic_id = folders._topic_id
+    with monkeypatch.context() as patch:
+        patch.setattr(folders, "_topic_id", topic_id_then_deleted)
+        inventory = take_inventory([("a", str(tmp_path))])
+    assert {log.topic: bool(log.segments) for log in inventory.logs} == {
+        "anew": True, "before": False, "later": True, "stays": True
+    }  # fmt: skip
+    assert not inventory.problems
+    shutil.rmtree(tmp_path / "later-0")
+    shutil.rmtree(tmp_path / "anew-0")
+    write_log(tmp_path, "anew", topic_id=b"j" * 16)
+    drop_gone(inventory)
+    assert [log.topic for log in inventory.logs] == ["stays"]
+    assert [(one.kind, one.topic) for one in inventory.problems] == [
+        ("vanished", topic) for topic in ("anew", "before", "later")
+    ]
 
 
 def test_a_topic_is_chosen_and_a_folder_without_data_is_refused(tmp_path: Path) -> None:

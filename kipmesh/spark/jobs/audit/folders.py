@@ -136,6 +136,18 @@ def take_inventory(replicas: Sequence[tuple[str, str]], topics: Sequence[str] = 
     return inventory
 
 
+def drop_gone(inventory: Inventory) -> None:
+    """Leave out logs whose folder is gone by now, or another topic's: they were deleted, perhaps half read."""
+    listed, inventory.logs = inventory.logs, []
+    for log in listed:
+        if os.path.isdir(log.folder) and (not log.topic_id or _topic_id(log.folder) in ("", log.topic_id)):
+            inventory.logs.append(log)
+        else:
+            text = "the log was deleted while this job ran"
+            place = (log.replica, log.topic, log.partition)
+            inventory.problems.append(Problem("vanished", *place, None, log.folder, text))
+
+
 def _read_folder(inventory: Inventory, replica: str, folder: str, topics: frozenset[str]) -> None:
     high_watermarks = _offsets(inventory, replica, folder, checkpoint.HIGH_WATERMARK_CHECKPOINT)
     log_starts = _offsets(inventory, replica, folder, checkpoint.LOG_START_CHECKPOINT)
@@ -165,7 +177,7 @@ def _read_folder(inventory: Inventory, replica: str, folder: str, topics: frozen
 
 def _read_log(inventory: Inventory, log: ReplicaLog) -> None:
     sizes: dict[str, int] = {}
-    for name in _entries(inventory, log.replica, log.folder):
+    for name in _entries(inventory, log.replica, log.folder, may_go=True):  # `drop_gone` says so
         try:
             sizes[name] = os.stat(f"{log.folder}/{name}").st_size
         except OSError:  # retention, or a rename, took it away meanwhile
@@ -192,10 +204,12 @@ def _problem(kind: str, log: ReplicaLog, offset: int | None, name: str, text: st
     return Problem(kind, log.replica, log.topic, log.partition, offset, f"{log.folder}/{name}", text)
 
 
-def _entries(inventory: Inventory, replica: str, folder: str) -> list[str]:
+def _entries(inventory: Inventory, replica: str, folder: str, *, may_go: bool = False) -> list[str]:
     try:
         return sorted(os.listdir(folder))
     except OSError as error:
+        if may_go and isinstance(error, FileNotFoundError):
+            return []
         text = error.strerror or str(error)
         inventory.problems.append(Problem("unreadable", replica, None, None, None, folder, text))
         return []

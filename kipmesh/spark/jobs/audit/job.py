@@ -39,7 +39,7 @@ TEXT: Final = """Compare the files of all replicas, and name the first divergenc
 Every record batch in every segment is read, its CRC checked, and compared with what the other replicas of the partition
 have at its offset; snapshots of the metadata are checked, and those of one id compared. Nothing is written to what is
 read. Replicas that run may be audited, but what compaction or a truncation changes meanwhile can show as a difference:
-for a proof, stop them or take copies.
+for a proof, stop them or take copies. A log that was deleted meanwhile is a warning, and left out.
 
 Exit code 1 when there is an error: a damaged batch, missing offsets, or a difference below what is committed."""
 
@@ -88,6 +88,7 @@ def _compute(run: JobRun, inventory: Inventory, replicas: list[tuple[str, str]],
     """Read everything once, and write the tables."""
     from kipmesh.spark.jobs.audit import compare
     from kipmesh.spark.jobs.audit.collect import Tables
+    from kipmesh.spark.jobs.audit.folders import drop_gone
     from kipmesh.spark.jobs.audit.source import NAME, SegmentsDataSource, plan_tasks
 
     spark = run.spark
@@ -102,6 +103,7 @@ def _compute(run: JobRun, inventory: Inventory, replicas: list[tuple[str, str]],
         found = spark.read.format(NAME).options(**snapshots).load()
         found.write.parquet(str(parquet / "snapshots"))
     with run.step("Compare"):
+        drop_gone(inventory)
         batches = spark.read.parquet(str(parquet / "batches"))
         logs = compare.logs_frame(spark, inventory.logs)
         frames = {"logs": compare.ranges_frame(batches, logs), "gaps": compare.gaps_frame(batches, logs)}
