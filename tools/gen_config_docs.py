@@ -14,6 +14,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from kipmesh.core import config
+from kipmesh.core.messages.limits import MAX_INT64
 
 # Parsed out of other keys' values, not configured by themselves.
 PARTS = (config.Endpoint, config.Voter)
@@ -27,7 +28,8 @@ Written by `make docs` from the models in `kipmesh/core/config`; do not edit.
 Keys are Apache Kafka's, with Kafka's defaults unless a rule says otherwise. Values come, later ones winning, from the
 defaults, a file (`--config-file`), the environment (`KIPMESH_CONFIG_` and the key in upper case with dots as
 underscores: `KIPMESH_CONFIG_LOG_SEGMENT_BYTES`), and the command line (`--config key=value`). An unknown key or a bad
-value stops the process with one line that names the key.
+value stops the process with one line that names the key. An integer without an upper end goes up to
+9223372036854775807 (Kafka's LONG).
 """
 
 
@@ -47,7 +49,7 @@ def _bounds(field: FieldInfo) -> str:
     for constraint in field.metadata:
         for attribute, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<")):
             value = getattr(constraint, attribute, None)
-            if value is not None:
+            if value is not None and value != MAX_INT64:  # its type's own end; the head of the file says so
                 said.append(f"{sign} {value:,}" if isinstance(value, int) else f"{sign} {value}")
     return ", ".join(said)
 

@@ -7,11 +7,13 @@ Unknown keys and bad values raise `InvalidConfigError` with one line that names 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from kipmesh.core.errors import InvalidConfigError
+from kipmesh.core.messages.limits import MAX_INT32, MAX_INT64
 
 
 def _split(value: Any) -> Any:
@@ -23,9 +25,13 @@ def _split(value: Any) -> Any:
 StrList = Annotated[tuple[str, ...], BeforeValidator(_split)]
 """Kafka's list type: values separated by commas."""
 
-Positive = Annotated[int, Field(ge=1)]
-NotNegative = Annotated[int, Field(ge=0)]
-MinusOneOrMore = Annotated[int, Field(ge=-1)]
+Positive = Annotated[int, Field(ge=1, le=MAX_INT64)]
+NotNegative = Annotated[int, Field(ge=0, le=MAX_INT64)]
+MinusOneOrMore = Annotated[int, Field(ge=-1, le=MAX_INT64)]
+"""What Kafka has as a LONG."""
+PositiveInt32 = Annotated[int, Field(ge=1, le=MAX_INT32)]
+NotNegativeInt32 = Annotated[int, Field(ge=0, le=MAX_INT32)]
+"""And as an INT."""
 
 
 _WITH_UNDERSCORE = {"metadata_snapshot_min_changed_records_ratio": "metadata.snapshot.min.changed_records.ratio"}
@@ -68,7 +74,24 @@ class Config(BaseModel):
                 raise InvalidConfigError(f"configuration key {key!r} is required") from None
             given = values.get(key)
             where = f"configuration key {key!r}: {given!r}: " if key else ""
-            raise InvalidConfigError(where + first["msg"]) from None
+            raise InvalidConfigError(where + first["msg"] + cls._range(key)) from None
+
+    @classmethod
+    def _range(cls, key: str) -> str:
+        limits = cls.limits().get(key)
+        return "" if limits is None else f" (a whole number from {limits[0]} to {limits[1]})"
+
+    @classmethod
+    @cache
+    def limits(cls) -> Mapping[str, tuple[int, int]]:
+        """The least and the largest number of each key that is a whole one between two."""
+        found = {}
+        for name, field in cls.model_fields.items():
+            least = [each.ge for each in field.metadata if hasattr(each, "ge")]
+            most = [each.le for each in field.metadata if hasattr(each, "le")]
+            if field.annotation is int and least and most:
+                found[dotted(name)] = (least[0], most[0])
+        return found
 
     def as_dict(self) -> dict[str, Any]:
         """Dotted keys to typed values."""

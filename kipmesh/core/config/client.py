@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal, Protocol, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from kipmesh.core.config.base import NotNegative, Positive, StrList
+from kipmesh.core.config.base import NotNegative, NotNegativeInt32, Positive, PositiveInt32, StrList
 from kipmesh.core.config.security import ClientSslConfig
-from kipmesh.core.messages.limits import MAX_INT32
+from kipmesh.core.messages.limits import MAX_INT32, MAX_INT64
 from kipmesh.core.sequences import UNRESOLVED_MAX
 
 _ASSIGNORS = ("range", "roundrobin", "cooperative-sticky")
@@ -44,7 +44,7 @@ class ClientConfig(ClientSslConfig):
 
     client_id: Annotated[str, Field(max_length=249)] = ""
     """This client's name for itself, in the servers' logs and metrics."""
-    request_timeout_ms: Positive = 30_000
+    request_timeout_ms: PositiveInt32 = 30_000
     """Longest time in ms for the answer to one request."""
     retry_backoff_ms: NotNegative = 100
     """Time in ms before the first retry; it doubles with each further one."""
@@ -59,7 +59,7 @@ class ClientConfig(ClientSslConfig):
 class ApiConfig(ClientConfig):
     """What clients with blocking calls share."""
 
-    default_api_timeout_ms: Positive = 60_000
+    default_api_timeout_ms: PositiveInt32 = 60_000
     """Longest time in ms of one call of the library, its retries included."""
 
 
@@ -85,7 +85,7 @@ class ProducerConfig(ClientConfig):
 
     acks: Annotated[Literal[-1, 0, 1], BeforeValidator(_acks)] = -1
     """Who has a record before it counts as sent: all (-1) in-sync replicas, the leader (1), nobody (0)."""
-    batch_size: NotNegative = 16_384
+    batch_size: NotNegativeInt32 = 16_384
     """Bytes of records that a partition collects into one batch; a larger record is a batch of its own."""
     linger_ms: NotNegative = 5
     """Time in ms that a batch waits for more records."""
@@ -97,7 +97,7 @@ class ProducerConfig(ClientConfig):
     """Level of lz4; 9 is the fast compressor, as in Apache Kafka."""
     compression_zstd_level: Annotated[int, Field(ge=-131072, le=22)] = 3
     """Level of zstd."""
-    max_request_size: Positive = 1_048_576
+    max_request_size: PositiveInt32 = 1_048_576
     """Largest request in bytes, so also the largest record."""
     buffer_memory: Positive = 33_554_432
     """Bytes of records that wait or are under way; beyond them `send` waits."""
@@ -105,12 +105,12 @@ class ProducerConfig(ClientConfig):
     """Longest time in ms that `send` waits for metadata or room."""
     retries: Annotated[int, Field(ge=0, le=MAX_INT32)] = MAX_INT32
     """How often a batch is sent again; `delivery.timeout.ms` is the better bound."""
-    delivery_timeout_ms: Positive = 120_000
+    delivery_timeout_ms: PositiveInt32 = 120_000
     """Longest time in ms from `send` to success or failure."""
-    max_in_flight_requests_per_connection: Positive = 5
+    max_in_flight_requests_per_connection: PositiveInt32 = 5
     """Requests that wait for one broker's answer, at most 5 with idempotence; without it there is never more than one
     batch of a partition among them, so that the order is kept in both cases."""
-    metadata_evict_ms: Annotated[int, Field(ge=5000)] = 300_000
+    metadata_evict_ms: Annotated[int, Field(ge=5000, le=MAX_INT64)] = 300_000
     """Time in ms after which a topic is forgotten that no record went to (also `metadata.max.idle.ms`; 526-01)."""
     metadata_refresh: Literal["paced", "literal", "all"] = "paced"
     """How metadata is kept fresh: by few topics a request, spread in time or not (526-11), or all topics each time."""
@@ -163,15 +163,15 @@ class ConsumerConfig(ApiConfig):
     partition_assignment_strategy: StrList = ("range", "cooperative-sticky")
     """How partitions are shared out, best first: `range`, `roundrobin`, `cooperative-sticky`. The group takes one that
     all members know; they are cooperative if that is all they know."""
-    session_timeout_ms: Positive = 45_000
+    session_timeout_ms: PositiveInt32 = 45_000
     """Time in ms without a heartbeat after which the coordinator removes a member."""
-    heartbeat_interval_ms: Positive = 3000
+    heartbeat_interval_ms: PositiveInt32 = 3000
     """Time in ms between two heartbeats, less than `session.timeout.ms`."""
-    max_poll_interval_ms: Positive = 300_000
+    max_poll_interval_ms: PositiveInt32 = 300_000
     """Longest time in ms between two polls of a member, and that a rebalance waits for it."""
     enable_auto_commit: bool = True
     """Whether positions are committed by themselves: within `poll`, before partitions go, and by `close`."""
-    auto_commit_interval_ms: NotNegative = 5000
+    auto_commit_interval_ms: NotNegativeInt32 = 5000
     """Time in ms between two such commits."""
     client_rack: str = ""
     """The rack that this client is in (also `rack.id`): leaders may send it to a replica there (392-17)."""
@@ -183,17 +183,17 @@ class ConsumerConfig(ApiConfig):
     """The selector of mode `consumer`: a name, an entry point or a dotted path; empty for the leader."""
     replica_selector_config: StrList = ()
     """Keys of the selector's own: `key=value`, separated by commas."""
-    fetch_min_bytes: NotNegative = 1
+    fetch_min_bytes: NotNegativeInt32 = 1
     """Bytes that a broker waits for before it answers a fetch."""
-    fetch_max_bytes: Positive = 52_428_800
+    fetch_max_bytes: PositiveInt32 = 52_428_800
     """Largest answer of one broker in bytes, and what is held undelivered before fetching pauses."""
-    fetch_max_wait_ms: NotNegative = 500
+    fetch_max_wait_ms: NotNegativeInt32 = 500
     """Longest time in ms that a broker waits for `fetch.min.bytes`."""
-    max_partition_fetch_bytes: Positive = 1_048_576
+    max_partition_fetch_bytes: PositiveInt32 = 1_048_576
     """Bytes of one partition in one answer; a first batch that is larger still comes whole."""
     enable_incremental_fetch: bool = True
     """Whether fetch sessions are asked for: then a fetch names only partitions that changed."""
-    max_poll_records: Positive = 500
+    max_poll_records: PositiveInt32 = 500
     """Records of one poll."""
     auto_offset_reset: Literal["earliest", "latest", "none", "error"] = "latest"
     """Where to go on without a valid position; `none` and `error` raise."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from kipmesh.core.config.base import NotNegative, Positive, StrList
+from kipmesh.core.config.base import NotNegative, NotNegativeInt32, Positive, PositiveInt32, StrList
 from kipmesh.core.config.client import check_assignors, check_session
 from kipmesh.core.config.node import Endpoint, parse_http_listener
 from kipmesh.core.config.security import ClientSslConfig
@@ -31,27 +31,27 @@ class ConsumerServiceConfig(ClientSslConfig):
     partition_assignment_strategy: StrList = ("range", "cooperative-sticky")
     """How partitions are shared out, best first: `range`, `roundrobin`, `cooperative-sticky`. The group takes one that
     all members know; they are cooperative if that is all they know."""
-    session_timeout_ms: Positive = 45_000
+    session_timeout_ms: PositiveInt32 = 45_000
     """Time in ms without a heartbeat after which the partitions of a service that died go to others."""
-    heartbeat_interval_ms: Positive = 3000
+    heartbeat_interval_ms: PositiveInt32 = 3000
     """Time in ms between two heartbeats, less than `session.timeout.ms`."""
-    max_poll_interval_ms: Positive = 300_000
+    max_poll_interval_ms: PositiveInt32 = 300_000
     """Longest time in ms that a reader may take nothing before its partitions go to others."""
     enable_auto_commit: bool = True
     """Whether what was delivered is committed for the group."""
-    auto_commit_interval_ms: NotNegative = 5000
+    auto_commit_interval_ms: NotNegativeInt32 = 5000
     """Time in ms between two such commits."""
     auto_offset_reset: Literal["earliest", "latest", "none"] = "latest"
     """Where the group begins in a partition without a committed offset; `none` ends the stream with an error."""
-    fetch_max_wait_ms: NotNegative = 500
+    fetch_max_wait_ms: NotNegativeInt32 = 500
     """Longest time in ms that a fetch waits at a broker."""
-    fetch_max_bytes: Positive = 128 << 10
+    fetch_max_bytes: PositiveInt32 = 128 << 10
     """Bytes that one fetch of a stream asks for; a stalled reader holds several times as much (see http-api.md)."""
-    max_partition_fetch_bytes: Positive = 1 << 20
+    max_partition_fetch_bytes: PositiveInt32 = 1 << 20
     """Bytes of one partition in a fetch."""
     enable_incremental_fetch: bool = True
     """Whether streams ask brokers for fetch sessions."""
-    request_timeout_ms: Positive = 30_000
+    request_timeout_ms: PositiveInt32 = 30_000
     """Time in ms after which a request to a broker has failed."""
     max_poll_records: Annotated[int, Field(ge=1, le=10_000)] = 500
     """Records that one step of a stream takes at most."""

@@ -6,10 +6,18 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from kipmesh.core.config.base import Config, MinusOneOrMore, NotNegative, Positive, StrList
+from kipmesh.core.config.base import (
+    Config,
+    MinusOneOrMore,
+    NotNegative,
+    NotNegativeInt32,
+    Positive,
+    PositiveInt32,
+    StrList,
+)
 from kipmesh.core.config.security import ServerSslConfig, parse_protocol_map
 from kipmesh.core.config.topic import BROKER_DEFAULTS, CleanupPolicy, TopicConfig
-from kipmesh.core.config.wire import Int32, WireConfig
+from kipmesh.core.config.wire import WireConfig
 from kipmesh.core.messages.limits import MAX_INT32, MAX_INT64
 from kipmesh.core.scram import HASHES
 
@@ -81,7 +89,7 @@ def parse_voters(text: str) -> tuple[Voter, ...]:
 class NodeConfig(ServerSslConfig):
     """What controllers and brokers share."""
 
-    node_id: NotNegative
+    node_id: NotNegativeInt32
     """This node's id, unique in the cluster."""
     cluster_id: Annotated[str, Field(min_length=1, max_length=64)]
     """The cluster's id; a data folder of another cluster is refused."""
@@ -99,29 +107,29 @@ class NodeConfig(ServerSslConfig):
     """Least level of what is logged."""
     log_format: Literal["json", "console"] = "json"
     """Form of the log's lines."""
-    socket_request_max_bytes: Positive = 100 << 20
+    socket_request_max_bytes: PositiveInt32 = 100 << 20
     """Largest request in bytes that the node takes."""
-    broker_session_timeout_ms: Positive = 3000
+    broker_session_timeout_ms: PositiveInt32 = 3000
     """Time in ms without a heartbeat after which the controller fences a broker."""
     broker_connection_loss_timeout_ms: NotNegative = 200
     """Time in ms after which the controller fences a broker whose connection broke and that did not come back; 0 for
     never, so that only `broker.session.timeout.ms` counts."""
-    broker_heartbeat_interval_ms: Positive = 500
+    broker_heartbeat_interval_ms: PositiveInt32 = 500
     """Time in ms between two heartbeats of a broker."""
     shutdown_grace_ms: NotNegative = 5000
     """Time in ms that running requests are given on SIGTERM."""
-    controller_quorum_fetch_timeout_ms: Positive = 1000
+    controller_quorum_fetch_timeout_ms: PositiveInt32 = 1000
     """Time in ms without an answer of the metadata leader after which a voter stands for election; a leader that no
     majority fetches from resigns after one and a half times this."""
-    controller_quorum_election_timeout_ms: Positive = 500
+    controller_quorum_election_timeout_ms: PositiveInt32 = 500
     """Least time in ms that a voter without a leader waits before it stands, and that a candidate waits for votes."""
-    controller_quorum_election_backoff_max_ms: Positive = 1000
+    controller_quorum_election_backoff_max_ms: PositiveInt32 = 1000
     """Longest time in ms that a candidate waits after an election that it did not win."""
-    controller_quorum_request_timeout_ms: Positive = 2000
+    controller_quorum_request_timeout_ms: PositiveInt32 = 2000
     """Time in ms after which a request to another member of the metadata quorum has failed."""
-    controller_quorum_retry_backoff_ms: Positive = 20
+    controller_quorum_retry_backoff_ms: PositiveInt32 = 20
     """Time in ms before a failed request to another member of the metadata quorum is sent again."""
-    replica_fetch_response_max_bytes: Positive = 10 << 20
+    replica_fetch_response_max_bytes: PositiveInt32 = 10 << 20
     """Bytes of one response to a follower, also of parts of a metadata snapshot."""
     metadata_log_segment_bytes: Annotated[int, Field(ge=14, le=MAX_INT32)] = 1 << 30
     """Bytes of a segment of the metadata log."""
@@ -199,11 +207,11 @@ class ControllerConfig(NodeConfig):
 
     metadata_log_dir: str
     """Folder of the metadata log."""
-    num_partitions: Positive = 1
+    num_partitions: PositiveInt32 = 1
     """Partitions of a topic that is created without a number."""
-    default_replication_factor: Positive = 3
+    default_replication_factor: PositiveInt32 = 3
     """Replicas of a topic that is created without a number; at most the brokers there are."""
-    min_insync_replicas: Positive = 2
+    min_insync_replicas: PositiveInt32 = 2
     """Default of the topics' `min.insync.replicas`, lowered to the replicas that a topic has."""
     unclean_leader_election_enable: bool = False
     """Default of the topics' `unclean.leader.election.enable`."""
@@ -211,7 +219,7 @@ class ControllerConfig(NodeConfig):
     """Whether partitions go back by themselves to their preferred leader, the leader service, when that is in sync."""
     leader_imbalance_check_interval_seconds: Positive = 30
     """Time in s between two looks for partitions that another broker leads than their preferred leader."""
-    max_partitions_per_request: Positive = 10_000
+    max_partitions_per_request: PositiveInt32 = 10_000
     """Most partitions that one CreateTopics or CreatePartitions request may make; no other is decided meanwhile."""
 
     @model_validator(mode="after")
@@ -252,7 +260,7 @@ class BrokerConfig(NodeConfig, WireConfig):
     """Time in ms between two looks for segments to delete."""
     log_cleaner_backoff_ms: Positive = 15_000
     """Time in ms between two looks for logs to compact, when there was none."""
-    log_cleaner_dedupe_buffer_size: Annotated[int, Field(ge=1 << 16)] = 128 << 20
+    log_cleaner_dedupe_buffer_size: Annotated[int, Field(ge=1 << 16, le=MAX_INT64)] = 128 << 20
     """Bytes of memory for the keys of one compaction; a log with more of them takes several."""
     log_cleaner_delete_retention_ms: NotNegative = 86_400_000
     """Default of the topics' `delete.retention.ms`."""
@@ -274,11 +282,11 @@ class BrokerConfig(NodeConfig, WireConfig):
     """Default of the topics' `flush.ms`."""
     log_flush_scheduler_interval_ms: Positive = 3000
     """Time in ms between two looks for logs to fsync."""
-    log_flush_offset_checkpoint_interval_ms: Positive = 60_000
+    log_flush_offset_checkpoint_interval_ms: PositiveInt32 = 60_000
     """Time in ms between two writes of the recovery points."""
-    log_index_interval_bytes: NotNegative = 4096
+    log_index_interval_bytes: NotNegativeInt32 = 4096
     """Default of the topics' `index.interval.bytes`."""
-    log_index_size_max_bytes: Annotated[int, Field(ge=4)] = 10 << 20
+    log_index_size_max_bytes: Annotated[int, Field(ge=4, le=MAX_INT32)] = 10 << 20
     """Default of the topics' `segment.index.bytes`."""
     log_message_timestamp_type: Literal["CreateTime", "LogAppendTime"] = "CreateTime"
     """Default of the topics' `message.timestamp.type`."""
@@ -292,26 +300,26 @@ class BrokerConfig(NodeConfig, WireConfig):
     """Default of the topics' `segment.bytes`."""
     log_segment_delete_delay_ms: NotNegative = 60_000
     """Default of the topics' `file.delete.delay.ms`."""
-    log_open_files_max: Annotated[int, Field(ge=64)] = 4000
+    log_open_files_max: Annotated[int, Field(ge=64, le=MAX_INT64)] = 4000
     """Most files of logs that are open at a time."""
     message_max_bytes: Annotated[int, Field(ge=0, le=MAX_INT32)] = 1048588
     """Default of the topics' `max.message.bytes`."""
-    min_insync_replicas: Positive = 2
+    min_insync_replicas: PositiveInt32 = 2
     """Default of the topics' `min.insync.replicas`, lowered to the replicas that a topic has."""
     unclean_leader_election_enable: bool = False
     """Default of the topics' `unclean.leader.election.enable`."""
-    replica_fetch_wait_max_ms: NotNegative = 500
+    replica_fetch_wait_max_ms: NotNegativeInt32 = 500
     """Longest time in ms that a follower's fetch waits at the leader."""
-    replica_fetch_min_bytes: NotNegative = 1
+    replica_fetch_min_bytes: NotNegativeInt32 = 1
     """Bytes that a follower's fetch waits for."""
-    replica_fetch_max_bytes: Positive = 1 << 20
+    replica_fetch_max_bytes: PositiveInt32 = 1 << 20
     """Bytes of a partition in a follower's fetch."""
     follower_replication_throttled_rate: Annotated[int, Field(ge=1, le=2**63 - 1)] = 2**63 - 1
     """Bytes a second that replicas which a reassignment adds to this broker fetch at most; can be changed while it
     runs, for one broker or for all."""
-    replica_fetch_backoff_ms: NotNegative = 200
+    replica_fetch_backoff_ms: NotNegativeInt32 = 200
     """Time in ms that a follower waits after a failed fetch."""
-    replica_socket_timeout_ms: Positive = 30_000
+    replica_socket_timeout_ms: PositiveInt32 = 30_000
     """Time in ms without an answer after which a follower drops the connection."""
     replica_lag_time_max_ms: Positive = 30_000
     """Time in ms behind the leader's log end after which a replica leaves the ISR."""
@@ -319,13 +327,13 @@ class BrokerConfig(NodeConfig, WireConfig):
     """Time in ms between two writes of the high watermarks."""
     replica_fetch_high_watermark_wakeup: bool = True
     """Whether a leader answers a waiting follower as soon as its high watermark moved (392-02)."""
-    fetch_max_bytes: Positive = 55 << 20
+    fetch_max_bytes: PositiveInt32 = 55 << 20
     """Bytes of one response to a consumer."""
     enable_incremental_fetch: bool = True
     """Whether this broker asks leaders for fetch sessions."""
     fetch_session_cache_policy: Literal["adopted", "reserved"] = "adopted"
     """Who gets a fetch session at this broker, and whose slot is taken for it."""
-    max_incremental_fetch_session_cache_slots: NotNegative = 10_000
+    max_incremental_fetch_session_cache_slots: NotNegativeInt32 = 10_000
     """Fetch sessions at this broker; 0 for none. Policy `adopted`."""
     min_incremental_fetch_session_eviction_ms: NotNegative = 120_000
     """Time in ms for which a session is neither old nor unused. Policy `adopted`."""
@@ -339,9 +347,9 @@ class BrokerConfig(NodeConfig, WireConfig):
     """Time in ms after which an unused session may lose its slot. Policy `reserved`."""
     max_incremental_fetch_sessions_per_client_id: NotNegative = 0
     """Sessions that clients with the same id may have at this broker; 0 for no limit. Followers are not counted."""
-    producer_id_expiration_ms: Positive = 86_400_000
+    producer_id_expiration_ms: PositiveInt32 = 86_400_000
     """Time in ms after which a partition forgets an idempotent producer that writes nothing to it."""
-    producer_id_expiration_check_interval_ms: Positive = 600_000
+    producer_id_expiration_check_interval_ms: PositiveInt32 = 600_000
     """Time in ms between two looks for such producers."""
     auto_create_topics_enable: bool = True
     """Whether a topic that there is not is made when a client asks for its metadata and wants that; clients by gRPC
@@ -353,23 +361,23 @@ class BrokerConfig(NodeConfig, WireConfig):
     for SCRAM it is for users that have no credential in the metadata log (`kipmesh user`)."""
     fault_injection_enable: bool = False
     """Whether faults may be injected at this broker's listeners of the Kafka protocol, for tests (`kipmesh faults`)."""
-    group_initial_rebalance_delay_ms: NotNegative = 3000
+    group_initial_rebalance_delay_ms: NotNegativeInt32 = 3000
     """Time in ms that the first rebalance of an empty group waits for more members, each time one came."""
-    group_min_session_timeout_ms: Int32 = 6000
+    group_min_session_timeout_ms: PositiveInt32 = 6000
     """Shortest session timeout in ms that a member may ask for."""
-    group_max_session_timeout_ms: Int32 = 1_800_000
+    group_max_session_timeout_ms: PositiveInt32 = 1_800_000
     """Longest session timeout in ms that a member may ask for."""
-    group_max_size: Int32 = MAX_INT32
+    group_max_size: PositiveInt32 = MAX_INT32
     """Most members of a consumer group."""
-    offset_metadata_max_bytes: NotNegative = 4096
+    offset_metadata_max_bytes: NotNegativeInt32 = 4096
     """Largest text in bytes that goes with a committed offset."""
-    offsets_commit_timeout_ms: Positive = 5000
+    offsets_commit_timeout_ms: PositiveInt32 = 5000
     """Time in ms after which a change of a group that is not replicated yet is answered with an error."""
-    offsets_retention_minutes: Positive = 7 * 24 * 60
+    offsets_retention_minutes: PositiveInt32 = 7 * 24 * 60
     """Time in minutes that offsets are kept after their group lost its last member or its subscription."""
     offsets_retention_check_interval_ms: Positive = 600_000
     """Time in ms between two looks for offsets that expired."""
-    offsets_topic_num_partitions: Int32 = 8
+    offsets_topic_num_partitions: PositiveInt32 = 8
     """Partitions of `__consumer_offsets` when it is made; never changed after that."""
     offsets_topic_replication_factor: Annotated[int, Field(ge=1, le=32767)] = 3
     """Replicas of `__consumer_offsets` when it is made; lowered to the brokers there are."""
@@ -382,9 +390,9 @@ class BrokerConfig(NodeConfig, WireConfig):
     """Most entries of the trace in a second; what is more is counted and dropped."""
     mesh_trace_queue_max: Positive = 10_000
     """Most entries of the trace that wait to be written; what is more is counted and dropped."""
-    mesh_trace_flush_interval_ms: Annotated[int, Field(ge=10)] = 1000
+    mesh_trace_flush_interval_ms: Annotated[int, Field(ge=10, le=MAX_INT64)] = 1000
     """Time in ms between two writes of the trace."""
-    mesh_trace_topic_num_partitions: Int32 = 3
+    mesh_trace_topic_num_partitions: PositiveInt32 = 3
     """Partitions of `__mesh_trace` when it is made."""
     mesh_trace_topic_replication_factor: Annotated[int, Field(ge=1, le=32767)] = 3
     """Replicas of `__mesh_trace` when it is made; lowered to the brokers there are."""

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
 
-from kipmesh.core.config.base import Config, MinusOneOrMore, NotNegative, Positive
+from kipmesh.core.config.base import (
+    Config,
+    MinusOneOrMore,
+    NotNegative,
+    NotNegativeInt32,
+    Positive,
+    PositiveInt32,
+)
 from kipmesh.core.messages.limits import MAX_INT32, MAX_INT64
 
 
@@ -17,6 +25,30 @@ def _without_spaces(value: object) -> object:
 CleanupPolicy = Annotated[
     Literal["delete", "compact", "compact,delete", "delete,compact"], BeforeValidator(_without_spaces)
 ]
+
+
+_NUMBER = TypeAdapter(int)
+
+
+class TopicDefaults(dict[str, Any]):
+    """A broker's defaults by topic keys; `defaults | stored` has what a topic has stored over them.
+
+    Numbers were of any size once, and metadata logs may have such ones: what is beyond its key's limits counts as the
+    nearest of them, so that a broker with the topic still loads. Who sets one now is refused (`TopicConfig.parse`).
+    """
+
+    def __or__(self, stored: Mapping[str, Any]) -> dict[str, Any]:  # type: ignore[override]
+        return {**self, **{key: _within_limits(key, value) for key, value in stored.items()}}
+
+
+def _within_limits(key: str, value: Any) -> Any:
+    limits = TopicConfig.limits().get(key)
+    if limits is None:
+        return value
+    try:
+        return min(max(_NUMBER.validate_python(value), limits[0]), limits[1])
+    except ValidationError:
+        return value
 
 
 class TopicConfig(Config):
@@ -30,9 +62,9 @@ class TopicConfig(Config):
     """Time in ms that a compacted topic keeps a tombstone, from the first compaction that met it on."""
     flush_messages: Positive = MAX_INT64
     """Records between two fsyncs of a partition's log."""
-    flush_ms: Annotated[int, Field(ge=0)] = MAX_INT64
+    flush_ms: Annotated[int, Field(ge=0, le=MAX_INT64)] = MAX_INT64
     """Longest time in ms that a record stays unsynced."""
-    index_interval_bytes: NotNegative = 4096
+    index_interval_bytes: NotNegativeInt32 = 4096
     """Log bytes between two entries of the offset index."""
     max_compaction_lag_ms: Positive = MAX_INT64
     """Age in ms of a record by which it is compacted, whatever `min.cleanable.dirty.ratio` says."""
@@ -48,7 +80,7 @@ class TopicConfig(Config):
     """Part of the log, by bytes, that is not compacted yet, above which it is compacted."""
     min_compaction_lag_ms: NotNegative = 0
     """Age in ms below which a record is not compacted."""
-    min_insync_replicas: Positive = 1
+    min_insync_replicas: PositiveInt32 = 1
     """In-sync replicas without which a write with acks=all is refused; more than there are replicas count as all."""
     retention_bytes: MinusOneOrMore = -1
     """Bytes that a partition keeps; -1 for no limit."""
@@ -56,7 +88,7 @@ class TopicConfig(Config):
     """Age in ms that a segment is kept; -1 for ever."""
     segment_bytes: Annotated[int, Field(ge=14, le=MAX_INT32)] = 1 << 30
     """Bytes of a segment before the next begins."""
-    segment_index_bytes: Annotated[int, Field(ge=4)] = 10 << 20
+    segment_index_bytes: Annotated[int, Field(ge=4, le=MAX_INT32)] = 10 << 20
     """Largest index of a segment in bytes."""
     segment_ms: Positive = 604_800_000
     """Age in ms of a segment before the next begins."""
@@ -70,6 +102,10 @@ class TopicConfig(Config):
         if self.min_compaction_lag_ms > self.max_compaction_lag_ms:
             raise ValueError("min.compaction.lag.ms is above max.compaction.lag.ms")
         return self
+
+    def as_dict(self) -> TopicDefaults:
+        """See TopicDefaults."""
+        return TopicDefaults(super().as_dict())
 
     @property
     def is_compacted(self) -> bool:
