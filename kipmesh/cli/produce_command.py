@@ -56,6 +56,8 @@ WAITING_MAX = 1_000_000
 """Records whose acknowledgement is awaited, in the order of the input."""
 PROGRESS_INTERVAL_S = 0.2
 STOP_TIMEOUT_S = 5.0
+UNKNOWN_S = 5.0
+"""For so long records have waited for news of their topic before that is said."""
 BAR_COLUMNS = 24
 
 MakeParser = Callable[[int], Parser]
@@ -184,6 +186,7 @@ async def _feed(
     progress.has_acks = producer.config.acks != 0
     await connect(producer, bootstrap, config)
     close_timeout_s: float | None = None
+    telling = asyncio.create_task(_tell_unknown(producer, topic, progress))
     try:
         await _Feeder(producer, topic, make_parser, inputs, progress).send_all()
         await producer.flush()
@@ -192,6 +195,7 @@ async def _feed(
         close_timeout_s = 0
         raise
     finally:
+        telling.cancel()
         progress.counters = producer.metrics()
         try:
             async with asyncio.timeout(close_timeout_s):
@@ -199,6 +203,15 @@ async def _feed(
         except TimeoutError:
             pass
         progress.count_rest()
+
+
+async def _tell_unknown(producer: Producer, topic: str, progress: _Progress) -> None:
+    """Say on stderr, once, that the first records wait for the topic's metadata."""
+    await progress.begun.wait()
+    await asyncio.sleep(UNKNOWN_S)
+    if not producer.has_metadata(topic):
+        progress.clear()
+        print(f"kipmesh: no broker has told of topic {topic!r} yet; waiting", file=sys.stderr, flush=True)
 
 
 class _Feeder:
@@ -248,6 +261,7 @@ class _Feeder:
         self._begin(chunk.place)
         progress = self._progress
         progress.read += len(chunk.lines)
+        progress.begun.set()
         try:
             for line in chunk.lines:
                 self._number += 1
@@ -275,6 +289,8 @@ class _Progress:
 
     def __init__(self, inputs: Inputs) -> None:
         self.read = 0
+        self.begun = asyncio.Event()
+        """Set with the first record."""
         self.acknowledged = 0
         self.has_acks = True
         self.waiting: deque[Any] = deque()

@@ -95,7 +95,8 @@ def test_a_killed_follower_does_not_stop_it(tmp_path: Path) -> None:
 
 def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
-    first = subprocess.Popen(command(folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with (tmp_path / "said").open("wb") as said:
+        first = subprocess.Popen(command(folder), stdout=subprocess.DEVNULL, stderr=said)
     try:
         wait_until((folder / "cluster").exists, first)
         second = subprocess.run(command(folder), capture_output=True, text=True, timeout=120)
@@ -104,4 +105,5 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
     finally:
         first.terminate()
         assert first.wait(120) in (143, -signal.SIGTERM)
+    assert "interrupted; what it started is stopped" in (tmp_path / "said").read_text()
     assert processes_in(folder) == []

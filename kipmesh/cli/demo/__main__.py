@@ -12,8 +12,8 @@ from types import FrameType
 from typing import Final
 
 _EXIT_FAILED: Final = 1
-_EXIT_INTERRUPTED: Final = 130
-_EXIT_TERMINATED: Final = 143
+_EXIT_SIGNAL: Final = 128
+"""What shells add to the number of a signal."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -30,8 +30,8 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
 
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    signal.signal(signal.SIGTERM, _terminate)
-    signal.signal(signal.SIGINT, _interrupt)
+    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGINT, _end)
     from kipmesh.cli.demo.run import Demo, DemoOptions
     from kipmesh.cli.demo.workspace import DemoError
     from kipmesh.cluster import ClusterError
@@ -41,9 +41,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     try:
         passed = Demo(DemoOptions(given.dir, given.scale, given.limit, given.keep, given.json)).run()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         print("kipmesh demo: interrupted; what it started is stopped", file=sys.stderr)
-        return _EXIT_INTERRUPTED
+        return _EXIT_SIGNAL + next(iter(interrupt.args), signal.SIGINT)
     except (DemoError, ClusterError, DatasetError, JavaMissingError, KafkaError, OSError) as error:
         print(f"kipmesh demo: {error}", file=sys.stderr)
         return _EXIT_FAILED
@@ -57,16 +57,12 @@ def _positive(text: str) -> int:
     return number
 
 
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
+def _end(number: int, _frame: FrameType | None) -> None:
     # py4j tells at length of every call that an interrupt cuts short.
     logging.disable(logging.CRITICAL)
-    raise KeyboardInterrupt
-
-
-def _terminate(_number: int, _frame: FrameType | None) -> None:
-    logging.disable(logging.CRITICAL)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the clean-up is to end; SIGKILL and the next run do the rest
-    raise SystemExit(_EXIT_TERMINATED)
+    if number == signal.SIGTERM:  # the clean-up is to end; SIGKILL and the next run do the rest
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt(number)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,12 @@ def topic(cluster: LocalCluster, request: pytest.FixtureRequest) -> str:
     return name
 
 
-def start(bootstrap: str, *arguments: Any, command: str = "produce") -> subprocess.Popen[bytes]:
+def start(
+    bootstrap: str, *arguments: Any, command: str = "produce", entry: Sequence[str] = ("-m", "kipmesh.cli.main")
+) -> subprocess.Popen[bytes]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KIPMESH_")}
     return subprocess.Popen(
-        [sys.executable, "-m", "kipmesh.cli.main", command, *arguments, "--bootstrap", bootstrap],
+        [sys.executable, *entry, command, *arguments, "--bootstrap", bootstrap],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -241,3 +243,17 @@ def test_it_gives_up_soon_where_nobody_is() -> None:
         _, output = consuming.communicate(timeout=60)
     assert consuming.returncode == 1
     assert output.decode() == f"kipmesh: NETWORK_EXCEPTION: no broker answers at {address} within 1 s\n"
+
+
+def test_it_says_that_it_waits_for_a_topic_that_there_is_not(cluster: LocalCluster) -> None:
+    at_once = "from kipmesh.cli import main, produce_command; produce_command.UNKNOWN_S = 0; main.main()"
+    process = start(cluster.bootstrap, "none", "--config", "max.block.ms=600000", entry=("-c", at_once))
+    try:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write(b"x\n")
+        process.stdin.flush()
+        assert process.stderr.readline() == b"kipmesh: no broker has told of topic 'none' yet; waiting\n"
+    finally:
+        process.kill()
+        process.communicate()
