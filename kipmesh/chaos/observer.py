@@ -172,12 +172,13 @@ class Observer:
         The request names the leader epoch: an answer is of that leadership or an error. Errors are no observation.
         """
         cursors: dict[int, int] = {}
+        sessions: dict[tuple[int, int | None], int] = {}
         while True:
             await asyncio.sleep(PROBE_INTERVAL_S)
-            address = next((one.grpc for one in self._nodes() if one.name == node.name and one.pid is not None), None)
-            if address is None or not self.partitions:
+            found = self._process(node.name, starts)
+            if found is None or not self.partitions:
                 continue
-            session = starts(node.name)
+            address, process = found
             epochs = {number: one.leader_epoch for number, one in self.partitions.items()}
             asked = [
                 FetchPartition(number, epoch, cursors.get(number, 0), partition_max_bytes=PROBE_BYTES)
@@ -190,8 +191,18 @@ class Observer:
                 response: FetchResponse = await self._pool.get(address).call("Broker", "Fetch", request, ASK_TIMEOUT_S)
             except TransportError:
                 continue
-            if session == starts(node.name):
-                self._probed(node, response, cursors, epochs, session)
+            if self._process(node.name, starts) == found:
+                self._probed(node, response, cursors, epochs, sessions.setdefault(process, len(sessions)))
+
+    def _process(self, name: str, starts: Callable[[str], int]) -> tuple[str, tuple[int, int | None]] | None:
+        """Where a broker is, and which process it is; None while it does not run.
+
+        By the number of the process as well: on Kubernetes one that ended by itself is started again by others.
+        """
+        for one in self._nodes():
+            if one.name == name and one.pid is not None and one.grpc:
+                return one.grpc, (starts(name), one.pid)
+        return None
 
     def _probed(
         self, node: Node, response: FetchResponse, cursors: dict[int, int], epochs: dict[int, int], session: int

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import threading
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -48,7 +49,7 @@ class PodNode(NamedTuple):
     node_id: int | None
     rack: str
     pid: int | None
-    """1 while its container runs: the id within the pod."""
+    """Of its container while that runs, another for each; within the pod the id is 1."""
     grpc: str | None
     dir: str
     pod: str
@@ -263,13 +264,13 @@ def _node(pod: Any) -> PodNode:
     number = ordinal(pod.metadata.name)
     told = dict(one.removeprefix("--").split("=", 1) for one in pod.spec.init_containers[0].args)
     statuses = pod.status.container_statuses or []
-    runs = pod.metadata.deletion_timestamp is None and any(one.state.running is not None for one in statuses)
+    runs = [] if pod.metadata.deletion_timestamp else [one for one in statuses if one.state.running is not None]
     ready = any(one.type == "Ready" and one.status == "True" for one in pod.status.conditions or [])
     return PodNode(
         name=f"{ROLES[pod.metadata.labels[COMPONENT]]}-{number + 1}",
         node_id=int(told["first-id"]) + number,
         rack=pod.spec.node_name or "",
-        pid=1 if runs else None,
+        pid=zlib.crc32(str(runs[0].container_id).encode()) if runs else None,
         grpc=f"{pod.metadata.name}.{told['service']}:{told['port']}",
         dir="",
         pod=pod.metadata.name,

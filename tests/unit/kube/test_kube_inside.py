@@ -158,7 +158,7 @@ class ApiOfTests:
                     name="m-followers-0", labels={mesh.COMPONENT: "followers"}, uid="u", deletion_timestamp=None
                 ),
                 spec=Some(init_containers=[Some(args=args)], node_name="n1", share_process_namespace=True),
-                status=Some(container_statuses=[Some(state=Some(running=Some()))], conditions=[]),
+                status=Some(container_statuses=[Some(container_id="c", state=Some(running=Some()))], conditions=[]),
             )
         ]
 

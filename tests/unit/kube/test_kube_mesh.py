@@ -50,7 +50,8 @@ def pod(name: str, component: str) -> Any:
         metadata=Some(name=name, labels={mesh.COMPONENT: component}, uid=name, deletion_timestamp=None),
         spec=Some(init_containers=[Some(args=args)], node_name="n1", share_process_namespace=None),
         status=Some(
-            container_statuses=[Some(state=Some(running=Some()))], conditions=[Some(type="Ready", status="True")]
+            container_statuses=[Some(container_id=f"containerd://{name}-0", state=Some(running=Some()))],
+            conditions=[Some(type="Ready", status="True")],
         ),
     )
 
@@ -65,15 +66,24 @@ def api(monkeypatch: pytest.MonkeyPatch) -> ApiOfTests:
 
 def test_a_killed_node_is_expected_back_and_one_that_was_scaled_away_is_not(api: ApiOfTests) -> None:
     release = mesh.KubeMesh("ns", "m")
-    assert [(one.name, one.node_id, one.pid) for one in release.nodes()] == [
-        ("follower-1", 101, 1),
-        ("follower-2", 102, 1),
-    ]
+    assert [(one.name, one.node_id) for one in release.nodes()] == [("follower-1", 101), ("follower-2", 102)]
     assert release.nodes()[0].grpc == "m-followers-0.m-followers.ns.svc.cluster.local:19092"
     release.kill("follower-1")
     assert not release.is_running("follower-1")
     api.listed = []
     assert [one.name for one in release.nodes()] == ["follower-1"]
+
+
+def test_a_container_that_kubernetes_started_again_is_another_process(api: ApiOfTests) -> None:
+    release = mesh.KubeMesh("ns", "m")
+    first, other = (one.pid for one in release.nodes())
+    assert None not in (first, other)
+    assert first != other
+    (status,) = api.listed[0].status.container_statuses
+    status.state = Some(running=None)
+    assert [one.pid for one in release.nodes()] == [None, other]
+    status.container_id, status.state = "containerd://m-followers-0-1", Some(running=Some())
+    assert release.nodes()[0].pid not in (None, first, other)
 
 
 END_OF_CUT = f"m-followers-0 {mesh.CUT_LABEL}=None"
