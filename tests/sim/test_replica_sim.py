@@ -13,7 +13,7 @@ def test_seeds_are_clean(chunk: int) -> None:
     run_chunk(range(chunk, SEEDS, CHUNKS))
 
 
-@pytest.mark.parametrize("seed", [861, 1036, 1463, 2761, 3819, 4936, 11137, 13386, 14969])
+@pytest.mark.parametrize("seed", [861, 1036, 1463, 2761, 3819, 4936, 11137, 13386, 14969, 15725])
 def test_seeds_that_found_something_are_clean(seed: int) -> None:
     run_seed(seed)
 

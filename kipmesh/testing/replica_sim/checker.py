@@ -304,7 +304,7 @@ class Checker:
         lost_from = shadow.may_differ_from
         if lost_from is not None:
             agreed = shadow.agrees(truth, min(end, truth.end))
-            if agreed > max(lost_from, shadow.base):
+            if agreed > max(lost_from, shadow.base, replica.log.log_start_offset):
                 # Something of what came after the loss, or only of what an unclean leader brought back?
                 is_new = truth.entries[agreed - 1][0] >= truth.cut_epoch
                 shadow.may_differ_from = None if is_new else agreed
