@@ -154,6 +154,7 @@ class WireServer:
         except OSError as error:
             raise AddressError(f"cannot listen on {host}:{port} ({name}): {error.strerror or error}") from None
         self._listeners.append((shared, server))
+        self.metrics.listens(name)
         if self._looking is None:
             self._looking = shared.loop.create_task(self._look(), name="wire-idle")
         bound: int = server.sockets[0].getsockname()[1]

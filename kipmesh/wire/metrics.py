@@ -53,6 +53,11 @@ class WireMetrics(Collector):
         self._closed: Counter[str] = Counter()
         self._software: Counter[tuple[str, str]] = Counter()
 
+    def listens(self, listener: str) -> None:
+        """A listener begins; it is told of before it has a connection."""
+        for counts in (self._open, self._created, self._closed):
+            counts[listener] += 0
+
     def opened(self, listener: str) -> None:
         """A connection is served."""
         self._open[listener] += 1

@@ -51,7 +51,7 @@ class Pods(Slow):
                     node_name="n1",
                     share_process_namespace=True,
                 ),
-                status=Some(container_statuses=[Some(state=Some(running=Some()))], conditions=[]),
+                status=Some(container_statuses=[Some(container_id="c", state=Some(running=Some()))], conditions=[]),
             )
         ]
 

@@ -309,3 +309,11 @@ async def test_why_connections_end_is_told_before_the_first_one_does() -> None:
         samples = [sample for family in wire.server.metrics.collect() for sample in family.samples]
         told = {sample.labels["reason"] for sample in samples if sample.name == "kipmesh_wire_connections_ended_total"}
         assert {"slow", "stalled", "idle", "malformed", "authentication", "handshake"} <= told
+
+
+async def test_a_listener_is_told_of_before_its_first_connection() -> None:
+    async with listening() as wire:
+        samples = {sample.name: sample for family in wire.server.metrics.collect() for sample in family.samples}
+        for what in ("count", "creation_total", "close_total"):
+            sample = samples[f"kafka_server_socket_server_metrics_connection_{what}"]
+            assert (sample.labels, sample.value) == ({"listener": "KAFKA"}, 0)
