@@ -30,17 +30,6 @@ CleanupPolicy = Annotated[
 _NUMBER = TypeAdapter(int)
 
 
-class TopicDefaults(dict[str, Any]):
-    """A broker's defaults by topic keys; `defaults | stored` has what a topic has stored over them.
-
-    Numbers were of any size once, and metadata logs may have such ones: what is beyond its key's limits counts as the
-    nearest of them, so that a broker with the topic still loads. Who sets one now is refused (`TopicConfig.parse`).
-    """
-
-    def __or__(self, stored: Mapping[str, Any]) -> dict[str, Any]:  # type: ignore[override]
-        return {**self, **{key: _within_limits(key, value) for key, value in stored.items()}}
-
-
 def _within_limits(key: str, value: Any) -> Any:
     limits = TopicConfig.limits().get(key)
     if limits is None:
@@ -103,9 +92,13 @@ class TopicConfig(Config):
             raise ValueError("min.compaction.lag.ms is above max.compaction.lag.ms")
         return self
 
-    def as_dict(self) -> TopicDefaults:
-        """See TopicDefaults."""
-        return TopicDefaults(super().as_dict())
+    def with_stored(self, stored: Mapping[str, Any]) -> Self:
+        """A topic's, with these as its defaults; raises InvalidConfigError.
+
+        Numbers were of any size once, and metadata logs may have such ones: what is beyond its key's limits counts as
+        the nearest of them, so that a broker with the topic still loads. Who sets one now is refused (`parse`).
+        """
+        return self.parse(self.as_dict() | {key: _within_limits(key, value) for key, value in stored.items()})
 
     @property
     def is_compacted(self) -> bool:

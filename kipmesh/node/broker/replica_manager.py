@@ -359,7 +359,7 @@ class ReplicaManager:
         config = self._topic_configs.get(name)
         if config is None:
             overrides = self._partitions.image.topic_config(name)
-            config = TopicConfig.parse(self._defaults.as_dict() | dict(overrides)) if overrides else self._defaults
+            config = self._defaults.with_stored(overrides) if overrides else self._defaults
             self._topic_configs[name] = config
         return config
 
