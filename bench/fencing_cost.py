@@ -10,11 +10,11 @@ from typing import Any
 from bench.images import BROKERS, EPOCH, balanced_image
 from kipmesh.core import record_batch
 from kipmesh.core.config import ControllerConfig
-from kipmesh.core.messages import BrokerHeartbeatRequest, FetchableTopicResponse, FetchResponse, PartitionData
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.controller import MetadataController
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, CLUSTER_METADATA_TOPIC_ID, MetadataDelta, MetadataImage
-from kipmesh.rpc.codec import METHODS
+from kipmesh.messages import BrokerHeartbeatRequest, FetchableTopicResponse, FetchResponse, PartitionData
+from kipmesh.messages.proto import encode
 
 FAILING = BROKERS // 2
 
@@ -47,7 +47,7 @@ class _Ledger:
         self.records += len(records)
         self.values_bytes += sum(map(len, values))
         self.batch_bytes += len(batch)
-        self.responses_bytes += len(METHODS["Quorum"]["Fetch"].response.encode(_response(batch, image.offset)))
+        self.responses_bytes += len(encode(_response(batch, image.offset)))
         last = begin = time.perf_counter()
         for _ in image.replay_steps(batch, MetadataDelta()):
             now = time.perf_counter()

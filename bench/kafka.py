@@ -13,7 +13,7 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
-from kipmesh.core.messages import SnapshotId
+from kipmesh.messages import SnapshotId
 from kipmesh.testing.kafka_tools import download_kafka_tools
 
 ROOT = Path(__file__).resolve().parent.parent

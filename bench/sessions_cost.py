@@ -20,9 +20,10 @@ from prometheus_client import CollectorRegistry
 
 from kipmesh.core.config import BrokerConfig, TopicConfig
 from kipmesh.core.fetch_session import FetchSessionHandler, SessionRequest
-from kipmesh.core.messages import FetchPartition, FetchRequest
 from kipmesh.core.metadata.image import BrokerState, MetadataImage, PartitionState, TopicState
 from kipmesh.core.record_batch import build
+from kipmesh.messages import FetchPartition, FetchRequest, FetchResponse
+from kipmesh.messages.proto import decode, encode
 from kipmesh.node.broker.changes import Changes
 from kipmesh.node.broker.fetch import FetchHandler
 from kipmesh.node.broker.fetch_sessions import make_session_cache
@@ -30,7 +31,6 @@ from kipmesh.node.broker.metrics import BrokerMetrics
 from kipmesh.node.broker.partitions import Partitions
 from kipmesh.node.broker.replica import Replica
 from kipmesh.node.clock import monotonic_ms
-from kipmesh.rpc.codec import METHODS
 from kipmesh.rpc.server import RequestContext
 from kipmesh.storage.fs import RealFileSystem
 from kipmesh.storage.log_manager import LogManager
@@ -43,7 +43,6 @@ VALUE_BYTES = 100
 WAIT_MS = 1
 MAX_BYTES = 10 << 20
 
-_RPC = METHODS["Broker"]["FetchStream"]
 _LONG_ID = 1 << 28  # from here on an id takes five bytes on the wire, as nearly all do
 
 Place = tuple[int, int]
@@ -175,7 +174,7 @@ class Follower:
                 max_bytes=MAX_BYTES,
             )
         )
-        return request, _RPC.request.encode(filled)
+        return request, encode(filled)
 
     async def fetch(self, changed: list[Place]) -> Cost:
         """Say where we are, let `changed` get a record each, and fetch them."""
@@ -186,11 +185,11 @@ class Follower:
         self._leader.append(changed)
         begin = clock()
         context = RequestContext("broker-2", "peer")
-        response = await self._leader.handler.fetch(_RPC.request.decode(sent), context)
-        received = _RPC.response.encode(response)
+        response = await self._leader.handler.fetch(decode(FetchRequest, sent), context)
+        received = encode(response)
         server_ns = clock() - begin
         begin = clock()
-        answer = self._session.answered(request, _RPC.response.decode(received))
+        answer = self._session.answered(request, decode(FetchResponse, received))
         client_ns += clock() - begin
         records = [one for one in answer.partitions if one.data.records]
         if not answer.is_accepted or len(records) != len(changed):

@@ -141,14 +141,14 @@ def talk(bootstrap: str, folder: Path) -> None:
 
 def keep(recorder: Recorder) -> None:
     """Replace what is there."""
-    from kipmesh.wire.registry import make_registry
+    from kipmesh.messages.table import KAFKA_APIS
 
     TARGET.mkdir(parents=True, exist_ok=True)
     for old in (*TARGET.glob("*.request"), *TARGET.glob("*.response")):
         old.unlink()
-    known, told = make_registry(), {}
+    known, told = KAFKA_APIS, {}
     for (key, version), (who, request, response) in sorted(recorder.found.items()):
-        if key not in known or version not in known[key].supported:
+        if key not in known or version not in known[key].versions:
             continue
         name = f"{key:02}-{version:02}"
         (TARGET / f"{name}.request").write_bytes(request)

@@ -8,9 +8,10 @@ import re
 import sys
 from pathlib import Path
 
-from kipmesh.wire import apis
 from kipmesh.wire.api import API_VERSIONS_KEY
 from kipmesh.wire.registry import make_registry
+
+from kipmesh.wire import apis
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "wire.md"
 BEGIN, END = "<!-- APIs: made by `make docs` -->\n", "<!-- end of APIs -->\n"

@@ -13,8 +13,8 @@ from kipmesh.chaos.workload import CONSUMER_CONFIG
 from kipmesh.client import AdminClient, Consumer, TopicPartition
 from kipmesh.core.config.security import ClientSslConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from kipmesh.core.record_batch import BatchHeader
+from kipmesh.messages import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from kipmesh.rpc.client import ConnectionPool, TransportError
 from kipmesh.testing.history import Dump, End, NotRecovered, Read, ReaderKind
 

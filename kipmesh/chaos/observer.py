@@ -18,7 +18,7 @@ from kipmesh.chaos.targets import PartitionView, View
 from kipmesh.client.quorum import describe_quorum
 from kipmesh.core.config.security import ClientSslConfig
 from kipmesh.core.errors import KafkaError
-from kipmesh.core.messages import (
+from kipmesh.messages import (
     FetchPartition,
     FetchRequest,
     FetchResponse,

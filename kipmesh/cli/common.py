@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import typer
 
-from kipmesh.core.messages.limits import MAX_INT32
+from kipmesh.messages.limits import MAX_INT32
 
 if TYPE_CHECKING:
     from kipmesh.client import AdminClient

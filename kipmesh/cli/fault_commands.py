@@ -22,10 +22,10 @@ from kipmesh.cli.common import (
     print_table,
     run,
 )
-from kipmesh.core.messages.limits import MAX_INT32
+from kipmesh.messages.limits import MAX_INT32
 
 if TYPE_CHECKING:
-    from kipmesh.core.messages import InjectedFault
+    from kipmesh.messages import InjectedFault
 
 app = make_app(
     "Inject faults at brokers' listeners of the Kafka protocol (fault.injection.enable).",
@@ -66,7 +66,7 @@ def inject(
 ) -> None:
     """Let the next requests of an API be answered late, with an error, or not at all."""
     from kipmesh.core.errors import ErrorCode
-    from kipmesh.core.messages import InjectedFault
+    from kipmesh.messages import InjectedFault
 
     if error not in ErrorCode.__members__:
         raise typer.BadParameter(f"there is no error {error!r}", param_hint="--error")

@@ -28,7 +28,7 @@ from kipmesh.cli.common import (
     print_table,
     run,
 )
-from kipmesh.core.messages.limits import MAX_INT64
+from kipmesh.messages.limits import MAX_INT64
 
 if TYPE_CHECKING:
     from kipmesh.client import AdminClient, GroupDescription, GroupMemberDescription, ResetTo, TopicPartition

@@ -160,8 +160,8 @@ def _control_object(key: bytes | None, value: bytes | None) -> dict[str, Any]:
 
     decoders: dict[int, Callable[[], Any]] = {
         control.ControlType.LEADER_CHANGE: lambda: decode_leader_change(key, value),
-        control.ControlType.SNAPSHOT_HEADER: lambda: control.decode_header(value),
-        control.ControlType.SNAPSHOT_FOOTER: lambda: control.decode_footer(value),
+        control.ControlType.SNAPSHOT_HEADER: lambda: control.decode_control(control.SnapshotHeader, value),
+        control.ControlType.SNAPSHOT_FOOTER: lambda: control.decode_control(control.SnapshotFooter, value),
     }
     try:
         number = control.control_type(key)

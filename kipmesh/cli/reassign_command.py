@@ -28,7 +28,7 @@ from kipmesh.cli.common import (
     run,
 )
 from kipmesh.cli.moving import Deadline, Throttle, WaitTimeout, call_timeout_s, moved, stoppable, throttled
-from kipmesh.core.messages.limits import MAX_INT32
+from kipmesh.messages.limits import MAX_INT32
 
 if TYPE_CHECKING:
     from collections.abc import Collection

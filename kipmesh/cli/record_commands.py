@@ -30,7 +30,7 @@ from kipmesh.cli.common import (
 from kipmesh.cli.consume_group import consume_in_group, group_settings
 from kipmesh.cli.consume_support import Ending, connect_timeout_s, read, tell_leaderless, tell_silence
 from kipmesh.cli.produce_command import produce
-from kipmesh.core.messages.limits import MAX_INT32, MAX_INT64
+from kipmesh.messages.limits import MAX_INT32, MAX_INT64
 
 if TYPE_CHECKING:
     from kipmesh.client import ConsumerRecord

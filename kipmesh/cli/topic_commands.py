@@ -29,7 +29,7 @@ from kipmesh.cli.common import (
     print_table,
     run,
 )
-from kipmesh.core.messages.limits import MAX_INT32
+from kipmesh.messages.limits import MAX_INT32
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

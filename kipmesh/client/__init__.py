@@ -41,7 +41,7 @@ from kipmesh.client.types import (
     TopicMetadata,
     TopicPartition,
 )
-from kipmesh.core.messages.elections import ElectionType
+from kipmesh.messages import ElectionType
 
 __all__ = [
     "TIMESTAMP_EARLIEST",

@@ -57,7 +57,8 @@ from kipmesh.client.types import (
 )
 from kipmesh.core.config import AdminConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import (
+from kipmesh.core.scram import ITERATIONS_MIN
+from kipmesh.messages import (
     AlterableConfig,
     AlterConfigsResource,
     ConfigEntry,
@@ -75,6 +76,7 @@ from kipmesh.core.messages import (
     DescribeConfigsResource,
     DescribeConfigsResponse,
     DescribeQuorumResponse,
+    ElectionType,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
     InjectedFault,
@@ -82,8 +84,6 @@ from kipmesh.core.messages import (
     MetadataRequestTopic,
     MetadataResponse,
 )
-from kipmesh.core.messages.elections import ElectionType
-from kipmesh.core.scram import ITERATIONS_MIN
 from kipmesh.rpc.client import TransportError
 
 _POLL_S_MAX = 0.2
@@ -147,7 +147,7 @@ class AdminClient(GroupAdmin):
     async def delete_topics(self, names: Iterable[str], *, wait: bool = True) -> None:
         """Delete topics by name; with `wait` returns when a broker does not know them any more."""
         listed = list(names)
-        request = DeleteTopicsRequest([DeleteTopicState(name) for name in listed], self._request_timeout_ms)
+        request = DeleteTopicsRequest([DeleteTopicState(name) for name in listed], timeout_ms=self._request_timeout_ms)
 
         def errors(response: DeleteTopicsResponse) -> list[tuple[str, int, str | None]]:
             return [(each.name or "", each.error_code, each.error_message) for each in response.responses]
@@ -181,7 +181,7 @@ class AdminClient(GroupAdmin):
 
     async def list_topics(self) -> list[TopicMetadata]:
         """All topics, by name."""
-        response = await self._metadata_of(MetadataRequest(all_topics=True))
+        response = await self._metadata_of(MetadataRequest(topics=None))
         found = [topic_metadata(each.name or "", each) for each in response.topics if not each.error_code]
         return sorted(found, key=lambda topic: topic.name)
 
@@ -253,7 +253,7 @@ class AdminClient(GroupAdmin):
         def errors(response: DescribeConfigsResponse) -> list[tuple[str, int, str | None]]:
             return [(each.resource_name, each.error_code, each.error_message) for each in response.results]
 
-        request = DescribeConfigsRequest(asked, with_documentation)
+        request = DescribeConfigsRequest(asked, include_documentation=with_documentation)
         response: DescribeConfigsResponse = await self._call("DescribeConfigs", request, errors)
         return {
             ConfigResource(result.resource_type, result.resource_name): {

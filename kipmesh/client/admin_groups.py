@@ -20,7 +20,7 @@ from kipmesh.client.offsets import list_offsets
 from kipmesh.client.types import TIMESTAMP_EARLIEST, TIMESTAMP_LATEST, Node, TopicPartition
 from kipmesh.core.errors import CorruptRecordError, ErrorCode, KafkaError
 from kipmesh.core.group.consumer_protocol import PROTOCOL_TYPE, decode_assignment, flat
-from kipmesh.core.messages import (
+from kipmesh.messages import (
     DeleteGroupsRequest,
     DescribedGroup,
     DescribedGroupMember,
@@ -122,7 +122,7 @@ class GroupAdmin:
             if failure is None:
                 groups = [one for answer in answers if not isinstance(answer, KafkaError) for one in answer]
                 listed = {one.group_id: one for one in groups}
-                return [GroupListing(*listed[group_id]) for group_id in sorted(listed)]
+                return [GroupListing(**listed[group_id]._asdict()) for group_id in sorted(listed)]
             attempts += 1
             delay = self._cluster.backoff.delay_s(attempts)
             if not failure.retriable or time.monotonic() + delay >= deadline:
@@ -141,7 +141,9 @@ class GroupAdmin:
         for topic, partition in partitions or ():
             topics.setdefault(topic, []).append(partition)
         wanted = [OffsetFetchRequestTopics(*topic) for topic in topics.items()]
-        request = OffsetFetchRequest([OffsetFetchRequestGroup(group_id, partitions is None, wanted)])
+        request = OffsetFetchRequest(
+            groups=[OffsetFetchRequestGroup(group_id, topics=None if partitions is None else wanted)]
+        )
         channel = GroupChannel(self._cluster, group_id)
         (group,) = (await self._call_group(channel, "OffsetFetch", request)).groups
         if group.error_code:

@@ -28,8 +28,8 @@ from kipmesh.client.types import FetchStats
 from kipmesh.core.config import ConsumerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.fetch_session import Answered, FetchSessionHandler, SessionRequest
-from kipmesh.core.messages import FetchPartition, FetchRequest, FetchResponse, FetchTopic, NodeEndpoint, PartitionData
 from kipmesh.core.replica.serving import CONSUMER_ID, FOLLOWER_READER_ID
+from kipmesh.messages import FetchPartition, FetchRequest, FetchResponse, FetchTopic, NodeEndpoint, PartitionData
 from kipmesh.rpc.client import TransportError
 
 log = logging.getLogger(__name__)

@@ -33,7 +33,7 @@ from kipmesh.client.types import (
 )
 from kipmesh.core.config import ConsumerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages.limits import MAX_INT64
+from kipmesh.messages.limits import MAX_INT64
 
 Partitions = Iterable[tuple[str, int]]
 

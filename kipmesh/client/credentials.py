@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from kipmesh.client.cluster import Cluster
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import (
+from kipmesh.core.scram import ITERATIONS_MAX, ITERATIONS_MIN, NUMBERS, salted_password
+from kipmesh.messages import (
     AlterUserScramCredentialsRequest,
     AlterUserScramCredentialsResponse,
     DescribeUserScramCredentialsRequest,
@@ -22,7 +23,6 @@ from kipmesh.core.messages import (
     ScramCredentialUpsertion,
     UserName,
 )
-from kipmesh.core.scram import ITERATIONS_MAX, ITERATIONS_MIN, NUMBERS, salted_password
 
 SALT_BYTES = 16
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from kipmesh.client.cluster import Cluster
 from kipmesh.client.types import TopicPartition
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import ElectLeadersRequest, ElectLeadersResponse, TopicPartitions
-from kipmesh.core.messages.elections import ElectionType
+from kipmesh.messages import ElectionType, ElectLeadersRequest, ElectLeadersResponse, TopicPartitions
 
 _ANSWER_SHARE = 0.8
 """Of the caller's time: for log ends to be told; the rest is for the answer, and for another broker."""
@@ -27,8 +26,7 @@ async def elect_leaders(
     request_s = min(timeout_s, cluster.request_timeout_ms / 1000)
     request = ElectLeadersRequest(
         election_type,
-        partitions is None,
-        [TopicPartitions(topic, numbers) for topic, numbers in topics.items()],
+        None if partitions is None else [TopicPartitions(topic, numbers) for topic, numbers in topics.items()],
         int(request_s * _ANSWER_SHARE * 1000),
     )
 

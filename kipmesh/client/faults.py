@@ -9,7 +9,7 @@ from typing import Any
 from kipmesh.client.cluster import Cluster
 from kipmesh.client.types import Node
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import ClearFaultsRequest, InjectedFault, InjectFaultRequest, ListFaultsRequest
+from kipmesh.messages import ClearFaultsRequest, InjectedFault, InjectFaultRequest, ListFaultsRequest
 from kipmesh.rpc.client import TransportError
 
 

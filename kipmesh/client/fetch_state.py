@@ -13,8 +13,8 @@ from kipmesh.client.records import consumer_records
 from kipmesh.client.types import ConsumerRecord, FetchedBatches, TopicPartition
 from kipmesh.core.consumer import EpochSpan, PartitionReader, State, TruncationFound
 from kipmesh.core.errors import CorruptRecordError, ErrorCode, KafkaError
-from kipmesh.core.messages import FetchPartition
 from kipmesh.core.record_batch import BatchHeader, check_crc, iterate
+from kipmesh.messages import FetchPartition
 
 if TYPE_CHECKING:
     from kipmesh.client.broker_fetches import BrokerFetches, Exchange

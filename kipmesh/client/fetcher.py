@@ -41,7 +41,7 @@ from kipmesh.core import consumer as reading
 from kipmesh.core.config import ConsumerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.fetch_session import Answered
-from kipmesh.core.messages import FetchPartition, NodeEndpoint, PartitionData
+from kipmesh.messages import FetchPartition, NodeEndpoint, PartitionData
 
 log = logging.getLogger(__name__)
 

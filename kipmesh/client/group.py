@@ -42,7 +42,7 @@ from kipmesh.core.group.consumer_protocol import (
     encode_subscription,
     flat,
 )
-from kipmesh.core.messages import (
+from kipmesh.messages import (
     HeartbeatRequest,
     JoinGroupRequest,
     JoinGroupRequestProtocol,
@@ -382,7 +382,7 @@ class Membership:
     async def _leave(self) -> None:
         """A static member keeps its place."""
         if self._member_id and self._config.group_instance_id is None:
-            request = LeaveGroupRequest(self._group_id, [MemberIdentity(self._member_id)])
+            request = LeaveGroupRequest(self._group_id, members=[MemberIdentity(self._member_id)])
             try:
                 await self._channel.once("LeaveGroup", request, CLOSE_TIMEOUT_S)
             except KafkaError as error:

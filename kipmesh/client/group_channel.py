@@ -15,7 +15,7 @@ from typing import Any
 from kipmesh.client.cluster import Cluster
 from kipmesh.client.types import Node
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import FindCoordinatorRequest, FindCoordinatorResponse
+from kipmesh.messages import FindCoordinatorRequest, FindCoordinatorResponse
 from kipmesh.rpc.client import TransportError
 
 ELSEWHERE = frozenset(

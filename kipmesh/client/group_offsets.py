@@ -12,7 +12,7 @@ from typing import NamedTuple
 from kipmesh.client.group_channel import GroupChannel
 from kipmesh.client.types import TopicPartition
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import (
+from kipmesh.messages import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
@@ -46,7 +46,7 @@ class GroupOffsets:
         for (topic, partition), offset in offsets.items():
             topics.setdefault(topic, []).append(OffsetCommitRequestPartition(partition, offset, -1, ""))
         request = OffsetCommitRequest(
-            self._group_id, *who, [OffsetCommitRequestTopic(*topic) for topic in topics.items()]
+            self._group_id, *who, topics=[OffsetCommitRequestTopic(*topic) for topic in topics.items()]
         )
         async with self._turn:
             answer = await self._channel.call("OffsetCommit", request, timeout_s)
@@ -63,7 +63,7 @@ class GroupOffsets:
         if not topics:
             return {}
         wanted = [OffsetFetchRequestTopics(*topic) for topic in topics.items()]
-        request = OffsetFetchRequest([OffsetFetchRequestGroup(self._group_id, False, wanted)])
+        request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(self._group_id, topics=wanted)])
         (group,) = (await self._channel.call("OffsetFetch", request, timeout_s)).groups
         if group.error_code:
             raise KafkaError(ErrorCode.of(group.error_code), f"offsets of group {self._group_id!r}")

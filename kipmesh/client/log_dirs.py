@@ -8,7 +8,7 @@ from typing import NamedTuple
 from kipmesh.client.cluster import Cluster
 from kipmesh.client.types import Node, TopicPartition
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import DescribeLogDirsRequest, DescribeLogDirsResponse
+from kipmesh.messages import DescribeLogDirsRequest, DescribeLogDirsResponse
 from kipmesh.rpc.client import TransportError
 
 

@@ -25,7 +25,7 @@ from kipmesh.client.supervision import raise_failure, task_failure
 from kipmesh.client.types import ClusterDescription, Node, PartitionMetadata, TopicMetadata
 from kipmesh.core.config import ClientConfig
 from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
-from kipmesh.core.messages import (
+from kipmesh.messages import (
     LeaderIdAndEpoch,
     MetadataRequest,
     MetadataRequestTopic,

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Sequence
 
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import MetadataRequest, MetadataResponse
+from kipmesh.messages import MetadataRequest, MetadataResponse
 from kipmesh.rpc.client import ConnectionPool, Meter, TransportError
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from kipmesh.client.cluster import ByTopic, Cluster, LeaderCall, PartitionAnswer
 from kipmesh.client.types import OffsetAndTimestamp, TopicPartition
-from kipmesh.core.messages import (
+from kipmesh.messages import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsResponse,

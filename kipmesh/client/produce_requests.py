@@ -9,7 +9,7 @@ from kipmesh.client.accumulator import Batch
 from kipmesh.client.metadata import Metadata
 from kipmesh.client.records import COMPRESSIONS, Compression, restamped, seal
 from kipmesh.core.config import ProducerConfig
-from kipmesh.core.messages import PartitionProduceData, ProduceRequest, TopicProduceData
+from kipmesh.messages import PartitionProduceData, ProduceRequest, TopicProduceData
 
 _COMPRESS_ON_LOOP_BYTES_MAX = 32 << 10
 

@@ -28,8 +28,8 @@ from kipmesh.client.supervision import raise_failure
 from kipmesh.client.types import Headers, TopicMetadata
 from kipmesh.core.config import ProducerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages.limits import MAX_INT64
 from kipmesh.core.metadata.topics import check_topic_name
+from kipmesh.messages.limits import MAX_INT64
 from kipmesh.rpc.client import ConnectionPool
 
 

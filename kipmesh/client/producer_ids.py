@@ -15,8 +15,8 @@ from kipmesh.client.metadata import Metadata
 from kipmesh.client.supervision import task_failure
 from kipmesh.core.config import ProducerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import InitProducerIdRequest, InitProducerIdResponse
 from kipmesh.core.producer_sequences import ProducerSequences
+from kipmesh.messages import InitProducerIdRequest, InitProducerIdResponse
 from kipmesh.rpc.client import ConnectionPool, TransportError
 
 log = logging.getLogger(__name__)

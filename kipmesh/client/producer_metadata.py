@@ -23,8 +23,8 @@ from kipmesh.client.supervision import raise_failure
 from kipmesh.client.types import TopicMetadata
 from kipmesh.core.config import ProducerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import MetadataRequest, MetadataRequestTopic, MetadataResponse, MetadataResponseTopic
 from kipmesh.core.producer_metadata import RefreshRequest, TopicTracker, TrackerConfig, TrackerMetrics
+from kipmesh.messages import MetadataRequest, MetadataRequestTopic, MetadataResponse, MetadataResponseTopic
 from kipmesh.rpc.client import ConnectionPool, TransportError
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from kipmesh.client.offsets import end_of_epochs_call, list_offsets_call
 from kipmesh.client.types import TopicPartition
 from kipmesh.core.consumer import Effects, EndOfEpochAtLeader, ListOffsetsAtLeader
 from kipmesh.core.errors import KafkaError
-from kipmesh.core.messages import EpochEndOffset
+from kipmesh.messages import EpochEndOffset
 
 Question = ListOffsetsAtLeader | EndOfEpochAtLeader
 

@@ -14,14 +14,14 @@ from typing import NamedTuple
 from kipmesh.client.types import Node, QuorumDescription, QuorumReplica
 from kipmesh.core.config.security import ClientSslConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import (
+from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC
+from kipmesh.messages import (
     DescribeQuorumPartition,
     DescribeQuorumRequest,
     DescribeQuorumResponse,
     DescribeQuorumTopic,
     ReplicaState,
 )
-from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC
 from kipmesh.rpc.client import ConnectionPool, TransportError
 
 DESCRIBE_QUORUM = DescribeQuorumRequest([DescribeQuorumTopic(CLUSTER_METADATA_TOPIC, (0,))])
@@ -96,7 +96,7 @@ def _epoch(answer: _Answer) -> int:
 
 
 def _nodes(response: DescribeQuorumResponse) -> tuple[Node, ...]:
-    return tuple([Node(node.node_id, node.host, node.port, node.rack) for node in response.nodes])
+    return tuple([Node(node.node_id, node.host, node.port, node.rack) for node in response.endpoints])
 
 
 def _description(answer: _Answer) -> QuorumDescription:

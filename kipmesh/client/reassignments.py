@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from kipmesh.client.cluster import Cluster
 from kipmesh.client.types import TopicPartition
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import (
+from kipmesh.messages import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
     DrainCursor,
@@ -117,7 +117,7 @@ async def _alter(cluster: Cluster, targets: Targets, timeout_s: float) -> dict[T
     """One request."""
     topics: dict[str, list[ReassignablePartition]] = {}
     for (topic, partition), replicas in targets.items():
-        asked = ReassignablePartition(partition, tuple(replicas or ()), replicas is None)
+        asked = ReassignablePartition(partition, None if replicas is None else tuple(replicas))
         topics.setdefault(topic, []).append(asked)
     request = AlterPartitionReassignmentsRequest(
         _request_timeout_ms(cluster, timeout_s), [ReassignableTopic(*each) for each in topics.items()]
@@ -143,8 +143,7 @@ async def list_reassignments(
         topics.setdefault(topic, []).append(partition)
     request = ListPartitionReassignmentsRequest(
         _request_timeout_ms(cluster, timeout_s),
-        [ListPartitionReassignmentsTopics(*each) for each in topics.items()],
-        partitions is None,
+        None if partitions is None else [ListPartitionReassignmentsTopics(*each) for each in topics.items()],
     )
     response: ListPartitionReassignmentsResponse = await _call(
         cluster, "ListPartitionReassignments", request, timeout_s

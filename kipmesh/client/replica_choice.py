@@ -14,9 +14,9 @@ from kipmesh.client.types import TIMESTAMP_EARLIEST, TIMESTAMP_LATEST, Partition
 from kipmesh.core.config import ConsumerConfig
 from kipmesh.core.consumer import PartitionNews, PartitionReader, ReaderConfig, SelectionMode
 from kipmesh.core.errors import InvalidConfigError
-from kipmesh.core.messages import NodeEndpoint
 from kipmesh.core.replica.selection import ClientMetadata, GuardedSelector, SelectorFailure, TopicPartition
 from kipmesh.core.replica.selection_views import NO_REPLICA, preferred_read_replica, view_of_metadata
+from kipmesh.messages import NodeEndpoint
 from kipmesh.plugins.selectors import load_selector
 
 log = logging.getLogger(__name__)

@@ -26,10 +26,10 @@ from kipmesh.client.records import read_batch
 from kipmesh.client.supervision import task_failure
 from kipmesh.core.config import ProducerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import PartitionProduceResponse, ProduceRequest, ProduceResponse
 from kipmesh.core.producer_sequences import Numbers, ProducerSequences, Verdict
 from kipmesh.core.record_batch import parse_header
 from kipmesh.core.sequences import UNRESOLVED_MAX
+from kipmesh.messages import PartitionProduceResponse, ProduceRequest, ProduceResponse
 from kipmesh.rpc.client import ConnectionPool, TransportError
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ import asyncio
 from kipmesh.client.cluster import Cluster
 from kipmesh.client.types import BrokerSessions, FetchSessionDescription, Node
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import ListFetchSessionsRequest, ListFetchSessionsResponse
+from kipmesh.messages import ListFetchSessionsRequest, ListFetchSessionsResponse
 from kipmesh.rpc.client import TransportError
 
 ASK_SECONDS_MAX = 5.0
@@ -40,4 +40,4 @@ async def _ask(cluster: Cluster, node: Node) -> BrokerSessions:
     if response.error_code:
         text = f"broker {node.node_id}: {response.error_message or 'no reason given'}"
         return BrokerSessions(node.node_id, (), KafkaError(response.error_code, text))
-    return BrokerSessions(node.node_id, [FetchSessionDescription(*each) for each in response.sessions])
+    return BrokerSessions(node.node_id, [FetchSessionDescription(**each._asdict()) for each in response.sessions])

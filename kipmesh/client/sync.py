@@ -44,8 +44,8 @@ from kipmesh.client.types import (
     TopicPartition,
 )
 from kipmesh.core.errors import KafkaError
-from kipmesh.core.messages.elections import ElectionType
 from kipmesh.core.scram import ITERATIONS_MIN
+from kipmesh.messages import ElectionType
 from kipmesh.rpc.loops import handle_exception
 
 log = logging.getLogger(__name__)

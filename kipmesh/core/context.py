@@ -1,26 +1,40 @@
-"""Who asks a node for something: what the handlers of requests know of the connection that a request came by."""
+"""What a handler knows of a request apart from its content."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from kipmesh.messages.limits import MAX_INT32
+
+_RESPONSE_SHARE = 0.9
 
 
 class RequestContext(NamedTuple):
-    """Who asks: the client's own name for itself, and the address that it comes from."""
+    """The client and the connection of one request, and how it is to be responded to."""
 
     client_id: str
+    """The client's own name for itself."""
     peer: str
     """`ipv4:host:port` or `ipv6:[host]:port`."""
     stream: int = 0
-    """The stream that brought the request, a number that no other one of this process has; 0 for a unary call."""
+    """The stream that brought the request, unique in this process; 0 for a unary call."""
     time_left_s: float | None = None
-    """How long the caller of a unary call waited for the answer when it came; None when it did not say."""
+    """The time that the caller of a unary call still waits; None if it did not state a limit."""
     listener: str = ""
-    """The listener that it came by, whose addresses of brokers the client is told; empty for the brokers' own."""
+    """The listener that received the request; empty for `inter.broker.listener.name`. Clients get its addresses."""
+    version: int | None = None
+    """The version of Kafka's protocol; None for gRPC, which has every field."""
+    principal: str = "User:ANONYMOUS"
+    """The authenticated principal."""
+    connection: Any = None
+    """What a connection of the Kafka listener has stated about itself."""
+    response_bytes_max: int = MAX_INT32
+    """Bytes that a large response should not exceed, because unread responses use up memory."""
+
+    def is_before(self, version: int) -> bool:
+        """Whether the request is in a version of Kafka's protocol before `version`."""
+        return self.version is not None and self.version < version
 
     def answer_within(self, limit_s: float) -> float:
-        """At most `limit_s`, and soon enough for an answer that says why there is none to reach the caller in time."""
-        return limit_s if self.time_left_s is None else min(limit_s, _ANSWER_SHARE * self.time_left_s)
-
-
-_ANSWER_SHARE = 0.9
+        """Return at most `limit_s`, and less if the caller would not get a response that explains the failure."""
+        return limit_s if self.time_left_s is None else min(limit_s, _RESPONSE_SHARE * self.time_left_s)

@@ -6,7 +6,7 @@ epoch have sequences of their own in every partition.
 
 from __future__ import annotations
 
-from kipmesh.core.messages.limits import MAX_INT32
+from kipmesh.messages.limits import MAX_INT32
 
 NO_SEQUENCE = -1
 NO_PRODUCER_ID = -1

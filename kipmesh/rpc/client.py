@@ -14,11 +14,12 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from kipmesh.core.config.security import ClientSslConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.rpc.codec import METHODS, Method, Value
+from kipmesh.messages.kafka import MalformedError
+from kipmesh.messages.proto import encode
+from kipmesh.messages.table import METHODS, Method
 from kipmesh.rpc.server import CLIENT_ID_KEY, DEFAULT_MESSAGE_BYTES_MAX
 from kipmesh.rpc.tls import channel_credentials, meaning_of
 from kipmesh.tls.files import TlsFiles, TlsPaths
@@ -88,17 +89,17 @@ def _transport_error(address: str, method: str, error: grpc.RpcError, *, has_tls
     return TransportError(address, method, error.code(), details, meaning_of(details, has_tls=has_tls))
 
 
-def _encode(method: Method, request: Value) -> bytes:
+def _encode(method: Method, request: Any) -> bytes:
     try:
-        return method.request.encode(request)
-    except (TypeError, ValueError) as error:  # text that is no Unicode, a number out of range
+        return encode(request)
+    except (TypeError, ValueError, AttributeError) as error:  # text that is no Unicode, a number out of range
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"{method.name} cannot say that: {error}") from None
 
 
-def _decode(address: str, method: Method, data: bytes) -> Value:
+def _decode(address: str, method: Method, data: bytes) -> Any:
     try:
-        return method.response.decode(data)
-    except DecodeError as error:
+        return method.decode_response(data)
+    except MalformedError as error:
         text = f"the answer cannot be decoded: {error}"
         raise TransportError(address, method.name, grpc.StatusCode.INTERNAL, text) from None
 
@@ -171,11 +172,11 @@ class Connection:
         self,
         service: str,
         method: str,
-        request: Value,
+        request: Any,
         timeout_s: float,
         wait_for_ready: bool = False,
         meter: Meter | None = None,
-    ) -> Value:
+    ) -> Any:
         """One unary call; raises TransportError. `wait_for_ready` waits for a connection within the time limit."""
         known = METHODS[service][method]
         data = _encode(known, request)
@@ -195,11 +196,11 @@ class Connection:
             meter(0, len(answer))
         return _decode(self.address, known, answer)
 
-    async def fetch(self, request: Value, timeout_s: float) -> Value:
+    async def fetch(self, request: Any, timeout_s: float) -> Any:
         """One Fetch of the Broker service over a stream that is kept for the next: half a unary call's latency."""
         return await self.exchange("Broker", "FetchStream", request, timeout_s)
 
-    async def exchange(self, service: str, method: str, request: Value, timeout_s: float) -> Value:
+    async def exchange(self, service: str, method: str, request: Any, timeout_s: float) -> Any:
         """One request of a stream that is kept for the next one; one that failed is dropped. Raises TransportError."""
         idle = self._idle_streams.setdefault((service, method), [])
         channel = self._current()
@@ -252,7 +253,7 @@ class FetchStream:
         self._dropped = False
         self._limit: asyncio.Timeout | None = None  # of the exchange that runs
 
-    async def exchange(self, request: Value, timeout_s: float) -> Value:
+    async def exchange(self, request: Any, timeout_s: float) -> Any:
         """Send one request and wait for its response."""
         data = _encode(self._method, request)
         try:

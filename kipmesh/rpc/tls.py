@@ -13,19 +13,12 @@ import grpc
 import structlog
 
 from kipmesh.core.errors import InvalidConfigError
-from kipmesh.rpc.codec import Value
+from kipmesh.messages.table import Api
 from kipmesh.tls.files import Material, TlsFiles
 from kipmesh.tls.names import is_node
 
 log = structlog.get_logger(__name__)
 
-NODE_METHODS: dict[str, frozenset[str] | None] = {
-    "Controller": None,
-    "Quorum": frozenset({"Vote", "BeginQuorumEpoch", "EndQuorumEpoch", "Fetch", "FetchStream", "FetchSnapshot"}),
-}
-"""What only nodes may call: by service its methods, None for all of them."""
-REPLICA_METHODS = {"Broker": frozenset({"Fetch", "FetchStream", "ListOffsets", "OffsetsForLeaderEpoch"})}
-"""What nodes and clients call; a request with a replica id of a broker is for nodes only."""
 NAMES_SHOWN_MAX = 5
 
 
@@ -68,26 +61,21 @@ class ServerTls:
         self._served = current.generation
         return configuration
 
-    def guards(self, service: str, method: str) -> bool:
-        """Whether requests of a method are to be shown to `check`."""
-        if service in NODE_METHODS:
-            methods = NODE_METHODS[service]
-            return methods is None or method in methods
-        return method in REPLICA_METHODS.get(service, ())
+    def guards(self, api: Api) -> bool:
+        """Whether `check` applies to requests of an API."""
+        return api.is_for_nodes or api.has_replica_id
 
-    async def check(
-        self, service: str, method: str, request: Value, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> None:
-        """End the call with PERMISSION_DENIED when the request is for nodes and the peer is none."""
-        if service in REPLICA_METHODS and request.replica_id < 0:
+    async def check(self, api: Api, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """End the call with PERMISSION_DENIED if only nodes may send the request and the peer is not a node."""
+        if api.has_replica_id and request.replica_id < 0:
             return
         names = peer_names(context)
         if is_node(names, self._node_names):
             return
         self.refused += 1
         shown = ", ".join(names[:NAMES_SHOWN_MAX]) or "none"
-        log.warning("a request for nodes came from another", method=method, peer=context.peer(), names=shown)
-        text = f"{service}.{method} is for nodes: none of the names of the certificate ({shown}) is in ssl.node.names"
+        log.warning("a request for nodes came from another", method=api.rpc, peer=context.peer(), names=shown)
+        text = f"{api.rpc} is for nodes: none of the names of the certificate ({shown}) is in ssl.node.names"
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, text)
 
 

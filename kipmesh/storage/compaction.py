@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from kipmesh.core.messages.limits import MAX_INT64
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC
 from kipmesh.core.record_batch import BatchHeader, check_crc, parse_header
+from kipmesh.messages.limits import MAX_INT64
 from kipmesh.storage.compaction_records import cleaned, empty_batch, filler, keys_of
 from kipmesh.storage.compaction_swap import Swap
 from kipmesh.storage.log import Log

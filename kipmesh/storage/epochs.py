@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from kipmesh.core.messages.fetch import EpochEndOffset
+from kipmesh.messages import EpochEndOffset
 
 UNDEFINED = EpochEndOffset(-1, -1)
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kipmesh.core.messages import SnapshotId
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
 from kipmesh.core.metadata.records import decode_record
+from kipmesh.messages import SnapshotId
 from kipmesh.storage.snapshot_file import BATCH_RECORDS_MAX, SnapshotReader
 
 

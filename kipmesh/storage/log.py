@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING
 
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import CorruptRecordError, ErrorCode, KafkaError
-from kipmesh.core.messages.fetch import EpochEndOffset
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC
 from kipmesh.core.record_batch import HEADER_BYTES, BatchHeader, assign, iterate, peek, whole_batches
+from kipmesh.messages import EpochEndOffset
 from kipmesh.storage.durability import Durability, EpochsNotWrittenError, Snapshot
 from kipmesh.storage.epochs import LeaderEpochs
 from kipmesh.storage.errors import StorageError, is_no_space

@@ -26,8 +26,6 @@ from functools import partial
 
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import CorruptRecordError, ErrorCode, KafkaError
-from kipmesh.core.messages import SnapshotId
-from kipmesh.core.messages.limits import MAX_INT32
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, CLUSTER_METADATA_TOPIC_ID
 from kipmesh.core.raft import ElectionState, Machine, RaftConfig
 from kipmesh.core.raft.control import leader_change_batch
@@ -45,6 +43,8 @@ from kipmesh.core.snapshot import retention
 from kipmesh.core.snapshot.ids import age_order
 from kipmesh.core.snapshot.recovery import LogExtent, StartByFetching, StartFromSnapshot, StartRefused
 from kipmesh.core.snapshot.retention import KeptSnapshot, ReplicaEnd, RetentionLimits
+from kipmesh.messages import SnapshotId
+from kipmesh.messages.limits import MAX_INT32
 from kipmesh.storage import quorum_state
 from kipmesh.storage.errors import StorageError
 from kipmesh.storage.fs import FileSystem
@@ -178,7 +178,7 @@ class QuorumReplica:
                 self.store.delete(self.store.snapshot_ids())
             case StartFromSnapshot(snapshot_id, replaces_log=True):
                 if (extent.start_offset, extent.end_offset) != (snapshot_id.end_offset, snapshot_id.end_offset):
-                    _LOG.warning("%s: snapshot %s takes the place of the log", log.dir, tuple(snapshot_id))
+                    _LOG.warning("%s: snapshot %s takes the place of the log", log.dir, snapshot_id)
                 self._begin_at(snapshot_id.end_offset)
             case _:
                 pass
@@ -286,7 +286,7 @@ class QuorumReplica:
         On the machine's task: nothing else may change the log. A crash on the way is mended by `recover`.
         """
         if self.store.size(snapshot_id) is None:
-            raise StorageError(f"snapshot {tuple(snapshot_id)} is not in {self.log.dir}")
+            raise StorageError(f"snapshot {snapshot_id} is not in {self.log.dir}")
         self._begin_at(snapshot_id.end_offset)
         self._received.discard(snapshot_id)
         self._drop_obsolete(snapshot_id.end_offset)
@@ -301,7 +301,7 @@ class QuorumReplica:
     def made(self, snapshot_id: SnapshotId) -> SnapshotChanged:
         """A snapshot of our own was frozen; one that the log start has passed meanwhile does not count."""
         if snapshot_id.end_offset < self.log.log_start_offset:
-            _LOG.info("snapshot %s is below the log start %d", tuple(snapshot_id), self.log.log_start_offset)
+            _LOG.info("snapshot %s is below the log start %d", snapshot_id, self.log.log_start_offset)
         self._received.discard(snapshot_id)
         return self._changed()
 

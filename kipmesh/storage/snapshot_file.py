@@ -21,10 +21,8 @@ from kipmesh.core.snapshot.control import (
     SnapshotFooter,
     SnapshotHeader,
     control_type,
-    decode_footer,
-    decode_header,
-    encode_footer,
-    encode_header,
+    decode_control,
+    encode_control,
 )
 
 COMPRESSIONS = {"none": 0, "gzip": 1, "snappy": 2, "zstd": 4}
@@ -68,12 +66,12 @@ def control_batch(key: bytes, value: bytes, base_offset: int, epoch: int, now_ms
 
 def header_batch(last_contained_log_timestamp: int, epoch: int, now_ms: int) -> bytes:
     """The first batch."""
-    return control_batch(*encode_header(SnapshotHeader(0, last_contained_log_timestamp)), 0, epoch, now_ms)
+    return control_batch(*encode_control(SnapshotHeader(0, last_contained_log_timestamp)), 0, epoch, now_ms)
 
 
 def footer_batch(base_offset: int, epoch: int, now_ms: int) -> bytes:
     """The last batch."""
-    return control_batch(*encode_footer(SnapshotFooter()), base_offset, epoch, now_ms)
+    return control_batch(*encode_control(SnapshotFooter()), base_offset, epoch, now_ms)
 
 
 def data_batch(values: Sequence[bytes], base_offset: int, epoch: int, now_ms: int, compression: int) -> bytes:
@@ -165,9 +163,9 @@ class SnapshotReader:
             if self.header is None:
                 if kind != ControlType.SNAPSHOT_HEADER:
                     raise CorruptRecordError("it does not begin with a header")
-                self.header = decode_header(record.value)
+                self.header = decode_control(SnapshotHeader, record.value)
             elif kind == ControlType.SNAPSHOT_FOOTER:
-                decode_footer(record.value)
+                decode_control(SnapshotFooter, record.value)
                 self._is_ended = True
 
     def _batches(self) -> Iterator[tuple[bytes, int, BatchHeader]]:

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NoReturn
 
 from kipmesh.core.errors import CorruptRecordError
-from kipmesh.core.messages import SnapshotId
 from kipmesh.core.snapshot import recovery
 from kipmesh.core.snapshot.control import SnapshotHeader
 from kipmesh.core.snapshot.ids import FileKind, SnapshotFile, age_order, file_name, parse_file_name
+from kipmesh.messages import SnapshotId
 from kipmesh.storage.errors import StorageError
 from kipmesh.storage.fs import File, FileSystem
 from kipmesh.storage.snapshot_file import (

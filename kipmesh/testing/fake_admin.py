@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages import (
+from kipmesh.messages import (
     AlterConfigsResourceResponse,
     CreatableTopicResult,
     CreatePartitionsRequest,
@@ -20,6 +20,7 @@ from kipmesh.core.messages import (
     DescribeConfigsResourceResult,
     DescribeConfigsResponse,
     DescribeConfigsResult,
+    ElectionType,
     ElectLeadersRequest,
     ElectLeadersResponse,
     IncrementalAlterConfigsRequest,
@@ -30,7 +31,6 @@ from kipmesh.core.messages import (
     PartitionResult,
     ReplicaElectionResult,
 )
-from kipmesh.core.messages.elections import ElectionType
 from kipmesh.rpc.server import RequestContext
 
 if TYPE_CHECKING:
@@ -135,13 +135,13 @@ class FakeAdmin:
         code = await self._fault("ElectLeaders", request)
         if code is not None:
             return ElectLeadersResponse(error_code=code)
-        wanted = {each.topic: each.partitions for each in request.topic_partitions}
-        if request.all_partitions:
+        wanted = {each.topic: each.partitions for each in request.topic_partitions or ()}
+        if request.topic_partitions is None:
             wanted = {name: range(len(topic.partitions)) for name, topic in self._cluster.topics.items()}
         results = []
         for name, numbers in wanted.items():
             found = [PartitionResult(number, *self._elect(request.election_type, name, number)) for number in numbers]
-            if request.all_partitions:
+            if request.topic_partitions is None:
                 found = [each for each in found if each.error_code != ErrorCode.ELECTION_NOT_NEEDED]
             results.append(ReplicaElectionResult(name, found))
         return ElectLeadersResponse(replica_election_results=results)
@@ -166,10 +166,10 @@ class FakeAdmin:
         code = await self._fault("ListPartitionReassignments", request)
         if code is not None:
             return ListPartitionReassignmentsResponse(error_code=code)
-        asked = {(topic.name, number) for topic in request.topics for number in topic.partition_indexes}
+        asked = {(topic.name, number) for topic in request.topics or () for number in topic.partition_indexes}
         found = [
             OngoingTopicReassignment(name, [one])
             for name, one in self._cluster.reassigning
-            if request.all_topics or (name, one.partition_index) in asked
+            if request.topics is None or (name, one.partition_index) in asked
         ]
         return ListPartitionReassignmentsResponse(topics=found)

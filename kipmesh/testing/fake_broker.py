@@ -20,7 +20,8 @@ from itertools import count
 from typing import Any
 
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import (
+from kipmesh.core.record_batch import check_crc, parse_header
+from kipmesh.messages import (
     DeleteRecordsPartitionResult,
     DeleteRecordsRequest,
     DeleteRecordsResponse,
@@ -53,11 +54,11 @@ from kipmesh.core.messages import (
     ProduceResponse,
     TopicProduceResponse,
 )
-from kipmesh.core.record_batch import check_crc, parse_header
 from kipmesh.rpc.server import RequestContext, Server
 from kipmesh.testing.fake_admin import FakeAdmin
 from kipmesh.testing.fake_partitions import FakeFollower, FakePartition, FakeTopic, epoch_end
 from kipmesh.testing.fake_sessions import FakeReader, FakeSessions, Preference
+from kipmesh.transport.pipeline import pipeline_of
 
 Hook = Callable[[str, int, Any], Awaitable[Any]]
 
@@ -188,7 +189,7 @@ class FakeBroker:
         """Serve, again on the same port after a stop."""
         self._stopping.clear()
         self.sessions = FakeSessions(self._cluster.topics, self._cluster.session_slots)
-        self._server = Server({"Broker": self, "Admin": FakeAdmin(self._cluster, self.node_id)})
+        self._server = Server(pipeline_of({"Broker": self, "Admin": FakeAdmin(self._cluster, self.node_id)}))
         self.port = await self._server.start("127.0.0.1", port or self.port)
         self.let_port_go()
 
@@ -427,10 +428,10 @@ class FakeBroker:
                 if fault is not None:
                     found = fault.code or ErrorCode.NONE
                 if isinstance(found, ErrorCode):
-                    parts.append(OffsetForLeaderPartitionResult(each.partition, found))
+                    parts.append(OffsetForLeaderPartitionResult(found, each.partition))
                     continue
                 end = epoch_end(found, each.leader_epoch)
-                parts.append(OffsetForLeaderPartitionResult(each.partition, 0, end.epoch, end.end_offset))
+                parts.append(OffsetForLeaderPartitionResult(0, each.partition, end.epoch, end.end_offset))
             topics.append(OffsetForLeaderTopicResult(topic.topic, topic.topic_id, parts))
         return OffsetsForLeaderEpochResponse(topics=topics)
 
@@ -466,7 +467,7 @@ class FakeBroker:
 
     def _metadata(self, request: MetadataRequest, fault: Fault | None) -> MetadataResponse:
         cluster = self._cluster
-        names = list(cluster.topics) if request.all_topics else [each.name or "" for each in request.topics]
+        names = list(cluster.topics) if request.topics is None else [each.name or "" for each in request.topics]
         topics = []
         for name in names:
             topic = cluster.topics.get(name)

@@ -25,7 +25,8 @@ from kipmesh.core.fetch_session import (
     Subscriptions,
     partition_key,
 )
-from kipmesh.core.messages import (
+from kipmesh.core.replica.serving import offset_case
+from kipmesh.messages import (
     FetchPartition,
     FetchRequest,
     FetchResponse,
@@ -33,7 +34,6 @@ from kipmesh.core.messages import (
     LeaderIdAndEpoch,
     PartitionData,
 )
-from kipmesh.core.replica.serving import offset_case
 from kipmesh.testing.fake_partitions import FakePartition, FakeTopic, epoch_end
 
 Topics = dict[str, FakeTopic]

@@ -28,11 +28,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import structlog
 
+from kipmesh import messages as m
 from kipmesh.core.context import RequestContext
-from kipmesh.wire.api import API_VERSIONS_KEY, NO_ANSWER, Api, Call, HangUp, Header, Session, read_header
-from kipmesh.wire.apis.sasl_authenticate import TOKEN
-from kipmesh.wire.codec import MalformedError
+from kipmesh.messages.kafka import MalformedError
+from kipmesh.messages.table import API_VERSIONS, SASL_AUTHENTICATE, Api
+from kipmesh.transport.pipeline import NO_RESPONSE, CloseConnection
 from kipmesh.wire.framing import FIRST_BYTES, HEADER_BYTES_MIN, Framer, RefusedError
+from kipmesh.wire.handshake import Session
+from kipmesh.wire.header import Header, encode_bare, read_header
 from kipmesh.wire.sasl import ALLOWED_KEYS, AUTHENTICATE_S, SaslState
 
 if TYPE_CHECKING:
@@ -40,8 +43,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-_TOKEN_HEADER = Header(TOKEN.key, 0, 0, "", 0)
-"""For messages of SASL that have none."""
+_BARE_HEADER = Header(SASL_AUTHENTICATE.key or 0, 0, 0, "", 0)
+"""For messages of SASL without a header."""
+ANONYMOUS = RequestContext("", "").principal
 
 
 class Request(NamedTuple):
@@ -50,9 +54,11 @@ class Request(NamedTuple):
     api: Api
     header: Header
     value: Any
-    call: Call
+    context: RequestContext
     size: int
     began: float
+    is_bare: bool = False
+    """A message of SASL without a header; so is its response."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -268,14 +274,14 @@ class Connection(asyncio.BufferedProtocol):
                 await asyncio.wait([task for task, _ in self._answers])
                 if self._transport is None or self._transport.is_closing():
                     return
-            self._respond(request, await request.api.handle(self._shared.services, request.value, request.call))
+            self._respond(request, await self._shared.handle(request.api, request.value, request.context))
         except Exception as error:
             self._failed(request, error)
         finally:
             self._give_back(request.size)
 
     def _pipeline(self, request: Request) -> None:
-        handle = request.api.handle(self._shared.services, request.value, request.call)
+        handle = self._shared.handle(request.api, request.value, request.context)
         task = self._shared.loop.create_task(cast("Any", handle), name="wire-request")
         self._answers.append((task, request))
         self._shared.tasks.add(task)
@@ -299,8 +305,9 @@ class Connection(asyncio.BufferedProtocol):
         shared, began = self._shared, perf_counter()
         sasl = self.session.sasl
         if sasl is not None and sasl.takes_tokens:
-            call = Call(self._context(_TOKEN_HEADER), _TOKEN_HEADER.version, self.session)
-            return Request(TOKEN, _TOKEN_HEADER, TOKEN.request.value(bytes(frame)), call, len(frame), began)
+            value = m.SaslAuthenticateRequest(bytes(frame))
+            context = self._context(_BARE_HEADER)
+            return Request(SASL_AUTHENTICATE, _BARE_HEADER, value, context, len(frame), began, is_bare=True)
         view = memoryview(frame)
         try:
             header = read_header(view, shared.is_flexible)
@@ -312,20 +319,19 @@ class Connection(asyncio.BufferedProtocol):
                 self._reject("unauthenticated", f"{api.name} before the client has authenticated")
                 return None
             version = header.version
-            if version not in api.supported:
-                if header.key != API_VERSIONS_KEY:
-                    first, last = api.supported
+            if version not in api.versions:
+                if api is not API_VERSIONS:
+                    first, last = api.versions
                     self._reject("version", f"{api.name} in version {version}, {first} to {last} are supported")
                     return None
                 # KIP-511: answered in version 0, whatever the body is.
-                call = Call(self._context(header), version, self.session)
-                return Request(api, header._replace(version=0), None, call, len(frame), began)
+                header = header._replace(version=0)
+                return Request(api, header, None, self._context(header), len(frame), began)
             value = api.decode(view, header.body, version, self._limits.items_max)
         except MalformedError as error:
             self._reject("malformed", str(error))
             return None
-        call = Call(self._context(header), version, self.session, shared.unsent)
-        return Request(api, header, value, call, len(frame), began)
+        return Request(api, header, value, self._context(header), len(frame), began)
 
     @property
     def _is_unknown(self) -> bool:
@@ -341,17 +347,28 @@ class Connection(asyncio.BufferedProtocol):
         self.end(reason, text)
 
     def _context(self, header: Header) -> RequestContext:
-        return RequestContext(header.client_id, self._peer, 0, None, self._shared.listener)
+        sasl = self.session.sasl
+        return RequestContext(
+            header.client_id,
+            self._peer,
+            0,
+            None,
+            self._shared.listener,
+            header.version,
+            ANONYMOUS if sasl is None or sasl.user is None else f"User:{sasl.user}",
+            self.session,
+            self._shared.unsent.left,
+        )
 
     def _respond(self, request: Request, response: Any) -> None:
         shared, api, header = self._shared, request.api, request.header
         size = 0
-        if response is not NO_ANSWER:
-            out = api.encode(header.correlation_id, header.version, response)
+        if response is not NO_RESPONSE:
+            if request.is_bare:
+                out = encode_bare(response)
+            else:
+                out = api.encode(header.correlation_id, header.version, response)
             size = len(out) + sum(map(len, out.parts))
-            codes = api.errors(response)
-            if codes:
-                shared.metrics.failed(api, codes)
             if self._transport is not None and not self._is_lost and not self._transport.is_closing():
                 if out.parts:
                     self._transport.writelines([*out.parts, out])
@@ -362,10 +379,8 @@ class Connection(asyncio.BufferedProtocol):
         if self.session.sasl is not None and self.session.sasl.has_failed:
             self._reject("authentication", f"{api.name}: the client has not shown who it is")
         self.active_at = shared.clock()
-        shared.metrics.answered(api, header.version, request.size, size, perf_counter() - request.began)
-        observe = shared.observers.get(api.key)
-        if observe is not None and response is not NO_ANSWER:
-            observe(request.call.context, request.value, response, request.size, size)
+        sizes = (request.size, size)
+        shared.pipeline.finished(api, request.context, request.value, response, sizes, request.began)
 
     def _note_unsent(self) -> bool:
         """Count the bytes of responses that the client did not take; whether they are others than before."""
@@ -387,7 +402,7 @@ class Connection(asyncio.BufferedProtocol):
     # --- ending -------------------------------------------------------------------------------------------------------
 
     def _failed(self, request: Request, error: Exception) -> None:
-        if isinstance(error, HangUp):
+        if isinstance(error, CloseConnection):
             self._reject(error.reason, str(error))
             return
         log.error(

@@ -8,28 +8,24 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import structlog
 
-from kipmesh.core.context import RequestContext
-from kipmesh.wire.api import Api
-from kipmesh.wire.codec import ITEMS_MAX
+from kipmesh.messages.kafka import ITEMS_MAX
+from kipmesh.messages.schema import NEVER
+from kipmesh.messages.table import PRODUCE
+from kipmesh.transport.pipeline import Pipeline
 from kipmesh.wire.connection import Connection
 from kipmesh.wire.framing import STAGING_BYTES
 from kipmesh.wire.limits import ConnectionCounts, RequestMemory, ResponseMemory
 from kipmesh.wire.metrics import WireMetrics
-from kipmesh.wire.services import Services
 
 log = structlog.get_logger(__name__)
 
 LOOK_INTERVAL_S_MAX = 5.0
-PRODUCE_KEY = 0
-
-Observer = Callable[[RequestContext, Any, Any, int, int], None]
-"""Who asked, the request, the response, and the bytes of the two."""
 
 
 class AddressError(Exception):
@@ -70,10 +66,10 @@ class Shared:
         self.staging = server.staging
         self.memory = server.memory
         self.unsent = server.unsent
-        self.services = server.services
+        self.pipeline = server.pipeline
+        self.handle = server.pipeline.handle
         self.apis = server.apis
         self.metrics = server.metrics
-        self.observers = server.observers
         self.connections: set[Connection] = set()
         self.tasks: set[asyncio.Task[Any]] = set()
         """Requests under way, also of connections that are lost."""
@@ -83,12 +79,12 @@ class Shared:
     def is_flexible(self, key: int, version: int) -> bool:
         """Whether the request's header has tagged fields."""
         api = self.apis.get(key)
-        return api is not None and api.flexible_since <= version <= api.supported.last
+        return api is not None and api.flexible_since <= version <= api.versions.last
 
     def request_bytes_max(self, key: int) -> int:
         """Largest request of an API."""
         limit, other = self.limits.request_bytes_max, self.limits.other_request_bytes_max
-        if key == PRODUCE_KEY:
+        if key == PRODUCE.key:
             return limit
         api = self.apis.get(key)
         return min(limit, other, other if api is None or api.request_bytes_max is None else api.request_bytes_max)
@@ -121,16 +117,13 @@ class WireServer:
 
     def __init__(
         self,
-        services: Services,
-        apis: Mapping[int, Api],
+        pipeline: Pipeline,
         limits: Limits,
-        observers: Mapping[int, Observer] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.services = services
-        self.apis = apis
+        self.pipeline = pipeline
+        self.apis = {api.key: api for api in pipeline.handlers if api.key is not None and api.versions != NEVER}
         self.limits = limits
-        self.observers = observers or {}
         self.clock = clock
         self.staging = bytearray(STAGING_BYTES)
         self.memory = RequestMemory(limits.queued_bytes_max)

@@ -18,7 +18,7 @@ from bench.quorum_mesh import MeshNode, QuorumMesh, wait_for
 from kipmesh.cli.main import app
 from kipmesh.client import AdminClient
 from kipmesh.client.types import NewTopic
-from kipmesh.core.messages import MetadataRequest, MetadataResponse
+from kipmesh.messages import MetadataRequest, MetadataResponse
 from kipmesh.rpc.client import ConnectionPool
 
 RAFT = "kafka_server_raftmetrics_"

@@ -94,7 +94,7 @@ def test_off_unless_enabled() -> None:
 
 def test_our_admin_client(cluster: LocalCluster) -> None:
     from kipmesh.client import AdminClient
-    from kipmesh.core.messages import InjectedFault
+    from kipmesh.messages import InjectedFault
 
     async def work() -> None:
         async with AdminClient(cluster.bootstrap) as admin:

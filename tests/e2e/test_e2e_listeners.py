@@ -16,7 +16,7 @@ from kipmesh.cluster.layout import Counts, NodeInfo
 from kipmesh.cluster.single import SingleCluster
 from kipmesh.core.config import BrokerConfig
 from kipmesh.core.errors import ErrorCode, InvalidConfigError
-from kipmesh.core.messages import Coordinator, FindCoordinatorRequest, MetadataRequest, MetadataResponse
+from kipmesh.messages import Coordinator, FindCoordinatorRequest, MetadataRequest, MetadataResponse
 from kipmesh.rpc.client import ConnectionPool
 
 HOST = "localhost"

@@ -20,7 +20,7 @@ from writer_of_tests import Writer, read_all
 
 from kipmesh.client.sync import AdminClient
 from kipmesh.cluster import LocalCluster
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.config.security import ClientSslConfig
 from kipmesh.core.errors import KafkaError
 from kipmesh.rpc.client import ConnectionPool, TransportError

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import EpochEndOffset, FetchPartition
+from kipmesh.messages import EpochEndOffset, FetchPartition
 from kipmesh.core.metadata import brokers, elections, fencing
 from kipmesh.core.metadata.records import NO_LEADER, PartitionChangeRecord
 from kipmesh.core.metadata.states import PartitionState

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from kipmesh.core.messages import EpochEndOffset, SnapshotId
+from kipmesh.messages import EpochEndOffset, SnapshotId
 from kipmesh.core.metadata.image import CapturedImage, MetadataImage
 from kipmesh.core.raft import ElectionState, Machine, State, elections, replication
 from kipmesh.core.raft.leadership import Leadership, majority_offset

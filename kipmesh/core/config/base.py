@@ -13,7 +13,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from kipmesh.core.errors import InvalidConfigError
-from kipmesh.core.messages.limits import MAX_INT32, MAX_INT64
+from kipmesh.messages.limits import MAX_INT32, MAX_INT64
 
 
 def _split(value: Any) -> Any:

@@ -11,8 +11,8 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from kipmesh.core.config.base import NotNegative, NotNegativeInt32, Positive, PositiveInt32, StrList
 from kipmesh.core.config.security import ClientSslConfig
-from kipmesh.core.messages.limits import MAX_INT32, MAX_INT64
 from kipmesh.core.sequences import UNRESOLVED_MAX
+from kipmesh.messages.limits import MAX_INT32, MAX_INT64
 
 _ASSIGNORS = ("range", "roundrobin", "cooperative-sticky")
 

@@ -18,8 +18,8 @@ from kipmesh.core.config.base import (
 from kipmesh.core.config.security import ServerSslConfig, parse_protocol_map
 from kipmesh.core.config.topic import BROKER_DEFAULTS, CleanupPolicy, TopicConfig
 from kipmesh.core.config.wire import WireConfig
-from kipmesh.core.messages.limits import MAX_INT32, MAX_INT64
 from kipmesh.core.scram import HASHES
+from kipmesh.messages.limits import MAX_INT32, MAX_INT64
 
 PORT_MAX = 65535
 

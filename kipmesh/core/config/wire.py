@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from kipmesh.core.config.base import Config, Positive, PositiveInt32
-from kipmesh.core.messages.limits import MAX_INT32, MAX_INT64
+from kipmesh.messages.limits import MAX_INT32, MAX_INT64
 
 QUEUED_REQUEST_BYTES_MIN = 128 << 10
 """More than a listener reads at once, so that what it has read of one request never keeps out the rest of it."""

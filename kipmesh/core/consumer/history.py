@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Final, NamedTuple
 
-from kipmesh.core.messages import EpochEndOffset
+from kipmesh.messages import EpochEndOffset
 
 ENTRIES_MAX: Final = 64
 """Older epochs are forgotten: a truncation that reaches back so far is found at the oldest that is known."""

@@ -25,8 +25,8 @@ from kipmesh.core.consumer.reactions import Leave, reaction_to
 from kipmesh.core.consumer.routing import NOBODY, ReplicaChoice
 from kipmesh.core.consumer.states import Cause, State, next_state
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages import EpochEndOffset, PartitionData
 from kipmesh.core.replica.serving import CONSUMER_ID, FOLLOWER_READER_ID
+from kipmesh.messages import EpochEndOffset, PartitionData
 
 _R = TypeVar("_R", t.FetchFrom, t.ListOffsetsAtLeader, t.EndOfEpochAtLeader)
 

@@ -30,7 +30,7 @@ from kipmesh.core.fetch_session.types import (
     FetchSessionDescription,
     SessionEvent,
 )
-from kipmesh.core.messages import FetchPartition, FetchRequest, FetchResponse
+from kipmesh.messages import FetchPartition, FetchRequest, FetchResponse
 
 CLIENT_ID_LENGTH_MAX = 255
 _ID_ATTEMPTS_MAX = 100

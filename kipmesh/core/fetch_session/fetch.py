@@ -24,7 +24,7 @@ from kipmesh.core.errors import ErrorCode
 from kipmesh.core.fetch_session.session import Owner, Session, must_react
 from kipmesh.core.fetch_session.subscriptions import Key, name_bytes, partition_key, topic_of
 from kipmesh.core.fetch_session.types import INVALID_SESSION_ID, FetchKind, PartitionRead, Reader
-from kipmesh.core.messages import (
+from kipmesh.messages import (
     FetchableTopicResponse,
     FetchPartition,
     FetchRequest,

@@ -33,7 +33,7 @@ from kipmesh.core.fetch_session.types import (
     INVALID_SESSION_ID,
     next_epoch,
 )
-from kipmesh.core.messages import (
+from kipmesh.messages import (
     FetchPartition,
     FetchRequest,
     FetchResponse,

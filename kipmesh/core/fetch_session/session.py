@@ -27,7 +27,7 @@ from kipmesh.core.fetch_session.types import (
     FetchSessionDescription,
     next_epoch,
 )
-from kipmesh.core.messages import FetchPartition, PartitionData
+from kipmesh.messages import FetchPartition, PartitionData
 
 # fetch offset, log start, sent high watermark, last stable offset and log start; leader epoch, last fetched epoch,
 # maximum bytes; the mark
@@ -186,8 +186,15 @@ class Session:
             self._subscriptions.subscribe(key, self, self.owner.uses_topic_ids)
         else:
             sent, dirty = row[_SENT_AT:_SENT_END], not row.endswith(_CLEAN)
-        _, leader_epoch, offset, fetched_epoch, log_start, max_bytes = asked
-        self._rows[key] = _ROW.pack(offset, log_start, sent, leader_epoch, fetched_epoch, max_bytes, self._mark)
+        self._rows[key] = _ROW.pack(
+            asked.fetch_offset,
+            asked.log_start_offset,
+            sent,
+            asked.current_leader_epoch,
+            asked.last_fetched_epoch,
+            asked.partition_max_bytes,
+            self._mark,
+        )
         if not dirty:
             self._queue.append(key)
 

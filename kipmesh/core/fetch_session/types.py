@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final, Literal, NamedTuple, Protocol
 
-from kipmesh.core.messages import FetchPartition, PartitionData
+from kipmesh.messages import FetchPartition, PartitionData
 
 INVALID_SESSION_ID: Final = 0
 """No session: in a request none is used, in a response none was made or it is closed (227-06)."""

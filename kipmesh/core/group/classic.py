@@ -21,7 +21,7 @@ from enum import Enum
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.group.consumer_protocol import PROTOCOL_TYPE, subscribed_topics
 from kipmesh.core.group.records import GroupMetadataKey, GroupMetadataValue, GroupRecord, MemberMetadata
-from kipmesh.core.messages import JoinGroupRequestProtocol, JoinGroupResponseMember
+from kipmesh.messages import JoinGroupRequestProtocol, JoinGroupResponseMember
 
 
 class GroupState(Enum):

@@ -6,11 +6,13 @@ To the coordinator both are bytes, but for the topics of a subscription, which i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable
 
 from kipmesh.core.errors import CorruptRecordError
-from kipmesh.core.group.versioned import VersionedSchema
+from kipmesh.core.group.versioned import decode, encode
+from kipmesh.messages.records.groups import Assignment as Assignment
+from kipmesh.messages.records.groups import SubscribedTopics, TopicPartitionList
+from kipmesh.messages.records.groups import Subscription as Subscription
 
 PROTOCOL_TYPE = "consumer"
 HIGHEST_VERSION = 3
@@ -19,87 +21,32 @@ Partition = tuple[str, int]
 """(topic, partition)."""
 
 
-class TopicPartitionList(NamedTuple):
-    """Partitions of one topic."""
-
-    topic: str = ""
-    partitions: Sequence[int] = ()
-
-
-class Subscription(NamedTuple):
-    """What a member wants, and what it had in `generation_id` (-1: it does not say)."""
-
-    topics: Sequence[str] = ()
-    user_data: bytes | None = None
-    owned_partitions: Sequence[TopicPartitionList] = ()
-    generation_id: int = -1
-    rack_id: str | None = None
-
-
-class Assignment(NamedTuple):
-    """What a member gets."""
-
-    assigned_partitions: Sequence[TopicPartitionList] = ()
-    user_data: bytes | None = None
-
-
-class _Topics(NamedTuple):
-    topics: Sequence[str] = ()
-
-
-_PARTITIONS = VersionedSchema(TopicPartitionList, ("topic string", "partitions []int32"))
-_STRUCTS = {"partitions": _PARTITIONS}
-_SUBSCRIPTION = VersionedSchema(
-    Subscription,
-    (
-        "topics []string",
-        "user_data bytes?",
-        "owned_partitions []partitions 1+",
-        "generation_id int32 2+",
-        "rack_id string? 3+",
-    ),
-    _STRUCTS,
-    versions=(0, HIGHEST_VERSION),
-    newer_versions_extend=True,
-)
-_ASSIGNMENT = VersionedSchema(
-    Assignment,
-    ("assigned_partitions []partitions", "user_data bytes?"),
-    _STRUCTS,
-    versions=(0, HIGHEST_VERSION),
-    newer_versions_extend=True,
-)
-_JUST_TOPICS = VersionedSchema(_Topics, ("topics []string",), newer_versions_extend=True, is_prefix=True)
-
-
 def encode_subscription(subscription: Subscription, version: int = HIGHEST_VERSION) -> bytes:
     """The bytes of JoinGroup's metadata."""
-    return _SUBSCRIPTION.encode(subscription, version)
+    return encode(subscription, version)
 
 
 def decode_subscription(data: bytes) -> Subscription:
     """What JoinGroup's metadata says; raises CorruptRecordError."""
-    found: Subscription = _SUBSCRIPTION.decode(data)
-    return found
+    return decode(Subscription, data, newer_versions_extend=True)
 
 
 def encode_assignment(assignment: Assignment, version: int = HIGHEST_VERSION) -> bytes:
     """The bytes of SyncGroup's assignment."""
-    return _ASSIGNMENT.encode(assignment, version)
+    return encode(assignment, version)
 
 
 def decode_assignment(data: bytes) -> Assignment:
     """What SyncGroup's assignment says, nothing at all for no bytes; raises CorruptRecordError."""
     if not data:
         return Assignment()
-    found: Assignment = _ASSIGNMENT.decode(data)
-    return found
+    return decode(Assignment, data, newer_versions_extend=True)
 
 
 def subscribed_topics(data: bytes) -> frozenset[str] | None:
     """The topics of a subscription of whatever version, None where the bytes are not one."""
     try:
-        found: _Topics = _JUST_TOPICS.decode(data)
+        found = decode(SubscribedTopics, data, newer_versions_extend=True, is_prefix=True)
     except CorruptRecordError:
         return None
     return frozenset(found.topics)
@@ -115,4 +62,4 @@ def by_topic(partitions: Iterable[Partition]) -> tuple[TopicPartitionList, ...]:
 
 def flat(lists: Iterable[TopicPartitionList]) -> list[Partition]:
     """The same, one by one."""
-    return [(topic, partition) for topic, numbers in lists for partition in numbers]
+    return [(one.topic, partition) for one in lists for partition in one.partitions]

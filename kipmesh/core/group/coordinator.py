@@ -26,7 +26,7 @@ from kipmesh.core.group.rebalances import HEARTBEAT, JOIN, Rebalances
 from kipmesh.core.group.records import GroupMetadataKey, GroupRecord
 from kipmesh.core.group.table import GroupTable
 from kipmesh.core.group.types import Client, Decision, Instant, Settings
-from kipmesh.core.messages import (
+from kipmesh.messages import (
     DeletableGroupResult,
     DescribedGroup,
     DescribedGroupMember,
@@ -173,7 +173,7 @@ class GroupCoordinator:
             )
             for member in group.members.values()
         ]
-        return DescribedGroup(0, group_id, group.state.value, group.protocol_type or "", name or "", members)
+        return DescribedGroup(0, None, group_id, group.state.value, group.protocol_type or "", name or "", members)
 
     def delete_group(self, group_id: str, request_id: int, now: Instant) -> Decision:
         """One group of DeleteGroups (API key 42): answered with a DeletableGroupResult."""

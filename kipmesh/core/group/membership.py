@@ -16,7 +16,7 @@ from kipmesh.core.group.classic import ClassicGroup, GroupState, Member
 from kipmesh.core.group.rebalances import HEARTBEAT, SYNC, Rebalances
 from kipmesh.core.group.records import GroupMetadataKey, GroupRecord
 from kipmesh.core.group.types import Client, Instant
-from kipmesh.core.messages import (
+from kipmesh.messages import (
     HeartbeatRequest,
     HeartbeatResponse,
     JoinGroupRequest,

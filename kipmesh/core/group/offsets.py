@@ -25,7 +25,7 @@ from kipmesh.core.group.records import (
 )
 from kipmesh.core.group.table import TopicPartition
 from kipmesh.core.group.types import Instant
-from kipmesh.core.messages import (
+from kipmesh.messages import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitResponse,
@@ -119,7 +119,7 @@ class Offsets:
             return
         offsets = self._book.table.offsets(request.group_id)
         wanted: dict[str, Sequence[int]] = {}
-        if request.all_topics:
+        if request.topics is None:
             for topic, partition in offsets:
                 wanted[topic] = [*wanted.get(topic, ()), partition]
         else:

@@ -14,7 +14,7 @@ from kipmesh.core.errors import ErrorCode
 from kipmesh.core.group.book import Book
 from kipmesh.core.group.classic import CAN_REBALANCE, ClassicGroup, GroupState, Member
 from kipmesh.core.group.types import Instant
-from kipmesh.core.messages import JoinGroupResponse, SyncGroupResponse
+from kipmesh.messages import JoinGroupResponse, SyncGroupResponse
 
 HEARTBEAT, JOIN, SYNC = "heartbeat", "join", "sync"
 

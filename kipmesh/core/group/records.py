@@ -9,11 +9,15 @@ Invariant: `decode_record(*encode_record(r)) == r` for each record that the coor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from kipmesh.core.errors import CorruptRecordError
-from kipmesh.core.group.versioned import VersionedSchema
+from kipmesh.core.group.versioned import decode, encode
+from kipmesh.messages.records.groups import GroupMetadataKey as GroupMetadataKey
+from kipmesh.messages.records.groups import GroupMetadataValue as GroupMetadataValue
+from kipmesh.messages.records.groups import MemberMetadata as MemberMetadata
+from kipmesh.messages.records.groups import OffsetCommitKey as OffsetCommitKey
+from kipmesh.messages.records.groups import OffsetCommitValue as OffsetCommitValue
 
 OFFSET_COMMIT_KEY_VERSIONS = (0, 1)
 GROUP_METADATA_KEY_VERSION = 2
@@ -21,54 +25,6 @@ OFFSET_COMMIT_VALUE_VERSION = 3
 OFFSET_COMMIT_EXPIRING_VERSION = 1
 """The one version that can say when an offset expires; written only for offsets that came with it."""
 GROUP_METADATA_VALUE_VERSION = 3
-
-
-class OffsetCommitKey(NamedTuple):
-    """Whose offset, and of which partition."""
-
-    group: str = ""
-    topic: str = ""
-    partition: int = 0
-
-
-class OffsetCommitValue(NamedTuple):
-    """A committed offset; `expire_timestamp` is -1 unless a commit of an old version named it."""
-
-    offset: int = 0
-    leader_epoch: int = -1
-    metadata: str = ""
-    commit_timestamp: int = 0
-    expire_timestamp: int = -1
-
-
-class GroupMetadataKey(NamedTuple):
-    """Which group."""
-
-    group: str = ""
-
-
-class MemberMetadata(NamedTuple):
-    """A member as it was when its generation became stable."""
-
-    member_id: str = ""
-    group_instance_id: str | None = None
-    client_id: str = ""
-    client_host: str = ""
-    rebalance_timeout: int = -1
-    session_timeout: int = 0
-    subscription: bytes = b""
-    assignment: bytes = b""
-
-
-class GroupMetadataValue(NamedTuple):
-    """A group's generation; without members it is empty since `current_state_timestamp`."""
-
-    protocol_type: str = ""
-    generation: int = 0
-    protocol: str | None = None
-    leader: str | None = None
-    current_state_timestamp: int = -1
-    members: Sequence[MemberMetadata] = ()
 
 
 class OffsetRecord(NamedTuple):
@@ -87,62 +43,18 @@ class GroupRecord(NamedTuple):
 
 Record: TypeAlias = OffsetRecord | GroupRecord
 
-_OFFSET_KEY = VersionedSchema(
-    OffsetCommitKey, ("group string", "topic string", "partition int32"), versions=OFFSET_COMMIT_KEY_VERSIONS
-)
-_GROUP_KEY = VersionedSchema(GroupMetadataKey, ("group string",), versions=(2, 2))
-_OFFSET_VALUE = VersionedSchema(
-    OffsetCommitValue,
-    (
-        "offset int64",
-        "leader_epoch int32 3+",
-        "metadata string",
-        "commit_timestamp int64",
-        "expire_timestamp int64 1-1",
-    ),
-    versions=(0, 4),
-    flexible_since=4,
-)
-_MEMBER = VersionedSchema(
-    MemberMetadata,
-    (
-        "member_id string",
-        "group_instance_id string? 3+",
-        "client_id string",
-        "client_host string",
-        "rebalance_timeout int32 1+",
-        "session_timeout int32",
-        "subscription bytes",
-        "assignment bytes",
-    ),
-)
-_GROUP_VALUE = VersionedSchema(
-    GroupMetadataValue,
-    (
-        "protocol_type string",
-        "generation int32",
-        "protocol string?",
-        "leader string?",
-        "current_state_timestamp int64 2+",
-        "members []member",
-    ),
-    {"member": _MEMBER},
-    versions=(0, 4),
-    flexible_since=4,
-)
-
 
 def encode_record(record: Record) -> tuple[bytes, bytes | None]:
     """Key and value as they are in the log; raises ValueError for what they cannot say."""
     if isinstance(record, OffsetRecord):
-        key = _OFFSET_KEY.encode(record.key, OFFSET_COMMIT_KEY_VERSIONS[1])
+        key = encode(record.key, OFFSET_COMMIT_KEY_VERSIONS[1])
         if record.value is None:
             return key, None
         expires = record.value.expire_timestamp != -1
         version = OFFSET_COMMIT_EXPIRING_VERSION if expires else OFFSET_COMMIT_VALUE_VERSION
-        return key, _OFFSET_VALUE.encode(record.value, version)
-    key = _GROUP_KEY.encode(record.key, GROUP_METADATA_KEY_VERSION)
-    return key, None if record.value is None else _GROUP_VALUE.encode(record.value, GROUP_METADATA_VALUE_VERSION)
+        return key, encode(record.value, version)
+    key = encode(record.key, GROUP_METADATA_KEY_VERSION)
+    return key, None if record.value is None else encode(record.value, GROUP_METADATA_VALUE_VERSION)
 
 
 def decode_record(key: bytes | None, value: bytes | None) -> Record | None:
@@ -151,7 +63,7 @@ def decode_record(key: bytes | None, value: bytes | None) -> Record | None:
         raise CorruptRecordError("a record of __consumer_offsets without a key")
     kind = int.from_bytes(key[:2], "big", signed=True)
     if kind in OFFSET_COMMIT_KEY_VERSIONS:
-        return OffsetRecord(_OFFSET_KEY.decode(key), None if value is None else _OFFSET_VALUE.decode(value))
+        return OffsetRecord(decode(OffsetCommitKey, key), None if value is None else decode(OffsetCommitValue, value))
     if kind == GROUP_METADATA_KEY_VERSION:
-        return GroupRecord(_GROUP_KEY.decode(key), None if value is None else _GROUP_VALUE.decode(value))
+        return GroupRecord(decode(GroupMetadataKey, key), None if value is None else decode(GroupMetadataValue, value))
     return None

@@ -10,15 +10,15 @@ from collections.abc import Mapping
 
 from kipmesh.core.config.resources import FOLLOWER_THROTTLED_RATE, NO_THROTTLE, AlterOperation, ConfigSource
 from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
-from kipmesh.core.messages import (
+from kipmesh.core.metadata.image import BROKER_RESOURCE, MetadataImage
+from kipmesh.core.metadata.records import ConfigRecord, Record
+from kipmesh.messages import (
     AlterConfigsResource,
     DescribeConfigsRequest,
     DescribeConfigsResource,
     DescribeConfigsResourceResult,
     DescribeConfigsResult,
 )
-from kipmesh.core.metadata.image import BROKER_RESOURCE, MetadataImage
-from kipmesh.core.metadata.records import ConfigRecord, Record
 
 DYNAMIC_KEYS: Mapping[str, str] = {
     FOLLOWER_THROTTLED_RATE: "Bytes a second that replicas which a reassignment adds to this broker fetch at most."

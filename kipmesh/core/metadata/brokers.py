@@ -22,14 +22,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages import (
-    BrokerHeartbeatRequest,
-    BrokerHeartbeatResponse,
-    BrokerRegistrationRequest,
-    BrokerRegistrationResponse,
-    PartitionLogEnd,
-    TopicIdPartition,
-)
 from kipmesh.core.metadata import elections, fencing, log_dirs
 from kipmesh.core.metadata.decision import Decision
 from kipmesh.core.metadata.elections import CanLead, LogEnd
@@ -46,6 +38,14 @@ from kipmesh.core.metadata.records import (
 )
 from kipmesh.core.metadata.request_limits import refusal, registration_fault
 from kipmesh.core.metadata.sessions import BrokerSessions, Session
+from kipmesh.messages import (
+    BrokerHeartbeatRequest,
+    BrokerHeartbeatResponse,
+    BrokerRegistrationRequest,
+    BrokerRegistrationResponse,
+    PartitionLogEnd,
+    TopicIdPartition,
+)
 
 BROKERS_MAX = 10_000
 WANTED_LOG_ENDS_MAX = 10_000
@@ -106,8 +106,15 @@ class BrokerLifecycle:
             broker_id=request.broker_id,
             incarnation_id=request.incarnation_id,
             broker_epoch=epoch,
-            end_points=tuple([BrokerEndpoint(*listener) for listener in request.listeners]),
-            features=tuple([BrokerFeature(*feature) for feature in request.features]),
+            end_points=tuple(
+                [BrokerEndpoint(one.name, one.host, one.port, one.security_protocol) for one in request.listeners]
+            ),
+            features=tuple(
+                [
+                    BrokerFeature(one.name, one.min_supported_version, one.max_supported_version)
+                    for one in request.features
+                ]
+            ),
             rack=request.rack,
             fenced=existing.fenced if existing is not None and again else True,
             in_controlled_shutdown=existing.in_controlled_shutdown if existing is not None and again else False,

@@ -12,17 +12,6 @@ from typing import Any, NamedTuple
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.config.resources import AlterOperation, ConfigSource
 from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
-from kipmesh.core.messages import (
-    AlterConfigsResource,
-    AlterConfigsResourceResponse,
-    DescribeConfigsRequest,
-    DescribeConfigsResource,
-    DescribeConfigsResourceResult,
-    DescribeConfigsResponse,
-    DescribeConfigsResult,
-    IncrementalAlterConfigsRequest,
-    IncrementalAlterConfigsResponse,
-)
 from kipmesh.core.metadata.broker_configs import broker_alterations, described_broker
 from kipmesh.core.metadata.decision import Decision
 from kipmesh.core.metadata.image import (
@@ -34,6 +23,17 @@ from kipmesh.core.metadata.image import (
 )
 from kipmesh.core.metadata.records import ConfigRecord, Record
 from kipmesh.core.metadata.request_limits import config_value_fault, refusal
+from kipmesh.messages import (
+    AlterConfigsResource,
+    AlterConfigsResourceResponse,
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResourceResult,
+    DescribeConfigsResponse,
+    DescribeConfigsResult,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
 
 MIN_INSYNC_REPLICAS = "min.insync.replicas"
 UNCLEAN_LEADER_ELECTION = "unclean.leader.election.enable"

@@ -14,7 +14,17 @@ from itertools import islice
 
 from kipmesh.core.config import ControllerConfig
 from kipmesh.core.config.base import dotted
-from kipmesh.core.messages import (
+from kipmesh.core.metadata import configs, credentials, draining, log_dirs, preferred, reassignments, topics
+from kipmesh.core.metadata.brokers import BrokerLifecycle, UncleanAllowed
+from kipmesh.core.metadata.decision import Decision
+from kipmesh.core.metadata.fencing import FENCING_FEATURE, FENCING_LEVEL
+from kipmesh.core.metadata.image import MetadataDelta, MetadataImage, PartitionKey
+from kipmesh.core.metadata.indexes import common
+from kipmesh.core.metadata.partitions import alter_partition
+from kipmesh.core.metadata.producer_ids import allocate_producer_ids
+from kipmesh.core.metadata.records import METADATA_VERSION, METADATA_VERSION_LEVEL, FeatureLevelRecord, Record
+from kipmesh.core.metadata.sessions import BrokerSessions
+from kipmesh.messages import (
     AllocateProducerIdsRequest,
     AllocateProducerIdsResponse,
     AlterPartitionReassignmentsRequest,
@@ -39,6 +49,7 @@ from kipmesh.core.messages import (
     DescribeConfigsResponse,
     DescribeUserScramCredentialsRequest,
     DescribeUserScramCredentialsResponse,
+    ElectionType,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
     ListPartitionReassignmentsRequest,
@@ -48,17 +59,6 @@ from kipmesh.core.messages import (
     UnregisterBrokerRequest,
     UnregisterBrokerResponse,
 )
-from kipmesh.core.messages.elections import ElectionType
-from kipmesh.core.metadata import configs, credentials, draining, log_dirs, preferred, reassignments, topics
-from kipmesh.core.metadata.brokers import BrokerLifecycle, UncleanAllowed
-from kipmesh.core.metadata.decision import Decision
-from kipmesh.core.metadata.fencing import FENCING_FEATURE, FENCING_LEVEL
-from kipmesh.core.metadata.image import MetadataDelta, MetadataImage, PartitionKey
-from kipmesh.core.metadata.indexes import common
-from kipmesh.core.metadata.partitions import alter_partition
-from kipmesh.core.metadata.producer_ids import allocate_producer_ids
-from kipmesh.core.metadata.records import METADATA_VERSION, METADATA_VERSION_LEVEL, FeatureLevelRecord, Record
-from kipmesh.core.metadata.sessions import BrokerSessions
 
 
 class MetadataController:
@@ -169,7 +169,7 @@ class MetadataController:
         """AlterPartition."""
         return alter_partition(self.image, request)
 
-    def assign_replicas(self, request: AssignReplicasToDirsRequest) -> Decision[AssignReplicasToDirsResponse]:
+    def assign_replicas_to_dirs(self, request: AssignReplicasToDirsRequest) -> Decision[AssignReplicasToDirsResponse]:
         """AssignReplicasToDirs."""
         return log_dirs.assign_replicas(self.image, request, reassignments.can_lead_in(self.image))
 
@@ -230,7 +230,7 @@ class MetadataController:
 
     # --- replicas move, and brokers leave
 
-    def alter_reassignments(
+    def alter_partition_reassignments(
         self, request: AlterPartitionReassignmentsRequest
     ) -> Decision[AlterPartitionReassignmentsResponse]:
         """AlterPartitionReassignments."""
@@ -238,17 +238,17 @@ class MetadataController:
             self.image, request, self._unclean_allowed, partitions_max=self._defaults.max_partitions_per_request
         )
 
-    def list_reassignments(
+    def list_partition_reassignments(
         self, request: ListPartitionReassignmentsRequest
     ) -> Decision[ListPartitionReassignmentsResponse]:
         """ListPartitionReassignments."""
         return Decision((), reassignments.list_reassignments(self.image, request))
 
-    def plan_drain(self, request: PlanBrokerDrainRequest) -> Decision[PlanBrokerDrainResponse]:
+    def plan_broker_drain(self, request: PlanBrokerDrainRequest) -> Decision[PlanBrokerDrainResponse]:
         """PlanBrokerDrain."""
         return Decision((), self._drains.plan(request))
 
-    def unregister(self, request: UnregisterBrokerRequest) -> Decision[UnregisterBrokerResponse]:
+    def unregister_broker(self, request: UnregisterBrokerRequest) -> Decision[UnregisterBrokerResponse]:
         """UnregisterBroker."""
         session = self._sessions.get(request.broker_id)
         return draining.unregister(self.image, request, is_running=session is not None and session.heard)
@@ -267,7 +267,9 @@ class MetadataController:
         """CreatePartitions."""
         return topics.create_partitions(self.image, request, self._defaults)
 
-    def alter_configs(self, request: IncrementalAlterConfigsRequest) -> Decision[IncrementalAlterConfigsResponse]:
+    def incremental_alter_configs(
+        self, request: IncrementalAlterConfigsRequest
+    ) -> Decision[IncrementalAlterConfigsResponse]:
         """IncrementalAlterConfigs."""
         return configs.alter_configs(self.image, request)
 
@@ -275,13 +277,13 @@ class MetadataController:
         """DescribeConfigs."""
         return Decision((), configs.describe_configs(self.image, request, self._topic_defaults))
 
-    def alter_credentials(
+    def alter_user_scram_credentials(
         self, request: AlterUserScramCredentialsRequest
     ) -> Decision[AlterUserScramCredentialsResponse]:
         """AlterUserScramCredentials."""
         return credentials.alter_credentials(self.image, request)
 
-    def describe_credentials(
+    def describe_user_scram_credentials(
         self, request: DescribeUserScramCredentialsRequest
     ) -> Decision[DescribeUserScramCredentialsResponse]:
         """DescribeUserScramCredentials."""

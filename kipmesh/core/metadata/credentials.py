@@ -11,7 +11,12 @@ users one request alters.
 from __future__ import annotations
 
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import (
+from kipmesh.core.metadata.decision import Decision
+from kipmesh.core.metadata.image import MetadataImage
+from kipmesh.core.metadata.records import Record, RemoveUserScramCredentialRecord, UserScramCredentialRecord
+from kipmesh.core.metadata.request_limits import NAME_LENGTH_MAX, refusal
+from kipmesh.core.scram import ITERATIONS_MAX, ITERATIONS_MIN, NUMBERS, credential
+from kipmesh.messages import (
     AlterUserScramCredentialsRequest,
     AlterUserScramCredentialsResponse,
     AlterUserScramCredentialsResult,
@@ -22,11 +27,6 @@ from kipmesh.core.messages import (
     ScramCredentialDeletion,
     ScramCredentialUpsertion,
 )
-from kipmesh.core.metadata.decision import Decision
-from kipmesh.core.metadata.image import MetadataImage
-from kipmesh.core.metadata.records import Record, RemoveUserScramCredentialRecord, UserScramCredentialRecord
-from kipmesh.core.metadata.request_limits import NAME_LENGTH_MAX, refusal
-from kipmesh.core.scram import ITERATIONS_MAX, ITERATIONS_MIN, NUMBERS, credential
 
 SECRET_BYTES_MAX = 1024
 """Bytes of a salt, and of a salted password."""

@@ -21,7 +21,12 @@ from collections.abc import Collection, Sequence
 from itertools import islice
 
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages import (
+from kipmesh.core.metadata.decision import Decision
+from kipmesh.core.metadata.image import BROKER_RESOURCE, MetadataImage
+from kipmesh.core.metadata.reassignments import target_replicas
+from kipmesh.core.metadata.records import ConfigRecord, UnregisterBrokerRecord
+from kipmesh.core.metadata.states import PartitionKey, TopicState
+from kipmesh.messages import (
     DrainCursor,
     PlanBrokerDrainRequest,
     PlanBrokerDrainResponse,
@@ -30,11 +35,6 @@ from kipmesh.core.messages import (
     UnregisterBrokerRequest,
     UnregisterBrokerResponse,
 )
-from kipmesh.core.metadata.decision import Decision
-from kipmesh.core.metadata.image import BROKER_RESOURCE, MetadataImage
-from kipmesh.core.metadata.reassignments import target_replicas
-from kipmesh.core.metadata.records import ConfigRecord, UnregisterBrokerRecord
-from kipmesh.core.metadata.states import PartitionKey, TopicState
 
 PLANNED_MAX = 200
 """Most partitions of one plan."""

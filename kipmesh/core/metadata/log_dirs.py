@@ -23,7 +23,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages import (
+from kipmesh.core.metadata import elections
+from kipmesh.core.metadata.decision import Decision
+from kipmesh.core.metadata.elections import CanLead
+from kipmesh.core.metadata.image import BrokerState, MetadataImage, PartitionKey, PartitionState
+from kipmesh.core.metadata.records import BrokerRegistrationChangeRecord, PartitionChangeRecord, Record
+from kipmesh.core.metadata.states import LOST_DIRECTORY, UNASSIGNED_DIRECTORY, is_lost
+from kipmesh.messages import (
     AssignReplicasToDirsDirectory,
     AssignReplicasToDirsDirectoryResponse,
     AssignReplicasToDirsPartitionResponse,
@@ -31,12 +37,6 @@ from kipmesh.core.messages import (
     AssignReplicasToDirsResponse,
     AssignReplicasToDirsTopicResponse,
 )
-from kipmesh.core.metadata import elections
-from kipmesh.core.metadata.decision import Decision
-from kipmesh.core.metadata.elections import CanLead
-from kipmesh.core.metadata.image import BrokerState, MetadataImage, PartitionKey, PartitionState
-from kipmesh.core.metadata.records import BrokerRegistrationChangeRecord, PartitionChangeRecord, Record
-from kipmesh.core.metadata.states import LOST_DIRECTORY, UNASSIGNED_DIRECTORY, is_lost
 
 _ID_BYTES = 16
 

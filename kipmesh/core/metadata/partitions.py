@@ -9,7 +9,13 @@ the leader leaves by it, the answer is NEW_LEADER_ELECTED although the change wa
 from __future__ import annotations
 
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages import (
+from kipmesh.core.metadata.decision import Decision
+from kipmesh.core.metadata.elections import RECOVERED, RECOVERING
+from kipmesh.core.metadata.image import MetadataImage, PartitionKey, PartitionState, changed
+from kipmesh.core.metadata.reassignments import completed
+from kipmesh.core.metadata.records import PartitionChangeRecord, Record
+from kipmesh.core.metadata.states import is_lost
+from kipmesh.messages import (
     AlterPartitionPartition,
     AlterPartitionPartitionResponse,
     AlterPartitionRequest,
@@ -17,12 +23,6 @@ from kipmesh.core.messages import (
     AlterPartitionTopicResponse,
     IsrMember,
 )
-from kipmesh.core.metadata.decision import Decision
-from kipmesh.core.metadata.elections import RECOVERED, RECOVERING
-from kipmesh.core.metadata.image import MetadataImage, PartitionKey, PartitionState, changed
-from kipmesh.core.metadata.reassignments import completed
-from kipmesh.core.metadata.records import PartitionChangeRecord, Record
-from kipmesh.core.metadata.states import is_lost
 
 
 def alter_partition(image: MetadataImage, request: AlterPartitionRequest) -> Decision[AlterPartitionResponse]:

@@ -25,12 +25,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages.elections import ElectionType
 from kipmesh.core.metadata.decision import Decision
 from kipmesh.core.metadata.image import MetadataImage, PartitionKey, PartitionState
 from kipmesh.core.metadata.records import NO_LEADER, PartitionChangeRecord, Record
 from kipmesh.core.metadata.request_limits import refusal
 from kipmesh.core.metadata.states import is_lost
+from kipmesh.messages import ElectionType
 
 TopicPartition = tuple[str, int]
 """Topic name and partition."""

@@ -7,11 +7,11 @@ when it ends is lost, which 2^63 ids allow.
 from __future__ import annotations
 
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages import AllocateProducerIdsRequest, AllocateProducerIdsResponse
-from kipmesh.core.messages.limits import MAX_INT64
 from kipmesh.core.metadata.decision import Decision
 from kipmesh.core.metadata.image import MetadataImage
 from kipmesh.core.metadata.records import ProducerIdsRecord
+from kipmesh.messages import AllocateProducerIdsRequest, AllocateProducerIdsResponse
+from kipmesh.messages.limits import MAX_INT64
 
 BLOCK_SIZE = 1000
 """Kafka's."""

@@ -29,7 +29,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import (
+from kipmesh.core.metadata.brokers import UncleanAllowed
+from kipmesh.core.metadata.decision import Decision
+from kipmesh.core.metadata.elections import RECOVERING, CanLead
+from kipmesh.core.metadata.image import MetadataImage, PartitionKey, PartitionState, changed
+from kipmesh.core.metadata.records import NO_LEADER, NO_LEADER_CHANGE, PartitionChangeRecord, Record
+from kipmesh.core.metadata.request_limits import refusal
+from kipmesh.messages import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
     ListPartitionReassignmentsRequest,
@@ -40,13 +46,7 @@ from kipmesh.core.messages import (
     ReassignablePartitionResponse,
     ReassignableTopicResponse,
 )
-from kipmesh.core.metadata.brokers import UncleanAllowed
-from kipmesh.core.metadata.decision import Decision
-from kipmesh.core.metadata.elections import RECOVERING, CanLead
-from kipmesh.core.metadata.image import MetadataImage, PartitionKey, PartitionState, changed
-from kipmesh.core.metadata.records import NO_LEADER, NO_LEADER_CHANGE, PartitionChangeRecord, Record
-from kipmesh.core.metadata.request_limits import refusal
-from kipmesh.core.metadata.schema import ZERO_UUID
+from kipmesh.messages.records.metadata import ZERO_UUID
 
 COMPLETIONS_MAX = 1000
 """Most reassignments that one decision completes beside AlterPartition."""
@@ -222,9 +222,7 @@ def _alter(
         )
     partition = _Asked(topic_name, (topic.topic_id, asked.partition_index), state)
     is_unclean = unclean_allowed(topic_name)
-    if asked.is_cancelled:
-        if asked.replicas:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, "a reassignment is cancelled or given replicas, not both")
+    if asked.replicas is None:
         return _cancel(image, partition, is_unclean=is_unclean)
     _check_target(image, asked.replicas)
     return _begin(image, partition, tuple(asked.replicas), is_unclean=is_unclean)
@@ -321,7 +319,7 @@ def list_reassignments(
 ) -> ListPartitionReassignmentsResponse:
     """The reassignments that are running: all of them, or those of the partitions that the request names."""
     wanted: dict[bytes, list[int]] = {}
-    if request.all_topics:
+    if request.topics is None:
         for topic_id, partition in image.reassigning:
             wanted.setdefault(topic_id, []).append(partition)
     else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kipmesh.core.messages import BrokerRegistrationRequest
+from kipmesh.messages import BrokerRegistrationRequest
 
 TEXT_LENGTH_MAX = 32_767
 """Characters of a configuration's value, the most that Kafka's older string form has room for."""

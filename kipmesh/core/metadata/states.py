@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kipmesh.core.messages import SnapshotId
 from kipmesh.core.metadata import records as r
 from kipmesh.core.scram import ScramCredential
+from kipmesh.messages import SnapshotId
 
 CLUSTER_METADATA_TOPIC = "__cluster_metadata"
 CLUSTER_METADATA_TOPIC_ID = bytes(15) + b"\1"

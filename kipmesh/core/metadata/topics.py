@@ -11,7 +11,18 @@ from typing import NamedTuple
 
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import (
+from kipmesh.core.metadata.decision import Decision
+from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, TOPIC_RESOURCE, MetadataImage, TopicState, unified
+from kipmesh.core.metadata.placement import PlaceableBroker, Placement
+from kipmesh.core.metadata.records import (
+    ConfigRecord,
+    PartitionRecord,
+    Record,
+    RemoveTopicRecord,
+    TopicRecord,
+)
+from kipmesh.core.metadata.request_limits import config_value_fault, refusal
+from kipmesh.messages import (
     CreatableReplicaAssignment,
     CreatableTopic,
     CreatableTopicResult,
@@ -26,18 +37,7 @@ from kipmesh.core.messages import (
     DeleteTopicsResponse,
     DeleteTopicState,
 )
-from kipmesh.core.metadata.decision import Decision
-from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, TOPIC_RESOURCE, MetadataImage, TopicState, unified
-from kipmesh.core.metadata.placement import PlaceableBroker, Placement
-from kipmesh.core.metadata.records import (
-    ConfigRecord,
-    PartitionRecord,
-    Record,
-    RemoveTopicRecord,
-    TopicRecord,
-)
-from kipmesh.core.metadata.request_limits import config_value_fault, refusal
-from kipmesh.core.metadata.schema import ZERO_UUID
+from kipmesh.messages.records.metadata import ZERO_UUID
 
 TOPIC_NAME_LENGTH_MAX = 249
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")

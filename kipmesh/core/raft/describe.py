@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages import (
+from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC
+from kipmesh.messages import (
     DescribeQuorumPartition,
     DescribeQuorumRequest,
     DescribeQuorumResponse,
     DescribeQuorumTopicResponse,
 )
-from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC
 
 if TYPE_CHECKING:
     from kipmesh.core.raft.machine import Machine
@@ -21,7 +21,9 @@ def describe_quorum(
     machine: Machine, request: DescribeQuorumRequest, now_ms: int, wall_ms: int
 ) -> DescribeQuorumResponse:
     """Without topics it describes the metadata partition."""
-    asked = [(topic.topic_name, topic.partitions) for topic in request.topics] or [(CLUSTER_METADATA_TOPIC, (0,))]
+    asked = [(topic.topic_name, topic.partition_indexes) for topic in request.topics] or [
+        (CLUSTER_METADATA_TOPIC, (0,))
+    ]
     topics = []
     for name, partitions in asked:
         described = [

@@ -11,7 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages import (
+from kipmesh.core.raft import timing, wire
+from kipmesh.core.raft.transitions import Cause, State
+from kipmesh.core.raft.types import Answer, QuorumError
+from kipmesh.messages import (
     BeginQuorumEpochRequest,
     BeginQuorumEpochResponse,
     EndQuorumEpochRequest,
@@ -20,9 +23,6 @@ from kipmesh.core.messages import (
     VoteRequest,
     VoteResponse,
 )
-from kipmesh.core.raft import timing, wire
-from kipmesh.core.raft.transitions import Cause, State
-from kipmesh.core.raft.types import Answer, QuorumError
 
 if TYPE_CHECKING:
     from kipmesh.core.raft.machine import Machine

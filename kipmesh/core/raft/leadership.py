@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from kipmesh.core.messages import FetchPartition, ReplicaState
 from kipmesh.core.raft.types import RaftConfig
+from kipmesh.messages import FetchPartition, ReplicaState
 
 OBSERVERS_MAX = 10_000
 OBSERVER_TIMEOUT_MS = 300_000

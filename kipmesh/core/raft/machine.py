@@ -27,17 +27,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kipmesh.core.messages import (
-    BeginQuorumEpochRequest,
-    DescribeQuorumRequest,
-    DescribeQuorumResponse,
-    EndQuorumEpochRequest,
-    FetchRequest,
-    FetchResponse,
-    SnapshotId,
-    VoteRequest,
-    VoteResponse,
-)
 from kipmesh.core.raft import elections, replication, timing
 from kipmesh.core.raft.control import LeaderChange
 from kipmesh.core.raft.describe import describe_quorum
@@ -73,6 +62,17 @@ from kipmesh.core.raft.types import (
     TimerFired,
 )
 from kipmesh.core.snapshot.ids import latest_end
+from kipmesh.messages import (
+    BeginQuorumEpochRequest,
+    DescribeQuorumRequest,
+    DescribeQuorumResponse,
+    EndQuorumEpochRequest,
+    FetchRequest,
+    FetchResponse,
+    SnapshotId,
+    VoteRequest,
+    VoteResponse,
+)
 
 
 class Machine:

@@ -15,16 +15,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages import (
-    BeginQuorumEpochRequest,
-    EpochEndOffset,
-    FetchPartition,
-    FetchRequest,
-    FetchResponse,
-    LeaderIdAndEpoch,
-    PartitionData,
-    SnapshotId,
-)
 from kipmesh.core.raft import elections, timing, wire
 from kipmesh.core.raft.leadership import WAITING_MAX, Leadership, Waiting
 from kipmesh.core.raft.transitions import Cause, State
@@ -42,6 +32,16 @@ from kipmesh.core.raft.types import (
 )
 from kipmesh.core.replica.follower import follower_high_watermark, has_diverged, truncation_offset
 from kipmesh.core.snapshot.retention import is_sent_a_snapshot
+from kipmesh.messages import (
+    BeginQuorumEpochRequest,
+    EpochEndOffset,
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    LeaderIdAndEpoch,
+    PartitionData,
+    SnapshotId,
+)
 
 if TYPE_CHECKING:
     from kipmesh.core.raft.machine import Machine
@@ -116,7 +116,9 @@ def fetch_position(machine: Machine, asked: FetchPartition) -> EpochEndOffset | 
     end = log.end_offset_for_epoch(epoch)
     if end.end_offset < 0:  # an epoch that this log knows nothing of
         end = EpochEndOffset(machine.last_epoch, log.log_end_offset)
-    elif oldest is not None and end == (epoch, oldest.end_offset):  # of an epoch below all that the log has
+    elif oldest is not None and end == EpochEndOffset(
+        epoch, oldest.end_offset
+    ):  # of an epoch below all that the log has
         end = EpochEndOffset(oldest.epoch, oldest.end_offset)
     return end if has_diverged(offset, epoch, end) else None
 

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages import (
+from kipmesh.core.raft.control import LeaderChange
+from kipmesh.core.raft.transitions import State
+from kipmesh.messages import (
     BeginQuorumEpochRequest,
     BeginQuorumEpochResponse,
     DescribeQuorumResponse,
@@ -23,8 +25,6 @@ from kipmesh.core.messages import (
     VoteRequest,
     VoteResponse,
 )
-from kipmesh.core.raft.control import LeaderChange
-from kipmesh.core.raft.transitions import State
 
 Request: TypeAlias = VoteRequest | BeginQuorumEpochRequest | EndQuorumEpochRequest | FetchRequest
 Response: TypeAlias = (

@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import TypeVar
 
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages import (
+from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, CLUSTER_METADATA_TOPIC_ID
+from kipmesh.core.raft.types import ElectionState, RaftConfig, Response
+from kipmesh.messages import (
     BeginQuorumEpochRequest,
     BeginQuorumEpochResponse,
     EndQuorumEpochRequest,
@@ -31,8 +33,6 @@ from kipmesh.core.messages import (
     VoteTopic,
     VoteTopicResponse,
 )
-from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, CLUSTER_METADATA_TOPIC_ID
-from kipmesh.core.raft.types import ElectionState, RaftConfig, Response
 
 EpochRequest = TypeVar("EpochRequest", BeginQuorumEpochRequest, EndQuorumEpochRequest)
 EpochResponse = TypeVar("EpochResponse", BeginQuorumEpochResponse, EndQuorumEpochResponse)

@@ -6,7 +6,7 @@ diverging epoch it truncates and asks again, as often as it takes, epoch by epoc
 
 from __future__ import annotations
 
-from kipmesh.core.messages import EpochEndOffset
+from kipmesh.messages import EpochEndOffset
 
 
 def truncation_offset(leader: EpochEndOffset, local: EpochEndOffset, log_end_offset: int) -> int:

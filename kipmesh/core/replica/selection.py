@@ -14,7 +14,7 @@ from enum import Enum
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple, Protocol
 
-from kipmesh.core.messages import NodeEndpoint
+from kipmesh.messages import NodeEndpoint
 
 
 class TopicPartition(NamedTuple):

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from kipmesh.core.messages import NodeEndpoint
 from kipmesh.core.replica.leader import PartitionLeader
 from kipmesh.core.replica.selection import ClientMetadata, GuardedSelector, PartitionView, ReplicaView, TopicPartition
 from kipmesh.core.replica.serving import CONSUMER_ID
+from kipmesh.messages import NodeEndpoint
 
 NO_REPLICA = -1
 """`preferred_read_replica` when there is none."""

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import EpochEndOffset
+from kipmesh.messages import EpochEndOffset
 
 CONSUMER_ID: Final = -1
 """Replica id of a consumer."""

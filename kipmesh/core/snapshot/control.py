@@ -1,20 +1,22 @@
-"""The control records that a snapshot begins and ends with, in Kafka's schemas (630-02).
+"""Control records of metadata logs and snapshots, in Kafka's schemas (630-02).
 
-A control record's key is its version (0) and type. Types that are not listed are for readers to skip.
+A control record's key is its version (0) and type. Readers skip types that are not listed, and what newer versions add.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
 from struct import Struct, error
-from typing import NamedTuple
+from typing import TypeVar
 
 from kipmesh.core.errors import CorruptRecordError
+from kipmesh.messages.kafka import MalformedError, Out, record_codec
+from kipmesh.messages.records.control import SnapshotFooter as SnapshotFooter
+from kipmesh.messages.records.control import SnapshotHeader as SnapshotHeader
+from kipmesh.messages.schema import Message
 
 _KEY = Struct(">hh")
-_HEADER = Struct(">hq")
-_FOOTER = Struct(">h")
-_NO_TAGS = b"\0"
+_M = TypeVar("_M", bound=Message)
 
 
 class ControlType(IntEnum):
@@ -27,49 +29,25 @@ class ControlType(IntEnum):
     KRAFT_VOTERS = 6
 
 
-class SnapshotHeader(NamedTuple):
-    """Begins a snapshot."""
-
-    version: int = 0
-    last_contained_log_timestamp: int = 0
-    """When the last record that is in it was appended, in ms."""
-
-
-class SnapshotFooter(NamedTuple):
-    """Ends a snapshot: what has one was written to its end."""
-
-    version: int = 0
-
-
-def encode_header(header: SnapshotHeader) -> tuple[bytes, bytes]:
-    """Key and value."""
-    return _KEY.pack(0, ControlType.SNAPSHOT_HEADER), _HEADER.pack(*header) + _NO_TAGS
-
-
-def encode_footer(footer: SnapshotFooter) -> tuple[bytes, bytes]:
-    """Key and value."""
-    return _KEY.pack(0, ControlType.SNAPSHOT_FOOTER), _FOOTER.pack(*footer) + _NO_TAGS
+def encode_control(value: Message) -> tuple[bytes, bytes]:
+    """Return the key and the value of a control record, in version 0."""
+    out = Out()
+    record_codec(type(value), 0).write(out, value)
+    return _KEY.pack(0, type(value).record_key.key), bytes(out)
 
 
 def control_type(key: bytes | None) -> int:
-    """The type that a control record's key says; CorruptRecordError."""
+    """Return the type that a control record's key states. Raises CorruptRecordError."""
     try:
         return int(_KEY.unpack_from(key or b"")[1])
     except error:
         raise CorruptRecordError("a control record's key is shorter than its version and type") from None
 
 
-def decode_header(value: bytes | None) -> SnapshotHeader:
-    """The value of a SnapshotHeader; what newer versions add is skipped; CorruptRecordError."""
+def decode_control(of: type[_M], value: bytes | None) -> _M:
+    """Return the value of a control record of type `of`. Raises CorruptRecordError."""
     try:
-        return SnapshotHeader(*_HEADER.unpack_from(value or b""))
-    except error:
-        raise CorruptRecordError("a snapshot's header is cut") from None
-
-
-def decode_footer(value: bytes | None) -> SnapshotFooter:
-    """The value of a SnapshotFooter; what newer versions add is skipped; CorruptRecordError."""
-    try:
-        return SnapshotFooter(*_FOOTER.unpack_from(value or b""))
-    except error:
-        raise CorruptRecordError("a snapshot's footer is cut") from None
+        found: _M = record_codec(of, 0).read(value or b"")[0]
+    except MalformedError as malformed:
+        raise CorruptRecordError(f"a control record is cut: {malformed}") from None
+    return found

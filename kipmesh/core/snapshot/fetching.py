@@ -16,7 +16,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages import (
+from kipmesh.messages import (
     FetchSnapshotRequest,
     FetchSnapshotResponse,
     PartitionSnapshot,

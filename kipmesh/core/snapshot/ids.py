@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
-from kipmesh.core.messages import SnapshotId
+from kipmesh.messages import SnapshotId
 
 SUFFIX = ".checkpoint"
 PART_SUFFIX = ".checkpoint.part"
@@ -43,7 +43,7 @@ class SnapshotFile(NamedTuple):
 
 def file_name(snapshot_id: SnapshotId, kind: FileKind = FileKind.COMPLETE) -> str:
     """The name that Apache Kafka gives it; raises ValueError for an id that no snapshot has."""
-    end_offset, epoch = snapshot_id
+    end_offset, epoch = snapshot_id.end_offset, snapshot_id.epoch
     if not (0 <= end_offset <= _MAX_INT64 and 0 <= epoch <= _MAX_INT32):
         raise ValueError(f"no snapshot has the id {end_offset}-{epoch}")
     return f"{end_offset:020d}-{epoch:010d}{SUFFIX}{kind.value}"

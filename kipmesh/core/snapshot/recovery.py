@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kipmesh.core.messages import SnapshotId
 from kipmesh.core.snapshot.ids import age_order, file_name
+from kipmesh.messages import SnapshotId
 
 
 class LogExtent(NamedTuple):

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from kipmesh.core.messages import SnapshotId
 from kipmesh.core.snapshot.ids import age_order
+from kipmesh.messages import SnapshotId
 
 
 class RetentionLimits(NamedTuple):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages import CreatableTopic, CreateTopicsRequest
-from kipmesh.node.broker.admin import AdminHandler
-from kipmesh.node.broker.repeats import Image, Until
+from kipmesh.messages import CreatableTopic, CreateTopicsRequest
+from kipmesh.messages.table import CREATE_TOPICS
+from kipmesh.node.broker.forwarder import Forwarder
+from kipmesh.node.broker.reconcile import Image, Until
 from kipmesh.rpc.server import RequestContext
 
 _LATER = frozenset({ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_CONTROLLER})
@@ -16,8 +17,8 @@ _LATER = frozenset({ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_CONTROLLER})
 class AutoTopics:
     """Makes topics with the cluster's defaults; one broker's."""
 
-    def __init__(self, admin: AdminHandler, image: Image, until: Until) -> None:
-        self._admin = admin
+    def __init__(self, forwarder: Forwarder, image: Image, until: Until) -> None:
+        self._forwarder = forwarder
         self._image = image
         self._until = until
 
@@ -27,7 +28,9 @@ class AutoTopics:
         LEADER_NOT_AVAILABLE, which clients repeat, where it may still come about.
         """
         topics = [CreatableTopic(name, -1, -1) for name in names]
-        response = await self._admin.create_topics(CreateTopicsRequest(topics, int(timeout_s * 1000)), context)
+        response = await self._forwarder.forward(
+            CREATE_TOPICS, CreateTopicsRequest(topics, int(timeout_s * 1000)), context
+        )
         codes = {result.name: ErrorCode.of(result.error_code) for result in response.topics}
         made = [name for name, code in codes.items() if code in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS)]
         await self._until(lambda: all(self._image().topic_by_name(name) for name in made), timeout_s)

@@ -12,15 +12,14 @@ Registration, heartbeats, AlterPartition and questions may be; for the others `f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import structlog
 
 from kipmesh.core.config import Voter
 from kipmesh.core.errors import ErrorCode
+from kipmesh.messages.table import Api
 from kipmesh.rpc.client import ConnectionPool, TransportError
-from kipmesh.rpc.codec import METHODS
 
 log = structlog.get_logger(__name__)
 
@@ -71,11 +70,11 @@ class ControllerChannel:
                 # Without a leader there is nobody better to ask: the answer may still come.
                 scope.reschedule(now if leader is not None else _earlier(scope.when(), self._search_limit(now)))
 
-    async def call(self, service: str, method: str, request: Any, timeout_s: float) -> Any:
+    async def call(self, api: Api, request: Any, timeout_s: float, *, streaming: bool = False) -> Any:
         """One call that may be done twice, repeated until `timeout_s` is over; raises TransportError."""
-        return (await self.forward(service, method, request, timeout_s)).response
+        return (await self.forward(api, request, timeout_s, streaming=streaming)).response
 
-    async def forward(self, service: str, method: str, request: Any, timeout_s: float) -> Forwarded:
+    async def forward(self, api: Api, request: Any, timeout_s: float, *, streaming: bool = False) -> Forwarded:
         """The same for a call whose sender must know whether it was repeated.
 
         The last answer is given even if it is that nobody is active; TransportError when there was none in time.
@@ -84,20 +83,20 @@ class ControllerChannel:
         deadline = loop.time() + timeout_s
         is_repeated = False
         # A stream stays where it is while it can: that it breaks says little of the controller at its other end.
-        loyalty = STREAM_ATTEMPTS if METHODS[service][method].streaming else 0
+        loyalty = STREAM_ATTEMPTS if streaming else 0
         while True:
             voter = self._leader if loyalty > 0 and self._leader is not None else self._current
             try:
-                response = await self._attempt(voter, service, method, request, deadline)
+                response = await self._attempt(voter, api, request, deadline, streaming=streaming)
             except TransportError as error:
                 if error.too_large or deadline - loop.time() <= RETRY_BACKOFF_S:
                     raise
-                log.debug("no answer of a controller", voter=voter.id, method=method, error=str(error))
+                log.debug("no answer of a controller", voter=voter.id, method=api.name, error=str(error))
                 loyalty -= 1
                 if loyalty <= 0 or voter != self._leader:
                     self._failed(voter)
             else:
-                if not is_inactive(response):
+                if not is_inactive(api, response):
                     return Forwarded(response, is_repeated)
                 if deadline - loop.time() <= RETRY_BACKOFF_S:
                     return Forwarded(response, is_repeated)
@@ -107,7 +106,7 @@ class ControllerChannel:
             is_repeated = True
             await self._pause(voter)
 
-    async def _attempt(self, voter: Voter, service: str, method: str, request: Any, deadline: float) -> Any:
+    async def _attempt(self, voter: Voter, api: Api, request: Any, deadline: float, *, streaming: bool) -> Any:
         connection = self._pool.get(voter.address)
         now = asyncio.get_running_loop().time()
         limit = deadline if voter == self._leader else _earlier(deadline, self._search_limit(now))
@@ -116,12 +115,14 @@ class ControllerChannel:
             async with asyncio.timeout_at(limit) as scope:
                 self._attempts[scope] = voter
                 try:
-                    exchange = connection.exchange if METHODS[service][method].streaming else connection.call
-                    return await exchange(service, method, request, left_s)
+                    assert api.service is not None
+                    if streaming:
+                        return await connection.exchange(api.service.name, f"{api.rpc}Stream", request, left_s)
+                    return await connection.call(api.service.name, api.rpc, request, left_s)
                 finally:
                     del self._attempts[scope]
         except TimeoutError:
-            raise TransportError.no_answer(voter.address, method) from None
+            raise TransportError.no_answer(voter.address, api.name) from None
 
     def _search_limit(self, now: float) -> float | None:
         return now + SEARCH_TIMEOUT_S if len(self._voters) > 1 else None
@@ -146,21 +147,8 @@ def _earlier(one: float | None, other: float | None) -> float | None:
     return min((when for when in (one, other) if when is not None), default=None)
 
 
-def is_inactive(response: Any) -> bool:
-    """Whether the answer is nothing but that this voter is not the active controller."""
-    codes = list(_codes(response))
-    return any(codes) and all(code in _NOT_ACTIVE for code in codes)
-
-
-def _codes(response: Any) -> Iterator[int]:
-    """The error at the top if there is one, else each topic's or resource's; DescribeQuorum's are its partitions'."""
+def is_inactive(api: Api, response: Any) -> bool:
+    """Whether the response states nothing but that this voter is not the active controller."""
     top = getattr(response, "error_code", 0)
-    if top:
-        yield top
-        return
-    for field in ("topics", "responses", "results"):
-        for item in getattr(response, field, ()):
-            if hasattr(item, "error_code"):
-                yield item.error_code
-            else:
-                yield from (getattr(partition, "error_code", 0) for partition in item.partitions)
+    codes = [top] if top else api.error_codes(response)
+    return any(codes) and all(code in _NOT_ACTIVE for code in codes)

@@ -13,7 +13,8 @@ from weakref import WeakValueDictionary
 
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.fetch_session import Fetch, FetchKind, FetchSessionCache, PartitionRead
-from kipmesh.core.messages import (
+from kipmesh.core.replica.leader import FollowerFetches, IsrChange
+from kipmesh.messages import (
     FetchPartition,
     FetchRequest,
     FetchResponse,
@@ -23,7 +24,6 @@ from kipmesh.core.messages import (
     ListFetchSessionsResponse,
     PartitionData,
 )
-from kipmesh.core.replica.leader import FollowerFetches, IsrChange
 from kipmesh.node.broker.leader_hints import LeaderHints
 from kipmesh.node.broker.metrics import BrokerMetrics
 from kipmesh.node.broker.partitions import Partitions

@@ -20,7 +20,7 @@ from kipmesh.core.config import BrokerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.fetch_session import Answer, Answered, FetchSessionHandler, SessionRequest
 from kipmesh.core.fetch_session.handler import MALFORMED, TRANSPORT
-from kipmesh.core.messages import FetchPartition, FetchRequest, FetchResponse, PartitionData
+from kipmesh.messages import FetchPartition, FetchRequest, FetchResponse, PartitionData
 from kipmesh.node.broker.disk import Disk
 from kipmesh.node.broker.metrics import BrokerMetrics
 from kipmesh.node.broker.replica import Replica

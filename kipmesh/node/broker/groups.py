@@ -26,7 +26,8 @@ from kipmesh.core.group.membership import is_too_long
 from kipmesh.core.group.offsets import commit_response
 from kipmesh.core.group.table import GroupTable
 from kipmesh.core.group.types import Client
-from kipmesh.core.messages import (
+from kipmesh.core.metadata.image import MetadataDelta, TopicState
+from kipmesh.messages import (
     ConfigEntry,
     Coordinator,
     CreatableTopic,
@@ -60,9 +61,9 @@ from kipmesh.core.messages import (
     SyncGroupRequest,
     SyncGroupResponse,
 )
-from kipmesh.core.metadata.image import MetadataDelta, TopicState
-from kipmesh.node.broker.admin import AdminHandler
+from kipmesh.messages.table import CREATE_TOPICS
 from kipmesh.node.broker.disk import Disk
+from kipmesh.node.broker.forwarder import Forwarder
 from kipmesh.node.broker.group_shard import Gone, GroupShard, Step
 from kipmesh.node.broker.partitions import Partitions
 from kipmesh.rpc.server import RequestContext
@@ -84,14 +85,14 @@ class GroupsHandler:
         config: BrokerConfig,
         partitions: Partitions,
         disk: Disk,
-        admin: AdminHandler,
+        forwarder: Forwarder,
         until: Until,
         on_task_done: Callable[[asyncio.Task[None]], None],
     ) -> None:
         self._config = config
         self._partitions = partitions
         self._disk = disk
-        self._admin = admin
+        self._forwarder = forwarder
         self._until = until
         self._on_task_done = on_task_done
         self._shards: dict[int, GroupShard] = {}
@@ -194,7 +195,7 @@ class GroupsHandler:
                 )
                 timeout_s = context.answer_within(CREATE_TIMEOUT_S)
                 request = CreateTopicsRequest([topic], int(timeout_s * 1000))
-                response = await self._admin.create_topics(request, context)
+                response = await self._forwarder.forward(CREATE_TOPICS, request, context)
                 code = response.topics[0].error_code
                 if code and code != ErrorCode.TOPIC_ALREADY_EXISTS:
                     log.warning("topic not made", topic=GROUP_METADATA_TOPIC, error=response.topics[0].error_message)
@@ -327,7 +328,7 @@ class GroupsHandler:
             try:
                 return self._shard(group_id).active().describe(group_id)
             except KafkaError as error:
-                return DescribedGroup(error.code, group_id)
+                return DescribedGroup(error.code, group_id=group_id)
 
         return DescribeGroupsResponse(groups=[answer(group_id) for group_id in request.groups])
 

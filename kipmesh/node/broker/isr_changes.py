@@ -13,14 +13,15 @@ from itertools import groupby
 import structlog
 
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages import (
+from kipmesh.core.replica.leader import IsrChange
+from kipmesh.messages import (
     AlterPartitionPartition,
     AlterPartitionPartitionResponse,
     AlterPartitionRequest,
     AlterPartitionTopic,
     IsrMember,
 )
-from kipmesh.core.replica.leader import IsrChange
+from kipmesh.messages.table import ALTER_PARTITION
 from kipmesh.node.broker.controller_channel import RETRY_BACKOFF_S, ControllerChannel
 from kipmesh.node.broker.metrics import BrokerMetrics
 from kipmesh.node.broker.partitions import Partitions
@@ -102,7 +103,7 @@ class IsrChanges:
     async def _exchange(self, sent: dict[Replica, IsrChange]) -> bool:
         """One request and its answer; False when something of it is to be asked again, after a pause."""
         try:
-            response = await self._channel.call("Controller", "AlterPartition", self._request(sent), CALL_TIMEOUT_S)
+            response = await self._channel.call(ALTER_PARTITION, self._request(sent), CALL_TIMEOUT_S)
         except TransportError as error:
             log.warning("AlterPartition failed", error=str(error))
             return False

@@ -6,24 +6,16 @@ client where the others are on the listener that the client came by.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from prometheus_client import CollectorRegistry
 
 from kipmesh.core.config import BrokerConfig
 from kipmesh.core.errors import InvalidConfigError
-from kipmesh.node.broker.repeats import Until
+from kipmesh.node.broker.reconcile import Until
 from kipmesh.node.broker.users import FileUsers, Known, LogUsers, UsersFileError
-from kipmesh.rpc.server import Observers
 from kipmesh.tls import ServerContext, TlsFiles
-from kipmesh.wire.faults import Faults, faulty
+from kipmesh.transport.pipeline import Pipeline
 from kipmesh.wire.listener import Limits, WireServer
-from kipmesh.wire.registry import make_registry
 from kipmesh.wire.sasl import Sasl
-from kipmesh.wire.services import Services
-
-_OBSERVED = {("Broker", "Produce"): 0, ("Broker", "Fetch"): 1, ("Broker", "Metadata"): 3}
 
 
 class KafkaListeners:
@@ -32,11 +24,9 @@ class KafkaListeners:
     def __init__(
         self,
         config: BrokerConfig,
-        services: Services,
+        pipeline: Pipeline,
         registry: CollectorRegistry,
-        observers: Observers | None,
         tls_files: TlsFiles | None,
-        faults: Faults | None,
     ) -> None:
         self._config = config
         limits = Limits(
@@ -55,9 +45,7 @@ class KafkaListeners:
             config.sasl_server_max_receive_size,
             config.socket_listen_backlog_size,
         )
-        by_key = {key: observers[name] for name, key in _OBSERVED.items() if name in observers} if observers else {}
-        apis = make_registry() if faults is None else faulty(make_registry(), faults)
-        self._server = WireServer(services, apis, limits, by_key)
+        self._server = WireServer(pipeline, limits)
         self._tls_files = tls_files
         registry.register(self._server.metrics)
 
@@ -78,29 +66,7 @@ class KafkaListeners:
         await self._server.stop()
 
 
-def kafka_listeners(
-    config: BrokerConfig,
-    handlers: Mapping[str, Any],
-    registry: CollectorRegistry,
-    observers: Observers | None,
-    tls_files: TlsFiles | None,
-    known: Known,
-    until: Until,
-) -> KafkaListeners:
-    """From the handlers by the names of their gRPC services, and the metadata that this broker acts on."""
-    services = Services(
-        handlers["Broker"],
-        handlers["Groups"],
-        handlers["Admin"],
-        handlers["Quorum"],
-        config.node_id,
-        config.cluster_id,
-        _sasl(config, known, until),
-    )
-    return KafkaListeners(config, services, registry, observers, tls_files, handlers["Faults"].faults)
-
-
-def _sasl(config: BrokerConfig, known: Known, until: Until) -> Sasl | None:
+def make_sasl(config: BrokerConfig, known: Known, until: Until) -> Sasl | None:
     """Who may come in; raises InvalidConfigError where the file of users cannot be read."""
     if not any(config.has_sasl(endpoint.name) for endpoint in config.kafka_endpoints):
         return None

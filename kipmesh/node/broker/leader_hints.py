@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages import LeaderIdAndEpoch, NodeEndpoint
 from kipmesh.core.metadata.records import NO_LEADER
+from kipmesh.messages import LeaderIdAndEpoch, NodeEndpoint
 from kipmesh.node.broker.partitions import Partitions
 from kipmesh.node.broker.replica import Replica
 

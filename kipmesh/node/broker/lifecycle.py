@@ -18,7 +18,8 @@ import structlog
 
 from kipmesh.core.config import BrokerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import (
+from kipmesh.core.metadata.image import LEADER_ROLE_FEATURE
+from kipmesh.messages import (
     BrokerHeartbeatRequest,
     BrokerHeartbeatResponse,
     BrokerRegistrationRequest,
@@ -27,7 +28,7 @@ from kipmesh.core.messages import (
     PartitionLogEnd,
     TopicIdPartition,
 )
-from kipmesh.core.metadata.image import LEADER_ROLE_FEATURE
+from kipmesh.messages.table import BROKER_HEARTBEAT, BROKER_REGISTRATION
 from kipmesh.node.broker.controller_channel import ControllerChannel
 from kipmesh.node.broker.isolation import Isolation
 from kipmesh.rpc.client import TransportError
@@ -96,7 +97,7 @@ class BrokerLifecycle:
         while True:
             sent_ms = self._isolation.now_ms
             try:
-                response = await self._channel.call("Controller", "BrokerRegistration", request, self._timeout_s)
+                response = await self._channel.call(BROKER_REGISTRATION, request, self._timeout_s)
             except TransportError as error:
                 reason = str(error)
             else:
@@ -163,7 +164,7 @@ class BrokerLifecycle:
         try:
             async with asyncio.timeout(None) as self._call:
                 response: BrokerHeartbeatResponse = await self._channel.call(
-                    "Controller", "BrokerHeartbeatStream", request, self._timeout_s
+                    BROKER_HEARTBEAT, request, self._timeout_s, streaming=True
                 )
                 return response
         finally:

@@ -26,7 +26,9 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages import (
+from kipmesh.core.metadata.image import PartitionKey
+from kipmesh.core.metadata.states import LOST_DIRECTORY
+from kipmesh.messages import (
     AssignReplicasToDirsDirectory,
     AssignReplicasToDirsPartition,
     AssignReplicasToDirsRequest,
@@ -38,8 +40,7 @@ from kipmesh.core.messages import (
     DescribeLogDirsResult,
     DescribeLogDirsTopic,
 )
-from kipmesh.core.metadata.image import PartitionKey
-from kipmesh.core.metadata.states import LOST_DIRECTORY
+from kipmesh.messages.table import ASSIGN_REPLICAS_TO_DIRS
 from kipmesh.node.broker.controller_channel import RETRY_BACKOFF_S, ControllerChannel
 from kipmesh.node.broker.disk import Disk
 from kipmesh.node.broker.partitions import Partitions
@@ -167,7 +168,7 @@ class LogDirs:
         request = self._request(sent)
         try:
             response: AssignReplicasToDirsResponse = await self._channel.call(
-                "Controller", "AssignReplicasToDirs", request, CALL_TIMEOUT_S
+                ASSIGN_REPLICAS_TO_DIRS, request, CALL_TIMEOUT_S
             )
         except TransportError as error:
             log.warning("AssignReplicasToDirs failed", error=str(error))
@@ -214,7 +215,7 @@ class LogDirsHandler:
         self, request: DescribeLogDirsRequest, context: RequestContext
     ) -> DescribeLogDirsResponse:
         """DescribeLogDirs (API key 35): the logs of each data folder, and why one is offline."""
-        asked = {topic.topic: frozenset(topic.partitions) for topic in request.topics}
+        asked = {topic.topic: frozenset(topic.partitions) for topic in request.topics or ()}
         held: dict[str, dict[str, list[DescribeLogDirsPartition]]] = {}
         for replica in self._partitions:
             if asked and (wanted := asked.get(replica.topic)) is None:

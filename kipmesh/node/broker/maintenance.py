@@ -14,7 +14,7 @@ import structlog
 
 from kipmesh.core.config import BrokerConfig
 from kipmesh.core.errors import KafkaError
-from kipmesh.core.messages.limits import MAX_INT64
+from kipmesh.messages.limits import MAX_INT64
 from kipmesh.node.broker.changes import Changes
 from kipmesh.node.broker.disk import Disk
 from kipmesh.node.broker.high_watermarks import checkpoint_high_watermarks

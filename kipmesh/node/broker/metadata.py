@@ -17,16 +17,16 @@ from collections.abc import Set as AbstractSet
 
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.group.coordinator import INTERNAL_TOPICS
-from kipmesh.core.messages import (
+from kipmesh.core.metadata.image import MetadataImage, TopicState
+from kipmesh.core.metadata.states import is_lost
+from kipmesh.core.replica.selection import ClientMetadata
+from kipmesh.messages import (
     MetadataRequest,
     MetadataResponse,
     MetadataResponseBroker,
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
-from kipmesh.core.metadata.image import MetadataImage, TopicState
-from kipmesh.core.metadata.states import is_lost
-from kipmesh.core.replica.selection import ClientMetadata
 from kipmesh.node.broker.departures import HOLD_S, Departures
 from kipmesh.node.broker.selection import ReplicaSelection
 from kipmesh.rpc.server import RequestContext
@@ -68,7 +68,7 @@ class MetadataHandler:
             return MetadataResponse(error_code=ErrorCode.BROKER_NOT_AVAILABLE)
         refused: Mapping[str, int] = {}
         if request.allow_auto_topic_creation and self._create is not None:
-            missing = {one.name for one in request.topics if one.name and not one.topic_id}
+            missing = {one.name for one in request.topics or () if one.name and not one.topic_id}
             missing = {name for name in missing if image.topic_by_name(name) is None}
             if missing:
                 refused = await self._create(sorted(missing), context.answer_within(CREATE_TIMEOUT_S), context)
@@ -78,7 +78,7 @@ class MetadataHandler:
             image = self._image() or image
         available = {broker.broker_id for broker in image.brokers.values() if not broker.fenced}
         brokers = self._brokers(image, available, context.listener)
-        if request.all_topics:
+        if request.topics is None:
             topics = [_topic(topic, available) for topic in image.topics.values()]
         else:
             topics = [_asked(image, asked.topic_id, asked.name, available) for asked in request.topics]
@@ -97,7 +97,7 @@ class MetadataHandler:
         self, departures: Departures, image: MetadataImage, request: MetadataRequest, context: RequestContext
     ) -> None:
         """Wait while a topic that is asked for is led by who is gone; who asks for all topics does not wait."""
-        if request.topics and not request.all_topics:
+        if request.topics:
             await departures.settle(
                 lambda: _leaders(self._image() or image, request), context.listener, context.answer_within(HOLD_S)
             )
@@ -119,7 +119,7 @@ class MetadataHandler:
 
 def _leaders(image: MetadataImage, request: MetadataRequest) -> set[int]:
     """Of the topics that are named."""
-    topics = [_find(image, asked.topic_id, asked.name) for asked in request.topics]
+    topics = [_find(image, asked.topic_id, asked.name) for asked in request.topics or ()]
     return {state.leader for topic in topics if topic is not None for state in topic.partitions.values()}
 
 

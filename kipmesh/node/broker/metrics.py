@@ -10,9 +10,9 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages import MetadataRequest
 from kipmesh.core.replica.selection import SelectorFailure
 from kipmesh.core.replica.serving import OffsetCase
+from kipmesh.messages import MetadataRequest
 from kipmesh.node.broker.partitions import Partitions
 
 _ROLES = {True: "leader", False: "follower"}
@@ -106,7 +106,7 @@ class BrokerMetrics:
 
     def metadata_answered(self, request: MetadataRequest, topics: int) -> None:
         """A Metadata request for all topics, for the brokers alone, or for some topics, and how many were told of."""
-        kind = "all" if request.all_topics else "topics" if request.topics else "brokers"
+        kind = "all" if request.topics is None else "topics" if request.topics else "brokers"
         self._metadata_requests[kind].inc()
         self._metadata_topics.inc(topics)
 

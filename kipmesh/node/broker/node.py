@@ -22,20 +22,21 @@ from prometheus_client import CollectorRegistry
 
 from kipmesh.core.config import BrokerConfig
 from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
-from kipmesh.core.messages import DescribeQuorumRequest, DescribeQuorumResponse, Listener
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
-from kipmesh.node.broker.admin import AdminHandler
+from kipmesh.messages import Listener
+from kipmesh.messages.table import KAFKA_APIS
 from kipmesh.node.broker.auto_topics import AutoTopics
 from kipmesh.node.broker.changes import Changes
 from kipmesh.node.broker.cleaner import Cleaner
-from kipmesh.node.broker.controller_channel import ControllerChannel, is_inactive
+from kipmesh.node.broker.controller_channel import ControllerChannel
 from kipmesh.node.broker.departures import Departures, FreshlyFenced, Knocks, LostLeaders
 from kipmesh.node.broker.disk import Disk
-from kipmesh.node.broker.faults import FaultsHandler
 from kipmesh.node.broker.fetch import FetchHandler
 from kipmesh.node.broker.fetch_sessions import FetchSessionCollector, log_session, make_session_cache
+from kipmesh.node.broker.forwarder import Forwarder
 from kipmesh.node.broker.group_lag import GroupLagCollector
 from kipmesh.node.broker.groups import GroupsHandler
+from kipmesh.node.broker.handlers import make_handlers
 from kipmesh.node.broker.isolation import Isolation
 from kipmesh.node.broker.isr_changes import IsrChanges
 from kipmesh.node.broker.joining import Joining
@@ -46,6 +47,7 @@ from kipmesh.node.broker.metadata import MetadataHandler
 from kipmesh.node.broker.metrics import BrokerMetrics, PartitionCollector
 from kipmesh.node.broker.offsets import OffsetsHandler
 from kipmesh.node.broker.partitions import Partitions
+from kipmesh.node.broker.parts import BrokerParts
 from kipmesh.node.broker.produce import ProduceHandler
 from kipmesh.node.broker.producer_ids import ProducerIdsHandler
 from kipmesh.node.broker.publisher import MetadataPublisher
@@ -53,12 +55,13 @@ from kipmesh.node.broker.quorum import BrokerQuorum, open_replica
 from kipmesh.node.broker.replica_manager import ReplicaManager
 from kipmesh.node.broker.selection import ReplicaSelection
 from kipmesh.node.clock import monotonic_ms, wall_ms
-from kipmesh.node.request_times import RequestTimes
 from kipmesh.node.tls import ProcessTls
-from kipmesh.rpc.client import ConnectionPool, TransportError
-from kipmesh.rpc.server import RequestContext, Server
+from kipmesh.rpc.client import ConnectionPool
+from kipmesh.rpc.server import Server
 from kipmesh.storage.fs import FileSystem, RealFileSystem
 from kipmesh.storage.log_manager import LogManager
+from kipmesh.transport.metrics import RequestMetrics
+from kipmesh.transport.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from kipmesh.node.broker.kafka_listeners import KafkaListeners
@@ -67,49 +70,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 STOP_GRACE_S = 0.2
-QUORUM_TIMEOUT_S = 10.0
-
-
-class _BrokerService:
-    """The gRPC service Broker: each method is its handler's."""
-
-    def __init__(
-        self,
-        produce: ProduceHandler,
-        producer_ids: ProducerIdsHandler,
-        fetch: FetchHandler,
-        offsets: OffsetsHandler,
-        metadata: MetadataHandler,
-        log_dirs: LogDirsHandler,
-    ) -> None:
-        self.describe_log_dirs = log_dirs.describe_log_dirs
-        self.produce = produce.produce
-        self.init_producer_id = producer_ids.init_producer_id
-        self.fetch = fetch.fetch
-        self.list_fetch_sessions = fetch.list_fetch_sessions
-        self.list_offsets = offsets.list_offsets
-        self.offsets_for_leader_epoch = offsets.offsets_for_leader_epoch
-        self.delete_records = offsets.delete_records
-        self.metadata = metadata.metadata
-
-
-class _QuorumService:
-    """Of the service Quorum, a broker answers what clients ask: DescribeQuorum, forwarded to the leader."""
-
-    def __init__(self, channel: ControllerChannel) -> None:
-        self._channel = channel
-
-    async def describe_quorum(self, request: DescribeQuorumRequest, context: RequestContext) -> DescribeQuorumResponse:
-        """DescribeQuorum (API key 55)."""
-        try:
-            answer: DescribeQuorumResponse = await self._channel.call(
-                "Quorum", "DescribeQuorum", request, context.answer_within(QUORUM_TIMEOUT_S)
-            )
-        except TransportError as error:
-            return DescribeQuorumResponse(ErrorCode.REQUEST_TIMED_OUT, str(error))
-        if is_inactive(answer):
-            return DescribeQuorumResponse(ErrorCode.REQUEST_TIMED_OUT, "the metadata quorum has no leader")
-        return answer
 
 
 class BrokerNode:
@@ -176,9 +136,9 @@ class BrokerNode:
         )
         self._replica_manager.on_found, self._replica_manager.on_lost = self._log_dirs.found, self._log_dirs.lost
         self._publisher = MetadataPublisher(config.node_id, self._replica_manager, self._published)
-        self._admin = AdminHandler(config, self._channel, lambda: self.partitions.image, self._publisher.until)
+        self._forwarder = Forwarder(self._channel, lambda: self.partitions.image, self._publisher.until)
         self._groups = GroupsHandler(
-            config, self.partitions, self._disk, self._admin, self._publisher.until, self._task_done
+            config, self.partitions, self._disk, self._forwarder, self._publisher.until, self._task_done
         )
         self._departures, self._publisher.on_roles_given = self._make_departures(), self._roles_given
         self._isr_changes = IsrChanges(
@@ -272,7 +232,7 @@ class BrokerNode:
         )
         self._spawn(maintenance.run(), "maintenance")
         if self._trace is not None:
-            self._spawn(self._trace.run(self._admin, self._pool, lambda: self.ready), "mesh-trace")
+            self._spawn(self._trace.run(self._forwarder, self._pool, lambda: self.ready), "mesh-trace")
         self._spawn(self._cleaner.run(), "cleaner")
 
     async def _listen(self) -> None:
@@ -280,22 +240,28 @@ class BrokerNode:
         config, own = self.config, self.config.inter_broker_listener_name
         if own not in [endpoint.name for endpoint in config.mesh_endpoints]:
             raise KafkaError(ErrorCode.INVALID_CONFIG, f"listeners has no {own} (inter.broker.listener.name)")
-        services = self._make_services()
+        parts = self._make_parts()
+        handlers = make_handlers(parts)
+        metrics = RequestMetrics()
+        self.registry.register(metrics)
         observers = None if self._trace is None else self._trace.observers()
-        times = RequestTimes(self.registry)
+        pipeline = Pipeline(handlers, observers=observers, metrics=metrics)
         for endpoint in config.mesh_endpoints:
             name = "" if endpoint.name == own else endpoint.name
             tls = self.tls.mesh_server(endpoint.name)
-            server = Server(services, config.socket_request_max_bytes, observers, name, tls, times)
+            server = Server(pipeline, config.socket_request_max_bytes, name, tls)
             self._servers.append(server)
             self._ports[endpoint.name] = await server.start(endpoint.host, endpoint.port)
         self.grpc_port = self._ports[own]
         if config.kafka_endpoints:
-            from kipmesh.node.broker.kafka_listeners import kafka_listeners  # not loaded where there is none
+            # Not loaded where no listener is configured.
+            from kipmesh.node.broker.kafka_listeners import KafkaListeners, make_sasl
+            from kipmesh.wire.handshake import connection_handlers
 
-            self._kafka = kafka_listeners(
-                config, services, self.registry, observers, self.tls.files, self._known_image, self._publisher.until
-            )
+            sasl = make_sasl(config, self._known_image, self._publisher.until)
+            connections = connection_handlers(KAFKA_APIS.values(), sasl)
+            faulty = Pipeline({**handlers, **connections}, observers=observers, metrics=metrics, faults=parts.faults)
+            self._kafka = KafkaListeners(config, faulty, self.registry, self.tls.files)
             self._ports |= await self._kafka.start()
 
     def _advertised(self) -> list[Listener]:
@@ -309,7 +275,7 @@ class BrokerNode:
         """The metadata that this broker acts on; None before the first."""
         return self.partitions.image if self._publisher.has_published else None
 
-    def _make_services(self) -> dict[str, object]:
+    def _make_parts(self) -> BrokerParts:
         config = self.config
         produce = ProduceHandler(
             self.partitions,
@@ -334,7 +300,7 @@ class BrokerNode:
             rack=config.broker_rack,
             listener=config.inter_broker_listener_name,
         )
-        auto_topics = AutoTopics(self._admin, lambda: self.partitions.image, self._publisher.until)
+        auto_topics = AutoTopics(self._forwarder, lambda: self.partitions.image, self._publisher.until)
         metadata = MetadataHandler(
             self._known_image,
             cluster_id=config.cluster_id,
@@ -345,20 +311,25 @@ class BrokerNode:
             answered=self._metrics.metadata_answered,
             departures=self._departures,
         )
-        return {
-            "Broker": _BrokerService(
-                produce,
-                producer_ids,
-                fetch,
-                OffsetsHandler(self.partitions),
-                metadata,
-                LogDirsHandler(self._log_manager.folders, self.partitions, self._disk),
-            ),
-            "Groups": self._groups,
-            "Admin": self._admin,
-            "Quorum": _QuorumService(self._channel),
-            "Faults": FaultsHandler(is_enabled=config.fault_injection_enable),
-        }
+        faults = None
+        if config.fault_injection_enable:
+            from kipmesh.transport.faults import Faults  # not loaded where there are none
+
+            faults = Faults()
+        return BrokerParts(
+            config=config,
+            image=lambda: self.partitions.image,
+            partitions=self.partitions,
+            produce=produce,
+            producer_ids=producer_ids,
+            fetch=fetch,
+            offsets=OffsetsHandler(self.partitions),
+            metadata=metadata,
+            log_dirs=LogDirsHandler(self._log_manager.folders, self.partitions, self._disk),
+            groups=self._groups,
+            forwarder=self._forwarder,
+            faults=faults,
+        )
 
     def _make_trace(self) -> MeshTrace:
         from kipmesh.node.broker.trace import MeshTrace  # seldom wanted: a start does not pay for it

@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import (
+from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC
+from kipmesh.core.replica.serving import check_lister, epoch_end_for
+from kipmesh.messages import (
     DeleteRecordsPartition,
     DeleteRecordsPartitionResult,
     DeleteRecordsRequest,
@@ -28,8 +30,6 @@ from kipmesh.core.messages import (
     OffsetsForLeaderEpochRequest,
     OffsetsForLeaderEpochResponse,
 )
-from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC
-from kipmesh.core.replica.serving import check_lister, epoch_end_for
 from kipmesh.node.broker.partitions import Partitions
 from kipmesh.node.broker.replica import Replica
 from kipmesh.rpc.server import RequestContext
@@ -114,8 +114,8 @@ class OffsetsHandler:
                     high_watermark_is_known=leader.high_watermark_is_known,
                 )
             except KafkaError as error:
-                return OffsetForLeaderPartitionResult(asked.partition, error.code)
-            return OffsetForLeaderPartitionResult(asked.partition, 0, *found)
+                return OffsetForLeaderPartitionResult(error.code, asked.partition)
+            return OffsetForLeaderPartitionResult(0, asked.partition, found.epoch, found.end_offset)
 
         return OffsetsForLeaderEpochResponse(
             topics=[

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import NodeEndpoint
 from kipmesh.core.metadata.image import MetadataImage
+from kipmesh.messages import NodeEndpoint
 from kipmesh.node.broker.replica import Replica
 
 _NONE: Mapping[int, Replica] = {}

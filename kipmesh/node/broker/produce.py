@@ -14,7 +14,7 @@ from collections.abc import Callable
 from kipmesh.core import record_batch
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.group.coordinator import INTERNAL_TOPICS
-from kipmesh.core.messages import (
+from kipmesh.messages import (
     LeaderIdAndEpoch,
     PartitionProduceData,
     PartitionProduceResponse,

@@ -14,12 +14,13 @@ from collections.abc import Callable
 import structlog
 
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import (
+from kipmesh.messages import (
     AllocateProducerIdsRequest,
     AllocateProducerIdsResponse,
     InitProducerIdRequest,
     InitProducerIdResponse,
 )
+from kipmesh.messages.table import ALLOCATE_PRODUCER_IDS
 from kipmesh.node.broker.controller_channel import ControllerChannel
 from kipmesh.rpc.client import TransportError
 from kipmesh.rpc.server import RequestContext
@@ -63,9 +64,7 @@ class ProducerIdsHandler:
         request = AllocateProducerIdsRequest(self._broker_id, self._broker_epoch())
         code = ErrorCode.COORDINATOR_NOT_AVAILABLE
         try:
-            response: AllocateProducerIdsResponse = await self._channel.call(
-                "Controller", "AllocateProducerIds", request, timeout_s
-            )
+            response: AllocateProducerIdsResponse = await self._channel.call(ALLOCATE_PRODUCER_IDS, request, timeout_s)
         except TransportError as error:
             raise KafkaError(code, f"no metadata controller allocates producer ids: {error}") from None
         if response.error_code:

@@ -12,8 +12,8 @@ from contextlib import suppress
 from prometheus_client import CollectorRegistry
 
 from kipmesh.core.config import BrokerConfig
-from kipmesh.core.messages import SnapshotId
 from kipmesh.core.raft import State
+from kipmesh.messages import SnapshotId
 from kipmesh.node.broker.controller_channel import ControllerChannel
 from kipmesh.node.broker.publisher import MetadataPublisher
 from kipmesh.node.clock import monotonic_ms, wall_ms

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.fetch_session import PartitionRead
-from kipmesh.core.messages import EpochEndOffset, FetchPartition, PartitionData
 from kipmesh.core.replica.follower import has_diverged
 from kipmesh.core.replica.leader import FollowerFetches
 from kipmesh.core.replica.selection import ClientMetadata
 from kipmesh.core.replica.serving import CONSUMER_ID, OffsetCase, check_reader, compares_epochs, offset_case
+from kipmesh.messages import EpochEndOffset, FetchPartition, PartitionData
 from kipmesh.node.broker.leader_hints import HINTED
 from kipmesh.node.broker.metrics import BrokerMetrics
 from kipmesh.node.broker.replica import Replica

@@ -15,12 +15,12 @@ from typing import NamedTuple
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.fetch_session import HIGH_WATERMARK, LEADERSHIP, LOG_END, LOG_START, partition_key
-from kipmesh.core.messages import EpochEndOffset, FetchPartition, LeaderIdAndEpoch, PartitionData
 from kipmesh.core.metadata.image import PartitionState
 from kipmesh.core.metadata.states import lost_replicas
 from kipmesh.core.replica.follower import truncation_offset
 from kipmesh.core.replica.leader import FollowerFetches, IsrChange, PartitionLeader
 from kipmesh.core.replica.serving import FollowerWatermarks
+from kipmesh.messages import EpochEndOffset, FetchPartition, LeaderIdAndEpoch, PartitionData
 from kipmesh.node.broker.changes import Changes
 from kipmesh.storage.log import Log
 from kipmesh.storage.validation import AppendInfo

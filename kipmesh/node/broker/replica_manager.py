@@ -17,11 +17,11 @@ import structlog
 
 from kipmesh.core.config import BrokerConfig, TopicConfig
 from kipmesh.core.errors import KafkaError
-from kipmesh.core.messages import PartitionLogEnd, TopicIdPartition
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage, PartitionKey, PartitionState
 from kipmesh.core.metadata.indexes import common
 from kipmesh.core.metadata.records import NO_LEADER
 from kipmesh.core.metadata.states import is_lost
+from kipmesh.messages import PartitionLogEnd, TopicIdPartition
 from kipmesh.node.broker.changes import Changes
 from kipmesh.node.broker.disk import Disk
 from kipmesh.node.broker.fetcher import ReplicaFetcher
@@ -380,10 +380,11 @@ class ReplicaManager:
     def log_ends(self, wanted: Iterable[TopicIdPartition]) -> list[PartitionLogEnd]:
         """Where this broker's logs of these partitions end; those that it has not are left out."""
         ends = []
-        for topic_id, partition in wanted:
-            replica = self._partitions.get(topic_id, partition)
+        for one in wanted:
+            replica = self._partitions.get(one.topic_id, one.partition)
             if replica is not None:
-                ends.append(PartitionLogEnd(topic_id, partition, replica.log.latest_epoch, replica.log.log_end_offset))
+                log = replica.log
+                ends.append(PartitionLogEnd(one.topic_id, one.partition, log.latest_epoch, log.log_end_offset))
         return ends
 
     def high_watermarks(self) -> dict[tuple[str, int], int]:

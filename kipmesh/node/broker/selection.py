@@ -12,7 +12,6 @@ from urllib.parse import unquote
 import structlog
 
 from kipmesh.core.config import BrokerConfig
-from kipmesh.core.messages import NodeEndpoint
 from kipmesh.core.metadata.image import PartitionState
 from kipmesh.core.metadata.states import is_lost
 from kipmesh.core.replica.leader import PartitionLeader
@@ -25,6 +24,7 @@ from kipmesh.core.replica.selection_views import (
     redirect_by_leader,
     view_of,
 )
+from kipmesh.messages import NodeEndpoint
 from kipmesh.node.broker.metrics import BrokerMetrics
 from kipmesh.node.broker.partitions import Partitions
 from kipmesh.node.broker.replica import Replica

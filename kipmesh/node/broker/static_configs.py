@@ -12,7 +12,7 @@ from typing import Any
 from kipmesh.core.config import BrokerConfig
 from kipmesh.core.config.base import dotted
 from kipmesh.core.config.resources import ConfigSource, ResourceType
-from kipmesh.core.messages import (
+from kipmesh.messages import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
     DescribeConfigsResourceResult,
@@ -71,7 +71,7 @@ def static_configs(
             continue
         source = ConfigSource.STATIC_BROKER if name in config.model_fields_set else ConfigSource.DEFAULT
         text = " ".join((field.description or "").split()) if has_documentation else None
-        found.append(DescribeConfigsResourceResult(key, _text(getattr(config, name)), True, source, text))
+        found.append(DescribeConfigsResourceResult(key, _text(getattr(config, name)), True, source, documentation=text))
     return sorted(found)
 
 

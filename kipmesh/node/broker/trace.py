@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,7 +35,7 @@ from kipmesh.core.fetch_session.metrics import (
     RESPONSE_PARTITION_BYTES,
     FetchSessionMetrics,
 )
-from kipmesh.core.messages import (
+from kipmesh.messages import (
     FetchableTopicResponse,
     FetchRequest,
     FetchResponse,
@@ -48,10 +48,11 @@ from kipmesh.node.broker.partitions import Partitions
 from kipmesh.node.broker.trace_writer import TRACE_TOPIC, Entry, TraceWriter
 from kipmesh.node.clock import monotonic_ms, wall_ms
 from kipmesh.node.quorum.metrics import SnapshotSeen
-from kipmesh.rpc.server import Observer, Observers, RequestContext
+from kipmesh.rpc.server import RequestContext
+from kipmesh.transport.pipeline import Observer
 
 if TYPE_CHECKING:
-    from kipmesh.node.broker.admin import AdminHandler
+    from kipmesh.node.broker.forwarder import Forwarder
     from kipmesh.rpc.client import ConnectionPool
     from kipmesh.storage.log import Log
 
@@ -153,9 +154,9 @@ class MeshTrace:
         self._common = {"broker": config.node_id, "broker_rack": config.broker_rack, "started": self._started_ms}
         registry.register(_TraceCollector(self))
 
-    async def run(self, admin: AdminHandler, pool: ConnectionPool, ready: Callable[[], bool]) -> None:
+    async def run(self, forwarder: Forwarder, pool: ConnectionPool, ready: Callable[[], bool]) -> None:
         """Write what is queued, until cancelled."""
-        writer = TraceWriter(self._config, self._partitions, admin, pool)
+        writer = TraceWriter(self._config, self._partitions, forwarder, pool)
         while True:
             await asyncio.sleep(self._config.mesh_trace_flush_interval_ms / 1000)
             try:
@@ -164,14 +165,13 @@ class MeshTrace:
             except Exception as error:  # the broker goes on without its trace
                 log.warning("trace not written", error=f"{type(error).__name__}: {error}")
 
-    def observers(self) -> Observers:
+    def observers(self) -> Mapping[str, Observer]:
         """For the server."""
         fetch, produce, metadata = (self._sampled(make) for make in (self._fetch, self._produce, self._metadata))
         return {
-            (_SERVICE, "Fetch"): fetch,
-            (_SERVICE, "FetchStream"): fetch,
-            (_SERVICE, "Produce"): produce,
-            (_SERVICE, "Metadata"): metadata,
+            "Fetch": fetch,
+            "Produce": produce,
+            "Metadata": metadata,
         }
 
     def _sampled(self, make: Callable[[RequestContext, Any, Any], Entry | None]) -> Observer:
@@ -302,15 +302,16 @@ class MeshTrace:
         }
 
     def _metadata(self, who: RequestContext, request: MetadataRequest, response: MetadataResponse) -> Entry | None:
-        if not request.all_topics and self._is_own((topic.name or "", topic.topic_id) for topic in request.topics):
+        asked = request.topics
+        if asked is not None and self._is_own((topic.name or "", topic.topic_id) for topic in asked):
             self.own["metadata"] += 1
             return None
         return {
             "kind": "metadata",
             "client": who.client_id[:TEXT_MAX],
             "rack": request.rack_id[:TEXT_MAX],
-            "all_topics": request.all_topics,
-            "asked": len(request.topics),
+            "all_topics": asked is None,
+            "asked": len(asked or ()),
             "answered": sum(not topic.error_code for topic in response.topics),
             "partitions": _partition_count(response.topics),
             "error": response.error_code,

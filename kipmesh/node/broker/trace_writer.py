@@ -16,7 +16,8 @@ import structlog
 from kipmesh.core import record_batch
 from kipmesh.core.config import BrokerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import (
+from kipmesh.core.metadata.image import TopicState
+from kipmesh.messages import (
     ConfigEntry,
     CreatableTopic,
     CreateTopicsRequest,
@@ -24,14 +25,14 @@ from kipmesh.core.messages import (
     ProduceRequest,
     TopicProduceData,
 )
-from kipmesh.core.metadata.image import TopicState
+from kipmesh.messages.table import CREATE_TOPICS
 from kipmesh.node.broker.partitions import Partitions
 from kipmesh.node.clock import monotonic_ms, wall_ms
 from kipmesh.rpc.client import ConnectionPool, TransportError
 from kipmesh.rpc.server import RequestContext
 
 if TYPE_CHECKING:
-    from kipmesh.node.broker.admin import AdminHandler
+    from kipmesh.node.broker.forwarder import Forwarder
     from kipmesh.node.broker.trace import TraceQueue
 
 log = structlog.get_logger(__name__)
@@ -60,10 +61,12 @@ Entry = dict[str, Any]
 class TraceWriter:
     """One broker's way to the topic."""
 
-    def __init__(self, config: BrokerConfig, partitions: Partitions, admin: AdminHandler, pool: ConnectionPool) -> None:
+    def __init__(
+        self, config: BrokerConfig, partitions: Partitions, forwarder: Forwarder, pool: ConnectionPool
+    ) -> None:
         self._config = config
         self._partitions = partitions
-        self._admin = admin
+        self._forwarder = forwarder
         self._pool = pool
         self._create_after_ms = 0
 
@@ -136,7 +139,7 @@ class TraceWriter:
             configs=[ConfigEntry(key, str(value)) for key, value in configs.items()],
         )
         request = CreateTopicsRequest([topic], TIMEOUT_MS)
-        response = await self._admin.create_topics(request, RequestContext(CLIENT_ID, ""))
+        response = await self._forwarder.forward(CREATE_TOPICS, request, RequestContext(CLIENT_ID, ""))
         result = response.topics[0]
         if result.error_code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
             self._create_after_ms = monotonic_ms() + CREATE_PAUSE_MS

@@ -23,7 +23,7 @@ import structlog
 
 from kipmesh.core.metadata.image import MetadataImage
 from kipmesh.core.scram import HASHES, ITERATIONS_MIN, NUMBERS, ScramCredential, credential, salted_password
-from kipmesh.node.broker.repeats import Until
+from kipmesh.node.broker.reconcile import Until
 from kipmesh.wire.sasl import Users, UsersNotKnownError
 
 log = structlog.get_logger(__name__)

@@ -17,20 +17,20 @@ from prometheus_client import CollectorRegistry
 
 from kipmesh.core.config import ControllerConfig, TopicConfig
 from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
-from kipmesh.core.messages import SnapshotId
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
 from kipmesh.core.raft import State
+from kipmesh.messages import SnapshotId
 from kipmesh.node.clock import monotonic_ms, wall_ms
 from kipmesh.node.controller.active import ActiveController
+from kipmesh.node.controller.handlers import controller_pipeline
 from kipmesh.node.controller.metrics import ControllerMetrics
 from kipmesh.node.controller.owner import DecideWith, as_kafka_error
-from kipmesh.node.controller.services import AdminService, ControllerService
+from kipmesh.node.controller.parts import ControllerParts
 from kipmesh.node.quorum.driver import QuorumDriver, raft_config
 from kipmesh.node.quorum.loader import MetadataLoader
 from kipmesh.node.quorum.metrics import QuorumMetrics
 from kipmesh.node.quorum.service import QuorumService
 from kipmesh.node.quorum.snapshot_maker import retention_limits, snapshot_limits
-from kipmesh.node.request_times import RequestTimes
 from kipmesh.node.tls import ProcessTls
 from kipmesh.rpc.client import ConnectionPool
 from kipmesh.rpc.server import Server
@@ -38,6 +38,7 @@ from kipmesh.storage.errors import StorageError
 from kipmesh.storage.fs import FileSystem, RealFileSystem
 from kipmesh.storage.log_manager import LogManager
 from kipmesh.storage.quorum_replica import QuorumReplica
+from kipmesh.transport.metrics import RequestMetrics
 
 log = structlog.get_logger(__name__)
 
@@ -178,15 +179,16 @@ class ControllerNode:
         return driver, loader
 
     async def _serve(self, driver: QuorumDriver) -> None:
+        metrics = RequestMetrics()
+        self.registry.register(metrics)
+        quorum = QuorumService(driver, self._quorum_metrics.snapshot_served)
+        parts = ControllerParts(
+            do=self._do, now_ms=monotonic_ms, next_offset=self._end_offset, disconnected=self._disconnected
+        )
         self._server = Server(
-            {
-                "Quorum": QuorumService(driver, self._quorum_metrics.snapshot_served),
-                "Controller": ControllerService(self._do, monotonic_ms, self._end_offset, self._disconnected),
-                "Admin": AdminService(self._do),
-            },
+            controller_pipeline(parts, quorum, metrics),
             self.config.socket_request_max_bytes,
             tls=self.tls.mesh_server(self.config.mesh_listener),
-            timers=RequestTimes(self.registry),
         )
         listener = self.config.endpoints[0]
         self.grpc_port = await self._server.start(listener.host, listener.port)

@@ -24,15 +24,6 @@ import structlog
 
 from kipmesh.core.config import NodeConfig, Voter
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import (
-    DescribeQuorumRequest,
-    DescribeQuorumResponse,
-    FetchSnapshotRequest,
-    FetchSnapshotResponse,
-    LeaderIdAndEpoch,
-    NodeEndpoint,
-    SnapshotId,
-)
 from kipmesh.core.raft import ElectionState, RaftConfig, State
 from kipmesh.core.raft.types import (
     Answer,
@@ -65,6 +56,15 @@ from kipmesh.core.raft.types import (
     TruncateLog,
 )
 from kipmesh.core.raft.wire import with_records
+from kipmesh.messages import (
+    DescribeQuorumRequest,
+    DescribeQuorumResponse,
+    FetchSnapshotRequest,
+    FetchSnapshotResponse,
+    LeaderIdAndEpoch,
+    NodeEndpoint,
+    SnapshotId,
+)
 from kipmesh.node.clock import monotonic_ms, wall_ms
 from kipmesh.node.quorum import snapshot_serving
 from kipmesh.node.quorum.alarm import Alarm
@@ -259,7 +259,9 @@ class QuorumDriver:
     def describe(self, request: DescribeQuorumRequest) -> DescribeQuorumResponse:
         """Answer DescribeQuorum: everything at the leader, at others NOT_LEADER_OR_FOLLOWER and who leads."""
         response = self.machine.describe(request, monotonic_ms(), wall_ms())
-        return response._replace(nodes=tuple([NodeEndpoint(voter.id, voter.host, voter.port) for voter in self.voters]))
+        return response._replace(
+            endpoints=tuple([NodeEndpoint(voter.id, voter.host, voter.port) for voter in self.voters])
+        )
 
     async def fetch_snapshot(self, request: FetchSnapshotRequest) -> FetchSnapshotResponse:
         """Answer a replica's FetchSnapshot; the files are read on a thread."""

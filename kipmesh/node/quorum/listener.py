@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from kipmesh.core.messages import SnapshotId
 from kipmesh.core.raft import State
+from kipmesh.messages import SnapshotId
 
 
 class QuorumListener(Protocol):

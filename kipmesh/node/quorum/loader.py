@@ -26,12 +26,12 @@ import structlog
 
 from kipmesh.core import record_batch
 from kipmesh.core.errors import CorruptRecordError
-from kipmesh.core.messages import SnapshotId
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
 from kipmesh.core.metadata.image_difference import difference_steps
 from kipmesh.core.raft import State
 from kipmesh.core.snapshot.retention import RetentionLimits
 from kipmesh.core.snapshot.schedule import SnapshotLimits
+from kipmesh.messages import SnapshotId
 from kipmesh.node.clock import monotonic_ms
 from kipmesh.node.quorum.metrics import QuorumMetrics
 from kipmesh.node.quorum.pacing import Pace, collector_off, freeze, let_go, let_go_of_delta

@@ -15,8 +15,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages import FetchSnapshotResponse, SnapshotId
 from kipmesh.core.raft import ElectionState, State
+from kipmesh.messages import FetchSnapshotResponse, SnapshotId
 from kipmesh.node.quorum.views import Quorum
 
 _CONTROLLER = "kafka_controller_kafkacontroller_"

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages import (
+from kipmesh.core.raft.types import Response
+from kipmesh.messages import (
     BeginQuorumEpochRequest,
     DescribeQuorumRequest,
     DescribeQuorumResponse,
@@ -19,7 +20,6 @@ from kipmesh.core.messages import (
     FetchSnapshotResponse,
     VoteRequest,
 )
-from kipmesh.core.raft.types import Response
 from kipmesh.node.quorum.driver import QuorumDriver
 from kipmesh.rpc.server import RequestContext
 
@@ -61,6 +61,6 @@ class QuorumService:
 
     async def describe_quorum(self, request: DescribeQuorumRequest, context: RequestContext) -> DescribeQuorumResponse:
         """DescribeQuorum (API key 55); without topics it describes the metadata partition."""
-        if sum(max(1, len(topic.partitions)) for topic in request.topics) > DESCRIBED_PARTITIONS_MAX:
+        if sum(max(1, len(topic.partition_indexes)) for topic in request.topics) > DESCRIBED_PARTITIONS_MAX:
             return DescribeQuorumResponse(error_code=ErrorCode.INVALID_REQUEST)
         return self._driver.describe(request)

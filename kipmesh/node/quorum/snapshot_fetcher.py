@@ -21,11 +21,11 @@ from typing import Protocol
 import structlog
 
 from kipmesh.core.errors import CorruptRecordError, ErrorCode, KafkaError
-from kipmesh.core.messages import FetchSnapshotResponse, SnapshotId
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC
 from kipmesh.core.raft import RaftConfig
 from kipmesh.core.raft.types import FetchSnapshot
 from kipmesh.core.snapshot.fetching import Ended, FetchState, Ignored, SnapshotFetch, WriteBytes, fetch_request, steps
+from kipmesh.messages import FetchSnapshotResponse, SnapshotId
 from kipmesh.node.clock import monotonic_ms
 from kipmesh.node.quorum.transport import SERVICE
 from kipmesh.rpc.client import Connection, TransportError

@@ -21,11 +21,11 @@ from typing import Any, TypeVar
 import structlog
 
 from kipmesh.core.config.node import NodeConfig
-from kipmesh.core.messages import SnapshotId
 from kipmesh.core.metadata.image import CapturedImage, MetadataImage, RecordKey
 from kipmesh.core.metadata.image_writer import image_values
 from kipmesh.core.snapshot.retention import ReplicaEnd, RetentionLimits
 from kipmesh.core.snapshot.schedule import SnapshotLimits, SnapshotReason, SnapshotSchedule
+from kipmesh.messages import SnapshotId
 from kipmesh.node.clock import monotonic_ms, wall_ms
 from kipmesh.node.quorum.metrics import QuorumMetrics
 from kipmesh.node.quorum.pacing import Pace, freeze

@@ -6,15 +6,15 @@ All of it runs on a thread: who leads is a value of the moment the request came.
 from __future__ import annotations
 
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages import (
+from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC
+from kipmesh.core.snapshot.serving import Part, ServedPartition, plan_fetch_snapshot
+from kipmesh.messages import (
     FetchSnapshotRequest,
     FetchSnapshotResponse,
     LeaderIdAndEpoch,
     PartitionSnapshotResponse,
     SnapshotId,
 )
-from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC
-from kipmesh.core.snapshot.serving import Part, ServedPartition, plan_fetch_snapshot
 from kipmesh.storage.errors import StorageError
 from kipmesh.storage.snapshots import SnapshotStore
 

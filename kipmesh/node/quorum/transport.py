@@ -19,7 +19,8 @@ import structlog
 
 from kipmesh.core.config import Voter
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import (
+from kipmesh.core.raft.types import Request, Response, Send
+from kipmesh.messages import (
     BeginQuorumEpochRequest,
     BeginQuorumEpochResponse,
     EndQuorumEpochRequest,
@@ -29,7 +30,6 @@ from kipmesh.core.messages import (
     VoteRequest,
     VoteResponse,
 )
-from kipmesh.core.raft.types import Request, Response, Send
 from kipmesh.rpc.client import ConnectionPool, FetchStream, TransportError
 
 log = structlog.get_logger(__name__)

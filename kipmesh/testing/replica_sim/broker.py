@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry
 
 from kipmesh.core.config import BrokerConfig, Voter
 from kipmesh.core.errors import KafkaError
-from kipmesh.core.messages import Listener, ProduceRequest, ProduceResponse
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
+from kipmesh.messages import Listener, ProduceRequest, ProduceResponse
 from kipmesh.node.broker.changes import Changes
 from kipmesh.node.broker.controller_channel import ControllerChannel
 from kipmesh.node.broker.disk import Disk
@@ -42,6 +42,7 @@ from kipmesh.testing.faulty_fs import FaultyFileSystem
 from kipmesh.testing.replica_sim.loop import SimLoop
 from kipmesh.testing.replica_sim.quorum import WALL_MS
 from kipmesh.testing.replica_sim.transport import Process, address_of
+from kipmesh.transport.pipeline import pipeline_of
 
 if TYPE_CHECKING:
     from kipmesh.testing.replica_sim.world import World
@@ -175,7 +176,7 @@ class Parts:
         self.maintenance = Maintenance(
             config, self.partitions, self.changes, manager, self.disk, self.isr_changes, wall_ms, now_ms
         )
-        process.services = {"Broker": self._service(wall_ms, now_ms)}
+        process.pipeline = pipeline_of({"Broker": self._service(wall_ms, now_ms)})
 
     def _service(self, wall_ms: Callable[[], int], now_ms: Callable[[], int]) -> _Service:
         config = self.broker.config
@@ -265,7 +266,7 @@ class Parts:
         await asyncio.gather(*self.tasks, return_exceptions=True)
         high_watermarks = self.replica_manager.high_watermarks()
         await self.replica_manager.stop(is_clean=True)
-        self.process.services = {}
+        self.process.pipeline = None
         try:
             await self.disk.run(lambda: self.manager.checkpoint_high_watermarks(high_watermarks))
             await self.disk.run(lambda: self.manager.close(broker_epoch))

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from kipmesh.core import record_batch
 from kipmesh.core.consumer import OffsetReset, TruncationFound
-from kipmesh.core.messages import ProduceRequest, ProduceResponse
 from kipmesh.core.metadata.elections import RECOVERING
 from kipmesh.core.metadata.image import MetadataDelta, PartitionState
 from kipmesh.core.metadata.states import is_lost
+from kipmesh.messages import ProduceRequest, ProduceResponse
 from kipmesh.node.broker.replica import Replica
 from kipmesh.testing.replica_sim.clients import TOPIC
 from kipmesh.testing.replica_sim.shadow import NOTHING_SURVIVES, Cut, Entry, Shadow, Truth, content

@@ -35,7 +35,7 @@ from kipmesh.core.consumer import (
     TruncationFound,
 )
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages import (
+from kipmesh.messages import (
     EpochEndOffset,
     FetchPartition,
     FetchRequest,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
-from kipmesh.core.messages import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
+from kipmesh.messages import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
 from kipmesh.rpc.client import TransportError
 from kipmesh.testing.replica_sim.clients import TOPIC
 from kipmesh.testing.replica_sim.quorum import CONTROLLER_IDS

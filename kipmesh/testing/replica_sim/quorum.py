@@ -19,9 +19,10 @@ from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
 from kipmesh.core.record_batch import parse_header
 from kipmesh.node.controller.active import ActiveController
+from kipmesh.node.controller.handlers import controller_pipeline
 from kipmesh.node.controller.metrics import ControllerMetrics
 from kipmesh.node.controller.owner import DecideWith
-from kipmesh.node.controller.services import AdminService, ControllerService
+from kipmesh.node.controller.parts import ControllerParts
 from kipmesh.testing.replica_sim.loop import SimLoop
 from kipmesh.testing.replica_sim.transport import Process
 
@@ -104,10 +105,9 @@ class ControllerNode:
             if self.active is not None:
                 self.active.disconnected(broker_id, connection)
 
-        process.services = {
-            "Controller": ControllerService(self._do, now_ms, self._next_offset, disconnected),
-            "Admin": AdminService(self._do),
-        }
+        process.pipeline = controller_pipeline(
+            ControllerParts(do=self._do, now_ms=now_ms, next_offset=self._next_offset, disconnected=disconnected)
+        )
         world.network.start(process)
 
     async def _do(self, operation: str, decide: DecideWith, *, is_cleanup: bool = False) -> Any:

@@ -13,12 +13,13 @@ from functools import lru_cache
 from random import Random
 from typing import Any, cast
 
-from kipmesh.core.errors import KafkaError
+from kipmesh.messages.table import METHODS
 from kipmesh.rpc.client import ConnectionPool, TransportError
 from kipmesh.rpc.server import RequestContext
 from kipmesh.testing.replica_sim.loop import SimLoop
 from kipmesh.testing.sim.network import Network
 from kipmesh.testing.sim.scheduler import Scheduler
+from kipmesh.transport.pipeline import Pipeline
 
 _PORT = 9092
 
@@ -34,11 +35,6 @@ def _node_of(address: str) -> int:
 
 
 @lru_cache
-def _handler_name(method: str) -> str:
-    text = method.removesuffix("Stream")
-    return "".join([f"_{letter.lower()}" if letter.isupper() else letter for letter in text]).lstrip("_")
-
-
 class Process:
     """A running process of a node, as its peers meet it."""
 
@@ -47,7 +43,7 @@ class Process:
         self.node_id = node_id
         self.loop = loop
         self.name = name
-        self.services: dict[str, object] = {}
+        self.pipeline: Pipeline | None = None
         self.served: dict[Call, asyncio.Task[None]] = {}
         """Requests of others that it works on."""
         self.asked: dict[Call, None] = {}
@@ -183,15 +179,15 @@ class Call:
         target.served[self] = task
 
     async def _serve(self, target: Process) -> None:
-        handler = getattr(target.services.get(self.service), _handler_name(self.method), None)
-        net = target.net
+        api, pipeline, net = METHODS[self.service][self.method].api, target.pipeline, target.net
         try:
-            response = await handler(self.request, self.context) if handler is not None else None
+            response = None
+            if pipeline is not None and api in pipeline.handlers:
+                response = await pipeline.handle(api, self.request, self.context)
         except asyncio.CancelledError:
             return
         except Exception as error:
-            if not isinstance(error, KafkaError):
-                net.problem(f"{self.method} at node {target.node_id}", error)
+            net.problem(f"{self.method} at node {target.node_id}", error)
             response = None
         target.served.pop(self, None)
         if target.loop.is_dead:
@@ -264,7 +260,8 @@ class SimStream:
         """The other side may hear that it is over."""
         target = self._target
         if target is not None:
-            ended = getattr(target.services.get(self._service), "stream_ended", None)
+            api = METHODS[self._service][self._method].api
+            ended = None if target.pipeline is None else target.pipeline.stream_ended.get(api)
             if ended is not None:
                 context = RequestContext(self._source.name, "", self.number)
                 self._source.net.tell(self._source.node_id, target, lambda: ended(context))

@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 
 from kipmesh.core.config import BrokerConfig
-from kipmesh.core.messages import (
+from kipmesh.messages import (
     CreatableReplicaAssignment,
     CreatableTopic,
     CreateTopicsRequest,

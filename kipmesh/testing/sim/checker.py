@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from kipmesh.core import record_batch
 from kipmesh.core.errors import KafkaError
-from kipmesh.core.messages import SnapshotId
 from kipmesh.core.metadata.image import CapturedImage, MetadataDelta, MetadataImage
 from kipmesh.core.raft import Machine, State
 from kipmesh.core.snapshot.ids import FileKind, parse_file_name
+from kipmesh.messages import SnapshotId
 from kipmesh.testing.sim.metadata import is_same
 from kipmesh.testing.sim.state import READ_BYTES
 

@@ -12,8 +12,8 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
-from kipmesh.core.messages import FetchSnapshotRequest, FetchSnapshotResponse
 from kipmesh.core.raft.types import RequestFailed, RequestReceived, ResponseReceived, Send
+from kipmesh.messages import FetchSnapshotRequest, FetchSnapshotResponse
 from kipmesh.testing.sim.scheduler import Scheduler
 
 if TYPE_CHECKING:

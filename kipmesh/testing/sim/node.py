@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from kipmesh.core import record_batch
 from kipmesh.core.errors import KafkaError
-from kipmesh.core.messages import FetchSnapshotRequest, SnapshotId
 from kipmesh.core.raft import Machine, RaftConfig, State
 from kipmesh.core.raft.types import (
     Answer,
@@ -38,6 +37,7 @@ from kipmesh.core.raft.types import (
     TimerFired,
 )
 from kipmesh.core.raft.wire import with_records
+from kipmesh.messages import FetchSnapshotRequest, SnapshotId
 from kipmesh.storage.errors import StorageError, is_no_space
 from kipmesh.storage.log import Log
 from kipmesh.storage.log_manager import LogManager

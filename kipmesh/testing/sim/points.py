@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kipmesh.core.messages import FetchRequest, VoteRequest, VoteResponse
 from kipmesh.core.raft.types import (
     Answer,
     AppendAsFollower,
@@ -17,6 +16,7 @@ from kipmesh.core.raft.types import (
     TruncateLog,
 )
 from kipmesh.core.raft.wire import only_vote_answer
+from kipmesh.messages import FetchRequest, VoteRequest, VoteResponse
 
 
 def _grants(effect: Effect) -> bool:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kipmesh.core.errors import CorruptRecordError
-from kipmesh.core.messages import FetchSnapshotRequest, FetchSnapshotResponse, LeaderIdAndEpoch, SnapshotId
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC
 from kipmesh.core.raft import State
 from kipmesh.core.raft.types import FetchSnapshot, SnapshotFetchFailed, SnapshotFetchProgress
 from kipmesh.core.snapshot.fetching import FetchState, SnapshotFetch, WriteBytes, fetch_request, steps
 from kipmesh.core.snapshot.serving import Part, ServedPartition, plan_fetch_snapshot
+from kipmesh.messages import FetchSnapshotRequest, FetchSnapshotResponse, LeaderIdAndEpoch, SnapshotId
 from kipmesh.storage.errors import StorageError
 from kipmesh.storage.quorum_replica import QuorumReplica
 from kipmesh.storage.snapshots import ReceivedSnapshot

@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 
 from kipmesh.client import TopicPartition
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages.limits import MAX_INT64
+from kipmesh.messages.limits import MAX_INT64
 from kipmesh_consumer import models, streams
 from kipmesh_consumer.backend import Backend
 from kipmesh_consumer.errors import error_object, status_of

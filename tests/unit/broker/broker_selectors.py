@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from kipmesh.core.messages import NodeEndpoint
+from kipmesh.messages import NodeEndpoint
 from kipmesh.core.replica.selection import ClientMetadata, PartitionView, ReplicaSelector, ReplicaView, TopicPartition
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kipmesh.cluster.ports import Held
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.config import BrokerConfig, ControllerConfig
 from kipmesh.node.broker import BrokerNode
 from kipmesh.node.controller import ControllerNode

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.config import Voter
 from kipmesh.core.errors import ErrorCode
 from kipmesh.node.broker import controller_channel

@@ -14,7 +14,7 @@ import pytest
 from broker_images import ImageBuilder, topic_id_of
 from conftest_broker import Mesh, leader_of
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.context import RequestContext
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.image import MetadataDelta

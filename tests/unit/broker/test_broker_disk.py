@@ -12,7 +12,7 @@ from random import Random
 import pytest
 from conftest_broker import Mesh, eventually, leader_of
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.record_batch import build, iterate
 from kipmesh.testing.faulty_fs import FaultyFileSystem

@@ -9,7 +9,7 @@ from typing import Any
 from conftest_broker import Mesh, eventually, leader_of
 
 from kipmesh.client import AdminClient
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.record_batch import assign, build, iterate, read_records

@@ -13,7 +13,7 @@ from conftest_broker import Mesh, eventually, leader_of
 from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.fetch_session import FetchKind
 from kipmesh.core.record_batch import build

@@ -9,7 +9,7 @@ from typing import Any
 
 from conftest_broker import eventually
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.metadata.image import PartitionKey
 from kipmesh.core.metadata.states import LOST_DIRECTORY

@@ -14,7 +14,7 @@ from broker_clock import Clock
 from conftest_broker import CLUSTER_ID, Mesh, eventually, leader_of
 from prometheus_client import CollectorRegistry, generate_latest
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.record_batch import build, iterate
 from kipmesh.node.broker.metrics import BrokerMetrics

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest_broker import Mesh
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.record_batch import build
 from kipmesh.testing.waiting import until as eventually

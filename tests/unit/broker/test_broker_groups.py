@@ -11,7 +11,7 @@ import cramjam
 import pytest
 from conftest_broker import Mesh
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core import record_batch
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.group.coordinator import GROUP_METADATA_TOPIC, partition_for

@@ -9,7 +9,7 @@ import pytest
 
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import EpochEndOffset, PartitionData
+from kipmesh.messages import EpochEndOffset, PartitionData
 from kipmesh.core.metadata.image import PartitionState
 from kipmesh.core.record_batch import build
 from kipmesh.node.broker.changes import Changes

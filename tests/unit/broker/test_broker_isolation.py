@@ -15,7 +15,7 @@ import pytest
 from broker_clock import all_have_fetched
 from conftest_broker import Mesh, eventually, leader_of
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.record_batch import build
 from kipmesh.node.broker.replica import Replica

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata.image import BrokerState, MetadataImage, PartitionState

@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from prometheus_client import CollectorRegistry
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.config import BrokerConfig, TopicConfig
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.fetch_session import FetchSessionHandler

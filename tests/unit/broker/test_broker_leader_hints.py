@@ -9,7 +9,7 @@ import pytest
 from conftest_broker import Mesh, eventually, leader_of
 
 from kipmesh.client.records import encode_batch
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata.states import PartitionState
 from kipmesh.node.broker.replica import Replica

@@ -12,7 +12,7 @@ import pytest
 from conftest_broker import Mesh, eventually, leader_of
 
 from kipmesh.client import AdminClient
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata.states import LOST_DIRECTORY, is_lost
 from kipmesh.core.record_batch import build, iterate, read_records

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kipmesh.client.compression import COMPRESSIONS, compress, default_compression
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core import record_batch
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.record_batch import build, iterate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 
 

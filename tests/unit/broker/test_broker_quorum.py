@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest_broker import Mesh, eventually, leader_of
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode, InvalidConfigError
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, TOPIC_RESOURCE
 from kipmesh.core.record_batch import build

@@ -11,7 +11,7 @@ from conftest_broker import Mesh, eventually
 
 from kipmesh.client import AdminClient
 from kipmesh.client.reassignments import DrainProgress
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core import record_batch
 from kipmesh.core.errors import ErrorCode, KafkaError
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 from broker_images import ImageBuilder, topic_id_of
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata.image import MetadataImage
-from kipmesh.node.broker.repeats import Creation, Deletion, Growth
+from kipmesh.node.broker.reconcile import Creation, Deletion, Growth
 
 EXISTS = ErrorCode.TOPIC_ALREADY_EXISTS
 

@@ -13,7 +13,7 @@ from broker_clock import Clock, all_have_fetched
 from broker_selectors import ConfiguredSelector
 from conftest_broker import Mesh, eventually
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.config import BrokerConfig
 from kipmesh.core.errors import InvalidConfigError
 from kipmesh.core.record_batch import build

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conftest_broker import Mesh
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.config import BrokerConfig
 from kipmesh.core.config.resources import ConfigSource, ResourceType
 from kipmesh.node.broker.static_configs import each_once, static_configs

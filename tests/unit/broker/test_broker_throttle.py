@@ -9,7 +9,7 @@ import pytest
 from conftest_broker import CLUSTER_ID
 from prometheus_client import CollectorRegistry
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.config import BrokerConfig, TopicConfig
 from kipmesh.core.metadata.image import MetadataImage, PartitionState
 from kipmesh.core.record_batch import build

@@ -11,7 +11,7 @@ import pytest
 from aiokafka.errors import KafkaError as AioKafkaError
 from conftest_broker import Mesh, eventually
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.image import MetadataImage

@@ -14,7 +14,7 @@ import pytest
 from conftest_broker import Mesh, eventually, leader_of
 from prometheus_client import CollectorRegistry
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core import record_batch
 from kipmesh.core.errors import ErrorCode
 from kipmesh.node.broker import BrokerNode

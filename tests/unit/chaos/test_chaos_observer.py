@@ -14,7 +14,7 @@ import pytest
 from kipmesh.chaos import observer as observer_module
 from kipmesh.chaos.observer import Observer, _Partition
 from kipmesh.chaos.recorder import Recorder
-from kipmesh.core.messages import FetchableTopicResponse, FetchResponse, PartitionData
+from kipmesh.messages import FetchableTopicResponse, FetchResponse, PartitionData
 from kipmesh.testing.history import Read, read_history
 
 

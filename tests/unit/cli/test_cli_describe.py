@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages import OngoingPartitionReassignment
+from kipmesh.messages import OngoingPartitionReassignment
 from kipmesh.testing.fake_broker import FakeCluster
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kipmesh.client import quorum
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.rpc.server import RequestContext, Server
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from kipmesh.core.messages import FetchPartition, FetchRequest, FetchTopic
+from kipmesh.messages import FetchPartition, FetchRequest, FetchTopic
 from kipmesh.rpc.client import ConnectionPool
 from kipmesh.testing.fake_broker import FakeCluster
 

@@ -12,7 +12,7 @@ from kipmesh.client import AdminClient, Consumer, ConsumerRecord, NewTopic, Prod
 from kipmesh.client.group_channel import ELSEWHERE, error_codes
 from kipmesh.cluster import LocalCluster
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import DeletableGroupResult, DeleteGroupsResponse
+from kipmesh.messages import DeletableGroupResult, DeleteGroupsResponse
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # beside the cluster's own loop there is one only
 QUICK = {"heartbeat_interval_ms": 50, "session_timeout_ms": 120_000, "auto_offset_reset": "earliest"}

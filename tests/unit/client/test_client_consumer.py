@@ -13,7 +13,7 @@ from kipmesh.client import Consumer, ConsumerRecord, TopicPartition
 from kipmesh.client.records import decode_columns, encode_batch
 from kipmesh.core.consumer import EndOfEpochAtLeader, ListOffsetsAtLeader
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import (
+from kipmesh.messages import (
     FetchableTopicResponse,
     FetchResponse,
     ListOffsetsResponse,

@@ -13,7 +13,7 @@ import pytest
 from kipmesh.client import Consumer, Producer, leader_watch
 from kipmesh.client.records import encode_batch
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages import LeaderIdAndEpoch, NodeEndpoint
+from kipmesh.messages import LeaderIdAndEpoch, NodeEndpoint
 from kipmesh.testing.fake_broker import FakeCluster
 from kipmesh.testing.waiting import until
 

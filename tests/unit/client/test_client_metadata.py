@@ -16,7 +16,7 @@ from kipmesh.client.metadata import RefreshDue, TopicEntry
 from kipmesh.client.records import encode_batch
 from kipmesh.core.config import ClientConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import LeaderIdAndEpoch, MetadataResponse, NodeEndpoint
+from kipmesh.messages import LeaderIdAndEpoch, MetadataResponse, NodeEndpoint
 from kipmesh.testing.fake_broker import FakeCluster
 from kipmesh.testing.waiting import until
 

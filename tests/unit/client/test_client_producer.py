@@ -13,7 +13,7 @@ from producer_clock import pass_by
 from kipmesh.client import Producer, RecordMetadata, WouldBlockError
 from kipmesh.client.records import decode_columns
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import ProduceResponse
+from kipmesh.messages import ProduceResponse
 from kipmesh.core.record_batch import parse_header
 from kipmesh.testing.fake_broker import FakeCluster
 from kipmesh.testing.waiting import until

@@ -17,7 +17,7 @@ from kipmesh.client.replica_return import ReplicaReturn
 from kipmesh.client.types import TopicPartition
 from kipmesh.core.consumer import ReaderConfig
 from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
-from kipmesh.core.messages import FetchRequest
+from kipmesh.messages import FetchRequest
 from kipmesh.testing.fake_broker import FakeCluster
 from kipmesh.testing.fake_partitions import FakeFollower
 from kipmesh.testing.waiting import until

@@ -16,7 +16,7 @@ import pytest
 from kipmesh.client import Consumer
 from kipmesh.client.records import encode_batch
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import FetchableTopicResponse, FetchResponse, PartitionData
+from kipmesh.messages import FetchableTopicResponse, FetchResponse, PartitionData
 from kipmesh.testing.fake_broker import FakeCluster
 from kipmesh.testing.fake_partitions import FakeFollower
 

@@ -16,7 +16,7 @@ from kipmesh.client.broker_fetches import BrokerFetches
 from kipmesh.client.records import encode_batch
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.fetch_session import FetchSessionDescription
-from kipmesh.core.messages import FetchableTopicResponse, FetchPartition, FetchRequest, FetchResponse, PartitionData
+from kipmesh.messages import FetchableTopicResponse, FetchPartition, FetchRequest, FetchResponse, PartitionData
 from kipmesh.testing.fake_broker import FakeCluster
 from kipmesh.testing.waiting import until
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.config import ControllerConfig
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, CLUSTER_METADATA_TOPIC_ID, MetadataDelta, MetadataImage
 from kipmesh.node.controller import ControllerNode

@@ -9,7 +9,7 @@ from typing import Any
 from controller_support import CLUSTER, FakeBroker, controller_config, until
 
 from kipmesh.cluster import ports
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.node.controller import ControllerNode
 from kipmesh.rpc.client import ConnectionPool, TransportError

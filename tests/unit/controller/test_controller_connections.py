@@ -15,7 +15,7 @@ from controller_support import FakeBroker, LiveController, until
 from controllers_support import STEADY, Controllers
 
 from kipmesh.cluster import ports
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.node.controller import ControllerNode
 from kipmesh.node.controller import knocking as knocking_module

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from controller_support import FakeBroker, LiveController, until
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.metadata.image import PartitionState
 from kipmesh.core.metadata.preferred import ElectionResult

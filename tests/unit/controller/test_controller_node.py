@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from controller_support import CLUSTER, FakeBroker, LiveController, controller_config, end_session, until
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core import record_batch
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError

@@ -11,7 +11,7 @@ import pytest
 from controller_support import SESSION_MS, FakeBroker, end_session, until
 from controllers_support import CLUSTER, STEADY, Controllers
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC
 

@@ -13,7 +13,7 @@ from controller_support import CLUSTER, FakeBroker, LiveController
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.rpc.client import TransportError
 from kipmesh.testing.faulty_fs import FaultyFileSystem

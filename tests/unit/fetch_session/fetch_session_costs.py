@@ -21,7 +21,7 @@ from kipmesh.core.fetch_session import (
     Subscriptions,
     partition_key,
 )
-from kipmesh.core.messages import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
+from kipmesh.messages import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
 
 FOLLOWER = 7
 OFFSET = 1 << 40

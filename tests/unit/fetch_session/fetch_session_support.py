@@ -27,7 +27,7 @@ from kipmesh.core.fetch_session import (
     partition_key,
 )
 from kipmesh.core.fetch_session.policy import EvictionPolicy
-from kipmesh.core.messages import (
+from kipmesh.messages import (
     EpochEndOffset,
     FetchPartition,
     FetchRequest,

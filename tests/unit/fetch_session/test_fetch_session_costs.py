@@ -12,7 +12,7 @@ import pytest
 from fetch_session_costs import FOLLOWER, OFFSET, Partitions, memory_bytes, topic_ids
 
 from kipmesh.core.fetch_session import HIGH_WATERMARK, FetchSessionHandler, partition_key
-from kipmesh.core.messages import FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from kipmesh.messages import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 
 BYTES_MAX = 300
 

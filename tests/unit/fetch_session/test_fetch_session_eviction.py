@@ -16,7 +16,7 @@ from kipmesh.core.fetch_session import (
 from kipmesh.core.fetch_session.metrics import CLIENT_IDS_MAX, OTHERS
 from kipmesh.core.fetch_session.session import Owner, Session
 from kipmesh.core.fetch_session.subscriptions import partition_key
-from kipmesh.core.messages import FetchPartition
+from kipmesh.messages import FetchPartition
 
 LIMIT_MS = 1000
 CONSUMER, FOLLOWER = -1, 7

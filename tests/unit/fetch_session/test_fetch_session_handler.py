@@ -8,7 +8,7 @@ from kipmesh.core.errors import ErrorCode
 from kipmesh.core.fetch_session import FetchSessionHandler, SessionRequest
 from kipmesh.core.fetch_session.handler import MALFORMED, TRANSPORT
 from kipmesh.core.fetch_session.types import INT_MAX
-from kipmesh.core.messages import (
+from kipmesh.messages import (
     FetchableTopicResponse,
     FetchPartition,
     FetchRequest,

@@ -19,7 +19,7 @@ from kipmesh.core.fetch_session import AdoptedPolicy, SessionRequest, Subscripti
 from kipmesh.core.fetch_session.fetch import FullFetch, IncrementalFetch
 from kipmesh.core.fetch_session.session import Session, must_react
 from kipmesh.core.fetch_session.types import INT_MAX
-from kipmesh.core.messages import FetchRequest, FetchResponse
+from kipmesh.messages import FetchRequest, FetchResponse
 
 TOPICS = {"t": 3, "u": 1}
 WHERE = [(topic, number) for topic, count in TOPICS.items() for number in range(count)]

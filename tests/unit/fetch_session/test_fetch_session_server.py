@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.fetch_session import AdoptedPolicy, FetchKind, FetchSessionCache, Refusal, Subscriptions
 from kipmesh.core.fetch_session.types import INT_MAX, next_epoch
-from kipmesh.core.messages import FetchPartition, FetchRequest, FetchResponse, FetchTopic, ForgottenTopic
+from kipmesh.messages import FetchPartition, FetchRequest, FetchResponse, FetchTopic, ForgottenTopic
 
 FOLLOWER = 7
 

@@ -17,7 +17,7 @@ from kipmesh.core.group.consumer_protocol import (
     encode_subscription,
     flat,
 )
-from kipmesh.core.messages import JoinGroupRequestProtocol, JoinGroupResponse, SyncGroupResponse
+from kipmesh.messages import JoinGroupRequestProtocol, JoinGroupResponse, SyncGroupResponse
 
 E = ErrorCode
 PARTITIONS = {"t": 6}

@@ -11,7 +11,7 @@ from kipmesh.core.group.coordinator import GroupCoordinator
 from kipmesh.core.group.records import decode_record, encode_record
 from kipmesh.core.group.table import GroupTable
 from kipmesh.core.group.types import Client, Decision, Instant, Settings, Write
-from kipmesh.core.messages import (
+from kipmesh.messages import (
     HeartbeatRequest,
     HeartbeatResponse,
     JoinGroupRequest,

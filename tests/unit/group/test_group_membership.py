@@ -8,7 +8,7 @@ from group_support import GROUP, PROTOCOLS, World
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.group.coordinator import partition_for
 from kipmesh.core.group.types import Client, Settings
-from kipmesh.core.messages import JoinGroupRequestProtocol, SyncGroupRequest
+from kipmesh.messages import JoinGroupRequestProtocol, SyncGroupRequest
 
 E = ErrorCode
 

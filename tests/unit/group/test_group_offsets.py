@@ -8,7 +8,7 @@ from group_support import GROUP, World
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.group.records import GroupRecord, decode_record
 from kipmesh.core.group.types import Settings
-from kipmesh.core.messages import (
+from kipmesh.messages import (
     OffsetCommitRequest,
     OffsetDeleteRequest,
     OffsetDeleteRequestPartition,

@@ -6,7 +6,7 @@ from group_support import GROUP, PROTOCOLS, World
 
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.group.types import Client, Settings
-from kipmesh.core.messages import JoinGroupRequestProtocol
+from kipmesh.messages import JoinGroupRequestProtocol
 
 E = ErrorCode
 WIDER = (*PROTOCOLS, JoinGroupRequestProtocol("other", b"m"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core import record_batch
 from kipmesh.core.config import ControllerConfig
 from kipmesh.core.metadata import records as r

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from metadata_support import SESSION_MS, Controller
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata import records as r
 
@@ -337,7 +337,7 @@ def test_a_changed_configuration_allows_an_unclean_election(three: Controller) -
     assert three.state(topic).leader == -1
     assert three.image.waiting_for(topic, 0) == (1,)
     setting = m.AlterableConfig("unclean.leader.election.enable", 0, "true")
-    three.run(three.core.alter_configs(m.IncrementalAlterConfigsRequest([m.AlterConfigsResource(2, "t", [setting])])))
+    three.run(three.core.incremental_alter_configs(m.IncrementalAlterConfigsRequest([m.AlterConfigsResource(2, "t", [setting])])))
     three.run(three.elect_pending())
     assert three.state(topic).leader == 2
 

@@ -10,7 +10,7 @@ from metadata_support import Controller
 from kipmesh.client import reassignments
 from kipmesh.client.reassignments import DrainProgress, alter_reassignments, drain_broker
 from kipmesh.client.types import TopicPartition
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.metadata import draining
 
@@ -34,7 +34,7 @@ class Link:
         core = self.controller.core
         if method == "PlanBrokerDrain":
             self.plans += 1
-            response = self.controller.run(core.plan_drain(request))
+            response = self.controller.run(core.plan_broker_drain(request))
             if response.error_code:
                 raise KafkaError(response.error_code, response.error_message)
             return response
@@ -57,7 +57,7 @@ class Link:
             topic._replace(partitions=[one for one in topic.partitions if one.partition_index not in self.refused])
             for topic in request.topics
         ]
-        response = self.controller.run(core.alter_reassignments(request._replace(topics=taken)))
+        response = self.controller.run(core.alter_partition_reassignments(request._replace(topics=taken)))
         return response._replace(responses=[*refused, *response.responses])
 
 

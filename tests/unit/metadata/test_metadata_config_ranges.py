@@ -10,12 +10,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from metadata_support import Controller
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.config.base import Config
 from kipmesh.core.config.node import BrokerConfig, ControllerConfig
 from kipmesh.core.config.topic import BROKER_DEFAULTS, TopicConfig
 from kipmesh.core.errors import ErrorCode, InvalidConfigError
-from kipmesh.core.messages.limits import MAX_INT32, MAX_INT64
+from kipmesh.messages.limits import MAX_INT32, MAX_INT64
 from kipmesh.node.broker.replica_manager import ReplicaManager
 
 INTS = {"index.interval.bytes", "max.message.bytes", "min.insync.replicas", "segment.bytes", "segment.index.bytes"}
@@ -108,6 +108,6 @@ def test_topics_are_neither_made_nor_altered_so(key: str) -> None:
     assert key in str(refused.error_message)
     assert controller.create("u").error_code == 0
     change = m.AlterConfigsResource(2, "u", [m.AlterableConfig(key, 0, beyond)])
-    (response,) = controller.run(controller.core.alter_configs(m.IncrementalAlterConfigsRequest([change]))).responses
+    (response,) = controller.run(controller.core.incremental_alter_configs(m.IncrementalAlterConfigsRequest([change]))).responses
     assert response.error_code == ErrorCode.INVALID_CONFIG
     assert controller.image.topic_config("u") == {}

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from metadata_support import Controller
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.errors import CorruptRecordError, ErrorCode
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.credentials import ALTERATIONS_MAX, SECRET_BYTES_MAX
@@ -30,7 +30,7 @@ def alter(
         [each for each in alterations if isinstance(each, m.ScramCredentialDeletion)],
         [each for each in alterations if isinstance(each, m.ScramCredentialUpsertion)],
     )
-    response = controller.run(controller.core.alter_credentials(request))
+    response = controller.run(controller.core.alter_user_scram_credentials(request))
     assert all((each.error_code == 0) == (each.error_message is None) for each in response.results)
     found = {each.user: ErrorCode(each.error_code) for each in response.results}
     assert len(found) == len(response.results)
@@ -39,7 +39,7 @@ def alter(
 
 def describe(controller: Controller, *users: str) -> dict[str, tuple[ErrorCode, list[tuple[int, int]]]]:
     request = m.DescribeUserScramCredentialsRequest([m.UserName(name) for name in users])
-    response = controller.run(controller.core.describe_credentials(request))
+    response = controller.run(controller.core.describe_user_scram_credentials(request))
     assert response.error_code == 0
     return {
         each.user: (ErrorCode(each.error_code), [tuple(info) for info in each.credential_infos])

@@ -9,7 +9,7 @@ import pytest
 from metadata_support import SESSION_MS, Controller
 from test_metadata_reassignments import reassign
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata import draining
 from kipmesh.core.metadata.draining import PLANNED_MAX
@@ -27,7 +27,7 @@ def cluster(brokers: int = 6, **values: Any) -> Controller:
 
 
 def plan(controller: Controller, broker: int) -> m.PlanBrokerDrainResponse:
-    response: m.PlanBrokerDrainResponse = controller.run(controller.core.plan_drain(m.PlanBrokerDrainRequest(broker)))
+    response: m.PlanBrokerDrainResponse = controller.run(controller.core.plan_broker_drain(m.PlanBrokerDrainRequest(broker)))
     return response
 
 
@@ -80,7 +80,7 @@ def walk(
     plans = []
     while True:
         request = m.PlanBrokerDrainRequest(broker, 1000, cursor, is_check)
-        plans.append(controller.run(controller.core.plan_drain(request)))
+        plans.append(controller.run(controller.core.plan_broker_drain(request)))
         cursor = plans[-1].next_cursor
         if cursor is None:
             return plans
@@ -92,9 +92,9 @@ def test_a_walk_drains_the_broker() -> None:
     topic = controller.assigned("t", *[(1, 2, 3)] * total)
     sizes, cursor = [], None
     while True:
-        response = controller.run(controller.core.plan_drain(m.PlanBrokerDrainRequest(1, 1000, cursor)))
+        response = controller.run(controller.core.plan_broker_drain(m.PlanBrokerDrainRequest(1, 1000, cursor)))
         sizes.append((len(wanted(response)), response.replicas, response.leaving))
-        controller.run(controller.core.alter_reassignments(m.AlterPartitionReassignmentsRequest(1, response.topics)))
+        controller.run(controller.core.alter_partition_reassignments(m.AlterPartitionReassignmentsRequest(1, response.topics)))
         cursor = response.next_cursor
         if cursor is None:
             break
@@ -141,7 +141,7 @@ def test_a_step_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     plans = walk(controller, 1)
     assert [len(wanted(one)) for one in plans] == [1, 10, 10, 10, 4]
     for one in plans:
-        controller.run(controller.core.alter_reassignments(m.AlterPartitionReassignmentsRequest(1, one.topics)))
+        controller.run(controller.core.alter_partition_reassignments(m.AlterPartitionReassignmentsRequest(1, one.topics)))
     assert [one.leaving for one in walk(controller, 1)] == [10, 10, 10, 5]
 
 
@@ -177,7 +177,7 @@ def test_too_few_brokers() -> None:
 
 
 def unregister(controller: Controller, broker: int) -> int:
-    response = controller.run(controller.core.unregister(m.UnregisterBrokerRequest(broker)))
+    response = controller.run(controller.core.unregister_broker(m.UnregisterBrokerRequest(broker)))
     assert bool(response.error_message) == bool(response.error_code)
     code: int = response.error_code
     return code
@@ -207,7 +207,7 @@ def test_only_an_empty_and_stopped_broker_is_forgotten() -> None:
 
 def alter(controller: Controller, name: str, *configs: m.AlterableConfig) -> int:
     request = m.IncrementalAlterConfigsRequest([m.AlterConfigsResource(4, name, configs)])
-    (response,) = controller.run(controller.core.alter_configs(request)).responses
+    (response,) = controller.run(controller.core.incremental_alter_configs(request)).responses
     code: int = response.error_code
     return code
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from metadata_support import SESSION_MS, Controller, check_image
 from structlog.testing import capture_logs
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core import record_batch
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.metadata import elections, fencing, image_topics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.config.resources import AlterOperation, ConfigSource
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata.configs import TopicDefaultValues, alter_configs, describe_configs

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from metadata_support import SESSION_MS, Controller
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages.elections import ElectionType
+from kipmesh.messages import ElectionType
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
 from kipmesh.core.metadata.records import PartitionChangeRecord
 
@@ -86,7 +86,7 @@ class ControllerMachine(RuleBasedStateMachine):
     def configure(self, name: str, value: str) -> None:
         setting = m.AlterableConfig("unclean.leader.election.enable", 0, value)
         request = m.IncrementalAlterConfigsRequest([m.AlterConfigsResource(2, name, [setting])])
-        self.controller.run(self.controller.core.alter_configs(request))
+        self.controller.run(self.controller.core.incremental_alter_configs(request))
         self.controller.run(self.controller.elect_pending())
 
     @precondition(lambda self: self.controller.image.topics)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from metadata_support import SESSION_MS, Controller
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages.elections import ElectionType
+from kipmesh.messages import ElectionType
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.states import LOST_DIRECTORY, is_lost
 
@@ -33,7 +33,7 @@ def assign(controller: Controller, broker_id: int, directory: bytes, topic_id: b
             )
         ],
     )
-    response = controller.run(controller.core.assign_replicas(request))
+    response = controller.run(controller.core.assign_replicas_to_dirs(request))
     assert not response.error_code
     return [part.error_code for one in response.directories for t in one.topics for part in t.partitions]
 
@@ -180,5 +180,5 @@ def test_assignments_that_are_refused(controller: Controller) -> None:
     assert assign(controller, holder, b"short", topic_id, 0) == [ErrorCode.INVALID_REQUEST]
     assert assign(controller, holder, A, topic_id, 0, 0) == [0, ErrorCode.INVALID_REQUEST]
     stale = m.AssignReplicasToDirsRequest(holder, 0, ())
-    answer = controller.run(controller.core.assign_replicas(stale))
+    answer = controller.run(controller.core.assign_replicas_to_dirs(stale))
     assert answer.error_code == ErrorCode.STALE_BROKER_EPOCH

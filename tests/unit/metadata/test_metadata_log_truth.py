@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 from metadata_support import SESSION_MS, Controller
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.metadata.decision import Decision
 from kipmesh.core.metadata.image import PartitionState
 from kipmesh.core.metadata.records import PartitionChangeRecord

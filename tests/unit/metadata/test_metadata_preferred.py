@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from metadata_support import SESSION_MS, Controller
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages.elections import ElectionType
+from kipmesh.messages import ElectionType
 from kipmesh.core.metadata import preferred
 from kipmesh.core.metadata.preferred import ElectionResult
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages.limits import MAX_INT64
+from kipmesh.messages.limits import MAX_INT64
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.image import BrokerState, MetadataDelta, MetadataImage
 from kipmesh.core.metadata.image_writer import image_records

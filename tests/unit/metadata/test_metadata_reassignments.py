@@ -12,7 +12,7 @@ from metadata_support import Controller
 from test_metadata_invariants import BROKER, NAME, ControllerMachine
 from test_metadata_log_truth import Broker, World
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata.image import PartitionState
 from kipmesh.core.metadata.reassignments import original_replicas, target_replicas
@@ -35,7 +35,7 @@ def reassign(controller: Controller, *wanted: Sequence[int] | None, name: str = 
         for index, replicas in enumerate(wanted, first)
     ]
     request = m.AlterPartitionReassignmentsRequest(1000, [m.ReassignableTopic(name, asked)])
-    response = controller.run(controller.core.alter_reassignments(request))
+    response = controller.run(controller.core.alter_partition_reassignments(request))
     assert not response.error_code
     (topic,) = response.responses
     assert [one.partition_index for one in topic.partitions] == [one.partition_index for one in asked]
@@ -49,7 +49,7 @@ def moving(state: PartitionState) -> tuple[Sequence[int], Sequence[int], Sequenc
 
 def listed(controller: Controller, *topics: m.ListPartitionReassignmentsTopics) -> dict[str, list[int]]:
     request = m.ListPartitionReassignmentsRequest(1000, topics, not topics)
-    response = controller.run(controller.core.list_reassignments(request))
+    response = controller.run(controller.core.list_partition_reassignments(request))
     return {topic.name: [one.partition_index for one in topic.partitions] for topic in response.topics}
 
 
@@ -226,11 +226,11 @@ def test_refusals(controller: Controller) -> None:
     assert reassign(controller, (5, 2, 3), (1,)) == [0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
     asked = [m.ReassignablePartition(0, (1,)), m.ReassignablePartition(0, (2,))]
     request = m.AlterPartitionReassignmentsRequest(1000, [m.ReassignableTopic("t", asked)])
-    (topic,) = controller.run(controller.core.alter_reassignments(request)).responses
+    (topic,) = controller.run(controller.core.alter_partition_reassignments(request)).responses
     assert [one.error_code for one in topic.partitions] == [0, ErrorCode.INVALID_REQUEST]
     both = m.ReassignableTopic("t", [m.ReassignablePartition(0, (1,), is_cancelled=True)])
     (topic,) = controller.run(
-        controller.core.alter_reassignments(m.AlterPartitionReassignmentsRequest(1, [both]))
+        controller.core.alter_partition_reassignments(m.AlterPartitionReassignmentsRequest(1, [both]))
     ).responses
     assert topic.partitions[0].error_code == ErrorCode.INVALID_REQUEST
 
@@ -244,7 +244,7 @@ def test_no_more_partitions_than_a_request_may_have() -> None:
     assert reassign(controller, (2,), (2,)) == [0, 0]
     topics = [m.ReassignableTopic(name, [m.ReassignablePartition(0, (2,))]) for name in "tu"]
     topics[0] = m.ReassignableTopic("t", [m.ReassignablePartition(index, (2, 1)) for index in (0, 1)])
-    response = controller.run(controller.core.alter_reassignments(m.AlterPartitionReassignmentsRequest(1, topics)))
+    response = controller.run(controller.core.alter_partition_reassignments(m.AlterPartitionReassignmentsRequest(1, topics)))
     assert [one.error_code for topic in response.responses for one in topic.partitions] == [
         0,
         0,
@@ -284,15 +284,15 @@ class ReassigningMachine(ControllerMachine):
     def unregister(self, broker: int) -> None:
         had = self.controller.image.partitions_of_broker(broker)
         request = m.UnregisterBrokerRequest(broker)
-        response = self.controller.run(self.controller.core.unregister(request))
+        response = self.controller.run(self.controller.core.unregister_broker(request))
         assert not (had and not response.error_code)
 
     @rule(broker=BROKER)
     def plan(self, broker: int) -> None:
-        plan = self.controller.run(self.controller.core.plan_drain(m.PlanBrokerDrainRequest(broker)))
+        plan = self.controller.run(self.controller.core.plan_broker_drain(m.PlanBrokerDrainRequest(broker)))
         if not plan.error_code and plan.topics:
             request = m.AlterPartitionReassignmentsRequest(1, plan.topics)
-            response = self.controller.run(self.controller.core.alter_reassignments(request))
+            response = self.controller.run(self.controller.core.alter_partition_reassignments(request))
             assert {one.error_code for topic in response.responses for one in topic.partitions} <= {0, INVALID}
 
     @invariant()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from metadata_support import Controller
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.image import MetadataDelta
@@ -234,7 +234,7 @@ def test_more_partitions(controller: Controller) -> None:
 
 def alter(controller: Controller, *configs: m.AlterableConfig, name: str = "t", kind: int = 2, **values: bool) -> int:
     request = m.IncrementalAlterConfigsRequest([m.AlterConfigsResource(kind, name, configs)], **values)
-    (response,) = controller.run(controller.core.alter_configs(request)).responses
+    (response,) = controller.run(controller.core.incremental_alter_configs(request)).responses
     assert (response.resource_type, response.resource_name) == (kind, name)
     code: int = response.error_code
     return code

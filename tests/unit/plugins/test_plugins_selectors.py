@@ -23,7 +23,7 @@ EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "least_loaded_selec
 # Run in a process of its own, where the package is installed: all that it is given is configuration.
 PROGRAM = """
 import json, sys
-from kipmesh.core.messages import NodeEndpoint
+from kipmesh.messages import NodeEndpoint
 from kipmesh.core.replica.selection import ClientMetadata, GuardedSelector, PartitionView, ReplicaView, TopicPartition
 from kipmesh.plugins.selectors import load_selector, selector_names
 

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from quorum_support import Node, Quorum, until
 
 from kipmesh.core import record_batch
-from kipmesh.core.messages import SnapshotId
+from kipmesh.messages import SnapshotId
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
 from kipmesh.core.raft import State

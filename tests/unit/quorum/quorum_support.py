@@ -14,7 +14,7 @@ from pathlib import Path
 from kipmesh.cluster import ports
 from kipmesh.core import record_batch
 from kipmesh.core.config import TopicConfig, Voter
-from kipmesh.core.messages import SnapshotId
+from kipmesh.messages import SnapshotId
 from kipmesh.core.raft import RaftConfig, State
 from kipmesh.core.raft.types import TimerFired
 from kipmesh.node.clock import wall_ms

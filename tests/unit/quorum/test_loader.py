@@ -22,7 +22,7 @@ from loader_support import (
 )
 
 from kipmesh.core.errors import CorruptRecordError
-from kipmesh.core.messages import SnapshotId
+from kipmesh.messages import SnapshotId
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
 from kipmesh.node.quorum import loader as loader_module

@@ -13,7 +13,7 @@ from quorum_support import CLUSTER_ID, WAIT_S, Node, Quorum, batch_of, until
 
 from kipmesh.core.config import BrokerConfig, ControllerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import DescribeQuorumRequest, FetchRequest, VoteRequest
+from kipmesh.messages import DescribeQuorumRequest, FetchRequest, VoteRequest
 from kipmesh.core.raft import ElectionState, RaftConfig, State
 from kipmesh.core.raft.wire import fetch_request
 from kipmesh.node.quorum import driver as driver_module

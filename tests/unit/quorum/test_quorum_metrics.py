@@ -10,7 +10,7 @@ from loaded_quorum import LoadedQuorum
 from loader_support import ALWAYS, FOLDER, Member, change, image_of, running, sample, soon, topic, until, write_snapshot
 from prometheus_client import generate_latest
 
-from kipmesh.core.messages import SnapshotId
+from kipmesh.messages import SnapshotId
 from kipmesh.core.raft import State
 from kipmesh.node.quorum import pacing
 

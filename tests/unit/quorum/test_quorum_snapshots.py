@@ -12,7 +12,7 @@ import pytest
 from quorum_support import CLUSTER_ID, Node, Quorum, until
 
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages import (
+from kipmesh.messages import (
     FetchSnapshotRequest,
     FetchSnapshotResponse,
     PartitionSnapshot,

@@ -22,7 +22,7 @@ from loader_support import (
     until,
 )
 
-from kipmesh.core.messages import SnapshotId
+from kipmesh.messages import SnapshotId
 from kipmesh.core.metadata.image import MetadataImage
 from kipmesh.core.raft.types import SnapshotChanged
 from kipmesh.core.snapshot import schedule

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from loader_support import FOLDER, Member, change, image_of, running, topic, until, write_snapshot
 
-from kipmesh.core.messages import SnapshotId
+from kipmesh.messages import SnapshotId
 from kipmesh.core.raft.leadership import Leadership
 from kipmesh.core.snapshot.retention import RetentionLimits
 from kipmesh.node.clock import monotonic_ms

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kipmesh.core import record_batch
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages import (
+from kipmesh.messages import (
     BeginQuorumEpochRequest,
     EndQuorumEpochRequest,
     EpochEndOffset,

@@ -6,7 +6,7 @@ import pytest
 from raft_support import MemoryLog, Node, batch, peer
 
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages import (
+from kipmesh.messages import (
     BeginQuorumEpochRequest,
     DescribeQuorumRequest,
     DescribeQuorumTopic,

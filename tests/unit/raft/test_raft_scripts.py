@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from raft_support import Node, batch, shown, shown_effect
 
-from kipmesh.core.messages import SnapshotId
+from kipmesh.messages import SnapshotId
 from kipmesh.core.raft.types import (
     Answer,
     AppendRequested,

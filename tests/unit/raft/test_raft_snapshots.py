@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from raft_support import MemoryLog, Node, peer
 
-from kipmesh.core.messages import (
+from kipmesh.messages import (
     EpochEndOffset,
     FetchResponse,
     LeaderIdAndEpoch,

@@ -11,7 +11,7 @@ import pytest
 from raft_support import Node, peer, voted
 
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages import (
+from kipmesh.messages import (
     BeginQuorumEpochRequest,
     EndQuorumEpochRequest,
     FetchResponse,

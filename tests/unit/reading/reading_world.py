@@ -11,7 +11,7 @@ from itertools import count, groupby
 
 from kipmesh.core import consumer as c
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import EpochEndOffset, NodeEndpoint, PartitionData
+from kipmesh.messages import EpochEndOffset, NodeEndpoint, PartitionData
 from kipmesh.core.replica import serving
 from kipmesh.core.replica.follower import follower_high_watermark, has_diverged, truncation_offset
 from kipmesh.core.replica.selection import (

@@ -12,7 +12,7 @@ from kipmesh.core import consumer as c
 from kipmesh.core.consumer.reader import STALLS_MAX
 from kipmesh.core.consumer.states import FROM_ANYWHERE, TRANSITIONS, Cause, IllegalTransitionError, diagram, next_state
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.messages import EpochEndOffset, PartitionData
+from kipmesh.messages import EpochEndOffset, PartitionData
 
 E = ErrorCode
 NEWS = c.PartitionNews(1, 5, (1, 2, 3), (1, 2, 3))

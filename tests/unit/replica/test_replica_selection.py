@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kipmesh.core.messages import NodeEndpoint
+from kipmesh.messages import NodeEndpoint
 from kipmesh.core.replica.leader import PartitionLeader
 from kipmesh.core.replica.selection import (
     ClientMetadata,

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import EpochEndOffset
+from kipmesh.messages import EpochEndOffset
 from kipmesh.core.replica.serving import (
     FollowerWatermarks,
     OffsetCase,

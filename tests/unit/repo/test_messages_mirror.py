@@ -9,7 +9,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescript
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kipmesh.core import messages
+from kipmesh import messages
 from kipmesh.rpc import codec
 
 _INTEGERS = {

@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.errors import KafkaError
 from kipmesh.rpc.client import ConnectionPool, TransportError
 from kipmesh.rpc.server import PortInUseError, RequestContext, Server

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.rpc.client import ConnectionPool
 from kipmesh.rpc.server import RequestContext, Server
 from kipmesh.testing.links import Links

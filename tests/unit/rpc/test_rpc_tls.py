@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.config.security import ClientSslConfig
 from kipmesh.core.errors import InvalidConfigError
 from kipmesh.rpc.client import ConnectionPool, TransportError

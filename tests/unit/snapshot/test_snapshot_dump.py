@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from kipmesh.cli.common import CommandError
 from kipmesh.cli.main import app
 from kipmesh.core import record_batch
-from kipmesh.core.messages import SnapshotId
+from kipmesh.messages import SnapshotId
 from kipmesh.core.metadata import records as r
 from kipmesh.core.raft.control import LeaderChange, encode_leader_change
 from kipmesh.storage.fs import RealFileSystem

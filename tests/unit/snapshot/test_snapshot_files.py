@@ -13,7 +13,7 @@ from image_strategies import assert_same, images
 
 from kipmesh.core import record_batch
 from kipmesh.core.errors import CorruptRecordError
-from kipmesh.core.messages import SnapshotId
+from kipmesh.messages import SnapshotId
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.image import MetadataImage
 from kipmesh.core.metadata.image_writer import image_values

@@ -9,7 +9,7 @@ from image_strategies import IDS, apply, assert_same, images, partition_records,
 
 from kipmesh.core import record_batch
 from kipmesh.core.errors import CorruptRecordError
-from kipmesh.core.messages import SnapshotId
+from kipmesh.messages import SnapshotId
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
 from kipmesh.core.metadata.image_difference import difference

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kipmesh.core.messages import SnapshotId
+from kipmesh.messages import SnapshotId
 from kipmesh.core.snapshot.ids import FileKind, SnapshotFile, file_name, latest_end, newest, parse_file_name
 from kipmesh.core.snapshot.recovery import (
     LogExtent,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kipmesh.core import record_batch
 from kipmesh.core.config import TopicConfig
-from kipmesh.core.messages import SnapshotId
+from kipmesh.messages import SnapshotId
 from kipmesh.spark.jobs.audit import folders
 from kipmesh.spark.jobs.audit.findings import KINDS, SCHEMA, Finding
 from kipmesh.spark.jobs.audit.folders import (

@@ -6,7 +6,7 @@ from random import Random
 from weakref import WeakKeyDictionary
 
 from kipmesh.core import record_batch
-from kipmesh.core.messages import SnapshotId
+from kipmesh.messages import SnapshotId
 from kipmesh.core.raft import ElectionState
 from kipmesh.core.raft.types import (
     AppendAsLeader,

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kipmesh.core import record_batch
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import CorruptRecordError, KafkaError
-from kipmesh.core.messages.fetch import EpochEndOffset
+from kipmesh.messages import EpochEndOffset
 from kipmesh.storage import Log, OpenFiles, open_log
 from kipmesh.testing.batches import produced_batch
 from kipmesh.testing.faulty_fs import FaultyFileSystem

@@ -16,7 +16,7 @@ from quorum_replica_support import (
     reopen,
 )
 
-from kipmesh.core.messages import SnapshotId
+from kipmesh.messages import SnapshotId
 from kipmesh.core.snapshot.ids import age_order
 from kipmesh.storage import quorum_replica
 from kipmesh.storage.quorum_replica import QuorumReplica

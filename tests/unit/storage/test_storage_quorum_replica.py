@@ -27,7 +27,7 @@ from quorum_replica_support import (
 
 from kipmesh.core import record_batch
 from kipmesh.core.errors import CorruptRecordError, ErrorCode, KafkaError
-from kipmesh.core.messages import SnapshotId
+from kipmesh.messages import SnapshotId
 from kipmesh.core.raft import ElectionState, RaftConfig
 from kipmesh.core.raft.control import LeaderChange
 from kipmesh.core.raft.types import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kipmesh.core import messages as m
+from kipmesh import messages as m
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.context import RequestContext
 from kipmesh.core.errors import ErrorCode

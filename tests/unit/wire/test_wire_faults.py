@@ -13,7 +13,7 @@ from kio_of_tests import entity_type, parse, plain, random_value
 
 from kipmesh.core.context import RequestContext
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.messages import FetchResponse, HeartbeatRequest, HeartbeatResponse, InjectedFault
+from kipmesh.messages import FetchResponse, HeartbeatRequest, HeartbeatResponse, InjectedFault
 from kipmesh.wire.api import Api, Call, HangUp, Session
 from kipmesh.wire.codec import Codec, Out
 from kipmesh.wire.faults import FAULTS_MAX, Faults, faulty

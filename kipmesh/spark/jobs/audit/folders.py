@@ -191,7 +191,9 @@ def _read_log(inventory: Inventory, log: ReplicaLog) -> None:
     for name, size in sorted(sizes.items()):
         parsed = parse_file_name(name)
         if parsed is not None and parsed.kind is FileKind.COMPLETE:
-            log.snapshots.append(SnapshotPath(f"{log.folder}/{name}", *parsed.snapshot_id, size))
+            log.snapshots.append(
+                SnapshotPath(f"{log.folder}/{name}", parsed.snapshot_id.end_offset, parsed.snapshot_id.epoch, size)
+            )
         elif parsed is not None and parsed.kind is FileKind.CORRUPT:
             text = "the replica itself found it corrupt and set it aside"
             inventory.problems.append(_problem("snapshot_aside", log, parsed.snapshot_id.end_offset, name, text))

@@ -12,11 +12,11 @@ from random import Random
 
 from kipmesh.core import record_batch
 from kipmesh.core.config import ControllerConfig
-from kipmesh.core.messages import BrokerHeartbeatRequest, FetchableTopicResponse, FetchResponse, PartitionData
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.controller import MetadataController
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, CLUSTER_METADATA_TOPIC_ID, MetadataDelta, MetadataImage
-from kipmesh.rpc.codec import METHODS
+from kipmesh.messages import BrokerHeartbeatRequest, FetchableTopicResponse, FetchResponse, PartitionData
+from kipmesh.messages.proto import encode
 from kipmesh.spark.jobs.plan.sizes import Task, binomial
 
 WAYS = ("event", "record")
@@ -29,7 +29,6 @@ _CONFIG = {
     "controller.quorum.voters": f"{_CONTROLLER}@127.0.0.1:19093",
     "metadata.log.dir": "unused",
 }
-_FETCH = METHODS["Quorum"]["Fetch"]
 
 
 def make_image(brokers: int, failing: int, held: int, replication_factor: int, rng: Random) -> MetadataImage:
@@ -81,7 +80,7 @@ class Ledger:
         self.records += len(records)
         self.values_bytes += sum(map(len, values))
         self.batch_bytes += len(batch)
-        self.response_bytes += len(_FETCH.response.encode(FetchResponse(responses=[topic])))
+        self.response_bytes += len(encode(FetchResponse(responses=[topic])))
         for _ in image.replay_steps(batch, MetadataDelta()):
             pass
 

@@ -21,8 +21,8 @@ from kipmesh.core.fetch_session import (
     Subscriptions,
     partition_key,
 )
-from kipmesh.core.messages import FetchPartition, FetchRequest, FetchResponse, PartitionData
-from kipmesh.rpc.codec import METHODS
+from kipmesh.messages import FetchPartition, FetchRequest, FetchResponse, PartitionData
+from kipmesh.messages.proto import encode
 from kipmesh.spark.jobs.plan.sizes import Sizes, Task, binomial, zipf_rate
 
 WAIT_MS = 500
@@ -31,7 +31,6 @@ ROUND_TRIP_MS = 1.0
 PARTITION_MAX_BYTES = 1 << 20
 RESPONSE_MAX_BYTES = 10 << 20
 CASES = ("sessions", "without")
-_RPC = METHODS["Broker"]["FetchStream"]
 _FOLLOWER = 2
 _SESSION_ID = 1 << 30
 """As long on the wire as nearly all are."""
@@ -158,14 +157,14 @@ class Pair:
                 self._positions[at] += len(one.data.records) // self._batch_bytes
                 self._moved.append(at)
                 records += len(one.data.records)
-        sent = len(_RPC.request.encode(request))
+        sent = len(encode(request))
         traffic = Traffic(1, sent, response_overhead(response, records), records // self._batch_bytes)
         return traffic, now_ms
 
 
 def response_overhead(response: FetchResponse, records: int) -> int:
     """Bytes of a response that has so many bytes of records, without those."""
-    return len(_RPC.response.encode(response)) - records
+    return len(encode(response)) - records
 
 
 class _Appends:

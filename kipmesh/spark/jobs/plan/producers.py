@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from kipmesh.core.messages import (
+from kipmesh.core.producer_metadata import RefreshMode
+from kipmesh.messages import (
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,
@@ -17,8 +18,7 @@ from kipmesh.core.messages import (
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
-from kipmesh.core.producer_metadata import RefreshMode
-from kipmesh.rpc.codec import METHODS
+from kipmesh.messages.proto import encode
 from kipmesh.spark.jobs.plan.sizes import Sizes, Task
 from kipmesh.testing.producer_day import WINDOW_MS, Day, DayConfig, DayResult
 
@@ -28,7 +28,6 @@ MEDIAN_TOPICS = 20
 SPREAD = 1.3
 TOPICS_MAX = 2_000
 RECORDS_PER_TOPIC_S = 0.2
-_RPC = METHODS["Broker"]["Metadata"]
 
 
 def topics_of(rng: Random) -> int:
@@ -62,8 +61,8 @@ def message_bytes(sizes: Sizes, topics: int) -> tuple[int, int]:
     ]
     answered = [MetadataResponseTopic(0, name, b"i" * 16, False, partitions) for name in names]
     request = MetadataRequest([MetadataRequestTopic(name=name) for name in names])
-    response = MetadataResponse(0, 0, brokers, "cluster", 1, answered)
-    return len(_RPC.request.encode(request)), len(_RPC.response.encode(response))
+    response = MetadataResponse(0, brokers, "cluster", 1, answered)
+    return len(encode(request)), len(encode(response))
 
 
 def sample(task: Task) -> dict[str, float]:

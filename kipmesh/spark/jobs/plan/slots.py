@@ -24,7 +24,7 @@ from kipmesh.core.fetch_session import (
     ReservedPolicy,
     Subscriptions,
 )
-from kipmesh.core.messages import FetchPartition, FetchRequest, PartitionData
+from kipmesh.messages import FetchPartition, FetchRequest, PartitionData
 from kipmesh.spark.jobs.plan.sizes import Sizes, Task, binomial
 
 POLICIES = ("adopted", "reserved")

@@ -1,0 +1,110 @@
+"""TODO reassignments."""
+
+from collections.abc import Sequence
+
+from kipmesh.messages.schema import Bool, Int16, Int32, Int64, Message, field
+
+
+class ReassignablePartition(Message):
+    partition_index: Int32 = field(1)
+    # Where the partition is to be, the preferred leader first.
+    replicas: Sequence[Int32] | None = field(2, default=(), null_flag=("is_cancelled", 3))
+
+
+class ReassignableTopic(Message):
+    name: str = field(1)
+    partitions: Sequence[ReassignablePartition] = field(2)
+
+
+class AlterPartitionReassignmentsRequest(Message):
+    timeout_ms: Int32 = field(1, default=60000)
+    topics: Sequence[ReassignableTopic] = field(2)
+
+
+class ReassignablePartitionResponse(Message):
+    partition_index: Int32 = field(1)
+    error_code: Int16 = field(2)
+    error_message: str | None = field(3)
+
+
+class ReassignableTopicResponse(Message):
+    name: str = field(1)
+    partitions: Sequence[ReassignablePartitionResponse] = field(2)
+
+
+class AlterPartitionReassignmentsResponse(Message):
+    throttle_time_ms: Int32 = field(1)
+    error_code: Int16 = field(2)
+    error_message: str | None = field(3)
+    responses: Sequence[ReassignableTopicResponse] = field(4)
+
+
+class ListPartitionReassignmentsTopics(Message):
+    name: str = field(1)
+    partition_indexes: Sequence[Int32] = field(2)
+
+
+class ListPartitionReassignmentsRequest(Message):
+    timeout_ms: Int32 = field(1, default=60000)
+    topics: Sequence[ListPartitionReassignmentsTopics] | None = field(2, default=(), null_flag=("all_topics", 3))
+
+
+class OngoingPartitionReassignment(Message):
+    partition_index: Int32 = field(1)
+    replicas: Sequence[Int32] = field(2)
+    adding_replicas: Sequence[Int32] = field(3)
+    removing_replicas: Sequence[Int32] = field(4)
+
+
+class OngoingTopicReassignment(Message):
+    name: str = field(1)
+    partitions: Sequence[OngoingPartitionReassignment] = field(2)
+
+
+class ListPartitionReassignmentsResponse(Message):
+    throttle_time_ms: Int32 = field(1)
+    error_code: Int16 = field(2)
+    error_message: str | None = field(3)
+    topics: Sequence[OngoingTopicReassignment] = field(4)
+
+
+class DrainCursor(Message):
+    """A place in a walk over a broker's replicas: behind this one. A controller that does not know the walk begins again."""
+
+    walk_id: Int64 = field(1)
+    topic_name: str = field(2)
+    partition_index: Int32 = field(3)
+
+
+class PlanBrokerDrainRequest(Message):
+    """Where the replicas of a broker would go; nothing is changed."""
+
+    broker_id: Int32 = field(1)
+    timeout_ms: Int32 = field(2, default=60000)
+    # Where the plan before this one stopped; none begins.
+    cursor: DrainCursor | None = field(3)
+    # Only look whether each replica has somewhere to go: no plan comes.
+    is_check: Bool = field(4)
+
+
+class PlanBrokerDrainResponse(Message):
+    throttle_time_ms: Int32 = field(1)
+    error_code: Int32 = field(2)
+    error_message: str | None = field(3)
+    # Some of the partitions that do not leave yet: what an AlterPartitionReassignments for them should say.
+    topics: Sequence[ReassignableTopic] = field(4)
+    # How many replicas the broker has, and how many of those that were looked at a reassignment takes away already.
+    replicas: Int32 = field(5)
+    leaving: Int32 = field(6)
+    # Where the next plan goes on; none at the end.
+    next_cursor: DrainCursor | None = field(7)
+
+
+class UnregisterBrokerRequest(Message):
+    broker_id: Int32 = field(1)
+
+
+class UnregisterBrokerResponse(Message):
+    throttle_time_ms: Int32 = field(1)
+    error_code: Int32 = field(2)
+    error_message: str | None = field(3)

@@ -1,0 +1,86 @@
+"""Records of consumer groups: those of `__consumer_offsets`, and what consumers exchange through their coordinator.
+
+Types, fields and versions are Apache Kafka's (`OffsetCommitKey`, `ConsumerProtocolSubscription` and the others).
+"""
+
+from collections.abc import Sequence
+
+from kipmesh.messages.schema import Int32, Int64, Message, field
+
+
+class OffsetCommitKey(Message, versions="0-1"):
+    """Whose offset, and of which partition."""
+
+    group: str = field()
+    topic: str = field()
+    partition: Int32 = field()
+
+
+class OffsetCommitValue(Message, versions="0-4", flexible="4+"):
+    """A committed offset; `expire_timestamp` is -1 unless a commit of an old version named it."""
+
+    offset: Int64 = field()
+    leader_epoch: Int32 = field(versions="3+", default=-1)
+    metadata: str = field()
+    commit_timestamp: Int64 = field()
+    expire_timestamp: Int64 = field(versions="1", default=-1)
+
+
+class GroupMetadataKey(Message, versions="2"):
+    """Which group."""
+
+    group: str = field()
+
+
+class MemberMetadata(Message):
+    """A member as it was when its generation became stable."""
+
+    member_id: str = field()
+    group_instance_id: str | None = field(versions="3+")
+    client_id: str = field()
+    client_host: str = field()
+    rebalance_timeout: Int32 = field(versions="1+", default=-1)
+    session_timeout: Int32 = field()
+    subscription: bytes = field()
+    assignment: bytes = field()
+
+
+class GroupMetadataValue(Message, versions="0-4", flexible="4+"):
+    """A group's generation; without members it is empty since `current_state_timestamp`."""
+
+    protocol_type: str = field()
+    generation: Int32 = field()
+    protocol: str | None = field()
+    leader: str | None = field()
+    current_state_timestamp: Int64 = field(versions="2+", default=-1)
+    members: Sequence[MemberMetadata] = field()
+
+
+class TopicPartitionList(Message):
+    """Partitions of one topic."""
+
+    topic: str = field()
+    partitions: Sequence[Int32] = field()
+
+
+class Subscription(Message, versions="0-3"):
+    """What a member wants, and what it had in `generation_id` (-1: it does not say)."""
+
+    topics: Sequence[str] = field()
+    user_data: bytes | None = field()
+    owned_partitions: Sequence[TopicPartitionList] = field(versions="1+")
+    generation_id: Int32 = field(versions="2+", default=-1)
+    rack_id: str | None = field(versions="3+")
+
+
+class Assignment(Message, versions="0-3"):
+    """What a member gets."""
+
+    assigned_partitions: Sequence[TopicPartitionList] = field()
+    user_data: bytes | None = field()
+
+
+class SubscribedTopics(Message, versions="0"):
+    """The first field of a Subscription of any version."""
+
+    topics: Sequence[str] = field()

@@ -1,0 +1,263 @@
+"""Apache Kafka's metadata records: what the log of `__cluster_metadata-0` and its snapshots hold.
+
+Types, fields, numbers and versions are those of Apache Kafka's schemas, so that its tools read the files. Ids are 16
+bytes. `kipmesh.core.metadata.records` frames them.
+"""
+
+from collections.abc import Sequence
+
+from kipmesh.messages.kafka import ZERO_ID
+from kipmesh.messages.schema import Bool, Float64, Int8, Int16, Int32, Int64, Message, UInt16, Uuid, field
+
+ZERO_UUID = ZERO_ID
+KIPMESH_TAG = 10_000
+"""The first tag of fields that Apache Kafka's schemas do not have; Kafka numbers its own from 0."""
+
+
+class BrokerEndpoint(Message):
+    """A listener of a broker or controller."""
+
+    name: str = field()
+    host: str = field()
+    port: UInt16 = field()
+    security_protocol: Int16 = field()
+
+
+class BrokerFeature(Message):
+    """A range of levels that a node supports."""
+
+    name: str = field()
+    min_supported_version: Int16 = field()
+    max_supported_version: Int16 = field()
+
+
+class EntityData(Message):
+    """Whom a quota is for; a name of None is the default entity."""
+
+    entity_type: str = field()
+    entity_name: str | None = field(default="")
+
+
+class RegisterBrokerRecord(Message, key=0, versions="0-3", flexible="0+"):
+    """A broker's registration; its broker epoch is the offset of this record."""
+
+    broker_id: Int32 = field()
+    is_migrating_zk_broker: Bool = field(versions="2+")
+    incarnation_id: Uuid = field(default=ZERO_UUID)
+    broker_epoch: Int64 = field()
+    end_points: Sequence[BrokerEndpoint] = field()
+    features: Sequence[BrokerFeature] = field()
+    rack: str | None = field()
+    fenced: Bool = field(default=True)
+    in_controlled_shutdown: Bool = field(versions="1+")
+    log_dirs: Sequence[Uuid] = field(versions="3+", tag=0)
+
+
+class UnregisterBrokerRecord(Message, key=1, versions="0", flexible="0+"):
+    """A broker that is gone for good."""
+
+    broker_id: Int32 = field()
+    broker_epoch: Int64 = field()
+
+
+class TopicRecord(Message, key=2, versions="0", flexible="0+"):
+    """A new topic."""
+
+    name: str = field()
+    topic_id: Uuid = field(default=ZERO_UUID)
+
+
+class PartitionRecord(Message, key=3, versions="0-2", flexible="0+"):
+    """A new partition, whole."""
+
+    partition_id: Int32 = field(default=-1)
+    topic_id: Uuid = field(default=ZERO_UUID)
+    replicas: Sequence[Int32] = field()
+    isr: Sequence[Int32] = field()
+    removing_replicas: Sequence[Int32] = field()
+    adding_replicas: Sequence[Int32] = field()
+    leader: Int32 = field(default=-1)
+    leader_recovery_state: Int8 = field(tag=0)
+    leader_epoch: Int32 = field(default=-1)
+    partition_epoch: Int32 = field(default=-1)
+    directories: Sequence[Uuid] = field(versions="1+")
+    eligible_leader_replicas: Sequence[Int32] | None = field(versions="2+", tag=1)
+    last_known_elr: Sequence[Int32] | None = field(versions="2+", tag=2)
+
+
+class ConfigRecord(Message, key=4, versions="0", flexible="0+"):
+    """One configuration key of a topic (type 2) or broker (4); None removes it."""
+
+    resource_type: Int8 = field()
+    resource_name: str = field()
+    name: str = field()
+    value: str | None = field()
+
+
+class PartitionChangeRecord(Message, key=5, versions="0-2", flexible="0+"):
+    """What changed of a partition: None, -2 (leader) and -1 (recovery state) stand for "as before".
+
+    Each adds one to the partition epoch; one that names a leader, even the same one, adds one to the leader epoch."""
+
+    partition_id: Int32 = field(default=-1)
+    topic_id: Uuid = field(default=ZERO_UUID)
+    isr: Sequence[Int32] | None = field(tag=0)
+    leader: Int32 = field(tag=1, default=-2)
+    replicas: Sequence[Int32] | None = field(tag=2)
+    removing_replicas: Sequence[Int32] | None = field(tag=3)
+    adding_replicas: Sequence[Int32] | None = field(tag=4)
+    leader_recovery_state: Int8 = field(tag=5, default=-1)
+    directories: Sequence[Uuid] | None = field(versions="1+", tag=8)
+    eligible_leader_replicas: Sequence[Int32] | None = field(versions="2+", tag=6)
+    last_known_elr: Sequence[Int32] | None = field(versions="2+", tag=7)
+
+
+class FenceBrokerRecord(Message, key=7, versions="0", flexible="0+"):
+    """A broker is fenced (older form; `BrokerRegistrationChangeRecord` is the newer one)."""
+
+    id: Int32 = field()
+    epoch: Int64 = field()
+
+
+class UnfenceBrokerRecord(Message, key=8, versions="0", flexible="0+"):
+    """A broker is unfenced (older form)."""
+
+    id: Int32 = field()
+    epoch: Int64 = field()
+
+
+class RemoveTopicRecord(Message, key=9, versions="0", flexible="0+"):
+    """A topic and all its partitions are gone."""
+
+    topic_id: Uuid = field(default=ZERO_UUID)
+
+
+class DelegationTokenRecord(Message, key=10, versions="0", flexible="0+"):
+    """A delegation token."""
+
+    owner: str = field()
+    requester: str = field()
+    renewers: Sequence[str] = field()
+    issue_timestamp: Int64 = field()
+    max_timestamp: Int64 = field()
+    expiration_timestamp: Int64 = field()
+    token_id: str = field()
+
+
+class UserScramCredentialRecord(Message, key=11, versions="0", flexible="0+"):
+    """A SCRAM credential."""
+
+    name: str = field()
+    mechanism: Int8 = field()
+    salt: bytes = field()
+    stored_key: bytes = field()
+    server_key: bytes = field()
+    iterations: Int32 = field()
+
+
+class FeatureLevelRecord(Message, key=12, versions="0", flexible="0+"):
+    """A finalized feature level; `metadata.version` comes first in a log."""
+
+    name: str = field()
+    feature_level: Int16 = field()
+
+
+class ClientQuotaRecord(Message, key=14, versions="0", flexible="0+"):
+    """A quota of an entity."""
+
+    entity: Sequence[EntityData] = field()
+    key: str = field()
+    value: Float64 = field()
+    remove: Bool = field()
+
+
+class ProducerIdsRecord(Message, key=15, versions="0", flexible="0+"):
+    """The next block of producer ids begins here."""
+
+    broker_id: Int32 = field()
+    broker_epoch: Int64 = field(default=-1)
+    next_producer_id: Int64 = field()
+
+
+class BrokerRegistrationChangeRecord(Message, key=17, versions="0-2", flexible="0+"):
+    """What changed of a broker: fenced is 1, unfenced -1, as before 0.
+
+    What it does to the broker's partitions: `fencing`. The last two fields are ours, in tags that Kafka skips."""
+
+    broker_id: Int32 = field()
+    broker_epoch: Int64 = field()
+    fenced: Int8 = field(tag=0)
+    in_controlled_shutdown: Int8 = field(versions="1+", tag=1)
+    log_dirs: Sequence[Uuid] = field(versions="2+", tag=2)
+    # Brokers whose turn comes next: none of them is elected.
+    also_gone: Sequence[Int32] = field(tag=KIPMESH_TAG)
+    # The broker was alive after the last change of every partition that it leads.
+    proven: Bool = field(tag=KIPMESH_TAG + 1)
+
+
+class AccessControlEntryRecord(Message, key=18, versions="0", flexible="0+"):
+    """An access control entry."""
+
+    id: Uuid = field(default=ZERO_UUID)
+    resource_type: Int8 = field()
+    resource_name: str = field()
+    pattern_type: Int8 = field()
+    principal: str = field()
+    host: str = field()
+    operation: Int8 = field()
+    permission_type: Int8 = field()
+
+
+class RemoveAccessControlEntryRecord(Message, key=19, versions="0", flexible="0+"):
+    """An access control entry is gone."""
+
+    id: Uuid = field(default=ZERO_UUID)
+
+
+class NoOpRecord(Message, key=20, versions="0", flexible="0+"):
+    """Nothing; keeps the log moving."""
+
+
+class ZkMigrationStateRecord(Message, key=21, versions="0", flexible="0+"):
+    """The state of a migration from ZooKeeper."""
+
+    zk_migration_state: Int8 = field()
+
+
+class RemoveUserScramCredentialRecord(Message, key=22, versions="0", flexible="0+"):
+    """A SCRAM credential is gone."""
+
+    name: str = field()
+    mechanism: Int8 = field()
+
+
+class BeginTransactionRecord(Message, key=23, versions="0", flexible="0+"):
+    """The records up to the end of the transaction hold together."""
+
+    name: str | None = field(tag=0)
+
+
+class EndTransactionRecord(Message, key=24, versions="0", flexible="0+"):
+    """The transaction's records hold."""
+
+
+class AbortTransactionRecord(Message, key=25, versions="0", flexible="0+"):
+    """The transaction's records do not hold."""
+
+    reason: str | None = field(tag=0)
+
+
+class RemoveDelegationTokenRecord(Message, key=26, versions="0", flexible="0+"):
+    """A delegation token is gone."""
+
+    token_id: str = field()
+
+
+class RegisterControllerRecord(Message, key=27, versions="0", flexible="0+"):
+    """A controller's registration."""
+
+    controller_id: Int32 = field()
+    incarnation_id: Uuid = field(default=ZERO_UUID)
+    zk_migration_ready: Bool = field()
+    end_points: Sequence[BrokerEndpoint] = field()
+    features: Sequence[BrokerFeature] = field()

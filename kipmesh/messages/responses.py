@@ -1,0 +1,116 @@
+"""Errors in responses, derived from the declarations: which a response has, and the response that refuses a request.
+
+A response whose declaration has an `error_code` of its own carries the error there. Otherwise each item that the
+request names carries it: the response's lists mirror the request's. A list or field that has another name in the
+request states it (`mirrors` in `kipmesh.messages.schema.field`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from kipmesh.messages.kafka import is_message, item_type
+from kipmesh.messages.schema import ITEM, Array, Field, Message, zero_of
+
+_CODE = "error_code"
+_MESSAGE = "error_message"
+
+
+class _Place(NamedTuple):
+    has_code: bool
+    inner: tuple[tuple[Callable[[Any], Any], _Place], ...]
+    """Lists whose items have errors, or lists with them."""
+
+
+def error_codes(of: type[Message]) -> Callable[[Any], list[int]]:
+    """Return a function from a response to its error codes: its own if it is not 0, and those of its items, 0 included."""
+    place = _place(of)
+    return lambda response: list(_codes(place, response))
+
+
+def _place(of: type[Message]) -> _Place:
+    inner = []
+    for each in of.message_fields:
+        if isinstance(each.type, Array) and is_message(each.type.of):
+            place = _place(each.type.of)
+            if place.has_code or place.inner:
+                inner.append((attrgetter(each.name), place))
+    return _Place(_CODE in of._fields, tuple(inner))
+
+
+def _codes(place: _Place, value: Any) -> Iterator[int]:
+    if place.has_code and (value.error_code or not place.inner):
+        yield value.error_code
+    for items, inner in place.inner:
+        for item in items(value) or ():
+            yield from _codes(inner, item)
+
+
+def make_error_response(
+    asked: type[Message], answered: type[Message], request: Any, code: int, message: str | None, version: int | None
+) -> Any | None:
+    """Return the response that refuses `request`; None if `version` has no field for the error."""
+    lists = [each for each in _present(answered, version) if each.mirrors is not None]
+    own = _find(answered, _CODE, version)
+    if own is not None and own.is_refusal:
+        return _blank(answered, version, {_CODE: code, _MESSAGE: message})
+    values: dict[str, Any] = {}
+    for each in lists:
+        for source in each.mirrors or ():
+            if _find(asked, source, version) is not None:
+                items = [
+                    _refused(each.type.of, item, code, message, version) for item in getattr(request, source) or ()
+                ]
+                values[each.name] = tuple(dict.fromkeys([*values.get(each.name, ()), *items]))
+    return _blank(answered, version, values) if values else None
+
+
+def _refused(of: type[Message], item: Any, code: int, message: str | None, version: int | None) -> Any:
+    """Return the item of a response that has the error, for an item of a request."""
+    values: dict[str, Any] = {}
+    nested = [each for each in of.message_fields if isinstance(each.type, Array) and each.mirrors is not None]
+    for each in of.message_fields:
+        if each in nested:
+            (source,) = each.mirrors or ()
+            inner = getattr(item, source) or ()
+            values[each.name] = tuple([_refused(each.type.of, one, code, message, version) for one in inner])
+        elif not isinstance(item, Message):
+            if each.mirrors is not None and ITEM in each.mirrors:
+                values[each.name] = item
+        else:
+            for source in each.mirrors or (each.name,):
+                if source in item._fields:
+                    values[each.name] = getattr(item, source)
+    if not nested:
+        values |= {_CODE: code, _MESSAGE: message}
+    return _blank(of, version, values)
+
+
+def _present(of: type[Message], version: int | None) -> list[Field]:
+    if version is None:
+        return [each for each in of.message_fields if each.number is not None]
+    return [each for each in of.message_fields if version in each.versions]
+
+
+def _find(of: type[Message], name: str, version: int | None) -> Field | None:
+    return next((each for each in _present(of, version) if each.name == name), None)
+
+
+def _blank(of: type[Message], version: int | None, values: dict[str, Any]) -> Any:
+    """Return a message with the values that it has fields for, and no None where a version has no null."""
+    known = {name: value for name, value in values.items() if name in of._fields}
+    for each in of.message_fields:
+        value = known.get(each.name, each.default)
+        if value is None and version is not None and version in each.versions and version not in each.nullable:
+            if each.tag is None:
+                known[each.name] = _nothing(each, version)
+    return of(**known)
+
+
+def _nothing(each: Field, version: int) -> Any:
+    if isinstance(each.type, Array):
+        return ()
+    kind = item_type(each)
+    return _blank(kind, version, {}) if is_message(kind) else zero_of(kind)

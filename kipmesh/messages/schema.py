@@ -1,0 +1,268 @@
+"""Declarations of messages: one class per message, one line per field.
+
+A declaration states what Apache Kafka's schema files state (type, versions, nullable versions, tag, default) and the
+number of the field in protobuf. Fields are declared in the order of Kafka's wire format. The codecs of
+`kipmesh.messages.kafka` and `kipmesh.messages.proto`, the `.proto` files and the protocol documentation are derived
+from the declarations. See ADR 0014.
+
+Instances are immutable named tuples with Kafka's field names. Every field has a default: the given one, or zero, empty
+or None. A topic id is 16 bytes, or `b""` if there is none.
+"""
+
+from collections import namedtuple
+from collections.abc import Iterator, Sequence
+from types import ModuleType, NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    NamedTuple,
+    Self,
+    Union,
+    cast,
+    dataclass_transform,
+    get_args,
+    get_origin,
+)
+
+Bool = bool
+Int8 = Annotated[int, "int8"]
+Int16 = Annotated[int, "int16"]
+UInt16 = Annotated[int, "uint16"]
+Int32 = Annotated[int, "int32"]
+UInt32 = Annotated[int, "uint32"]
+Int64 = Annotated[int, "int64"]
+Float64 = Annotated[float, "float64"]
+Uuid = Annotated[bytes, "uuid"]
+Records = Annotated[bytes, "records"]
+"""Record batches: bytes that no codec copies."""
+
+VERSION_MAX = 32_767
+_PYTHON_TYPES = {bool: "bool", str: "string", bytes: "bytes"}
+_ZEROS: dict[str, Any] = {"bool": False, "float64": 0.0, "string": "", "bytes": b"", "uuid": b"", "records": b""}
+_UNSET: Any = object()
+
+
+def zero_of(kind: Any) -> Any:
+    """Return the zero or empty value of a scalar type."""
+    return _ZEROS.get(kind, 0)
+
+
+class Versions(NamedTuple):
+    """A range of versions, both ends included."""
+
+    first: int
+    last: int
+
+    def __contains__(self, version: object) -> bool:
+        return isinstance(version, int) and self.first <= version <= self.last
+
+    def __str__(self) -> str:
+        if self.last == VERSION_MAX:
+            return f"{self.first}+"
+        return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
+
+
+NEVER = Versions(0, -1)
+
+
+def parse_versions(text: str) -> Versions:
+    """Parse a range as Kafka's schemas write it: `0+`, `1-6`, `3`, or an empty text for no version."""
+    if not text:
+        return NEVER
+    if text.endswith("+"):
+        return Versions(int(text[:-1]), VERSION_MAX)
+    first, dash, last = text.partition("-")
+    return Versions(int(first), int(last if dash else first))
+
+
+class Array(NamedTuple):
+    """The type of a list. `of` is the name of a scalar type or a Message class."""
+
+    of: Any
+
+
+class NullFlag(NamedTuple):
+    """The protobuf field that states that a list is null, because protobuf has no null lists."""
+
+    name: str
+    number: int
+
+
+class Field(NamedTuple):
+    """One field of a message."""
+
+    name: str
+    type: Any
+    """The name of a scalar type, an Array, or a Message class."""
+    number: int | None
+    """The number in protobuf; None for a field that gRPC does not carry."""
+    versions: Versions
+    nullable: Versions
+    tag: int | None
+    default: Any
+    null: Any
+    """The value of a null that was read."""
+    null_flag: NullFlag | None
+    proto_name: str
+    mirrors: tuple[str, ...] | None
+    """Of a response: the fields of the request that this one repeats when the request is refused."""
+    is_refusal: bool
+    """Whether an `error_code` refuses the whole request."""
+
+
+class _Spec(NamedTuple):
+    number: int | None
+    versions: str
+    nullable: str | None
+    tag: int | None
+    default: Any
+    null: Any
+    null_flag: NullFlag | None
+    proto_name: str
+    mirrors: tuple[str, ...] | None
+    is_refusal: bool
+
+
+ITEM = ""
+"""In `mirrors`: the item of the request itself, where the request lists scalars."""
+
+
+def field(
+    number: int | None = None,
+    *,
+    versions: str = "0+",
+    nullable: str | None = None,
+    tag: int | None = None,
+    default: Any = _UNSET,
+    null: Any = None,
+    null_flag: tuple[str, int] | None = None,
+    proto_name: str = "",
+    mirrors: str | tuple[str, ...] | None = None,
+    is_refusal: bool = True,
+) -> Any:
+    """Declare a field.
+
+    Args:
+        number: the field's number in protobuf; without one, gRPC does not carry the field.
+        versions: Kafka's versions that have the field; empty if only gRPC has it.
+        nullable: versions in which Kafka's format has a null; by default all if the type allows None.
+        tag: the tag in flexible versions. A tagged field is written if it differs from its default.
+        default: the value where the field is absent; by default zero, empty, or None if the type allows None.
+        null: the value of a null that was read.
+        null_flag: name and number of the protobuf field that states that the list is null.
+        proto_name: the name in protobuf, if it differs.
+        mirrors: of a response, the field of the request (or ITEM) that this one repeats when the request is refused. A
+            list needs it; other fields repeat the one of their name.
+        is_refusal: False for an `error_code` of a response that does not refuse the whole request.
+    """
+    flag = None if null_flag is None else NullFlag(*null_flag)
+    sources = (mirrors,) if isinstance(mirrors, str) else mirrors
+    return _Spec(number, versions, nullable, tag, default, null, flag, proto_name, sources, is_refusal)
+
+
+def _parse_type(annotation: Any) -> tuple[Any, bool]:
+    """Return the field type that an annotation states, and whether it allows None."""
+    origin = get_origin(annotation)
+    if origin in (Union, UnionType):
+        (inner,) = [one for one in get_args(annotation) if one is not NoneType]
+        return _parse_type(inner)[0], True
+    if origin is Annotated:
+        return annotation.__metadata__[0], False
+    if origin is not None and issubclass(origin, Sequence):
+        return Array(_parse_type(get_args(annotation)[0])[0]), False
+    return _PYTHON_TYPES.get(annotation, annotation), False
+
+
+def _make_field(name: str, annotation: Any, spec: _Spec) -> Field:
+    kind, allows_none = _parse_type(annotation)
+    is_struct = isinstance(kind, type)
+    default = spec.default
+    if default is _UNSET:
+        if allows_none or is_struct:
+            default = None if allows_none else kind()
+        else:
+            default = () if isinstance(kind, Array) else zero_of(kind)
+    nullable = spec.nullable
+    if nullable is None:
+        nullable = "0+" if allows_none and not (is_struct and spec.tag is not None) else ""
+    return Field(
+        name,
+        kind,
+        spec.number,
+        parse_versions(spec.versions),
+        parse_versions(nullable),
+        spec.tag,
+        default,
+        spec.null,
+        spec.null_flag,
+        spec.proto_name or name,
+        spec.mirrors,
+        spec.is_refusal,
+    )
+
+
+class RecordKey(NamedTuple):
+    """The number of a record type, its versions, and the first version with tagged fields."""
+
+    key: int
+    versions: Versions
+    flexible_since: int
+
+
+# All fields have defaults, so there is no field specifier for type checkers to read.
+@dataclass_transform(frozen_default=True)
+class MessageType(type):
+    """Makes a named tuple of a declaration."""
+
+    message_fields: tuple[Field, ...]
+    record_key: RecordKey
+
+    def __new__(
+        mcs,
+        name: str,
+        bases: tuple[type, ...],
+        namespace: dict[str, Any],
+        *,
+        key: int = -1,
+        versions: str = "",
+        flexible: str = "",
+    ) -> Any:
+        """Make the class. `key`, `versions` and `flexible` are those of a record."""
+        if not bases:
+            return super().__new__(mcs, name, bases, namespace)
+        specs = {attribute: spec for attribute, spec in namespace.items() if isinstance(spec, _Spec)}
+        annotations = namespace.get("__annotations__", {})
+        made = tuple([_make_field(attribute, annotations[attribute], spec) for attribute, spec in specs.items()])
+        base = namedtuple(name, specs, defaults=[one.default for one in made], module=namespace["__module__"])  # type: ignore[misc]
+        rest = {attribute: value for attribute, value in namespace.items() if attribute not in specs}
+        since = parse_versions(flexible).first if flexible else VERSION_MAX
+        rest |= {
+            "__slots__": (),
+            "message_fields": made,
+            "record_key": RecordKey(key, parse_versions(versions), since),
+        }
+        return super().__new__(mcs, name, (base, *bases), rest)
+
+
+class Message(metaclass=MessageType):
+    """The base of all declarations."""
+
+    if TYPE_CHECKING:
+        _fields: ClassVar[tuple[str, ...]]
+        _field_defaults: ClassVar[dict[str, Any]]
+
+        @classmethod
+        def _make(cls, values: Any) -> Self: ...
+        def _replace(self, **changes: Any) -> Self: ...
+        def _asdict(self) -> dict[str, Any]: ...
+        def __lt__(self, other: Self) -> bool: ...
+    else:
+        __slots__ = ()
+
+
+def declared_in(module: ModuleType) -> list[type[Message]]:
+    """Return the messages that a module declares, in order."""
+    found = [one for one in vars(module).values() if isinstance(one, MessageType) and one.__module__ == module.__name__]
+    return cast("list[type[Message]]", found)

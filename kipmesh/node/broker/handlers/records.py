@@ -1,0 +1,132 @@
+"""Produce, Fetch, ListOffsets, OffsetForLeaderEpoch, DeleteRecords, InitProducerId, DescribeLogDirs, ListFetchSessions.
+
+- Produce (0): batches go to the log as they came, slices of the request's frame. acks=0 gets no response; an error among
+  its partitions closes the connection. zstd needs version 7.
+- Fetch (1): sessions from version 7 on, racks and preferred replicas from 11, topic ids from 13. zstd needs version 10.
+  Replicas fetch by gRPC only: a broker's replica id on the Kafka listener is CLUSTER_AUTHORIZATION_FAILED.
+"""
+
+from __future__ import annotations
+
+from kipmesh import messages as m
+from kipmesh.core.context import RequestContext
+from kipmesh.core.errors import ErrorCode
+from kipmesh.messages.table import PRODUCE
+from kipmesh.node.broker.parts import BrokerParts
+from kipmesh.transport.pipeline import NO_RESPONSE, CloseConnection
+
+RACK_SINCE = 11
+_ZSTD = 4
+_ATTRIBUTES_AT = 22
+_PRODUCE_ZSTD_SINCE, _FETCH_ZSTD_SINCE = 7, 10
+_REPLICA_STATE_SINCE = 15
+
+
+def _is_zstd(records: bytes) -> bool:
+    return len(records) > _ATTRIBUTES_AT and records[_ATTRIBUTES_AT] & 7 == _ZSTD
+
+
+async def produce(broker: BrokerParts, request: m.ProduceRequest, context: RequestContext) -> m.ProduceResponse | None:
+    """Append batches, and respond when `acks` is satisfied."""
+    if context.is_before(_PRODUCE_ZSTD_SINCE) and any(
+        _is_zstd(data.records) for topic in request.topic_data for data in topic.partition_data
+    ):
+        code = ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+        response: m.ProduceResponse = PRODUCE.error_response(request, code, None, context.version)  # type: ignore[assignment]
+    else:
+        response = await broker.produce.produce(request, context)
+    if request.acks or context.version is None:
+        return response
+    for topic in response.responses:
+        for partition in topic.partition_responses:
+            if partition.error_code:
+                where = f"{topic.name or topic.topic_id.hex()}-{partition.index}"
+                raise CloseConnection("acks-0", f"{where}: {ErrorCode.of(partition.error_code).name}")
+    return NO_RESPONSE
+
+
+async def fetch(broker: BrokerParts, request: m.FetchRequest, context: RequestContext) -> m.FetchResponse:
+    """Read records for a consumer or a follower, within its fetch session."""
+    if context.version is None:
+        return await broker.fetch.fetch(request, context)
+    if not context.is_before(_REPLICA_STATE_SINCE):
+        request = request._replace(replica_id=request.replica_state.replica_id)
+    if request.replica_id >= 0:
+        return m.FetchResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    if request.max_bytes > context.response_bytes_max:
+        # Not 0: a fetch without room for a byte completes immediately, and its consumer would repeat it at once.
+        request = request._replace(max_bytes=max(1, context.response_bytes_max))
+    names_rack = not context.is_before(RACK_SINCE)
+    response = await broker.fetch.fetch(request, context, names_rack=names_rack)
+    return _without_zstd(response) if context.is_before(_FETCH_ZSTD_SINCE) else response
+
+
+def _without_zstd(response: m.FetchResponse) -> m.FetchResponse:
+    """Refuse the partitions whose records begin with a zstd batch."""
+    topics = []
+    for topic in response.responses:
+        partitions = [
+            data._replace(error_code=ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, records=b"")
+            if _is_zstd(data.records)
+            else data
+            for data in topic.partitions
+        ]
+        topics.append(topic._replace(partitions=partitions))
+    return response._replace(responses=topics)
+
+
+async def list_offsets(
+    broker: BrokerParts, request: m.ListOffsetsRequest, context: RequestContext
+) -> m.ListOffsetsResponse:
+    """Return offsets by timestamp."""
+    if context.version is not None:
+        # Apache Kafka responds whatever replica id a client states, and kafka-python 3.1 states 0.
+        request = request._replace(replica_id=min(request.replica_id, -1))
+    return await broker.offsets.list_offsets(request, context)
+
+
+async def offsets_for_leader_epoch(
+    broker: BrokerParts, request: m.OffsetsForLeaderEpochRequest, context: RequestContext
+) -> m.OffsetsForLeaderEpochResponse:
+    """Return where a leader epoch ended, for consumers and, by gRPC, for followers."""
+    if context.version is None or request.replica_id < 0:
+        return await broker.offsets.offsets_for_leader_epoch(request, context)
+    code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    topics = [
+        m.OffsetForLeaderTopicResult(
+            topic.topic, partitions=[m.OffsetForLeaderPartitionResult(code, one.partition) for one in topic.partitions]
+        )
+        for topic in request.topics
+    ]
+    return m.OffsetsForLeaderEpochResponse(topics=topics)
+
+
+async def delete_records(
+    broker: BrokerParts, request: m.DeleteRecordsRequest, context: RequestContext
+) -> m.DeleteRecordsResponse:
+    """Raise log starts; offset -1 is the high watermark. Responds when the live replicas have done the same."""
+    return await broker.offsets.delete_records(request, context)
+
+
+async def init_producer_id(
+    broker: BrokerParts, request: m.InitProducerIdRequest, context: RequestContext
+) -> m.InitProducerIdResponse:
+    """Assign a producer id. A transactional id is INVALID_REQUEST."""
+    return await broker.producer_ids.init_producer_id(request, context)
+
+
+async def describe_log_dirs(
+    broker: BrokerParts, request: m.DescribeLogDirsRequest, context: RequestContext
+) -> m.DescribeLogDirsResponse:
+    """Describe the log directories. Null topics are all; by gRPC an empty list is all, too."""
+    response = await broker.log_dirs.describe_log_dirs(request, context)
+    if context.version is not None and request.topics is not None and not request.topics:
+        return response._replace(results=[one._replace(topics=()) for one in response.results])
+    return response
+
+
+async def list_fetch_sessions(
+    broker: BrokerParts, request: m.ListFetchSessionsRequest, context: RequestContext
+) -> m.ListFetchSessionsResponse:
+    """List the fetch sessions of this broker."""
+    return await broker.fetch.list_fetch_sessions(request, context)

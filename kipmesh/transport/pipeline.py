@@ -1,0 +1,114 @@
+"""The path of a request behind both front ends: fault injection, the handler, errors, metrics, observers.
+
+A front end has read the frame within its limits and decoded it. A handler is one coroutine from request and context to
+response. A KafkaError that it raises becomes the API's error response; NO_RESPONSE sends nothing; CloseConnection ends
+the connection of a Kafka client, or the call of a gRPC client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from kipmesh.core.context import RequestContext
+from kipmesh.core.errors import KafkaError
+from kipmesh.messages.table import METHODS, Api
+
+if TYPE_CHECKING:
+    from kipmesh.transport.faults import Faults
+    from kipmesh.transport.metrics import RequestMetrics
+
+Handler = Callable[[Any, RequestContext], Awaitable[Any]]
+Handlers = Mapping[Api, Handler]
+Observer = Callable[[RequestContext, Any, Any, int, int], None]
+"""Receives context, request, response, and the bytes of the two."""
+StreamEnded = Callable[[RequestContext], None]
+
+NO_RESPONSE = None
+"""Returned by a handler whose request gets no response."""
+
+
+class CloseConnection(Exception):  # noqa: N818 - nothing is wrong with the request
+    """Raised by a handler to end the connection without a response."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+class Pipeline:
+    """The handlers of one node for one front end, and what happens around them."""
+
+    def __init__(
+        self,
+        handlers: Handlers,
+        *,
+        stream_ended: Mapping[Api, StreamEnded] | None = None,
+        observers: Mapping[str, Observer] | None = None,
+        metrics: RequestMetrics | None = None,
+        faults: Faults | None = None,
+    ) -> None:
+        """Make the pipeline.
+
+        Args:
+            handlers: the handler of each API that the node responds to.
+            stream_ended: called when a gRPC stream of the API ended; its request was cancelled by then.
+            observers: by the name of an API; called for each exchange before anything else runs.
+            metrics: counts requests.
+            faults: faults for tests; None if they are not enabled.
+        """
+        self.handlers = handlers
+        self.stream_ended = stream_ended or {}
+        self._observers = observers or {}
+        self._metrics = metrics
+        self._faults = faults
+        if faults is not None:
+            faults.knows(frozenset(api.name for api in handlers))
+
+    async def handle(self, api: Api, request: Any, context: RequestContext) -> Any:
+        """Return the response to one request, or NO_RESPONSE. Raises CloseConnection."""
+        handler = self.handlers[api]
+        try:
+            if self._faults is not None:
+                return await self._faults.handle(api, request, context, handler)
+            return await handler(request, context)
+        except KafkaError as error:
+            response = api.error_response(request, error.code, error.message, context.version)
+            if response is None:
+                raise CloseConnection("failed", f"{api.name}: {error}") from None
+            return response
+
+    def finished(
+        self,
+        api: Api,
+        context: RequestContext,
+        request: Any,
+        response: Any,
+        sizes: tuple[int, int],
+        began_s: float,
+    ) -> None:
+        """Count an exchange. `sizes` are the bytes of request and response, `began_s` is of `perf_counter`."""
+        if self._metrics is not None:
+            self._metrics.finished(api, context, request, response, sizes, perf_counter() - began_s)
+        observe = self._observers.get(api.name)
+        if observe is not None and response is not NO_RESPONSE and not api.is_for_nodes:
+            observe(context, request, response, *sizes)
+
+
+def pipeline_of(services: Mapping[str, object], **options: Any) -> Pipeline:
+    """Return a pipeline of objects by gRPC service, whose coroutines are named as the APIs (`create_topics`).
+
+    A coroutine that an object lacks is an API without a handler. `stream_ended(context)` of an object is called for
+    its streams. `options` are those of Pipeline.
+    """
+    handlers: dict[Api, Handler] = {}
+    ended: dict[Api, StreamEnded] = {}
+    for service, target in services.items():
+        for method in METHODS[service].values():
+            handler: Handler | None = getattr(target, method.api.method, None)
+            if handler is not None:
+                handlers[method.api] = handler
+                if method.streaming and hasattr(target, "stream_ended"):
+                    ended[method.api] = target.stream_ended
+    return Pipeline(handlers, stream_ended=ended, **options)
