@@ -23,8 +23,6 @@ VENV := .venv
 PY := $(VENV)/bin/python
 # Holds the folder that the venv was made in: a checkout that moved makes its venv anew.
 STAMP := $(VENV)/installed
-GENERATED := kipmesh/v1/__init__.py
-PROTOS := $(wildcard protos/kipmesh/v1/*.proto) tools/build_protos.py
 PYTEST := $(PY) -m pytest
 
 ifneq ("$(shell cat $(STAMP) 2>/dev/null)","$(CURDIR)")
@@ -37,20 +35,17 @@ endif
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install demo test check lint format types imports tidy unit e2e spark golden sim sim-replicas chaos bench \
-  bench-catch-up bench-clients bench-spark bench-closest bench-failover bench-fencing bench-groups bench-metadata bench-sessions bench-spark-kills bench-snapshot bench-wakeup bench-compare clients client-suites fuzz-wire certs protos lock wheel \
+  bench-catch-up bench-clients bench-spark bench-closest bench-failover bench-fencing bench-groups bench-metadata bench-sessions bench-spark-kills bench-snapshot bench-wakeup bench-compare clients client-suites fuzz-wire certs lock wheel \
   docs dashboards monitoring images image-next image-spark up down demo-compose chaos-compose docker kube clean distclean stale
 
 help: ## list the targets
 	@echo "make TARGET [PYTHON=python3.12] [SCALE=n] [SEEDS=n] [WORKERS=n] [ARGS='...']"
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-install: $(STAMP) $(GENERATED) ## make .venv with everything in it (the other targets do it when it is missing or stale)
+install: $(STAMP) ## make .venv with everything in it (the other targets do it when it is missing or stale)
 
 $(STAMP): pyproject.toml requirements.lock tools/install.sh $(STALE)
 	@PYTHON="$(PYTHON)" sh tools/install.sh "$(VENV)"
-
-$(GENERATED): $(STAMP) $(PROTOS)
-	@$(PY) tools/build_protos.py >/dev/null
 
 demo: install ## the main job: a year of flights through a replicated mesh into Spark (SCALE=n: n times)
 	$(PY) -m kipmesh.cli.demo --scale $(SCALE) $(ARGS)
@@ -149,10 +144,8 @@ bench-snapshot: install ## a snapshot of 1,000,000 partitions (ARGS="--kafka": b
 bench-wakeup: install ## followers that are told the high watermark at once: fetches and delay, with and without (ARGS="--quick")
 	$(PY) -m bench.wakeup $(ARGS)
 
-protos: install ## generate kipmesh/v1 from protos/
-	$(PY) tools/build_protos.py
-
-docs: install ## generate docs/configuration.md from the configuration models, docs/wire.md's table, the diagrams of docs/raft.md
+docs: install ## generate protos/ and the tables of docs/wire.md from the messages, docs/configuration.md, the diagrams of docs/raft.md
+	$(PY) tools/gen_protos.py
 	$(PY) tools/gen_config_docs.py
 	$(PY) tools/gen_raft_docs.py
 	$(PY) tools/gen_wire_docs.py
@@ -208,7 +201,7 @@ wheel: install ## build dist/*.whl
 	$(PY) -m build --wheel --no-isolation --outdir dist
 
 clean: ## remove what was built and cached (.venv stays)
-	rm -rf build dist spark-warehouse metastore_db derby.log kipmesh/v1
+	rm -rf build dist spark-warehouse metastore_db derby.log
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find kipmesh services tests tools bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -4,10 +4,9 @@ python tools/next_build.py DIR ; `make image-next` makes an image of it.
 
 What is different, as in a release to come:
 - the version, and with it the image's label;
-- a field more in requests that are sent all the time: `build` of FetchRequest and BrokerHeartbeatRequest, never empty,
-  which the version before does not know;
-- a field less: `throttle_time_ms` of BrokerHeartbeatResponse, whose number is reserved, and which the version before
-  still sends.
+- a field more in requests that are sent all the time, FetchRequest and BrokerHeartbeatRequest, which the version before
+  does not know;
+- a field less: `throttle_time_ms` of BrokerHeartbeatResponse, which the version before still sends.
 """
 
 from __future__ import annotations
@@ -20,26 +19,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 VERSION = "0.9.9"
-PROTOS = "protos/kipmesh/v1"
-MESSAGES = "kipmesh/core/messages"
+MESSAGES = "kipmesh/messages/apis"
+UNKNOWN_FIELD = r"""    if of.__name__ in ("FetchRequest", "BrokerHeartbeatRequest"):
+        source.add(1, "out += b'\\xa2\\x06\\x04next'")  # field 100, a string
+"""
 PATCHES = (
     ("pyproject.toml", r'\nversion = "[^"]+"\n', f'\nversion = "{VERSION}"\n'),
-    (f"{PROTOS}/fetch.proto", r"(\n  string rack_id = 12;\n)", r"\1  string build = 100;\n"),
-    (f"{MESSAGES}/fetch.py", r"(class FetchRequest\(NamedTuple\):\n(?:    .+\n)+)", r'\1    build: str = "next"\n'),
-    (f"{PROTOS}/broker_lifecycle.proto", r"(\n  repeated bytes offline_log_dirs = 7;\n)", r"\1  string build = 100;\n"),
     (
-        f"{MESSAGES}/broker_lifecycle.py",
-        r"(class BrokerHeartbeatRequest\(NamedTuple\):\n(?:    .+\n)+)",
-        r'\1    build: str = "next"\n',
-    ),
-    (
-        f"{PROTOS}/broker_lifecycle.proto",
-        r"(message BrokerHeartbeatResponse \{\n)  int32 throttle_time_ms = 1;\n",
-        r'\1  reserved 1;\n  reserved "throttle_time_ms";\n',
+        "kipmesh/messages/proto.py",
+        r'(\n    source\.add\(1, "out = bytearray\(\)"\)\n)',
+        r"\1" + UNKNOWN_FIELD.replace("\\", r"\\"),
     ),
     (
         f"{MESSAGES}/broker_lifecycle.py",
-        r"(class BrokerHeartbeatResponse\(NamedTuple\):\n)    throttle_time_ms: int = 0\n",
+        r"(class BrokerHeartbeatResponse\(Message\):\n)    throttle_time_ms: Int32 = field\(1\)\n",
         r"\1",
     ),
 )

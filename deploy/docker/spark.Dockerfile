@@ -14,8 +14,6 @@ RUN set -eu; if ls /wheels/*.whl >/dev/null 2>&1; then \
       python -m pip --python /opt/kipmesh/bin/python install --quiet --no-index --no-deps /wheels/*.whl; \
     fi
 COPY pyproject.toml README.md LICENSE CHANGELOG.md build/wheels/kipmesh-*.whl /src/
-COPY protos /src/protos
-COPY tools /src/tools
 COPY services /src/services
 COPY pyspark_kipmesh /src/pyspark_kipmesh
 COPY kipmesh /src/kipmesh

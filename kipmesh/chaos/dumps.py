@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from kipmesh import messages as m
 from kipmesh.chaos import values
 from kipmesh.chaos.recorder import Recorder
 from kipmesh.chaos.workload import CONSUMER_CONFIG
@@ -14,7 +15,6 @@ from kipmesh.client import AdminClient, Consumer, TopicPartition
 from kipmesh.core.config.security import ClientSslConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.record_batch import BatchHeader
-from kipmesh.messages import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from kipmesh.rpc.client import ConnectionPool, TransportError
 from kipmesh.testing.history import Dump, End, NotRecovered, Read, ReaderKind
 
@@ -129,14 +129,14 @@ class _Served:
         """Append all batches below `end`; raises KafkaError, TransportError."""
         cursor = 0
         while cursor < end:
-            asked = [FetchPartition(self._partition, -1, cursor, partition_max_bytes=SERVED_BYTES)]
-            request = FetchRequest(
+            asked = [m.FetchPartition(self._partition, -1, cursor, partition_max_bytes=SERVED_BYTES)]
+            request = m.FetchRequest(
                 max_wait_ms=100,
                 max_bytes=SERVED_BYTES,
-                topics=[FetchTopic(self._topic, self._topic_id, asked)],
+                topics=[m.FetchTopic(self._topic, self._topic_id, asked)],
                 session_epoch=-1,
             )
-            response: FetchResponse = await self._pool.get(self._address).call("Broker", "Fetch", request, 5.0)
+            response: m.FetchResponse = await self._pool.get(self._address).call("Broker", "Fetch", request, 5.0)
             got: list[Batch] = []
             for one in [one for topic in response.responses for one in topic.partitions]:
                 if one.error_code:

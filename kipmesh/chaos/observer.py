@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from kipmesh import messages as m
 from kipmesh.chaos import values
 from kipmesh.chaos.mesh import Node, is_broker, is_controller
 from kipmesh.chaos.recorder import Recorder
@@ -18,16 +19,6 @@ from kipmesh.chaos.targets import PartitionView, View
 from kipmesh.client.quorum import describe_quorum
 from kipmesh.core.config.security import ClientSslConfig
 from kipmesh.core.errors import KafkaError
-from kipmesh.messages import (
-    FetchPartition,
-    FetchRequest,
-    FetchResponse,
-    FetchTopic,
-    FindCoordinatorRequest,
-    MetadataRequest,
-    MetadataRequestTopic,
-    MetadataResponse,
-)
 from kipmesh.rpc.client import ConnectionPool, TransportError
 from kipmesh.testing.history import Controller, Led, Read, ReaderKind
 
@@ -133,7 +124,7 @@ class Observer:
         """The broker that most brokers name as the group's coordinator; -1 for none."""
         if self._group is None:
             return -1
-        request = FindCoordinatorRequest(coordinator_keys=[self._group])
+        request = m.FindCoordinatorRequest(coordinator_keys=[self._group])
         brokers = [node for node in self._nodes() if is_broker(node) and node.pid is not None and node.grpc]
 
         async def ask(address: str) -> list[int]:
@@ -147,10 +138,10 @@ class Observer:
         named = [node_id for answer in answers for node_id in answer]
         return max(named, key=named.count, default=-1)
 
-    async def _ask(self, address: str) -> MetadataResponse | None:
-        request = MetadataRequest([MetadataRequestTopic(name=self._topic)])
+    async def _ask(self, address: str) -> m.MetadataResponse | None:
+        request = m.MetadataRequest([m.MetadataRequestTopic(name=self._topic)])
         try:
-            response: MetadataResponse = await self._pool.get(address).call(
+            response: m.MetadataResponse = await self._pool.get(address).call(
                 "Broker", "Metadata", request, ASK_TIMEOUT_S
             )
         except TransportError:
@@ -181,14 +172,16 @@ class Observer:
             address, process = found
             epochs = {number: one.leader_epoch for number, one in self.partitions.items()}
             asked = [
-                FetchPartition(number, epoch, cursors.get(number, 0), partition_max_bytes=PROBE_BYTES)
+                m.FetchPartition(number, epoch, cursors.get(number, 0), partition_max_bytes=PROBE_BYTES)
                 for number, epoch in epochs.items()
             ]
-            request = FetchRequest(
-                max_bytes=PROBE_BYTES, topics=[FetchTopic(self._topic, self._topic_id, asked)], session_epoch=-1
+            request = m.FetchRequest(
+                max_bytes=PROBE_BYTES, topics=[m.FetchTopic(self._topic, self._topic_id, asked)], session_epoch=-1
             )
             try:
-                response: FetchResponse = await self._pool.get(address).call("Broker", "Fetch", request, ASK_TIMEOUT_S)
+                response: m.FetchResponse = await self._pool.get(address).call(
+                    "Broker", "Fetch", request, ASK_TIMEOUT_S
+                )
             except TransportError:
                 continue
             if self._process(node.name, starts) == found:
@@ -205,7 +198,7 @@ class Observer:
         return None
 
     def _probed(
-        self, node: Node, response: FetchResponse, cursors: dict[int, int], epochs: dict[int, int], session: int
+        self, node: Node, response: m.FetchResponse, cursors: dict[int, int], epochs: dict[int, int], session: int
     ) -> None:
         for one in [one for topic in response.responses for one in topic.partitions if not one.error_code]:
             number, start = one.partition_index, cursors.get(one.partition_index, 0)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from kipmesh import messages as m
 from kipmesh.client.admin_groups import GroupAdmin
 from kipmesh.client.cluster import Cluster
 from kipmesh.client.credentials import (
@@ -58,32 +59,6 @@ from kipmesh.client.types import (
 from kipmesh.core.config import AdminConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.scram import ITERATIONS_MIN
-from kipmesh.messages import (
-    AlterableConfig,
-    AlterConfigsResource,
-    ConfigEntry,
-    CreatableReplicaAssignment,
-    CreatableTopic,
-    CreatePartitionsRequest,
-    CreatePartitionsResponse,
-    CreatePartitionsTopic,
-    CreateTopicsRequest,
-    CreateTopicsResponse,
-    DeleteTopicsRequest,
-    DeleteTopicsResponse,
-    DeleteTopicState,
-    DescribeConfigsRequest,
-    DescribeConfigsResource,
-    DescribeConfigsResponse,
-    DescribeQuorumResponse,
-    ElectionType,
-    IncrementalAlterConfigsRequest,
-    IncrementalAlterConfigsResponse,
-    InjectedFault,
-    MetadataRequest,
-    MetadataRequestTopic,
-    MetadataResponse,
-)
 from kipmesh.rpc.client import TransportError
 
 _POLL_S_MAX = 0.2
@@ -129,12 +104,12 @@ class AdminClient(GroupAdmin):
         Raises KafkaError for the first topic that could not be created; the others are created all the same.
         """
         wanted = [_creatable(topic) for topic in topics]
-        request = CreateTopicsRequest(wanted, self._request_timeout_ms, validate_only)
+        request = m.CreateTopicsRequest(wanted, self._request_timeout_ms, validate_only)
 
-        def errors(response: CreateTopicsResponse) -> list[tuple[str, int, str | None]]:
+        def errors(response: m.CreateTopicsResponse) -> list[tuple[str, int, str | None]]:
             return [(each.name, each.error_code, each.error_message) for each in response.topics]
 
-        response: CreateTopicsResponse = await self._call("CreateTopics", request, errors)
+        response: m.CreateTopicsResponse = await self._call("CreateTopics", request, errors)
         created = [
             CreatedTopic(each.name, each.topic_id, each.num_partitions, each.replication_factor)
             for each in response.topics
@@ -147,9 +122,11 @@ class AdminClient(GroupAdmin):
     async def delete_topics(self, names: Iterable[str], *, wait: bool = True) -> None:
         """Delete topics by name; with `wait` returns when a broker does not know them any more."""
         listed = list(names)
-        request = DeleteTopicsRequest([DeleteTopicState(name) for name in listed], timeout_ms=self._request_timeout_ms)
+        request = m.DeleteTopicsRequest(
+            [m.DeleteTopicState(name) for name in listed], timeout_ms=self._request_timeout_ms
+        )
 
-        def errors(response: DeleteTopicsResponse) -> list[tuple[str, int, str | None]]:
+        def errors(response: m.DeleteTopicsResponse) -> list[tuple[str, int, str | None]]:
             return [(each.name or "", each.error_code, each.error_message) for each in response.responses]
 
         old = {topic.name: topic.topic_id for topic in await self._describe(listed)} if wait else {}
@@ -163,12 +140,12 @@ class AdminClient(GroupAdmin):
 
     async def create_partitions(self, totals: Mapping[str, int], *, wait: bool = True) -> None:
         """Raise the number of partitions of topics to these totals."""
-        parts = [CreatePartitionsTopic(name, count) for name, count in totals.items()]
+        parts = [m.CreatePartitionsTopic(name, count) for name, count in totals.items()]
 
-        def errors(response: CreatePartitionsResponse) -> list[tuple[str, int, str | None]]:
+        def errors(response: m.CreatePartitionsResponse) -> list[tuple[str, int, str | None]]:
             return [(each.name, each.error_code, each.error_message) for each in response.results]
 
-        await self._call("CreatePartitions", CreatePartitionsRequest(parts, self._request_timeout_ms), errors)
+        await self._call("CreatePartitions", m.CreatePartitionsRequest(parts, self._request_timeout_ms), errors)
         if wait:
 
             def grown(found: Mapping[str, TopicMetadata]) -> bool:
@@ -181,7 +158,7 @@ class AdminClient(GroupAdmin):
 
     async def list_topics(self) -> list[TopicMetadata]:
         """All topics, by name."""
-        response = await self._metadata_of(MetadataRequest(topics=None))
+        response = await self._metadata_of(m.MetadataRequest(topics=None))
         found = [topic_metadata(each.name or "", each) for each in response.topics if not each.error_code]
         return sorted(found, key=lambda topic: topic.name)
 
@@ -196,7 +173,7 @@ class AdminClient(GroupAdmin):
 
     async def elect_leaders(
         self,
-        election_type: ElectionType = ElectionType.PREFERRED,
+        election_type: m.ElectionType = m.ElectionType.PREFERRED,
         partitions: Iterable[tuple[str, int]] | None = None,
     ) -> dict[TopicPartition, KafkaError | None]:
         """Elect leaders of these partitions, or of all that need it: for each why there was no election, or None.
@@ -248,13 +225,13 @@ class AdminClient(GroupAdmin):
         self, resources: Iterable[ConfigResource], *, keys: Iterable[str] = (), with_documentation: bool = False
     ) -> dict[ConfigResource, dict[str, ConfigValue]]:
         """The configurations of topics and brokers by key."""
-        asked = [DescribeConfigsResource(each.resource_type, each.name, tuple(keys)) for each in resources]
+        asked = [m.DescribeConfigsResource(each.resource_type, each.name, tuple(keys)) for each in resources]
 
-        def errors(response: DescribeConfigsResponse) -> list[tuple[str, int, str | None]]:
+        def errors(response: m.DescribeConfigsResponse) -> list[tuple[str, int, str | None]]:
             return [(each.resource_name, each.error_code, each.error_message) for each in response.results]
 
-        request = DescribeConfigsRequest(asked, include_documentation=with_documentation)
-        response: DescribeConfigsResponse = await self._call("DescribeConfigs", request, errors)
+        request = m.DescribeConfigsRequest(asked, include_documentation=with_documentation)
+        response: m.DescribeConfigsResponse = await self._call("DescribeConfigs", request, errors)
         return {
             ConfigResource(result.resource_type, result.resource_name): {
                 each.name: ConfigValue(each.name, each.value, each.read_only, each.config_source, each.documentation)
@@ -268,18 +245,18 @@ class AdminClient(GroupAdmin):
     ) -> None:
         """Change single configuration keys (Kafka's IncrementalAlterConfigs)."""
         resources = [
-            AlterConfigsResource(
+            m.AlterConfigsResource(
                 resource.resource_type,
                 resource.name,
-                [AlterableConfig(each.name, each.operation, each.value) for each in alterations],
+                [m.AlterableConfig(each.name, each.operation, each.value) for each in alterations],
             )
             for resource, alterations in changes.items()
         ]
 
-        def errors(response: IncrementalAlterConfigsResponse) -> list[tuple[str, int, str | None]]:
+        def errors(response: m.IncrementalAlterConfigsResponse) -> list[tuple[str, int, str | None]]:
             return [(each.resource_name, each.error_code, each.error_message) for each in response.responses]
 
-        request = IncrementalAlterConfigsRequest(resources, validate_only)
+        request = m.IncrementalAlterConfigsRequest(resources, validate_only)
         await self._call("IncrementalAlterConfigs", request, errors)
 
     # -- users
@@ -316,14 +293,14 @@ class AdminClient(GroupAdmin):
 
     async def describe_cluster(self) -> ClusterDescription:
         """The brokers, as one of them sees them now."""
-        response = await self._metadata_of(MetadataRequest())
+        response = await self._metadata_of(m.MetadataRequest())
         brokers = sorted(Node(each.node_id, each.host, each.port, each.rack) for each in response.brokers)
         return ClusterDescription(response.cluster_id, response.controller_id, brokers)
 
     async def describe_quorum(self) -> QuorumDescription:
         """The metadata quorum, as its leader sees it."""
 
-        def errors(response: DescribeQuorumResponse) -> list[tuple[str, int, str | None]]:
+        def errors(response: m.DescribeQuorumResponse) -> list[tuple[str, int, str | None]]:
             inner = [each for topic in response.topics for each in topic.partitions]
             return [
                 ("the quorum", response.error_code, response.error_message),
@@ -341,11 +318,11 @@ class AdminClient(GroupAdmin):
         """A broker's data folders, what is in them, and which are offline."""
         return await describe_log_dirs(self._cluster, (await self.describe_cluster()).brokers, broker_id)
 
-    async def inject_fault(self, fault: InjectedFault, broker_id: int | None = None) -> dict[int, int]:
+    async def inject_fault(self, fault: m.InjectedFault, broker_id: int | None = None) -> dict[int, int]:
         """A fault for tests, at one broker or at each of them: its numbers by the brokers' ids (`kipmesh faults`)."""
         return await inject_fault(self._cluster, (await self.describe_cluster()).brokers, broker_id, fault)
 
-    async def list_faults(self, broker_id: int | None = None) -> dict[int, list[InjectedFault]]:
+    async def list_faults(self, broker_id: int | None = None) -> dict[int, list[m.InjectedFault]]:
         """The faults that are still to act, by the brokers' ids."""
         return await list_faults(self._cluster, (await self.describe_cluster()).brokers, broker_id)
 
@@ -387,15 +364,17 @@ class AdminClient(GroupAdmin):
                 raise KafkaError(code, message or name)
         return response
 
-    async def _metadata_of(self, request: MetadataRequest) -> MetadataResponse:
-        def retry(response: MetadataResponse) -> ErrorCode | None:
+    async def _metadata_of(self, request: m.MetadataRequest) -> m.MetadataResponse:
+        def retry(response: m.MetadataResponse) -> ErrorCode | None:
             return None if response.brokers else ErrorCode.BROKER_NOT_AVAILABLE
 
-        response: MetadataResponse = await self._cluster.call_any("Broker", "Metadata", request, self._timeout_s, retry)
+        response: m.MetadataResponse = await self._cluster.call_any(
+            "Broker", "Metadata", request, self._timeout_s, retry
+        )
         return response
 
     async def _describe(self, names: Sequence[str]) -> list[TopicMetadata]:
-        request = MetadataRequest([MetadataRequestTopic(name=name) for name in names])
+        request = m.MetadataRequest([m.MetadataRequestTopic(name=name) for name in names])
         response = await self._metadata_of(request)
         for each in response.topics:
             if each.error_code not in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
@@ -414,11 +393,11 @@ class AdminClient(GroupAdmin):
             delay = min(delay * 2, _POLL_S_MAX)
 
     async def _everywhere(self, names: Sequence[str], condition: Callable[[Mapping[str, TopicMetadata]], bool]) -> bool:
-        request = MetadataRequest([MetadataRequestTopic(name=name) for name in names])
+        request = m.MetadataRequest([m.MetadataRequestTopic(name=name) for name in names])
         answered = False
         for address in self._cluster.metadata.candidates():
             try:
-                response: MetadataResponse = await self._cluster.pool.get(address).call(
+                response: m.MetadataResponse = await self._cluster.pool.get(address).call(
                     "Broker", "Metadata", request, self.config.request_timeout_ms / 1000
                 )
             except TransportError:
@@ -430,13 +409,13 @@ class AdminClient(GroupAdmin):
         return answered
 
 
-def _creatable(topic: NewTopic) -> CreatableTopic:
-    return CreatableTopic(
+def _creatable(topic: NewTopic) -> m.CreatableTopic:
+    return m.CreatableTopic(
         topic.name,
         topic.num_partitions,
         topic.replication_factor,
-        [CreatableReplicaAssignment(index, tuple(ids)) for index, ids in topic.assignments.items()],
-        [ConfigEntry(name, str(value)) for name, value in topic.configs.items()],
+        [m.CreatableReplicaAssignment(index, tuple(ids)) for index, ids in topic.assignments.items()],
+        [m.ConfigEntry(name, str(value)) for name, value in topic.configs.items()],
     )
 
 

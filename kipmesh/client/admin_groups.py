@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
 
+from kipmesh import messages as m
 from kipmesh.client.cluster import Cluster
 from kipmesh.client.group_channel import GroupChannel
 from kipmesh.client.group_offsets import GroupOffsets, Identity
@@ -20,23 +21,6 @@ from kipmesh.client.offsets import list_offsets
 from kipmesh.client.types import TIMESTAMP_EARLIEST, TIMESTAMP_LATEST, Node, TopicPartition
 from kipmesh.core.errors import CorruptRecordError, ErrorCode, KafkaError
 from kipmesh.core.group.consumer_protocol import PROTOCOL_TYPE, decode_assignment, flat
-from kipmesh.messages import (
-    DeleteGroupsRequest,
-    DescribedGroup,
-    DescribedGroupMember,
-    DescribeGroupsRequest,
-    ListedGroup,
-    ListGroupsRequest,
-    ListGroupsResponse,
-    MetadataRequest,
-    MetadataResponse,
-    OffsetDeleteRequest,
-    OffsetDeleteRequestPartition,
-    OffsetDeleteRequestTopic,
-    OffsetFetchRequest,
-    OffsetFetchRequestGroup,
-    OffsetFetchRequestTopics,
-)
 from kipmesh.rpc.client import TransportError
 
 GROUPS_AT_A_TIME = 16
@@ -53,6 +37,10 @@ class GroupListing(NamedTuple):
     state: str
     """Empty, PreparingRebalance, CompletingRebalance, Stable or Dead."""
     group_type: str
+
+
+def _listing(one: m.ListedGroup) -> GroupListing:
+    return GroupListing(one.group_id, one.protocol_type, one.group_state, one.group_type)
 
 
 class GroupMemberDescription(NamedTuple):
@@ -113,7 +101,7 @@ class GroupAdmin:
         Raises KafkaError when a broker does not answer, for then some would be missing. A group whose coordinator
         changes at this moment may be missing.
         """
-        request = ListGroupsRequest(list(states), list(types))
+        request = m.ListGroupsRequest(list(states), list(types))
         deadline = time.monotonic() + self._timeout_s
         attempts = 0
         while True:
@@ -122,7 +110,7 @@ class GroupAdmin:
             if failure is None:
                 groups = [one for answer in answers if not isinstance(answer, KafkaError) for one in answer]
                 listed = {one.group_id: one for one in groups}
-                return [GroupListing(**listed[group_id]._asdict()) for group_id in sorted(listed)]
+                return [_listing(listed[group_id]) for group_id in sorted(listed)]
             attempts += 1
             delay = self._cluster.backoff.delay_s(attempts)
             if not failure.retriable or time.monotonic() + delay >= deadline:
@@ -140,9 +128,9 @@ class GroupAdmin:
         topics: dict[str, list[int]] = {}
         for topic, partition in partitions or ():
             topics.setdefault(topic, []).append(partition)
-        wanted = [OffsetFetchRequestTopics(*topic) for topic in topics.items()]
-        request = OffsetFetchRequest(
-            groups=[OffsetFetchRequestGroup(group_id, topics=None if partitions is None else wanted)]
+        wanted = [m.OffsetFetchRequestTopics(*topic) for topic in topics.items()]
+        request = m.OffsetFetchRequest(
+            groups=[m.OffsetFetchRequestGroup(group_id, topics=None if partitions is None else wanted)]
         )
         channel = GroupChannel(self._cluster, group_id)
         (group,) = (await self._call_group(channel, "OffsetFetch", request)).groups
@@ -195,10 +183,10 @@ class GroupAdmin:
         Raises KafkaError: GROUP_ID_NOT_FOUND, or GROUP_SUBSCRIBED_TO_TOPIC for the first partition that a member may
         be reading; the others are forgotten all the same.
         """
-        topics: dict[str, list[OffsetDeleteRequestPartition]] = {}
+        topics: dict[str, list[m.OffsetDeleteRequestPartition]] = {}
         for topic, partition in partitions:
-            topics.setdefault(topic, []).append(OffsetDeleteRequestPartition(partition))
-        request = OffsetDeleteRequest(group_id, [OffsetDeleteRequestTopic(*topic) for topic in topics.items()])
+            topics.setdefault(topic, []).append(m.OffsetDeleteRequestPartition(partition))
+        request = m.OffsetDeleteRequest(group_id, [m.OffsetDeleteRequestTopic(*topic) for topic in topics.items()])
         answer = await self._call_group(GroupChannel(self._cluster, group_id), "OffsetDelete", request)
         if answer.error_code:
             raise KafkaError(answer.error_code, f"group {group_id!r}")
@@ -218,17 +206,19 @@ class GroupAdmin:
 
     # --- inside ----------------------------------------------------------------------------------------------------
 
-    async def _ask_all(self, request: ListGroupsRequest, timeout_s: float) -> list[Sequence[ListedGroup] | KafkaError]:
-        def retry(response: MetadataResponse) -> ErrorCode | None:
+    async def _ask_all(
+        self, request: m.ListGroupsRequest, timeout_s: float
+    ) -> list[Sequence[m.ListedGroup] | KafkaError]:
+        def retry(response: m.MetadataResponse) -> ErrorCode | None:
             return None if response.brokers else ErrorCode.BROKER_NOT_AVAILABLE
 
-        asked = MetadataRequest()
+        asked = m.MetadataRequest()
         brokers = (await self._cluster.call_any("Broker", "Metadata", asked, timeout_s, retry)).brokers
         limit_s = min(timeout_s, self._cluster.request_timeout_ms / 1000)
 
-        async def ask(node: Node) -> Sequence[ListedGroup] | KafkaError:
+        async def ask(node: Node) -> Sequence[m.ListedGroup] | KafkaError:
             try:
-                answer: ListGroupsResponse = await self._cluster.pool.get(node.address).call(
+                answer: m.ListGroupsResponse = await self._cluster.pool.get(node.address).call(
                     "Groups", "ListGroups", request, limit_s
                 )
             except TransportError as error:
@@ -255,8 +245,8 @@ class GroupAdmin:
 
     async def _describe_group(self, group_id: str) -> GroupDescription:
         channel = GroupChannel(self._cluster, group_id)
-        group: DescribedGroup
-        (group,) = (await self._call_group(channel, "DescribeGroups", DescribeGroupsRequest([group_id]))).groups
+        group: m.DescribedGroup
+        (group,) = (await self._call_group(channel, "DescribeGroups", m.DescribeGroupsRequest([group_id]))).groups
         if group.error_code:
             raise KafkaError(group.error_code, f"group {group_id!r}")
         assert channel.coordinator is not None  # it has answered
@@ -273,7 +263,7 @@ class GroupAdmin:
 
     async def _delete_group(self, group_id: str) -> None:
         channel = GroupChannel(self._cluster, group_id)
-        (result,) = (await self._call_group(channel, "DeleteGroups", DeleteGroupsRequest([group_id]))).results
+        (result,) = (await self._call_group(channel, "DeleteGroups", m.DeleteGroupsRequest([group_id]))).results
         if result.error_code:
             raise KafkaError(result.error_code, f"group {group_id!r}")
 
@@ -308,7 +298,7 @@ class GroupAdmin:
         return {where: -1 if place is None else place.offset for where, place in found.items()}
 
 
-def _member(member: DescribedGroupMember, *, is_consumer: bool) -> GroupMemberDescription:
+def _member(member: m.DescribedGroupMember, *, is_consumer: bool) -> GroupMemberDescription:
     assignment: list[TopicPartition] = []
     if is_consumer:
         try:

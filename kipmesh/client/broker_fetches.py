@@ -22,6 +22,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any, Final, Protocol
 
+from kipmesh import messages as m
 from kipmesh.client.cluster import Cluster
 from kipmesh.client.fetch_state import PartitionState
 from kipmesh.client.types import FetchStats
@@ -29,7 +30,6 @@ from kipmesh.core.config import ConsumerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.fetch_session import Answered, FetchSessionHandler, SessionRequest
 from kipmesh.core.replica.serving import CONSUMER_ID, FOLLOWER_READER_ID
-from kipmesh.messages import FetchPartition, FetchRequest, FetchResponse, FetchTopic, NodeEndpoint, PartitionData
 from kipmesh.rpc.client import TransportError
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ LINGER_SECONDS: Final = 1.0
 class Listener(Protocol):
     """The fetcher, as the requests see it."""
 
-    def take(self, broker: BrokerFetches, partitions: Sequence[Answered], endpoints: Iterable[NodeEndpoint]) -> None:
+    def take(self, broker: BrokerFetches, partitions: Sequence[Answered], endpoints: Iterable[m.NodeEndpoint]) -> None:
         """Answers came."""
         ...
 
@@ -192,7 +192,7 @@ class BrokerFetches:
 
     # -- what to ask
 
-    def place(self, state: PartitionState, asked: FetchPartition) -> None:
+    def place(self, state: PartitionState, asked: m.FetchPartition) -> None:
         """Ask for the partition like that; nothing to do where that is under way, or what the session has."""
         if state.asked == asked and (
             state.in_session or state.exchange is not None or state in self._behind or state in self._level
@@ -247,11 +247,11 @@ class BrokerFetches:
             self._sent_s = now
             self._task = self._listener.spawn(self._run_session(address, self._request, max_wait_ms))
 
-    def _fill(self, max_wait_ms: int, topics: Sequence[FetchTopic] = ()) -> FetchRequest:
+    def _fill(self, max_wait_ms: int, topics: Sequence[m.FetchTopic] = ()) -> m.FetchRequest:
         config = self._config
         chooses_here = config.replica_selection_mode != "fetch" and config.replica_selection_policy == "preferred"
         names_rack = config.replica_selection_mode == "fetch" and not self._rackless
-        return FetchRequest(
+        return m.FetchRequest(
             # A session is for one replica id, so what the leader serves has that of the rest, too (392-16).
             replica_id=FOLLOWER_READER_ID if chooses_here else CONSUMER_ID,
             max_wait_ms=max_wait_ms,
@@ -261,9 +261,9 @@ class BrokerFetches:
             rack_id=config.client_rack if names_rack else "",
         )
 
-    async def _fetch(self, address: str, request: FetchRequest) -> FetchResponse:
+    async def _fetch(self, address: str, request: m.FetchRequest) -> m.FetchResponse:
         timeout_s = (self._config.request_timeout_ms + request.max_wait_ms) / 1000
-        response: FetchResponse = await self._cluster.pool.get(address).fetch(request, timeout_s)
+        response: m.FetchResponse = await self._cluster.pool.get(address).fetch(request, timeout_s)
         return response
 
     async def _run_session(self, address: str, asked: SessionRequest, max_wait_ms: int) -> None:
@@ -303,17 +303,17 @@ class BrokerFetches:
             self._behind.pop(state, None)
             self._level.pop(state, None)
         exchange = Exchange(states, asyncio.get_running_loop().time())
-        by_topic: dict[tuple[str, bytes], list[FetchPartition]] = {}
+        by_topic: dict[tuple[str, bytes], list[m.FetchPartition]] = {}
         for state, asked in exchange.asked:
             by_topic.setdefault((state.topic, state.topic_id), []).append(asked)
-        topics = [FetchTopic(*topic, partitions) for topic, partitions in by_topic.items()]
+        topics = [m.FetchTopic(*topic, partitions) for topic, partitions in by_topic.items()]
         exchange.task = self._listener.spawn(self._run_aside(address, exchange, self._fill(max_wait_ms, topics)))
         return exchange
 
-    async def _run_aside(self, address: str, exchange: Exchange, request: FetchRequest) -> None:
-        answers: dict[tuple[str, int], PartitionData] = {}
-        endpoints: Sequence[NodeEndpoint] = ()
-        missing = PartitionData(error_code=ErrorCode.NETWORK_EXCEPTION)
+    async def _run_aside(self, address: str, exchange: Exchange, request: m.FetchRequest) -> None:
+        answers: dict[tuple[str, int], m.PartitionData] = {}
+        endpoints: Sequence[m.NodeEndpoint] = ()
+        missing = m.PartitionData(error_code=ErrorCode.NETWORK_EXCEPTION)
         try:
             response = await self._fetch(address, request)
         except TransportError as error:
@@ -321,7 +321,7 @@ class BrokerFetches:
         else:
             endpoints = response.node_endpoints
             if response.error_code:
-                missing = PartitionData(error_code=response.error_code)
+                missing = m.PartitionData(error_code=response.error_code)
             for topic in response.responses:
                 answers.update({(topic.topic, each.partition_index): each for each in topic.partitions})
         if self._catch_up is exchange:

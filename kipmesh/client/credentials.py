@@ -11,18 +11,10 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
+from kipmesh import messages as m
 from kipmesh.client.cluster import Cluster
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.scram import ITERATIONS_MAX, ITERATIONS_MIN, NUMBERS, salted_password
-from kipmesh.messages import (
-    AlterUserScramCredentialsRequest,
-    AlterUserScramCredentialsResponse,
-    DescribeUserScramCredentialsRequest,
-    DescribeUserScramCredentialsResponse,
-    ScramCredentialDeletion,
-    ScramCredentialUpsertion,
-    UserName,
-)
 
 SALT_BYTES = 16
 
@@ -61,13 +53,13 @@ async def describe_credentials(
     named = None if users is None else list(dict.fromkeys(users))
     if named == []:  # to the cluster an empty list is all
         return {}
-    request = DescribeUserScramCredentialsRequest([UserName(name) for name in named or ()])
+    request = m.DescribeUserScramCredentialsRequest([m.UserName(name) for name in named or ()])
 
-    def retry(response: DescribeUserScramCredentialsResponse) -> ErrorCode | None:
+    def retry(response: m.DescribeUserScramCredentialsResponse) -> ErrorCode | None:
         code = ErrorCode.of(response.error_code)
         return code if code.retriable else None
 
-    response: DescribeUserScramCredentialsResponse = await cluster.call_any(
+    response: m.DescribeUserScramCredentialsResponse = await cluster.call_any(
         "Admin", "DescribeUserScramCredentials", request, timeout_s, retry
     )
     if response.error_code:
@@ -92,23 +84,23 @@ async def set_credential(
         raise KafkaError(ErrorCode.UNACCEPTABLE_CREDENTIAL, text)
     salt = secrets.token_bytes(SALT_BYTES)
     salted = await asyncio.to_thread(salted_password, mechanism.mechanism_name, password, salt, iterations)
-    await _alter(cluster, (), [ScramCredentialUpsertion(user, mechanism, iterations, salt, salted)], timeout_s)
+    await _alter(cluster, (), [m.ScramCredentialUpsertion(user, mechanism, iterations, salt, salted)], timeout_s)
 
 
 async def delete_credential(cluster: Cluster, user: str, mechanism: ScramMechanism, timeout_s: float) -> None:
     """Delete a user's credential; raises KafkaError, RESOURCE_NOT_FOUND where there is none."""
-    await _alter(cluster, [ScramCredentialDeletion(user, mechanism)], (), timeout_s)
+    await _alter(cluster, [m.ScramCredentialDeletion(user, mechanism)], (), timeout_s)
 
 
 async def _alter(
     cluster: Cluster,
-    deletions: Sequence[ScramCredentialDeletion],
-    upsertions: Sequence[ScramCredentialUpsertion],
+    deletions: Sequence[m.ScramCredentialDeletion],
+    upsertions: Sequence[m.ScramCredentialUpsertion],
     timeout_s: float,
 ) -> None:
     said: str | None = None
 
-    def retry(response: AlterUserScramCredentialsResponse) -> ErrorCode | None:
+    def retry(response: m.AlterUserScramCredentialsResponse) -> ErrorCode | None:
         nonlocal said
         for each in response.results:
             if ErrorCode.of(each.error_code).retriable:
@@ -116,9 +108,9 @@ async def _alter(
                 return ErrorCode.of(each.error_code)
         return None
 
-    request = AlterUserScramCredentialsRequest(deletions, upsertions)
+    request = m.AlterUserScramCredentialsRequest(deletions, upsertions)
     try:
-        response: AlterUserScramCredentialsResponse = await cluster.call_any(
+        response: m.AlterUserScramCredentialsResponse = await cluster.call_any(
             "Admin", "AlterUserScramCredentials", request, timeout_s, retry
         )
     except KafkaError as error:

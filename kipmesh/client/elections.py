@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from kipmesh import messages as m
 from kipmesh.client.cluster import Cluster
 from kipmesh.client.types import TopicPartition
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.messages import ElectionType, ElectLeadersRequest, ElectLeadersResponse, TopicPartitions
 
 _ANSWER_SHARE = 0.8
 """Of the caller's time: for log ends to be told; the rest is for the answer, and for another broker."""
 
 
 async def elect_leaders(
-    cluster: Cluster, election_type: ElectionType, partitions: Iterable[TopicPartition] | None, timeout_s: float
+    cluster: Cluster, election_type: m.ElectionType, partitions: Iterable[TopicPartition] | None, timeout_s: float
 ) -> dict[TopicPartition, KafkaError | None]:
     """What became of each partition's election: None where there was one.
 
@@ -24,17 +24,17 @@ async def elect_leaders(
     for topic, partition in partitions or ():
         topics.setdefault(topic, []).append(partition)
     request_s = min(timeout_s, cluster.request_timeout_ms / 1000)
-    request = ElectLeadersRequest(
+    request = m.ElectLeadersRequest(
         election_type,
-        None if partitions is None else [TopicPartitions(topic, numbers) for topic, numbers in topics.items()],
+        None if partitions is None else [m.TopicPartitions(topic, numbers) for topic, numbers in topics.items()],
         int(request_s * _ANSWER_SHARE * 1000),
     )
 
-    def retry(response: ElectLeadersResponse) -> ErrorCode | None:
+    def retry(response: m.ElectLeadersResponse) -> ErrorCode | None:
         code = ErrorCode.of(response.error_code)
         return code if code.retriable else None
 
-    response: ElectLeadersResponse = await cluster.call_any("Admin", "ElectLeaders", request, timeout_s, retry)
+    response: m.ElectLeadersResponse = await cluster.call_any("Admin", "ElectLeaders", request, timeout_s, retry)
     if response.error_code:
         raise KafkaError(response.error_code, "the election of leaders")
     return {

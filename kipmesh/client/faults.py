@@ -6,30 +6,32 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
+from kipmesh import messages as m
 from kipmesh.client.cluster import Cluster
 from kipmesh.client.types import Node
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.messages import ClearFaultsRequest, InjectedFault, InjectFaultRequest, ListFaultsRequest
 from kipmesh.rpc.client import TransportError
 
 
 async def inject_fault(
-    cluster: Cluster, nodes: Iterable[Node], broker_id: int | None, fault: InjectedFault
+    cluster: Cluster, nodes: Iterable[Node], broker_id: int | None, fault: m.InjectedFault
 ) -> dict[int, int]:
     """The fault's number at each broker; raises KafkaError, POLICY_VIOLATION where faults are not allowed."""
-    answers = await _ask_all(cluster, nodes, broker_id, "InjectFault", InjectFaultRequest(fault))
+    answers = await _ask_all(cluster, nodes, broker_id, "InjectFault", m.InjectFaultRequest(fault))
     return {node_id: answer.fault_id for node_id, answer in answers.items()}
 
 
-async def list_faults(cluster: Cluster, nodes: Iterable[Node], broker_id: int | None) -> dict[int, list[InjectedFault]]:
+async def list_faults(
+    cluster: Cluster, nodes: Iterable[Node], broker_id: int | None
+) -> dict[int, list[m.InjectedFault]]:
     """Those that are still to act."""
-    answers = await _ask_all(cluster, nodes, broker_id, "ListFaults", ListFaultsRequest())
+    answers = await _ask_all(cluster, nodes, broker_id, "ListFaults", m.ListFaultsRequest())
     return {node_id: list(answer.faults) for node_id, answer in answers.items()}
 
 
 async def clear_faults(cluster: Cluster, nodes: Iterable[Node], broker_id: int | None) -> dict[int, int]:
     """How many were taken away."""
-    answers = await _ask_all(cluster, nodes, broker_id, "ClearFaults", ClearFaultsRequest())
+    answers = await _ask_all(cluster, nodes, broker_id, "ClearFaults", m.ClearFaultsRequest())
     return {node_id: answer.cleared for node_id, answer in answers.items()}
 
 

@@ -23,6 +23,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from kipmesh import messages as m
 from kipmesh.client.cluster import Cluster
 from kipmesh.client.fetcher import Fetcher
 from kipmesh.client.group_channel import ELSEWHERE, GroupChannel
@@ -41,16 +42,6 @@ from kipmesh.core.group.consumer_protocol import (
     encode_assignment,
     encode_subscription,
     flat,
-)
-from kipmesh.messages import (
-    HeartbeatRequest,
-    JoinGroupRequest,
-    JoinGroupRequestProtocol,
-    JoinGroupResponse,
-    LeaveGroupRequest,
-    MemberIdentity,
-    SyncGroupRequest,
-    SyncGroupRequestAssignment,
 )
 
 log = logging.getLogger(__name__)
@@ -280,17 +271,17 @@ class Membership:
             config.client_rack or None,
         )
         metadata = encode_subscription(subscription)
-        request = JoinGroupRequest(
+        request = m.JoinGroupRequest(
             self._group_id,
             config.session_timeout_ms,
             config.max_poll_interval_ms,
             self._member_id,
             config.group_instance_id,
             PROTOCOL_TYPE,
-            [JoinGroupRequestProtocol(one.name, metadata) for one in self._assignors],
+            [m.JoinGroupRequestProtocol(one.name, metadata) for one in self._assignors],
         )
         wait_s = config.max_poll_interval_ms / 1000 + JOIN_GRACE_S
-        answer: JoinGroupResponse = await self._channel.call(
+        answer: m.JoinGroupResponse = await self._channel.call(
             "JoinGroup", request, max(timeout_s, wait_s), answer_within_s=wait_s
         )
         if answer.error_code:
@@ -300,7 +291,7 @@ class Membership:
         self._member_id, self._generation_id, self._counts = answer.member_id, answer.generation_id, None
         is_leader = answer.leader == answer.member_id
         given = await self._assign(answer) if is_leader and not answer.skip_assignment else []
-        sync = SyncGroupRequest(
+        sync = m.SyncGroupRequest(
             self._group_id,
             answer.generation_id,
             answer.member_id,
@@ -318,7 +309,7 @@ class Membership:
         committed = await self._offsets.committed(mine - owned, timeout_s)
         return ErrorCode.NONE, _Joined(answer.generation_id, mine, committed)
 
-    async def _assign(self, answer: JoinGroupResponse) -> list[SyncGroupRequestAssignment]:
+    async def _assign(self, answer: m.JoinGroupResponse) -> list[m.SyncGroupRequestAssignment]:
         """As the leader: who gets what."""
         members = [
             GroupMember(one.member_id, one.group_instance_id, decode_subscription(one.metadata))
@@ -337,7 +328,7 @@ class Membership:
         assignor = ASSIGNORS[answer.protocol_name or ""]
         given = assignor.assign({topic: count for topic, count in counts.items() if count}, members)
         return [
-            SyncGroupRequestAssignment(member_id, encode_assignment(Assignment(by_topic(owned))))
+            m.SyncGroupRequestAssignment(member_id, encode_assignment(Assignment(by_topic(owned))))
             for member_id, owned in given.items()
         ]
 
@@ -345,7 +336,7 @@ class Membership:
 
     async def _beat(self) -> None:
         config, loop = self._config, asyncio.get_running_loop()
-        request = HeartbeatRequest(self._group_id, self._generation_id, self._member_id, config.group_instance_id)
+        request = m.HeartbeatRequest(self._group_id, self._generation_id, self._member_id, config.group_instance_id)
         interval_s, attempts = config.heartbeat_interval_ms / 1000, 0
         while True:
             # Without an answer the next one is not far: a new coordinator takes who is silent for dead before long.
@@ -382,7 +373,7 @@ class Membership:
     async def _leave(self) -> None:
         """A static member keeps its place."""
         if self._member_id and self._config.group_instance_id is None:
-            request = LeaveGroupRequest(self._group_id, members=[MemberIdentity(self._member_id)])
+            request = m.LeaveGroupRequest(self._group_id, members=[m.MemberIdentity(self._member_id)])
             try:
                 await self._channel.once("LeaveGroup", request, CLOSE_TIMEOUT_S)
             except KafkaError as error:

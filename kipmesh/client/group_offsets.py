@@ -9,17 +9,10 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from kipmesh import messages as m
 from kipmesh.client.group_channel import GroupChannel
 from kipmesh.client.types import TopicPartition
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.messages import (
-    OffsetCommitRequest,
-    OffsetCommitRequestPartition,
-    OffsetCommitRequestTopic,
-    OffsetFetchRequest,
-    OffsetFetchRequestGroup,
-    OffsetFetchRequestTopics,
-)
 
 
 class Identity(NamedTuple):
@@ -42,11 +35,11 @@ class GroupOffsets:
         """Commit the offsets of the next records to read; raises KafkaError."""
         if not offsets:
             return
-        topics: dict[str, list[OffsetCommitRequestPartition]] = {}
+        topics: dict[str, list[m.OffsetCommitRequestPartition]] = {}
         for (topic, partition), offset in offsets.items():
-            topics.setdefault(topic, []).append(OffsetCommitRequestPartition(partition, offset, -1, ""))
-        request = OffsetCommitRequest(
-            self._group_id, *who, topics=[OffsetCommitRequestTopic(*topic) for topic in topics.items()]
+            topics.setdefault(topic, []).append(m.OffsetCommitRequestPartition(partition, offset, -1, ""))
+        request = m.OffsetCommitRequest(
+            self._group_id, *who, topics=[m.OffsetCommitRequestTopic(*topic) for topic in topics.items()]
         )
         async with self._turn:
             answer = await self._channel.call("OffsetCommit", request, timeout_s)
@@ -62,8 +55,8 @@ class GroupOffsets:
             topics.setdefault(topic, []).append(partition)
         if not topics:
             return {}
-        wanted = [OffsetFetchRequestTopics(*topic) for topic in topics.items()]
-        request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(self._group_id, topics=wanted)])
+        wanted = [m.OffsetFetchRequestTopics(*topic) for topic in topics.items()]
+        request = m.OffsetFetchRequest(groups=[m.OffsetFetchRequestGroup(self._group_id, topics=wanted)])
         (group,) = (await self._channel.call("OffsetFetch", request, timeout_s)).groups
         if group.error_code:
             raise KafkaError(ErrorCode.of(group.error_code), f"offsets of group {self._group_id!r}")

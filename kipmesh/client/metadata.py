@@ -19,20 +19,13 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from kipmesh import messages as m
 from kipmesh.client.backoff import Backoff
 from kipmesh.client.metadata_request import ask_any
 from kipmesh.client.supervision import raise_failure, task_failure
 from kipmesh.client.types import ClusterDescription, Node, PartitionMetadata, TopicMetadata
 from kipmesh.core.config import ClientConfig
 from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
-from kipmesh.messages import (
-    LeaderIdAndEpoch,
-    MetadataRequest,
-    MetadataRequestTopic,
-    MetadataResponse,
-    MetadataResponseTopic,
-    NodeEndpoint,
-)
 from kipmesh.rpc.client import ConnectionPool, TransportError
 
 log = logging.getLogger(__name__)
@@ -383,9 +376,9 @@ class Metadata:
         except TimeoutError:
             pass
 
-    async def _request(self, topics: Sequence[str]) -> MetadataResponse:
-        request = MetadataRequest(
-            topics=tuple(MetadataRequestTopic(name=name) for name in topics), rack_id=self._rack_id
+    async def _request(self, topics: Sequence[str]) -> m.MetadataResponse:
+        request = m.MetadataRequest(
+            topics=tuple(m.MetadataRequestTopic(name=name) for name in topics), rack_id=self._rack_id
         )
         return await ask_any(self._pool, self.candidates(), request, self._connect_timeout_s)
 
@@ -402,20 +395,20 @@ class Metadata:
 
     # -- answers
 
-    def _apply(self, asked: Sequence[str], response: MetadataResponse) -> None:
+    def _apply(self, asked: Sequence[str], response: m.MetadataResponse) -> None:
         self._brokers_stale = False
         self.brokers = {each.node_id: Node(each.node_id, each.host, each.port, each.rack) for each in response.brokers}
         self.cluster_id = response.cluster_id
         self.controller_id = response.controller_id
         now = self._refreshed_at = time.monotonic()
         answers = {topic.name: topic for topic in response.topics}
-        missing = MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        missing = m.MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         for name in asked:
             entry = self._entries.get(name)
             if entry is not None:
                 self._apply_topic(entry, answers.get(name, missing), now)
 
-    def _apply_topic(self, entry: TopicEntry, answer: MetadataResponseTopic, now: float) -> None:
+    def _apply_topic(self, entry: TopicEntry, answer: m.MetadataResponseTopic, now: float) -> None:
         entry.refreshed_at = now
         entry.error = KafkaError(answer.error_code).code
         if entry.error is ErrorCode.NONE and answer.topic_id not in entry.retired_ids:
@@ -435,7 +428,7 @@ class Metadata:
             entry.metadata = None
 
     def apply_leaders(
-        self, leaders: Iterable[tuple[str, int, LeaderIdAndEpoch]], endpoints: Iterable[NodeEndpoint]
+        self, leaders: Iterable[tuple[str, int, m.LeaderIdAndEpoch]], endpoints: Iterable[m.NodeEndpoint]
     ) -> bool:
         """A broker said who leads topics' partitions now; true when that is news."""
         news: dict[str, dict[int, PartitionMetadata]] = {}
@@ -462,7 +455,7 @@ class Metadata:
         return bool(news)
 
 
-def topic_metadata(name: str, answer: MetadataResponseTopic) -> TopicMetadata:
+def topic_metadata(name: str, answer: m.MetadataResponseTopic) -> TopicMetadata:
     """The answer about one topic."""
     partitions = {
         each.partition_index: PartitionMetadata(
@@ -481,7 +474,7 @@ def topic_metadata(name: str, answer: MetadataResponseTopic) -> TopicMetadata:
     return TopicMetadata(name, answer.topic_id, partitions, answer.is_internal)
 
 
-def _merge(known: TopicMetadata | None, name: str, answer: MetadataResponseTopic) -> TopicMetadata:
+def _merge(known: TopicMetadata | None, name: str, answer: m.MetadataResponseTopic) -> TopicMetadata:
     fresh = topic_metadata(name, answer)
     if known is None or known.topic_id != fresh.topic_id:
         return fresh

@@ -4,41 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from kipmesh import messages as m
 from kipmesh.client.cluster import ByTopic, Cluster, LeaderCall, PartitionAnswer
 from kipmesh.client.types import OffsetAndTimestamp, TopicPartition
-from kipmesh.messages import (
-    DeleteRecordsPartition,
-    DeleteRecordsRequest,
-    DeleteRecordsResponse,
-    DeleteRecordsTopic,
-    EpochEndOffset,
-    ListOffsetsPartition,
-    ListOffsetsRequest,
-    ListOffsetsResponse,
-    ListOffsetsTopic,
-    OffsetForLeaderPartition,
-    OffsetForLeaderTopic,
-    OffsetsForLeaderEpochRequest,
-    OffsetsForLeaderEpochResponse,
-)
 
 
 def list_offsets_call(cluster: Cluster, timestamps: Mapping[TopicPartition, int]) -> LeaderCall:
     """ListOffsets; the values are OffsetAndTimestamp, with offset -1 for none."""
 
-    def request(by_topic: ByTopic) -> ListOffsetsRequest:
+    def request(by_topic: ByTopic) -> m.ListOffsetsRequest:
         topics = []
         for topic, partitions in by_topic.items():
             parts = [
-                ListOffsetsPartition(
+                m.ListOffsetsPartition(
                     index, cluster.leader_epoch(topic, index), timestamps[TopicPartition(topic, index)]
                 )
                 for index in partitions
             ]
-            topics.append(ListOffsetsTopic(topic, cluster.topic_id(topic), parts))
-        return ListOffsetsRequest(topics=topics, timeout_ms=cluster.request_timeout_ms)
+            topics.append(m.ListOffsetsTopic(topic, cluster.topic_id(topic), parts))
+        return m.ListOffsetsRequest(topics=topics, timeout_ms=cluster.request_timeout_ms)
 
-    def answers(response: ListOffsetsResponse) -> Iterable[PartitionAnswer]:
+    def answers(response: m.ListOffsetsResponse) -> Iterable[PartitionAnswer]:
         for topic in response.topics:
             for each in topic.partitions:
                 place = OffsetAndTimestamp(each.offset, each.timestamp, each.leader_epoch)
@@ -58,22 +44,22 @@ async def list_offsets(
 def end_of_epochs_call(cluster: Cluster, epochs: Mapping[TopicPartition, int]) -> LeaderCall:
     """Where the leader's log has the end of an epoch, at most the high watermark (392-09): EpochEndOffset."""
 
-    def request(by_topic: ByTopic) -> OffsetsForLeaderEpochRequest:
+    def request(by_topic: ByTopic) -> m.OffsetsForLeaderEpochRequest:
         topics = []
         for topic, partitions in by_topic.items():
             parts = [
-                OffsetForLeaderPartition(
+                m.OffsetForLeaderPartition(
                     index, cluster.leader_epoch(topic, index), epochs[TopicPartition(topic, index)]
                 )
                 for index in partitions
             ]
-            topics.append(OffsetForLeaderTopic(topic, cluster.topic_id(topic), parts))
-        return OffsetsForLeaderEpochRequest(topics=topics)
+            topics.append(m.OffsetForLeaderTopic(topic, cluster.topic_id(topic), parts))
+        return m.OffsetsForLeaderEpochRequest(topics=topics)
 
-    def answers(response: OffsetsForLeaderEpochResponse) -> Iterable[PartitionAnswer]:
+    def answers(response: m.OffsetsForLeaderEpochResponse) -> Iterable[PartitionAnswer]:
         for topic in response.topics:
             for each in topic.partitions:
-                end = EpochEndOffset(each.leader_epoch, each.end_offset)
+                end = m.EpochEndOffset(each.leader_epoch, each.end_offset)
                 yield PartitionAnswer(topic.topic, each.partition, each.error_code, end)
 
     return LeaderCall("OffsetsForLeaderEpoch", request, answers)
@@ -84,17 +70,17 @@ async def delete_records(
 ) -> dict[TopicPartition, int]:
     """Raise the log starts (-1: to the high watermark); the new log start by partition."""
 
-    def request(by_topic: ByTopic) -> DeleteRecordsRequest:
+    def request(by_topic: ByTopic) -> m.DeleteRecordsRequest:
         topics = [
-            DeleteRecordsTopic(
+            m.DeleteRecordsTopic(
                 topic,
-                [DeleteRecordsPartition(index, offsets[TopicPartition(topic, index)]) for index in partitions],
+                [m.DeleteRecordsPartition(index, offsets[TopicPartition(topic, index)]) for index in partitions],
             )
             for topic, partitions in by_topic.items()
         ]
-        return DeleteRecordsRequest(topics=topics, timeout_ms=cluster.request_timeout_ms)
+        return m.DeleteRecordsRequest(topics=topics, timeout_ms=cluster.request_timeout_ms)
 
-    def answers(response: DeleteRecordsResponse) -> Iterable[PartitionAnswer]:
+    def answers(response: m.DeleteRecordsResponse) -> Iterable[PartitionAnswer]:
         for topic in response.topics:
             for each in topic.partitions:
                 yield PartitionAnswer(topic.name, each.partition_index, each.error_code, each.low_watermark)

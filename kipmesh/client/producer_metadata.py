@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 
+from kipmesh import messages as m
 from kipmesh.client.metadata import UNKNOWN_ANSWERS_MAX, Metadata, TopicEntry
 from kipmesh.client.metadata_request import ask_any
 from kipmesh.client.supervision import raise_failure
@@ -24,7 +25,6 @@ from kipmesh.client.types import TopicMetadata
 from kipmesh.core.config import ProducerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.producer_metadata import RefreshRequest, TopicTracker, TrackerConfig, TrackerMetrics
-from kipmesh.messages import MetadataRequest, MetadataRequestTopic, MetadataResponse, MetadataResponseTopic
 from kipmesh.rpc.client import ConnectionPool, TransportError
 
 log = logging.getLogger(__name__)
@@ -203,12 +203,12 @@ class ProducerMetadata(Metadata):
         else:
             log.error("a metadata answer makes no sense", exc_info=error)
 
-    async def _request(self, topics: Sequence[str]) -> MetadataResponse:
-        request = MetadataRequest(topics=tuple(MetadataRequestTopic(name=name) for name in topics))
+    async def _request(self, topics: Sequence[str]) -> m.MetadataResponse:
+        request = m.MetadataRequest(topics=tuple(m.MetadataRequestTopic(name=name) for name in topics))
         meter = self._tracker.transferred if topics else None
         return await ask_any(self._pool, self.candidates(), request, self._connect_timeout_s, meter)
 
-    def _apply_topic(self, entry: TopicEntry, answer: MetadataResponseTopic, now: float) -> None:
+    def _apply_topic(self, entry: TopicEntry, answer: m.MetadataResponseTopic, now: float) -> None:
         super()._apply_topic(entry, answer, now)
         self._news[entry.name] = None
 

@@ -11,31 +11,25 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from kipmesh import messages as m
 from kipmesh.client.types import Node, QuorumDescription, QuorumReplica
 from kipmesh.core.config.security import ClientSslConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC
-from kipmesh.messages import (
-    DescribeQuorumPartition,
-    DescribeQuorumRequest,
-    DescribeQuorumResponse,
-    DescribeQuorumTopic,
-    ReplicaState,
-)
 from kipmesh.rpc.client import ConnectionPool, TransportError
 
-DESCRIBE_QUORUM = DescribeQuorumRequest([DescribeQuorumTopic(CLUSTER_METADATA_TOPIC, (0,))])
+DESCRIBE_QUORUM = m.DescribeQuorumRequest([m.DescribeQuorumTopic(CLUSTER_METADATA_TOPIC, (0,))])
 ASK_TIMEOUT_S = 1.0
 """For one controller's answer: a process that is held must not keep the others' from being told."""
 RETRY_BACKOFF_S = 0.1
 
 
 class _Answer(NamedTuple):
-    partition: DescribeQuorumPartition
+    partition: m.DescribeQuorumPartition
     nodes: tuple[Node, ...]
 
 
-def quorum_description(response: DescribeQuorumResponse) -> QuorumDescription:
+def quorum_description(response: m.DescribeQuorumResponse) -> QuorumDescription:
     """What the leader answered; KafkaError when the metadata partition is not in it."""
     for topic in response.topics:
         for each in topic.partitions:
@@ -80,7 +74,7 @@ async def describe_quorum(
 async def _ask(pool: ConnectionPool, address: str, timeout_s: float) -> _Answer | None:
     """None without an answer that says anything of the quorum."""
     try:
-        response: DescribeQuorumResponse = await pool.get(address).call(
+        response: m.DescribeQuorumResponse = await pool.get(address).call(
             "Quorum", "DescribeQuorum", DESCRIBE_QUORUM, timeout_s
         )
     except TransportError:
@@ -95,7 +89,7 @@ def _epoch(answer: _Answer) -> int:
     return answer.partition.leader_epoch
 
 
-def _nodes(response: DescribeQuorumResponse) -> tuple[Node, ...]:
+def _nodes(response: m.DescribeQuorumResponse) -> tuple[Node, ...]:
     return tuple([Node(node.node_id, node.host, node.port, node.rack) for node in response.endpoints])
 
 
@@ -111,7 +105,7 @@ def _description(answer: _Answer) -> QuorumDescription:
     )
 
 
-def _replica(replica: ReplicaState) -> QuorumReplica:
+def _replica(replica: m.ReplicaState) -> QuorumReplica:
     return QuorumReplica(
         replica.replica_id, replica.log_end_offset, replica.last_fetch_timestamp, replica.last_caught_up_timestamp
     )

@@ -8,22 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
+from kipmesh import messages as m
 from kipmesh.client.cluster import Cluster
 from kipmesh.client.types import TopicPartition
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.messages import (
-    AlterPartitionReassignmentsRequest,
-    AlterPartitionReassignmentsResponse,
-    DrainCursor,
-    ListPartitionReassignmentsRequest,
-    ListPartitionReassignmentsResponse,
-    ListPartitionReassignmentsTopics,
-    PlanBrokerDrainRequest,
-    PlanBrokerDrainResponse,
-    ReassignablePartition,
-    ReassignableTopic,
-    UnregisterBrokerRequest,
-)
 
 POLL_S = 0.2
 PARTITIONS_MAX = 500
@@ -115,14 +103,14 @@ async def alter_reassignments(
 
 async def _alter(cluster: Cluster, targets: Targets, timeout_s: float) -> dict[TopicPartition, KafkaError | None]:
     """One request."""
-    topics: dict[str, list[ReassignablePartition]] = {}
+    topics: dict[str, list[m.ReassignablePartition]] = {}
     for (topic, partition), replicas in targets.items():
-        asked = ReassignablePartition(partition, None if replicas is None else tuple(replicas))
+        asked = m.ReassignablePartition(partition, None if replicas is None else tuple(replicas))
         topics.setdefault(topic, []).append(asked)
-    request = AlterPartitionReassignmentsRequest(
-        _request_timeout_ms(cluster, timeout_s), [ReassignableTopic(*each) for each in topics.items()]
+    request = m.AlterPartitionReassignmentsRequest(
+        _request_timeout_ms(cluster, timeout_s), [m.ReassignableTopic(*each) for each in topics.items()]
     )
-    response: AlterPartitionReassignmentsResponse = await _call(
+    response: m.AlterPartitionReassignmentsResponse = await _call(
         cluster, "AlterPartitionReassignments", request, timeout_s
     )
     return {
@@ -141,11 +129,11 @@ async def list_reassignments(
     topics: dict[str, list[int]] = {}
     for topic, partition in partitions or ():
         topics.setdefault(topic, []).append(partition)
-    request = ListPartitionReassignmentsRequest(
+    request = m.ListPartitionReassignmentsRequest(
         _request_timeout_ms(cluster, timeout_s),
-        None if partitions is None else [ListPartitionReassignmentsTopics(*each) for each in topics.items()],
+        None if partitions is None else [m.ListPartitionReassignmentsTopics(*each) for each in topics.items()],
     )
-    response: ListPartitionReassignmentsResponse = await _call(
+    response: m.ListPartitionReassignmentsResponse = await _call(
         cluster, "ListPartitionReassignments", request, timeout_s
     )
     return {
@@ -216,14 +204,14 @@ class _Drain:
 
     async def walk(self, *, is_check: bool = False) -> int:
         """Once over all of them; begins what can begin unless it is a check. Returns how many reassignments began."""
-        cursor: DrainCursor | None = None
+        cursor: m.DrainCursor | None = None
         begun = leaving = 0
         self.refused = {}
         while True:
-            request = PlanBrokerDrainRequest(
+            request = m.PlanBrokerDrainRequest(
                 self._broker_id, _request_timeout_ms(self._cluster, self._timeout_s), cursor, is_check
             )
-            plan: PlanBrokerDrainResponse = await _call(self._cluster, "PlanBrokerDrain", request, self._timeout_s)
+            plan: m.PlanBrokerDrainResponse = await _call(self._cluster, "PlanBrokerDrain", request, self._timeout_s)
             leaving += plan.leaving
             if not is_check:
                 self._tell(plan.replicas, begun + leaving)
@@ -237,7 +225,7 @@ class _Drain:
         if self._on_progress is not None:
             self._on_progress(self.progress)
 
-    async def _move(self, plan: PlanBrokerDrainResponse) -> int:
+    async def _move(self, plan: m.PlanBrokerDrainResponse) -> int:
         targets: dict[TopicPartition, Sequence[int] | None] = {
             TopicPartition(topic.name, each.partition_index): each.replicas
             for topic in plan.topics
@@ -258,4 +246,4 @@ class _Drain:
 
 async def unregister_broker(cluster: Cluster, broker_id: int, timeout_s: float) -> None:
     """Let the cluster forget a broker that is stopped and has no replica; raises KafkaError."""
-    await _call(cluster, "UnregisterBroker", UnregisterBrokerRequest(broker_id), timeout_s)
+    await _call(cluster, "UnregisterBroker", m.UnregisterBrokerRequest(broker_id), timeout_s)

@@ -64,7 +64,7 @@ class Out(bytearray):
         self.clear()
 
 
-# --- called by compiled code -------------------------------------------------------------------------------------------
+# --- called by compiled code ------------------------------------------------------------------------------------------
 
 
 def read_varint(view: memoryview | bytes, at: int) -> tuple[int, int]:
@@ -90,10 +90,12 @@ def put_varint(out: bytearray, value: int) -> None:
 
 
 def not_null(name: str) -> MalformedError:
+    """Return the error for a null in a field that has none."""
     return MalformedError(f"{name} is null")
 
 
 def too_long(name: str, size: int, left: int) -> MalformedError:
+    """Return the error for a length beyond the end of the message."""
     return MalformedError(f"{name} has a length of {size}, {left} bytes are left")
 
 
@@ -200,9 +202,9 @@ class Codec:
 
 
 @cache
-def record_codec(of: type[Message], version: int) -> Codec:
+def record_codec(of: type[Message], version: int, *, strict: bool = True) -> Codec:
     """Return the codec of a record type in one version."""
-    return Codec(of, version, flexible=version >= of.record_key.flexible_since, strict=True)
+    return Codec(of, version, flexible=version >= of.record_key.flexible_since, strict=strict)
 
 
 class _Form(NamedTuple):
@@ -316,7 +318,7 @@ class _ReaderMaker(_Maker):
             self._source.add(depth, f"size, = read_{code}(view, at)", f"at += {width}")
 
     def _null_or(self, depth: int, name: str, target: str, nullable: bool, null: Any) -> None:
-        """What is done with a length below 0; what comes next is within the `else`."""
+        """Handle a length below 0; the lines that follow belong to the `else`."""
         add = self._source.add
         add(depth, "if size < 0:")
         if nullable:

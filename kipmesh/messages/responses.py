@@ -25,7 +25,7 @@ class _Place(NamedTuple):
 
 
 def error_codes(of: type[Message]) -> Callable[[Any], list[int]]:
-    """Return a function from a response to its error codes: its own if it is not 0, and those of its items, 0 included."""
+    """Return a function from a response to its error codes: its own if not 0, and those of its items, 0 included."""
     place = _place(of)
     return lambda response: list(_codes(place, response))
 
@@ -80,12 +80,18 @@ def _refused(of: type[Message], item: Any, code: int, message: str | None, versi
             if each.mirrors is not None and ITEM in each.mirrors:
                 values[each.name] = item
         else:
-            for source in each.mirrors or (each.name,):
+            for source in each.mirrors or _own_name(each):
                 if source in item._fields:
                     values[each.name] = getattr(item, source)
     if not nested:
         values |= {_CODE: code, _MESSAGE: message}
     return _blank(of, version, values)
+
+
+def _own_name(each: Field) -> tuple[str, ...]:
+    """The name of a field that identifies an item; one with a default of its own, or a list, is what was requested."""
+    is_key = isinstance(each.type, str) and each.default in (zero_of(each.type), None)
+    return (each.name,) if is_key else ()
 
 
 def _present(of: type[Message], version: int | None) -> list[Field]:
@@ -103,9 +109,9 @@ def _blank(of: type[Message], version: int | None, values: dict[str, Any]) -> An
     known = {name: value for name, value in values.items() if name in of._fields}
     for each in of.message_fields:
         value = known.get(each.name, each.default)
-        if value is None and version is not None and version in each.versions and version not in each.nullable:
-            if each.tag is None:
-                known[each.name] = _nothing(each, version)
+        is_sent = version is not None and version in each.versions and each.tag is None
+        if value is None and version is not None and is_sent and version not in each.nullable:
+            known[each.name] = _nothing(each, version)
     return of(**known)
 
 

@@ -11,6 +11,8 @@ or None. A topic id is 16 bytes, or `b""` if there is none.
 
 from collections import namedtuple
 from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pkgutil import walk_packages
 from types import ModuleType, NoneType, UnionType
 from typing import (
     TYPE_CHECKING,
@@ -154,7 +156,7 @@ def field(
         null_flag: name and number of the protobuf field that states that the list is null.
         proto_name: the name in protobuf, if it differs.
         mirrors: of a response, the field of the request (or ITEM) that this one repeats when the request is refused. A
-            list needs it; other fields repeat the one of their name.
+            list needs it; a scalar without a default of its own repeats the one of its name.
         is_refusal: False for an `error_code` of a response that does not refuse the whole request.
     """
     flag = None if null_flag is None else NullFlag(*null_flag)
@@ -260,6 +262,13 @@ class Message(metaclass=MessageType):
         def __lt__(self, other: Self) -> bool: ...
     else:
         __slots__ = ()
+
+
+def modules_in(package: ModuleType) -> Iterator[ModuleType]:
+    """Import and return the modules of a package, those of its subpackages included."""
+    for info in walk_packages(package.__path__, f"{package.__name__}."):
+        if not info.ispkg:
+            yield import_module(info.name)
 
 
 def declared_in(module: ModuleType) -> list[type[Message]]:

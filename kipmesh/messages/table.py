@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from functools import cache, cached_property
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
 from kipmesh import messages as m
 from kipmesh.messages import proto
+from kipmesh.messages.apis import describe_producers
+from kipmesh.messages.apis.admin import alter_configs, list_config_resources
 from kipmesh.messages.kafka import ITEMS_MAX, Codec, Out
 from kipmesh.messages.responses import error_codes, make_error_response
 from kipmesh.messages.schema import NEVER, VERSION_MAX, Message, Versions, parse_versions
@@ -88,9 +90,13 @@ class Api:
     """gRPC has a method for many requests in a row, `<name>Stream`, too."""
     request_bytes_max: int | None = None
     """Largest request (LIM-01), if the configured limits are not lower."""
+    limitations: str = ""
+    """Parts of Apache Kafka's API that are not supported, for the documentation."""
     comment: str = ""
     """For `services.proto`."""
     stream_comment: str = ""
+    _request_codecs: dict[int, Codec] = field(default_factory=dict, repr=False)
+    _response_codecs: dict[int, Codec] = field(default_factory=dict, repr=False)
 
     __hash__ = object.__hash__
 
@@ -121,11 +127,20 @@ class Api:
 
     def request_codec(self, version: int) -> Codec:
         """The codec of requests of a version."""
-        return _codec(self.request, version, version >= self.flexible_since)
+        codec = self._request_codecs.get(version)
+        if codec is None:
+            codec = self._request_codecs[version] = Codec(self.request, version, flexible=self._is_flexible(version))
+        return codec
 
     def response_codec(self, version: int) -> Codec:
         """The codec of responses of a version."""
-        return _codec(self.response, version, version >= self.flexible_since)
+        codec = self._response_codecs.get(version)
+        if codec is None:
+            codec = self._response_codecs[version] = Codec(self.response, version, flexible=self._is_flexible(version))
+        return codec
+
+    def _is_flexible(self, version: int) -> bool:
+        return version >= self.flexible_since
 
     def decode(self, view: memoryview, at: int, version: int, items_max: int = ITEMS_MAX) -> Any:
         """Return the request whose body begins at `at`. Ignores trailing bytes, as Apache Kafka does.
@@ -174,11 +189,6 @@ class Api:
         return make_error_response(self.request, self.response, request, code, message, version)
 
 
-@cache
-def _codec(of: type[Message], version: int, flexible: bool) -> Codec:
-    return Codec(of, version, flexible=flexible)
-
-
 def _kafka(versions: str, flexible: int = VERSION_MAX) -> dict[str, Any]:
     return {"versions": parse_versions(versions), "flexible_since": flexible}
 
@@ -193,7 +203,15 @@ _QUORUM: dict[str, Any] = {"role": Role.QUORUM, "service": QUORUM}
 
 APIS: tuple[Api, ...] = (
     # --- the connection
-    Api(17, "SaslHandshake", m.SaslHandshakeRequest, m.SaslHandshakeResponse, **_CONNECTION, **_kafka("0-1")),
+    Api(
+        17,
+        "SaslHandshake",
+        m.SaslHandshakeRequest,
+        m.SaslHandshakeResponse,
+        **_CONNECTION,
+        limitations="reauthentication (KIP-368)",
+        **_kafka("0-1"),
+    ),
     Api(
         18,
         "ApiVersions",
@@ -201,35 +219,107 @@ APIS: tuple[Api, ...] = (
         m.ApiVersionsResponse,
         **_CONNECTION,
         response_header_flexible_since=VERSION_MAX,
+        limitations="features; version 5, which checks cluster and node id",
         **_kafka("0-4", 3),
     ),
     Api(
-        36, "SaslAuthenticate", m.SaslAuthenticateRequest, m.SaslAuthenticateResponse, **_CONNECTION, **_kafka("0-2", 2)
+        36,
+        "SaslAuthenticate",
+        m.SaslAuthenticateRequest,
+        m.SaslAuthenticateResponse,
+        **_CONNECTION,
+        limitations="session lifetimes and reauthentication (KIP-368)",
+        **_kafka("0-2", 2),
     ),
     # --- records
-    Api(0, "Produce", m.ProduceRequest, m.ProduceResponse, is_pipelined=True, is_mutation=True, **_kafka("3-13", 9)),
-    Api(1, "Fetch", m.FetchRequest, m.FetchResponse, has_stream=True, **_kafka("4-17", 12)),
-    Api(2, "ListOffsets", m.ListOffsetsRequest, m.ListOffsetsResponse, **_kafka("1-10", 6)),
+    Api(
+        0,
+        "Produce",
+        m.ProduceRequest,
+        m.ProduceResponse,
+        is_pipelined=True,
+        is_mutation=True,
+        limitations="transactions (INVALID_REQUEST), message formats before 2",
+        **_kafka("3-13", 9),
+    ),
+    Api(
+        1,
+        "Fetch",
+        m.FetchRequest,
+        m.FetchResponse,
+        has_stream=True,
+        limitations="followers, which fetch by gRPC (CLUSTER_AUTHORIZATION_FAILED); aborted transactions",
+        **_kafka("4-17", 12),
+    ),
+    Api(
+        2,
+        "ListOffsets",
+        m.ListOffsetsRequest,
+        m.ListOffsetsResponse,
+        limitations="the isolation level, the timeout (version 10)",
+        **_kafka("1-10", 6),
+    ),
     Api(
         23,
         "OffsetForLeaderEpoch",
         m.OffsetsForLeaderEpochRequest,
         m.OffsetsForLeaderEpochResponse,
+        limitations="followers, which use gRPC (CLUSTER_AUTHORIZATION_FAILED)",
         **_kafka("2-4", 4),
     ),
     Api(21, "DeleteRecords", m.DeleteRecordsRequest, m.DeleteRecordsResponse, is_mutation=True, **_kafka("0-2", 2)),
-    Api(3, "Metadata", m.MetadataRequest, m.MetadataResponse, **_kafka("0-13", 9)),
-    Api(22, "InitProducerId", m.InitProducerIdRequest, m.InitProducerIdResponse, is_mutation=True, **_kafka("0-5", 2)),
+    Api(3, "Metadata", m.MetadataRequest, m.MetadataResponse, limitations="authorized operations", **_kafka("0-13", 9)),
+    Api(
+        22,
+        "InitProducerId",
+        m.InitProducerIdRequest,
+        m.InitProducerIdResponse,
+        is_mutation=True,
+        limitations="transactions (INVALID_REQUEST), version 6 (two-phase commit)",
+        **_kafka("0-5", 2),
+    ),
     Api(None, "ListFetchSessions", m.ListFetchSessionsRequest, m.ListFetchSessionsResponse),
-    Api(35, "DescribeLogDirs", m.DescribeLogDirsRequest, m.DescribeLogDirsResponse, **_kafka("1-4", 2)),
-    Api(60, "DescribeCluster", m.DescribeClusterRequest, m.DescribeClusterResponse, service=None, **_kafka("0-1", 0)),
+    Api(
+        35,
+        "DescribeLogDirs",
+        m.DescribeLogDirsRequest,
+        m.DescribeLogDirsResponse,
+        limitations="version 5 (cordoned directories), moves between directories",
+        **_kafka("1-4", 2),
+    ),
+    Api(
+        60,
+        "DescribeCluster",
+        m.DescribeClusterRequest,
+        m.DescribeClusterResponse,
+        service=None,
+        limitations="controllers' endpoints (UNSUPPORTED_ENDPOINT_TYPE), fenced brokers, authorized operations",
+        **_kafka("0-1", 0),
+    ),
     Api(
         75,
         "DescribeTopicPartitions",
         m.DescribeTopicPartitionsRequest,
         m.DescribeTopicPartitionsResponse,
         service=None,
+        limitations="eligible leader replicas, authorized operations",
         **_kafka("0", 0),
+    ),
+    Api(
+        61,
+        "DescribeProducers",
+        describe_producers.DescribeProducersRequest,
+        describe_producers.DescribeProducersResponse,
+        limitations="transactions",
+        **_kafka("0", 0),
+    ),
+    Api(
+        74,
+        "ListConfigResources",
+        list_config_resources.ListConfigResourcesRequest,
+        list_config_resources.ListConfigResourcesResponse,
+        limitations="groups and client metrics, which have no configuration",
+        **_kafka("0-1", 0),
     ),
     # --- the metadata quorum
     Api(52, "Vote", m.VoteRequest, m.VoteResponse, **_QUORUM),
@@ -268,6 +358,7 @@ APIS: tuple[Api, ...] = (
         m.CreateTopicsResponse,
         reconciles=True,
         **_MUTATION,
+        limitations="the full configuration of a topic that is only validated",
         **_kafka("2-7", 5),
     ),
     Api(
@@ -295,6 +386,7 @@ APIS: tuple[Api, ...] = (
         m.DescribeConfigsResponse,
         request_bytes_max=_MIB,
         **_FORWARDED,
+        limitations="synonyms other than the value itself",
         **_kafka("1-4", 4),
     ),
     Api(
@@ -303,7 +395,17 @@ APIS: tuple[Api, ...] = (
         m.IncrementalAlterConfigsRequest,
         m.IncrementalAlterConfigsResponse,
         **_MUTATION,
+        limitations="loggers, groups, client metrics (INVALID_REQUEST)",
         **_kafka("0-1", 1),
+    ),
+    Api(
+        33,
+        "AlterConfigs",
+        alter_configs.AlterConfigsRequest,
+        alter_configs.AlterConfigsResponse,
+        **_MUTATION,
+        limitations="groups, client metrics (INVALID_REQUEST)",
+        **_kafka("0-2", 2),
     ),
     Api(43, "ElectLeaders", m.ElectLeadersRequest, m.ElectLeadersResponse, **_MUTATION, **_kafka("0-2", 2)),
     Api(
@@ -332,6 +434,7 @@ APIS: tuple[Api, ...] = (
         m.AlterPartitionReassignmentsResponse,
         reconciles=True,
         **_MUTATION,
+        limitations="version 1, in which a client can forbid a change of the replication factor",
         **_kafka("0", 0),
     ),
     Api(
@@ -343,14 +446,55 @@ APIS: tuple[Api, ...] = (
         **_kafka("0", 0),
     ),
     Api(None, "PlanBrokerDrain", m.PlanBrokerDrainRequest, m.PlanBrokerDrainResponse, **_FORWARDED),
-    Api(64, "UnregisterBroker", m.UnregisterBrokerRequest, m.UnregisterBrokerResponse, reconciles=True, **_MUTATION),
+    Api(
+        64,
+        "UnregisterBroker",
+        m.UnregisterBrokerRequest,
+        m.UnregisterBrokerResponse,
+        reconciles=True,
+        **_MUTATION,
+        limitations="brokers that run (INVALID_REQUEST) or have replicas (POLICY_VIOLATION)",
+        **_kafka("0", 0),
+    ),
     # --- consumer groups
-    Api(10, "FindCoordinator", m.FindCoordinatorRequest, m.FindCoordinatorResponse, **_GROUP, **_kafka("0-6", 3)),
-    Api(11, "JoinGroup", m.JoinGroupRequest, m.JoinGroupResponse, **_GROUP, **_kafka("0-9", 6)),
+    Api(
+        10,
+        "FindCoordinator",
+        m.FindCoordinatorRequest,
+        m.FindCoordinatorResponse,
+        **_GROUP,
+        limitations="coordinators of transactions and share groups (INVALID_REQUEST)",
+        **_kafka("0-6", 3),
+    ),
+    Api(
+        11,
+        "JoinGroup",
+        m.JoinGroupRequest,
+        m.JoinGroupResponse,
+        **_GROUP,
+        limitations="the reason (version 8)",
+        **_kafka("0-9", 6),
+    ),
     Api(14, "SyncGroup", m.SyncGroupRequest, m.SyncGroupResponse, service=GROUPS, **_kafka("0-5", 4)),
     Api(12, "Heartbeat", m.HeartbeatRequest, m.HeartbeatResponse, **_GROUP, **_kafka("0-4", 4)),
-    Api(13, "LeaveGroup", m.LeaveGroupRequest, m.LeaveGroupResponse, **_GROUP, **_kafka("0-5", 4)),
-    Api(8, "OffsetCommit", m.OffsetCommitRequest, m.OffsetCommitResponse, service=GROUPS, **_kafka("2-9", 8)),
+    Api(
+        13,
+        "LeaveGroup",
+        m.LeaveGroupRequest,
+        m.LeaveGroupResponse,
+        **_GROUP,
+        limitations="the reason (version 5)",
+        **_kafka("0-5", 4),
+    ),
+    Api(
+        8,
+        "OffsetCommit",
+        m.OffsetCommitRequest,
+        m.OffsetCommitResponse,
+        service=GROUPS,
+        limitations="a retention of the commit (versions 2 to 4), topic ids (version 10)",
+        **_kafka("2-9", 8),
+    ),
     Api(
         9,
         "OffsetFetch",
@@ -358,11 +502,20 @@ APIS: tuple[Api, ...] = (
         m.OffsetFetchResponse,
         service=GROUPS,
         request_bytes_max=4 * _MIB,
+        limitations="topic ids (version 10), member ids and epochs (version 9), unstable offsets",
         **_kafka("1-9", 6),
     ),
     Api(47, "OffsetDelete", m.OffsetDeleteRequest, m.OffsetDeleteResponse, service=GROUPS, **_kafka("0")),
     Api(16, "ListGroups", m.ListGroupsRequest, m.ListGroupsResponse, service=GROUPS, **_kafka("0-5", 3)),
-    Api(15, "DescribeGroups", m.DescribeGroupsRequest, m.DescribeGroupsResponse, **_GROUP, **_kafka("0-6", 5)),
+    Api(
+        15,
+        "DescribeGroups",
+        m.DescribeGroupsRequest,
+        m.DescribeGroupsResponse,
+        **_GROUP,
+        limitations="authorized operations",
+        **_kafka("0-6", 5),
+    ),
     Api(42, "DeleteGroups", m.DeleteGroupsRequest, m.DeleteGroupsResponse, **_GROUP, **_kafka("0-2", 2)),
     # --- faults for tests
     Api(None, "InjectFault", m.InjectFaultRequest, m.InjectFaultResponse, service=FAULTS),
@@ -408,7 +561,7 @@ METHODS: Mapping[str, Mapping[str, Method]] = MappingProxyType(dict(_methods()))
 KAFKA_APIS: Mapping[int, Api] = MappingProxyType(
     {api.key: api for api in APIS if api.key is not None and api.versions != NEVER}
 )
-"""What the Kafka listener supports, by API key."""
+"""The APIs of the Kafka listener, by API key."""
 
 
 def find_api(name: str) -> Api:

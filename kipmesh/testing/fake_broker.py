@@ -19,41 +19,9 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.record_batch import check_crc, parse_header
-from kipmesh.messages import (
-    DeleteRecordsPartitionResult,
-    DeleteRecordsRequest,
-    DeleteRecordsResponse,
-    DeleteRecordsTopicResult,
-    FetchRequest,
-    FetchResponse,
-    InitProducerIdRequest,
-    InitProducerIdResponse,
-    LeaderIdAndEpoch,
-    ListFetchSessionsRequest,
-    ListFetchSessionsResponse,
-    ListOffsetsPartition,
-    ListOffsetsPartitionResponse,
-    ListOffsetsRequest,
-    ListOffsetsResponse,
-    ListOffsetsTopicResponse,
-    MetadataRequest,
-    MetadataResponse,
-    MetadataResponseBroker,
-    MetadataResponsePartition,
-    MetadataResponseTopic,
-    NodeEndpoint,
-    OffsetForLeaderPartitionResult,
-    OffsetForLeaderTopicResult,
-    OffsetsForLeaderEpochRequest,
-    OffsetsForLeaderEpochResponse,
-    OngoingPartitionReassignment,
-    PartitionProduceResponse,
-    ProduceRequest,
-    ProduceResponse,
-    TopicProduceResponse,
-)
 from kipmesh.rpc.server import RequestContext, Server
 from kipmesh.testing.fake_admin import FakeAdmin
 from kipmesh.testing.fake_partitions import FakeFollower, FakePartition, FakeTopic, epoch_end
@@ -86,7 +54,7 @@ class FakeCluster:
         self.brokers: dict[int, FakeBroker] = {}
         self.calls: list[tuple[str, int, Any]] = []
         self.racks: dict[int, str] = {}
-        self.reassigning: list[tuple[str, OngoingPartitionReassignment]] = []
+        self.reassigning: list[tuple[str, m.OngoingPartitionReassignment]] = []
         self.message_bytes_max = 1 << 20
         self.hook: Hook | None = None
         self.appended = asyncio.Event()
@@ -253,25 +221,25 @@ class FakeBroker:
 
     # -- Broker
 
-    async def produce(self, request: ProduceRequest, _context: RequestContext) -> ProduceResponse:
+    async def produce(self, request: m.ProduceRequest, _context: RequestContext) -> m.ProduceResponse:
         """Produce."""
-        response: ProduceResponse = await self._answer("Produce", request, self._produce)
+        response: m.ProduceResponse = await self._answer("Produce", request, self._produce)
         return response
 
     async def init_producer_id(
-        self, request: InitProducerIdRequest, _context: RequestContext
-    ) -> InitProducerIdResponse:
+        self, request: m.InitProducerIdRequest, _context: RequestContext
+    ) -> m.InitProducerIdResponse:
         """InitProducerId."""
 
-        def answer(_request: InitProducerIdRequest, fault: Fault | None) -> InitProducerIdResponse:
+        def answer(_request: m.InitProducerIdRequest, fault: Fault | None) -> m.InitProducerIdResponse:
             if fault is not None:
-                return InitProducerIdResponse(error_code=fault.code or ErrorCode.UNKNOWN_SERVER_ERROR)
-            return InitProducerIdResponse(producer_id=next(self._cluster.producer_ids), producer_epoch=0)
+                return m.InitProducerIdResponse(error_code=fault.code or ErrorCode.UNKNOWN_SERVER_ERROR)
+            return m.InitProducerIdResponse(producer_id=next(self._cluster.producer_ids), producer_epoch=0)
 
-        response: InitProducerIdResponse = await self._answer("InitProducerId", request, answer)
+        response: m.InitProducerIdResponse = await self._answer("InitProducerId", request, answer)
         return response
 
-    def _produce(self, request: ProduceRequest, fault: Fault | None) -> ProduceResponse:
+    def _produce(self, request: m.ProduceRequest, fault: Fault | None) -> m.ProduceResponse:
         topics = []
         for topic in request.topic_data:
             parts = []
@@ -279,40 +247,40 @@ class FakeBroker:
                 failing = fault is not None and fault.topic in (None, topic.name)
                 code = fault.code if fault is not None and failing else None
                 if failing and fault is not None and not fault.after:
-                    parts.append(PartitionProduceResponse(each.index, code or ErrorCode.UNKNOWN_SERVER_ERROR))
+                    parts.append(m.PartitionProduceResponse(each.index, code or ErrorCode.UNKNOWN_SERVER_ERROR))
                     continue
                 answer = self._append(topic.name, topic.topic_id, each.index, each.records)
                 parts.append(answer._replace(error_code=code, base_offset=-1) if code else answer)
-            topics.append(TopicProduceResponse(topic.name, topic.topic_id, parts))
-        return ProduceResponse(topics, node_endpoints=self._endpoints())
+            topics.append(m.TopicProduceResponse(topic.name, topic.topic_id, parts))
+        return m.ProduceResponse(topics, node_endpoints=self._endpoints())
 
-    def _append(self, topic: str, topic_id: bytes, index: int, records: bytes) -> PartitionProduceResponse:
+    def _append(self, topic: str, topic_id: bytes, index: int, records: bytes) -> m.PartitionProduceResponse:
         found = self._led(topic, topic_id, index)
         if isinstance(found, ErrorCode):
-            return PartitionProduceResponse(index, found, current_leader=self._leader(topic, index))
+            return m.PartitionProduceResponse(index, found, current_leader=self._leader(topic, index))
         if len(records) > self._cluster.message_bytes_max:
-            return PartitionProduceResponse(index, ErrorCode.MESSAGE_TOO_LARGE)
+            return m.PartitionProduceResponse(index, ErrorCode.MESSAGE_TOO_LARGE)
         header = parse_header(records)
         check_crc(records, 0, header)
         try:
             base = found.append(records)
         except KafkaError as error:
-            return PartitionProduceResponse(index, error.code, error_message=error.message)
+            return m.PartitionProduceResponse(index, error.code, error_message=error.message)
         self._cluster.appended.set()
         self._cluster.appended = asyncio.Event()
-        return PartitionProduceResponse(index, 0, base, -1, found.log_start_offset)
+        return m.PartitionProduceResponse(index, 0, base, -1, found.log_start_offset)
 
-    def _leader(self, topic: str, index: int) -> LeaderIdAndEpoch | None:
+    def _leader(self, topic: str, index: int) -> m.LeaderIdAndEpoch | None:
         found = self._find(topic, b"", index)
-        return None if isinstance(found, ErrorCode) else LeaderIdAndEpoch(found.leader_id, found.leader_epoch)
+        return None if isinstance(found, ErrorCode) else m.LeaderIdAndEpoch(found.leader_id, found.leader_epoch)
 
-    def _endpoints(self) -> list[NodeEndpoint]:
+    def _endpoints(self) -> list[m.NodeEndpoint]:
         return [
-            NodeEndpoint(each.node_id, "127.0.0.1", each.port, self._cluster.racks.get(each.node_id))
+            m.NodeEndpoint(each.node_id, "127.0.0.1", each.port, self._cluster.racks.get(each.node_id))
             for each in self._cluster.brokers.values()
         ]
 
-    async def fetch(self, request: FetchRequest, context: RequestContext) -> FetchResponse:
+    async def fetch(self, request: m.FetchRequest, context: RequestContext) -> m.FetchResponse:
         """Fetch, waiting for min_bytes at most max_wait_ms."""
         fault = await self._cluster.meet("Fetch", self.node_id, request)
         if fault is None:
@@ -320,7 +288,7 @@ class FakeBroker:
         if fault.hang:
             await self._stopping.wait()
         if fault.malformed is not None:
-            malformed: FetchResponse = fault.malformed
+            malformed: m.FetchResponse = fault.malformed
             return malformed
         if fault.code is None and not (fault.after or fault.twice or fault.delay_s):
             raise ConnectionAbortedError("injected")
@@ -333,7 +301,7 @@ class FakeBroker:
             raise ConnectionAbortedError("injected")
         return response
 
-    async def _fetch(self, request: FetchRequest, context: RequestContext, fault: Fault | None) -> FetchResponse:
+    async def _fetch(self, request: m.FetchRequest, context: RequestContext, fault: Fault | None) -> m.FetchResponse:
         def broken(topic: str) -> ErrorCode:
             if fault is None or fault.code is None or fault.topic not in (None, topic):
                 return ErrorCode.NONE
@@ -352,15 +320,15 @@ class FakeBroker:
         return response._replace(node_endpoints=self._endpoints())
 
     async def list_fetch_sessions(
-        self, request: ListFetchSessionsRequest, _context: RequestContext
-    ) -> ListFetchSessionsResponse:
+        self, request: m.ListFetchSessionsRequest, _context: RequestContext
+    ) -> m.ListFetchSessionsResponse:
         """ListFetchSessions."""
         fault = await self._cluster.meet("ListFetchSessions", self.node_id, request)
         if fault is not None and fault.hang:
             await self._stopping.wait()
         if fault is not None and fault.code is not None:
-            return ListFetchSessionsResponse(fault.code, "injected", self.node_id)
-        return ListFetchSessionsResponse(node_id=self.node_id, sessions=self.sessions.list())
+            return m.ListFetchSessionsResponse(fault.code, "injected", self.node_id)
+        return m.ListFetchSessionsResponse(node_id=self.node_id, sessions=self.sessions.list())
 
     async def _wait(self, woken: asyncio.Event, seconds: float) -> bool:
         events = (woken, self._cluster.appended, self._stopping)
@@ -372,15 +340,15 @@ class FakeBroker:
                 wait.cancel()
         return seconds > 0 and not self._stopping.is_set()
 
-    async def list_offsets(self, request: ListOffsetsRequest, _context: RequestContext) -> ListOffsetsResponse:
+    async def list_offsets(self, request: m.ListOffsetsRequest, _context: RequestContext) -> m.ListOffsetsResponse:
         """ListOffsets; timestamps are those of whole batches."""
-        response: ListOffsetsResponse = await self._answer("ListOffsets", request, self._list_offsets)
+        response: m.ListOffsetsResponse = await self._answer("ListOffsets", request, self._list_offsets)
         return response
 
-    def _list_offsets(self, request: ListOffsetsRequest, fault: Fault | None) -> ListOffsetsResponse:
-        return ListOffsetsResponse(
+    def _list_offsets(self, request: m.ListOffsetsRequest, fault: Fault | None) -> m.ListOffsetsResponse:
+        return m.ListOffsetsResponse(
             topics=[
-                ListOffsetsTopicResponse(
+                m.ListOffsetsTopicResponse(
                     topic.name,
                     topic.topic_id,
                     [self._offset(topic.name, topic.topic_id, each, fault) for each in topic.partitions],
@@ -390,36 +358,36 @@ class FakeBroker:
         )
 
     def _offset(
-        self, topic: str, topic_id: bytes, asked: ListOffsetsPartition, fault: Fault | None
-    ) -> ListOffsetsPartitionResponse:
+        self, topic: str, topic_id: bytes, asked: m.ListOffsetsPartition, fault: Fault | None
+    ) -> m.ListOffsetsPartitionResponse:
         index = asked.partition_index
         if fault is not None:
-            return ListOffsetsPartitionResponse(index, fault.code or 0)
+            return m.ListOffsetsPartitionResponse(index, fault.code or 0)
         found = self._led(topic, topic_id, index, asked.current_leader_epoch)
         if isinstance(found, ErrorCode):
-            return ListOffsetsPartitionResponse(index, found)
+            return m.ListOffsetsPartitionResponse(index, found)
         epoch = found.leader_epoch
         if asked.timestamp == -1:
-            return ListOffsetsPartitionResponse(index, 0, -1, found.end_offset, epoch)
+            return m.ListOffsetsPartitionResponse(index, 0, -1, found.end_offset, epoch)
         if asked.timestamp == -2:
-            return ListOffsetsPartitionResponse(index, 0, -1, found.log_start_offset, epoch)
+            return m.ListOffsetsPartitionResponse(index, 0, -1, found.log_start_offset, epoch)
         headers = [header for header, _ in found.batches]
         if asked.timestamp == -3:
             headers = sorted(headers, key=lambda header: -header.max_timestamp)
         for header in headers:
             if asked.timestamp == -3 or header.max_timestamp >= asked.timestamp:
                 place = (header.max_timestamp, header.base_offset, header.partition_leader_epoch)
-                return ListOffsetsPartitionResponse(index, 0, *place)
-        return ListOffsetsPartitionResponse(index, 0)
+                return m.ListOffsetsPartitionResponse(index, 0, *place)
+        return m.ListOffsetsPartitionResponse(index, 0)
 
     async def offsets_for_leader_epoch(
-        self, request: OffsetsForLeaderEpochRequest, _context: RequestContext
-    ) -> OffsetsForLeaderEpochResponse:
+        self, request: m.OffsetsForLeaderEpochRequest, _context: RequestContext
+    ) -> m.OffsetsForLeaderEpochResponse:
         """OffsetsForLeaderEpoch."""
-        response: OffsetsForLeaderEpochResponse = await self._answer("OffsetsForLeaderEpoch", request, self._epochs)
+        response: m.OffsetsForLeaderEpochResponse = await self._answer("OffsetsForLeaderEpoch", request, self._epochs)
         return response
 
-    def _epochs(self, request: OffsetsForLeaderEpochRequest, fault: Fault | None) -> OffsetsForLeaderEpochResponse:
+    def _epochs(self, request: m.OffsetsForLeaderEpochRequest, fault: Fault | None) -> m.OffsetsForLeaderEpochResponse:
         topics = []
         for topic in request.topics:
             parts = []
@@ -428,19 +396,21 @@ class FakeBroker:
                 if fault is not None:
                     found = fault.code or ErrorCode.NONE
                 if isinstance(found, ErrorCode):
-                    parts.append(OffsetForLeaderPartitionResult(found, each.partition))
+                    parts.append(m.OffsetForLeaderPartitionResult(found, each.partition))
                     continue
                 end = epoch_end(found, each.leader_epoch)
-                parts.append(OffsetForLeaderPartitionResult(0, each.partition, end.epoch, end.end_offset))
-            topics.append(OffsetForLeaderTopicResult(topic.topic, topic.topic_id, parts))
-        return OffsetsForLeaderEpochResponse(topics=topics)
+                parts.append(m.OffsetForLeaderPartitionResult(0, each.partition, end.epoch, end.end_offset))
+            topics.append(m.OffsetForLeaderTopicResult(topic.topic, topic.topic_id, parts))
+        return m.OffsetsForLeaderEpochResponse(topics=topics)
 
-    async def delete_records(self, request: DeleteRecordsRequest, _context: RequestContext) -> DeleteRecordsResponse:
+    async def delete_records(
+        self, request: m.DeleteRecordsRequest, _context: RequestContext
+    ) -> m.DeleteRecordsResponse:
         """DeleteRecords."""
-        response: DeleteRecordsResponse = await self._answer("DeleteRecords", request, self._delete_records)
+        response: m.DeleteRecordsResponse = await self._answer("DeleteRecords", request, self._delete_records)
         return response
 
-    def _delete_records(self, request: DeleteRecordsRequest, fault: Fault | None) -> DeleteRecordsResponse:
+    def _delete_records(self, request: m.DeleteRecordsRequest, fault: Fault | None) -> m.DeleteRecordsResponse:
         topics = []
         for topic in request.topics:
             parts = []
@@ -449,23 +419,25 @@ class FakeBroker:
                 if fault is not None:
                     found = fault.code or ErrorCode.NONE
                 if isinstance(found, ErrorCode):
-                    parts.append(DeleteRecordsPartitionResult(each.partition_index, -1, found))
+                    parts.append(m.DeleteRecordsPartitionResult(each.partition_index, -1, found))
                     continue
                 offset = found.end_offset if each.offset == -1 else each.offset
                 if offset > found.end_offset:
-                    parts.append(DeleteRecordsPartitionResult(each.partition_index, -1, ErrorCode.OFFSET_OUT_OF_RANGE))
+                    parts.append(
+                        m.DeleteRecordsPartitionResult(each.partition_index, -1, ErrorCode.OFFSET_OUT_OF_RANGE)
+                    )
                     continue
                 found.log_start_offset = max(found.log_start_offset, offset)
-                parts.append(DeleteRecordsPartitionResult(each.partition_index, found.log_start_offset))
-            topics.append(DeleteRecordsTopicResult(topic.name, parts))
-        return DeleteRecordsResponse(topics=topics)
+                parts.append(m.DeleteRecordsPartitionResult(each.partition_index, found.log_start_offset))
+            topics.append(m.DeleteRecordsTopicResult(topic.name, parts))
+        return m.DeleteRecordsResponse(topics=topics)
 
-    async def metadata(self, request: MetadataRequest, _context: RequestContext) -> MetadataResponse:
+    async def metadata(self, request: m.MetadataRequest, _context: RequestContext) -> m.MetadataResponse:
         """Metadata."""
-        response: MetadataResponse = await self._answer("Metadata", request, self._metadata)
+        response: m.MetadataResponse = await self._answer("Metadata", request, self._metadata)
         return response
 
-    def _metadata(self, request: MetadataRequest, fault: Fault | None) -> MetadataResponse:
+    def _metadata(self, request: m.MetadataRequest, fault: Fault | None) -> m.MetadataResponse:
         cluster = self._cluster
         names = list(cluster.topics) if request.topics is None else [each.name or "" for each in request.topics]
         topics = []
@@ -473,10 +445,10 @@ class FakeBroker:
             topic = cluster.topics.get(name)
             if topic is None or (fault is not None and fault.topic in (None, name)):
                 code = fault.code if fault is not None and fault.code else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                topics.append(MetadataResponseTopic(code, name))
+                topics.append(m.MetadataResponseTopic(code, name))
                 continue
             parts = [
-                MetadataResponsePartition(
+                m.MetadataResponsePartition(
                     0,
                     index,
                     each.leader_id,
@@ -488,9 +460,9 @@ class FakeBroker:
                 )
                 for index, each in enumerate(topic.partitions)
             ]
-            topics.append(MetadataResponseTopic(0, name, topic.topic_id, partitions=parts))
+            topics.append(m.MetadataResponseTopic(0, name, topic.topic_id, partitions=parts))
         brokers = [
-            MetadataResponseBroker(each.node_id, "127.0.0.1", each.port, cluster.racks.get(each.node_id))
+            m.MetadataResponseBroker(each.node_id, "127.0.0.1", each.port, cluster.racks.get(each.node_id))
             for each in cluster.brokers.values()
         ]
-        return MetadataResponse(brokers=brokers, cluster_id="fake", controller_id=100, topics=topics)
+        return m.MetadataResponse(brokers=brokers, cluster_id="fake", controller_id=100, topics=topics)

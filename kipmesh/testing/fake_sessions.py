@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator
 
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.fetch_session import (
     HIGH_WATERMARK,
@@ -26,14 +27,6 @@ from kipmesh.core.fetch_session import (
     partition_key,
 )
 from kipmesh.core.replica.serving import offset_case
-from kipmesh.messages import (
-    FetchPartition,
-    FetchRequest,
-    FetchResponse,
-    FetchSession,
-    LeaderIdAndEpoch,
-    PartitionData,
-)
 from kipmesh.testing.fake_partitions import FakePartition, FakeTopic, epoch_end
 
 Topics = dict[str, FakeTopic]
@@ -65,7 +58,7 @@ class FakeReader:
         return next((topic.name for topic in self._topics.values() if topic.topic_id == topic_id), "")
 
     def read(
-        self, topic: str, topic_id: bytes, asked: FetchPartition, max_bytes: int, min_one_batch: bool
+        self, topic: str, topic_id: bytes, asked: m.FetchPartition, max_bytes: int, min_one_batch: bool
     ) -> PartitionRead:
         """Whole batches, or an error."""
         name = self.topic_name(topic_id) if topic_id and not topic else topic
@@ -86,7 +79,7 @@ class FakeReader:
             start = start if follower.log_start_offset is None else follower.log_start_offset
             end = end if follower.end_offset is None else follower.end_offset
             told = told if follower.told is None else follower.told
-        data = PartitionData(index, 0, told, told, start)
+        data = m.PartitionData(index, 0, told, told, start)
         if follower is None:
             preferred = self._prefers(found)
             if preferred >= 0:
@@ -117,15 +110,15 @@ class FakeReader:
             max_bytes -= len(batch)
         return PartitionRead(data._replace(records=b"".join(records)), is_cut=is_cut)
 
-    def _leader(self, name: str, index: int) -> LeaderIdAndEpoch | None:
+    def _leader(self, name: str, index: int) -> m.LeaderIdAndEpoch | None:
         topic = self._topics.get(name)
         if topic is None or not 0 <= index < len(topic.partitions):
             return None
-        return LeaderIdAndEpoch(topic.partitions[index].leader_id, topic.partitions[index].leader_epoch)
+        return m.LeaderIdAndEpoch(topic.partitions[index].leader_id, topic.partitions[index].leader_epoch)
 
 
-def _error(index: int, code: ErrorCode, leader: LeaderIdAndEpoch | None = None) -> PartitionRead:
-    return PartitionRead(PartitionData(index, code, current_leader=leader), has_news=True)
+def _error(index: int, code: ErrorCode, leader: m.LeaderIdAndEpoch | None = None) -> PartitionRead:
+    return PartitionRead(m.PartitionData(index, code, current_leader=leader), has_news=True)
 
 
 class FakeSessions:
@@ -140,11 +133,11 @@ class FakeSessions:
 
     async def fetch(
         self,
-        request: FetchRequest,
+        request: m.FetchRequest,
         client_id: str,
         reader: FakeReader,
         wait: Callable[[asyncio.Event, float], Awaitable[bool]],
-    ) -> FetchResponse:
+    ) -> m.FetchResponse:
         """One fetch. `wait(woken, seconds)` returns when something may have happened; False: answer now."""
         self._notice()
         fetch = self.cache.begin(request, client_id, _now_ms())
@@ -165,9 +158,9 @@ class FakeSessions:
             fetch.cancel()
             raise
 
-    def list(self) -> list[FetchSession]:
+    def list(self) -> list[m.FetchSession]:
         """What there is, for ListFetchSessions."""
-        return [FetchSession(*each) for each in self.cache.list(_now_ms())]
+        return [m.FetchSession(*each) for each in self.cache.list(_now_ms())]
 
     def disturb(self) -> None:
         """Every partition may answer otherwise than before."""
@@ -188,7 +181,7 @@ class FakeSessions:
                 self._begin(one.session_id, one.epoch).cancel()
 
     def _begin(self, session_id: int, epoch: int) -> Fetch:
-        return self.cache.begin(FetchRequest(session_id=session_id, session_epoch=epoch), "fault", _now_ms())
+        return self.cache.begin(m.FetchRequest(session_id=session_id, session_epoch=epoch), "fault", _now_ms())
 
     # -- events
 

@@ -75,7 +75,7 @@ class Faults:
         return None
 
     def all(self) -> list[InjectedFault]:
-        """Those that are still to act, with the requests that are left."""
+        """Return the faults that still apply, each with the number of requests left."""
         return list(self._faults.values())
 
     def clear(self, ids: frozenset[int] = frozenset()) -> int:

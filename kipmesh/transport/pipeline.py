@@ -8,16 +8,18 @@ the connection of a Kafka client, or the call of a gRPC client.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from importlib import import_module
+from inspect import iscoroutinefunction
+from pkgutil import iter_modules
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any, Protocol
 
 from kipmesh.core.context import RequestContext
 from kipmesh.core.errors import KafkaError
+from kipmesh.messages.schema import NEVER
 from kipmesh.messages.table import METHODS, Api
-
-if TYPE_CHECKING:
-    from kipmesh.transport.faults import Faults
-    from kipmesh.transport.metrics import RequestMetrics
+from kipmesh.transport.metrics import RequestMetrics
 
 Handler = Callable[[Any, RequestContext], Awaitable[Any]]
 Handlers = Mapping[Api, Handler]
@@ -37,6 +39,16 @@ class CloseConnection(Exception):  # noqa: N818 - nothing is wrong with the requ
         self.reason = reason
 
 
+class Interceptor(Protocol):
+    """Faults for tests (`kipmesh.transport.faults`)."""
+
+    def knows(self, names: frozenset[str]) -> None:
+        """Receive the names of the APIs that have handlers."""
+
+    async def handle(self, api: Api, request: Any, context: RequestContext, handler: Handler) -> Any:
+        """Respond to a request in place of the handler, or with it."""
+
+
 class Pipeline:
     """The handlers of one node for one front end, and what happens around them."""
 
@@ -47,7 +59,7 @@ class Pipeline:
         stream_ended: Mapping[Api, StreamEnded] | None = None,
         observers: Mapping[str, Observer] | None = None,
         metrics: RequestMetrics | None = None,
-        faults: Faults | None = None,
+        faults: Interceptor | None = None,
     ) -> None:
         """Make the pipeline.
 
@@ -64,7 +76,7 @@ class Pipeline:
         self._metrics = metrics
         self._faults = faults
         if faults is not None:
-            faults.knows(frozenset(api.name for api in handlers))
+            faults.knows(frozenset(api.name for api in handlers if api.versions != NEVER))
 
     async def handle(self, api: Api, request: Any, context: RequestContext) -> Any:
         """Return the response to one request, or NO_RESPONSE. Raises CloseConnection."""
@@ -94,6 +106,17 @@ class Pipeline:
         observe = self._observers.get(api.name)
         if observe is not None and response is not NO_RESPONSE and not api.is_for_nodes:
             observe(context, request, response, *sizes)
+
+
+def coroutines_in(package: ModuleType) -> dict[str, Any]:
+    """Return the coroutine functions that the modules of a package define, by name."""
+    modules = [import_module(f"{package.__name__}.{info.name}") for info in iter_modules(package.__path__)]
+    return {
+        name: function
+        for module in modules
+        for name, function in vars(module).items()
+        if iscoroutinefunction(function) and function.__module__ == module.__name__
+    }
 
 
 def pipeline_of(services: Mapping[str, object], **options: Any) -> Pipeline:

@@ -4,10 +4,10 @@ ApiVersions in an unsupported version gets UNSUPPORTED_VERSION in version 0, wit
 so that the client can repeat it (KIP-511). From version 3 on clients state their software; an invalid name is
 INVALID_REQUEST.
 
-SaslHandshake selects the mechanism. One that is not enabled is UNSUPPORTED_SASL_MECHANISM. Without SASL on the listener,
-or a second time, it is ILLEGAL_SASL_STATE. The connection ends after either. SaslAuthenticate carries the messages of
-the mechanism. After version 0 of SaslHandshake they are frames without headers. A failed authentication ends the
-connection; while the broker does not know its users yet, the connection ends without a response, so that clients retry.
+SaslHandshake selects the mechanism. One that is not enabled is UNSUPPORTED_SASL_MECHANISM. Without SASL on the
+listener, or a second time, it is ILLEGAL_SASL_STATE. The connection ends after either. SaslAuthenticate carries the
+messages of the mechanism. After version 0 of SaslHandshake they are frames without headers. A failed authentication
+ends the connection. While the broker does not know its users, it ends without a response, so that clients retry.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SOFTWARE_MAX = 100
 
 @dataclass(slots=True)
 class Session:
-    """What a connection has stated about itself."""
+    """The state of one connection: its authentication and its software."""
 
     on_software: Callable[[str, str], None]
     """Called with the name and the version of the client's software."""

@@ -20,35 +20,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.fetch_session.session import Owner, Session, must_react
 from kipmesh.core.fetch_session.subscriptions import Key, name_bytes, partition_key, topic_of
 from kipmesh.core.fetch_session.types import INVALID_SESSION_ID, FetchKind, PartitionRead, Reader
-from kipmesh.messages import (
-    FetchableTopicResponse,
-    FetchPartition,
-    FetchRequest,
-    FetchResponse,
-    FetchTopic,
-    ForgottenTopic,
-    PartitionData,
-)
 
 if TYPE_CHECKING:
     from kipmesh.core.fetch_session.cache import FetchSessionCache
 
 
-def topic_bytes(topic: FetchTopic | ForgottenTopic) -> bytes:
+def topic_bytes(topic: m.FetchTopic | m.ForgottenTopic) -> bytes:
     """What the keys of a topic's partitions begin with, as the request names it: its id, or its name if it has none."""
     return topic.topic_id or name_bytes(topic.topic)
 
 
-def key_of(topic: FetchTopic, partition: int) -> Key:
+def key_of(topic: m.FetchTopic, partition: int) -> Key:
     """The key of a partition as the request names its topic."""
     return partition_key(topic_bytes(topic), partition)
 
 
-def terms_of(request: FetchRequest) -> tuple[int, str, int]:
+def terms_of(request: m.FetchRequest) -> tuple[int, str, int]:
     """What the answer of each partition depends on beside the partition: with others, all have to be read again."""
     return request.isolation_level, request.rack_id, request.replica_epoch
 
@@ -60,7 +52,7 @@ class Fetch:
 
     __slots__ = ("_has_news", "_has_read", "_is_limited", "_max_bytes", "_min_bytes", "_wake", "error", "size_bytes")
 
-    def __init__(self, request: FetchRequest) -> None:
+    def __init__(self, request: m.FetchRequest) -> None:
         self.error = ErrorCode.NONE
         """The top-level error, once it is known."""
         self.size_bytes = 0
@@ -86,7 +78,7 @@ class Fetch:
         """Call `wake` when it should read again."""
         self._wake = wake
 
-    def respond(self, now_ms: int) -> FetchResponse:
+    def respond(self, now_ms: int) -> m.FetchResponse:
         """The answer. Once, and then the fetch is over."""
         raise NotImplementedError
 
@@ -94,7 +86,7 @@ class Fetch:
         """It will not be answered: as if it had never read anything."""
 
     def _look(
-        self, reader: Reader, topic: str, topic_id: bytes, asked: FetchPartition, before: PartitionRead | None
+        self, reader: Reader, topic: str, topic_id: bytes, asked: m.FetchPartition, before: PartitionRead | None
     ) -> PartitionRead:
         """Read one partition within the limits; `before` is what this replaces."""
         if before is not None:
@@ -119,7 +111,7 @@ class ErrorFetch(Fetch):
     kind = FetchKind.ERROR
     __slots__ = ("_cache",)
 
-    def __init__(self, cache: FetchSessionCache, request: FetchRequest, error: ErrorCode) -> None:
+    def __init__(self, cache: FetchSessionCache, request: m.FetchRequest, error: ErrorCode) -> None:
         super().__init__(request)
         self._cache = cache
         self._has_news = True
@@ -128,7 +120,7 @@ class ErrorFetch(Fetch):
     def read(self, reader: Reader) -> None:
         """Nothing."""
 
-    def respond(self, now_ms: int) -> FetchResponse:
+    def respond(self, now_ms: int) -> m.FetchResponse:
         """The error, without partitions."""
         return self._cache.refuse(self.error)
 
@@ -154,7 +146,7 @@ class FullFetch(Fetch):
     def __init__(
         self,
         cache: FetchSessionCache,
-        request: FetchRequest,
+        request: m.FetchRequest,
         owner: Owner,
         wants_session: bool,
         *,
@@ -214,7 +206,7 @@ class FullFetch(Fetch):
             self._places = {}
         self._wake = None
 
-    def respond(self, now_ms: int) -> FetchResponse:
+    def respond(self, now_ms: int) -> m.FetchResponse:
         """All partitions; with a session's id if one was wanted and could be had."""
         self.cancel()
         session = self._open_session(now_ms) if self.kind is FetchKind.FULL else None
@@ -223,10 +215,10 @@ class FullFetch(Fetch):
         for topic in self._request.topics:
             end = place + len(topic.partitions)
             data = [found.data for found in self._reads[place:end]]
-            responses.append(FetchableTopicResponse(topic.topic, topic.topic_id, data))
+            responses.append(m.FetchableTopicResponse(topic.topic, topic.topic_id, data))
             place = end
         self._cache.metrics.answered(self.kind)
-        return FetchResponse(session_id=session_id, responses=responses)
+        return m.FetchResponse(session_id=session_id, responses=responses)
 
     def _open_session(self, now_ms: int) -> Session | None:
         asked = self._asked
@@ -255,7 +247,7 @@ class IncrementalFetch(Fetch):
     __slots__ = ("_cache", "_epoch", "_fresh", "_named", "_peeked", "_reader", "_results", "_session", "_stale_counts")
 
     def __init__(
-        self, cache: FetchSessionCache, session: Session, request: FetchRequest, named: dict[Key, FetchPartition]
+        self, cache: FetchSessionCache, session: Session, request: m.FetchRequest, named: dict[Key, m.FetchPartition]
     ) -> None:
         super().__init__(request)
         self._cache = cache
@@ -337,7 +329,7 @@ class IncrementalFetch(Fetch):
         self._session.put_last([key for key in self._fresh if key not in results and key not in self._peeked])
         self._fresh, self._peeked = {}, {}
 
-    def respond(self, now_ms: int) -> FetchResponse:
+    def respond(self, now_ms: int) -> m.FetchResponse:
         """What is news, or that another request was faster."""
         self._wake = None
         session = self._session
@@ -357,10 +349,10 @@ class IncrementalFetch(Fetch):
         self._cache.used(session, now_ms)
         self._cache.metrics.answered(self.kind)
         self._cache.metrics.saved(session.size - len(self._named), session.size - len(news))
-        return FetchResponse(session_id=session.session_id, responses=self._by_topic(news))
+        return m.FetchResponse(session_id=session.session_id, responses=self._by_topic(news))
 
-    def _by_topic(self, news: Iterable[tuple[Key, PartitionData]]) -> list[FetchableTopicResponse]:
-        topics: dict[bytes, list[PartitionData]] = {}
+    def _by_topic(self, news: Iterable[tuple[Key, m.PartitionData]]) -> list[m.FetchableTopicResponse]:
+        topics: dict[bytes, list[m.PartitionData]] = {}
         names: dict[bytes, tuple[str, bytes]] = {}
         for key, data in news:
             topic = topic_of(key)
@@ -373,17 +365,17 @@ class IncrementalFetch(Fetch):
                 names[topic] = name, topic_id
             else:
                 found.append(data)
-        return [FetchableTopicResponse(*names[topic], partitions) for topic, partitions in topics.items()]
+        return [m.FetchableTopicResponse(*names[topic], partitions) for topic, partitions in topics.items()]
 
 
 def settle(
     session: Session, results: dict[Key, PartitionRead], fresh: dict[Key, None]
-) -> list[tuple[Key, PartitionData]]:
+) -> list[tuple[Key, m.PartitionData]]:
     """Take results as sent, and queue who stays dirty (227-10); what is news, for an incremental response (227-08).
 
     Who was cut is next, in the old order; who got records is last (227-11). `fresh` changed since it was read.
     """
-    news: list[tuple[Key, PartitionData]] = []
+    news: list[tuple[Key, m.PartitionData]] = []
     cut: list[Key] = []
     others = [key for key in fresh if key not in results]
     served: list[Key] = []

@@ -26,20 +26,13 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import NamedTuple, TypeAlias
 
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.fetch_session.types import (
     FINAL_EPOCH,
     INITIAL_EPOCH,
     INVALID_SESSION_ID,
     next_epoch,
-)
-from kipmesh.messages import (
-    FetchPartition,
-    FetchRequest,
-    FetchResponse,
-    FetchTopic,
-    ForgottenTopic,
-    PartitionData,
 )
 
 TRANSPORT = "TRANSPORT"
@@ -54,7 +47,7 @@ class WantedPartition(NamedTuple):
 
     topic: str
     topic_id: bytes
-    asked: FetchPartition
+    asked: m.FetchPartition
 
 
 class SessionRequest(NamedTuple):
@@ -62,15 +55,15 @@ class SessionRequest(NamedTuple):
 
     session_id: int
     session_epoch: int
-    topics: list[FetchTopic]
-    forgotten_topics_data: list[ForgottenTopic]
+    topics: list[m.FetchTopic]
+    forgotten_topics_data: list[m.ForgottenTopic]
 
     @property
     def is_full(self) -> bool:
         """Whether it names all partitions."""
         return self.session_epoch <= INITIAL_EPOCH
 
-    def fill(self, request: FetchRequest) -> FetchRequest:
+    def fill(self, request: m.FetchRequest) -> m.FetchRequest:
         """The request with these fields."""
         return request._replace(
             session_id=self.session_id,
@@ -85,9 +78,9 @@ class Answered(NamedTuple):
 
     topic: str
     topic_id: bytes
-    asked: FetchPartition
+    asked: m.FetchPartition
     """What the answer is to: it may be wanted otherwise by now, or no longer."""
-    data: PartitionData
+    data: m.PartitionData
 
 
 class Answer(NamedTuple):
@@ -142,7 +135,7 @@ class FetchSessionHandler:
         """Whether a request is under way."""
         return self._in_flight is not None
 
-    def want(self, topic: str, topic_id: bytes, asked: FetchPartition) -> None:
+    def want(self, topic: str, topic_id: bytes, asked: m.FetchPartition) -> None:
         """Fetch a partition from now on, or otherwise than before; an empty id if it is not known."""
         key: _Key = (topic_id or topic, asked.partition)
         before = self._wanted.get(key)
@@ -211,19 +204,19 @@ class FetchSessionHandler:
                 self._told[wire_key] = wanted
                 named.append(wanted)
         groups = groupby(forgotten, key=self._wire_topic)
-        forgets = [ForgottenTopic(*topic, [one.asked.partition for one in group]) for topic, group in groups]
+        forgets = [m.ForgottenTopic(*topic, [one.asked.partition for one in group]) for topic, group in groups]
         return SessionRequest(self._session_id, self._epoch, self._topics(named), forgets)
 
     def _wire_topic(self, wanted: WantedPartition) -> tuple[str, bytes]:
         return wanted.topic, wanted.topic_id if self._by_id else b""
 
-    def _topics(self, partitions: Iterable[WantedPartition]) -> list[FetchTopic]:
+    def _topics(self, partitions: Iterable[WantedPartition]) -> list[m.FetchTopic]:
         groups = groupby(partitions, key=self._wire_topic)
-        return [FetchTopic(*topic, [wanted.asked for wanted in group]) for topic, group in groups]
+        return [m.FetchTopic(*topic, [wanted.asked for wanted in group]) for topic, group in groups]
 
     # -- answers
 
-    def answered(self, request: SessionRequest, response: FetchResponse) -> Answer:
+    def answered(self, request: SessionRequest, response: m.FetchResponse) -> Answer:
         """Take the response to `request`; one that comes too late, or twice, is not accepted and changes nothing."""
         if request is not self._in_flight:
             if self._is_closed and request.is_full and not response.error_code and response.session_id > 0:
@@ -240,7 +233,7 @@ class FetchSessionHandler:
             return self._full_answer(response)
         return self._incremental_answer(response)
 
-    def _full_answer(self, response: FetchResponse) -> Answer:
+    def _full_answer(self, response: m.FetchResponse) -> Answer:
         partitions = self._match(response)
         # Whatever comes of this response: the session of before is closed, and this is the one that there is now.
         if self._first_epoch == INITIAL_EPOCH:
@@ -255,7 +248,7 @@ class FetchSessionHandler:
         self._epoch = next_epoch(INITIAL_EPOCH) if self._session_id else self._first_epoch
         return self._accept(partitions)
 
-    def _incremental_answer(self, response: FetchResponse) -> Answer:
+    def _incremental_answer(self, response: m.FetchResponse) -> Answer:
         partitions = self._match(response)
         if partitions is None or response.session_id not in (INVALID_SESSION_ID, self._session_id):
             self._reset(MALFORMED)
@@ -267,7 +260,7 @@ class FetchSessionHandler:
             self._epoch = next_epoch(self._epoch)
         return self._accept(partitions)
 
-    def _match(self, response: FetchResponse) -> list[Answered] | None:
+    def _match(self, response: m.FetchResponse) -> list[Answered] | None:
         """The response's partitions, None if it has one twice or one that the server was not told of."""
         found: dict[_Key, Answered] = {}
         count = 0

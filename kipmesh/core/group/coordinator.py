@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Collection
 from functools import partial
 
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.group.book import Book
 from kipmesh.core.group.classic import GroupState
@@ -26,19 +27,6 @@ from kipmesh.core.group.rebalances import HEARTBEAT, JOIN, Rebalances
 from kipmesh.core.group.records import GroupMetadataKey, GroupRecord
 from kipmesh.core.group.table import GroupTable
 from kipmesh.core.group.types import Client, Decision, Instant, Settings
-from kipmesh.messages import (
-    DeletableGroupResult,
-    DescribedGroup,
-    DescribedGroupMember,
-    HeartbeatRequest,
-    JoinGroupRequest,
-    LeaveGroupRequest,
-    ListedGroup,
-    OffsetCommitRequest,
-    OffsetDeleteRequest,
-    OffsetFetchRequestGroup,
-    SyncGroupRequest,
-)
 
 GROUP_METADATA_TOPIC = "__consumer_offsets"
 INTERNAL_TOPICS = frozenset({GROUP_METADATA_TOPIC})
@@ -87,7 +75,7 @@ class GroupCoordinator:
 
     # --- members ---------------------------------------------------------------------------------------------------
 
-    def join(self, request: JoinGroupRequest, client: Client, unique: str, request_id: int, now: Instant) -> Decision:
+    def join(self, request: m.JoinGroupRequest, client: Client, unique: str, request_id: int, now: Instant) -> Decision:
         """JoinGroup (API key 11); `unique` makes a new member's id unique."""
         self._membership.join(request, client, unique, request_id, now)
         return self._book.take()
@@ -99,34 +87,34 @@ class GroupCoordinator:
             if member.awaiting_join == request_id:
                 member.has_hung_up = True
 
-    def sync(self, request: SyncGroupRequest, request_id: int, now: Instant) -> Decision:
+    def sync(self, request: m.SyncGroupRequest, request_id: int, now: Instant) -> Decision:
         """SyncGroup (API key 14)."""
         self._membership.sync(request, request_id, now)
         return self._book.take()
 
-    def heartbeat(self, request: HeartbeatRequest, request_id: int, now: Instant) -> Decision:
+    def heartbeat(self, request: m.HeartbeatRequest, request_id: int, now: Instant) -> Decision:
         """Heartbeat (API key 12)."""
         self._membership.heartbeat(request, request_id, now)
         return self._book.take()
 
-    def leave(self, request: LeaveGroupRequest, request_id: int, now: Instant) -> Decision:
+    def leave(self, request: m.LeaveGroupRequest, request_id: int, now: Instant) -> Decision:
         """LeaveGroup (API key 13)."""
         self._membership.leave(request, request_id, now)
         return self._book.take()
 
     # --- offsets ---------------------------------------------------------------------------------------------------
 
-    def commit(self, request: OffsetCommitRequest, request_id: int, now: Instant) -> Decision:
+    def commit(self, request: m.OffsetCommitRequest, request_id: int, now: Instant) -> Decision:
         """OffsetCommit (API key 8)."""
         self._offsets.commit(request, request_id, now)
         return self._book.take()
 
-    def fetch(self, request: OffsetFetchRequestGroup, request_id: int) -> Decision:
+    def fetch(self, request: m.OffsetFetchRequestGroup, request_id: int) -> Decision:
         """One group of an OffsetFetch (API key 9)."""
         self._offsets.fetch(request, request_id)
         return self._book.take()
 
-    def delete_offsets(self, request: OffsetDeleteRequest, request_id: int, now: Instant) -> Decision:
+    def delete_offsets(self, request: m.OffsetDeleteRequest, request_id: int, now: Instant) -> Decision:
         """OffsetDelete (API key 47)."""
         self._offsets.delete(request, request_id, now)
         return self._book.take()
@@ -143,7 +131,7 @@ class GroupCoordinator:
 
     # --- groups ----------------------------------------------------------------------------------------------------
 
-    def list_groups(self, states: Collection[str] = (), types: Collection[str] = ()) -> list[ListedGroup]:
+    def list_groups(self, states: Collection[str] = (), types: Collection[str] = ()) -> list[m.ListedGroup]:
         """The groups in one of the states and of one of the types; no states or types are all."""
         wanted = {state.lower() for state in states}
         if types and GROUP_TYPE not in {type_.lower() for type_ in types}:
@@ -152,18 +140,18 @@ class GroupCoordinator:
         for group_id in dict.fromkeys([*self._book.table.group_ids(), *self._book.live]):
             group = self._book.group(group_id)
             if group is not None and (not wanted or group.state.value.lower() in wanted):
-                listed.append(ListedGroup(group_id, group.protocol_type or "", group.state.value, GROUP_TYPE))
+                listed.append(m.ListedGroup(group_id, group.protocol_type or "", group.state.value, GROUP_TYPE))
         return listed
 
-    def describe(self, group_id: str) -> DescribedGroup:
+    def describe(self, group_id: str) -> m.DescribedGroup:
         """One group of DescribeGroups (API key 15); a group that there is not is Dead, which is no error."""
         group = self._book.group(group_id)
         if group is None:
-            return DescribedGroup(group_id=group_id, group_state=GroupState.DEAD.value)
+            return m.DescribedGroup(group_id=group_id, group_state=GroupState.DEAD.value)
         is_stable = group.state is GroupState.STABLE
         name = group.protocol_name if is_stable else None
         members = [
-            DescribedGroupMember(
+            m.DescribedGroupMember(
                 member.member_id,
                 member.group_instance_id,
                 member.client_id,
@@ -173,7 +161,7 @@ class GroupCoordinator:
             )
             for member in group.members.values()
         ]
-        return DescribedGroup(0, None, group_id, group.state.value, group.protocol_type or "", name or "", members)
+        return m.DescribedGroup(0, None, group_id, group.state.value, group.protocol_type or "", name or "", members)
 
     def delete_group(self, group_id: str, request_id: int, now: Instant) -> Decision:
         """One group of DeleteGroups (API key 42): answered with a DeletableGroupResult."""
@@ -194,12 +182,12 @@ class GroupCoordinator:
         elif not group.is_empty:
             code = ErrorCode.NON_EMPTY_GROUP
         if code:
-            book.answer(request_id, DeletableGroupResult(group_id, code))
+            book.answer(request_id, m.DeletableGroupResult(group_id, code))
             return
         records = tombstones(group_id, list(book.table.offsets(group_id)))
         records.append(GroupRecord(GroupMetadataKey(group_id), None))
         self._offsets.delete_group(
-            group_id, records, lambda code: book.answer(request_id, DeletableGroupResult(group_id, code))
+            group_id, records, lambda code: book.answer(request_id, m.DeletableGroupResult(group_id, code))
         )
 
     # --- writes and time -------------------------------------------------------------------------------------------

@@ -10,24 +10,13 @@ from __future__ import annotations
 
 from functools import partial
 
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.group.book import Book
 from kipmesh.core.group.classic import ClassicGroup, GroupState, Member
 from kipmesh.core.group.rebalances import HEARTBEAT, SYNC, Rebalances
 from kipmesh.core.group.records import GroupMetadataKey, GroupRecord
 from kipmesh.core.group.types import Client, Instant
-from kipmesh.messages import (
-    HeartbeatRequest,
-    HeartbeatResponse,
-    JoinGroupRequest,
-    JoinGroupResponse,
-    LeaveGroupRequest,
-    LeaveGroupResponse,
-    MemberIdentity,
-    MemberResponse,
-    SyncGroupRequest,
-    SyncGroupResponse,
-)
 
 TEXT_BYTES_MAX = 8192
 """Of a group's, member's, client's or protocol's name: more than their records could say is refused."""
@@ -47,36 +36,36 @@ class Membership:
 
     # --- joining ---------------------------------------------------------------------------------------------------
 
-    def join(self, request: JoinGroupRequest, client: Client, unique: str, request_id: int, now: Instant) -> None:
+    def join(self, request: m.JoinGroupRequest, client: Client, unique: str, request_id: int, now: Instant) -> None:
         """JoinGroup; `unique` is a text that no other member's id has, should this one get an id."""
         book, group_id, member_id = self._book, request.group_id, request.member_id
         code = self._refusal(request, client)
         if code:
-            book.answer(request_id, JoinGroupResponse(error_code=code, member_id=member_id))
+            book.answer(request_id, m.JoinGroupResponse(error_code=code, member_id=member_id))
             return
         if group_id in book.deleting:
             book.when_quiet(group_id, partial(self.join, request, client, unique, request_id), now)
             return
         group = book.group(group_id)
         if group is None and member_id:
-            book.answer(request_id, JoinGroupResponse(error_code=ErrorCode.UNKNOWN_MEMBER_ID, member_id=member_id))
+            book.answer(request_id, m.JoinGroupResponse(error_code=ErrorCode.UNKNOWN_MEMBER_ID, member_id=member_id))
             return
         if group is None:
             group = book.live[group_id] = ClassicGroup(group_id, now.wall_ms)
         if not self._has_room(group, member_id):
             group.remove(member_id)
             book.timers.cancel((HEARTBEAT, group_id, member_id))
-            book.answer(request_id, JoinGroupResponse(error_code=ErrorCode.GROUP_MAX_SIZE_REACHED))
+            book.answer(request_id, m.JoinGroupResponse(error_code=ErrorCode.GROUP_MAX_SIZE_REACHED))
         elif not group.supports(request.protocol_type, request.protocols):
             code = ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-            book.answer(request_id, JoinGroupResponse(error_code=code, member_id=member_id))
+            book.answer(request_id, m.JoinGroupResponse(error_code=code, member_id=member_id))
         elif member_id:
             self._join_again(group, request, client, request_id, now)
         else:
             self._join_first(group, request, client, unique, request_id, now)
         book.forget_if_unused(group_id)
 
-    def _refusal(self, request: JoinGroupRequest, client: Client) -> ErrorCode:
+    def _refusal(self, request: m.JoinGroupRequest, client: Client) -> ErrorCode:
         settings = self._book.settings
         if self._book.is_closed:
             return ErrorCode.NOT_COORDINATOR
@@ -101,7 +90,7 @@ class Membership:
     def _join_first(
         self,
         group: ClassicGroup,
-        request: JoinGroupRequest,
+        request: m.JoinGroupRequest,
         client: Client,
         unique: str,
         request_id: int,
@@ -116,12 +105,12 @@ class Membership:
             within_ms = min(request.session_timeout_ms, self._book.settings.pending_join_timeout_ms)
             self._rebalances.expect_heartbeat(group, new_id, within_ms, now)
             code = ErrorCode.MEMBER_ID_REQUIRED
-            self._book.answer(request_id, JoinGroupResponse(error_code=code, member_id=new_id))
+            self._book.answer(request_id, m.JoinGroupResponse(error_code=code, member_id=new_id))
         else:
             self._add(group, request, new_id, client, request_id, now)
 
     def _join_again(
-        self, group: ClassicGroup, request: JoinGroupRequest, client: Client, request_id: int, now: Instant
+        self, group: ClassicGroup, request: m.JoinGroupRequest, client: Client, request_id: int, now: Instant
     ) -> None:
         member_id = request.member_id
         if member_id in group.pending_join and request.group_instance_id is None:
@@ -130,7 +119,7 @@ class Membership:
         code = group.check_member(member_id, request.group_instance_id)
         if code or group.state is GroupState.EMPTY:
             code = code or ErrorCode.UNKNOWN_MEMBER_ID
-            self._book.answer(request_id, JoinGroupResponse(error_code=code, member_id=member_id))
+            self._book.answer(request_id, m.JoinGroupResponse(error_code=code, member_id=member_id))
             return
         member = group.members[member_id]
         is_same = member.matches(request.protocols)
@@ -147,7 +136,7 @@ class Membership:
     def _add(
         self,
         group: ClassicGroup,
-        request: JoinGroupRequest,
+        request: m.JoinGroupRequest,
         member_id: str,
         client: Client,
         request_id: int,
@@ -173,7 +162,7 @@ class Membership:
     def _replace(
         self,
         group: ClassicGroup,
-        request: JoinGroupRequest,
+        request: m.JoinGroupRequest,
         instance_id: str,
         new_id: str,
         client: Client,
@@ -228,7 +217,7 @@ class Membership:
         if group.state is not GroupState.STABLE or not is_current:
             return  # the rebalance that came between has answered, or will
         if code:
-            self._rebalances.answer_join(member, JoinGroupResponse(error_code=code))
+            self._rebalances.answer_join(member, m.JoinGroupResponse(error_code=code))
             self._rebalances.prepare(group, now)
         elif client.skips_assignment:
             joined = self._rebalances.joined(group, member)
@@ -241,12 +230,12 @@ class Membership:
 
     # --- syncing ---------------------------------------------------------------------------------------------------
 
-    def sync(self, request: SyncGroupRequest, request_id: int, now: Instant) -> None:
+    def sync(self, request: m.SyncGroupRequest, request_id: int, now: Instant) -> None:
         """SyncGroup: the leader's assignment is written, then everybody has theirs."""
         group = self._book.group(request.group_id)
         code = self._sync_refusal(group, request)
         if code or group is None:
-            self._book.answer(request_id, SyncGroupResponse(error_code=code))
+            self._book.answer(request_id, m.SyncGroupResponse(error_code=code))
             return
         member = group.members[request.member_id]
         group.pending_sync.discard(member.member_id)
@@ -263,7 +252,7 @@ class Membership:
             outcome = partial(self._assigned, group, group.generation_id, assignment)
             self._book.write(group.group_id, [group.record(assignment)], outcome)
 
-    def _sync_refusal(self, group: ClassicGroup | None, request: SyncGroupRequest) -> ErrorCode:
+    def _sync_refusal(self, group: ClassicGroup | None, request: m.SyncGroupRequest) -> ErrorCode:
         if self._book.is_closed:
             return ErrorCode.NOT_COORDINATOR
         if not request.group_id:
@@ -301,11 +290,11 @@ class Membership:
 
     # --- heartbeats and leaving ------------------------------------------------------------------------------------
 
-    def heartbeat(self, request: HeartbeatRequest, request_id: int, now: Instant) -> None:
+    def heartbeat(self, request: m.HeartbeatRequest, request_id: int, now: Instant) -> None:
         """Heartbeat: the member lives, and learns of a rebalance."""
-        self._book.answer(request_id, HeartbeatResponse(error_code=self._heard(request, now)))
+        self._book.answer(request_id, m.HeartbeatResponse(error_code=self._heard(request, now)))
 
-    def _heard(self, request: HeartbeatRequest, now: Instant) -> ErrorCode:
+    def _heard(self, request: m.HeartbeatRequest, now: Instant) -> ErrorCode:
         if self._book.is_closed:
             return ErrorCode.NOT_COORDINATOR
         if not request.group_id:
@@ -322,26 +311,26 @@ class Membership:
         is_preparing = group.state is GroupState.PREPARING_REBALANCE
         return ErrorCode.REBALANCE_IN_PROGRESS if is_preparing else ErrorCode.NONE
 
-    def leave(self, request: LeaveGroupRequest, request_id: int, now: Instant) -> None:
+    def leave(self, request: m.LeaveGroupRequest, request_id: int, now: Instant) -> None:
         """LeaveGroup: members that go by themselves, or static ones that an administrator removes by name."""
         group = self._book.group(request.group_id)
         if self._book.is_closed or not request.group_id:
             code = ErrorCode.NOT_COORDINATOR if self._book.is_closed else ErrorCode.INVALID_GROUP_ID
-            self._book.answer(request_id, LeaveGroupResponse(error_code=code))
+            self._book.answer(request_id, m.LeaveGroupResponse(error_code=code))
             return
         answers = []
         for one in request.members:
             code = ErrorCode.UNKNOWN_MEMBER_ID if group is None else self._leave_one(group, one)
-            answers.append(MemberResponse(one.member_id, one.group_instance_id, code))
+            answers.append(m.MemberResponse(one.member_id, one.group_instance_id, code))
         if group is not None and any(not answer.error_code for answer in answers):
             if group.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
                 self._rebalances.prepare(group, now)
             else:
                 self._rebalances.maybe_complete_join(group, now)
             self._book.forget_if_unused(request.group_id)
-        self._book.answer(request_id, LeaveGroupResponse(members=answers))
+        self._book.answer(request_id, m.LeaveGroupResponse(members=answers))
 
-    def _leave_one(self, group: ClassicGroup, one: MemberIdentity) -> ErrorCode:
+    def _leave_one(self, group: ClassicGroup, one: m.MemberIdentity) -> ErrorCode:
         member_id = one.member_id
         if not member_id:
             member_id = group.static_member_id(one.group_instance_id or "") or ""
@@ -355,5 +344,5 @@ class Membership:
         return ErrorCode.NONE
 
 
-def _rebalance_timeout_ms(request: JoinGroupRequest) -> int:
+def _rebalance_timeout_ms(request: m.JoinGroupRequest) -> int:
     return request.session_timeout_ms if request.rebalance_timeout_ms < 0 else request.rebalance_timeout_ms

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.group.book import Book
 from kipmesh.core.group.classic import ClassicGroup, GroupState
@@ -25,21 +26,6 @@ from kipmesh.core.group.records import (
 )
 from kipmesh.core.group.table import TopicPartition
 from kipmesh.core.group.types import Instant
-from kipmesh.messages import (
-    OffsetCommitRequest,
-    OffsetCommitRequestPartition,
-    OffsetCommitResponse,
-    OffsetCommitResponsePartition,
-    OffsetCommitResponseTopic,
-    OffsetDeleteRequest,
-    OffsetDeleteResponse,
-    OffsetDeleteResponsePartition,
-    OffsetDeleteResponseTopic,
-    OffsetFetchRequestGroup,
-    OffsetFetchResponseGroup,
-    OffsetFetchResponsePartitions,
-    OffsetFetchResponseTopics,
-)
 
 TOMBSTONES_PER_WRITE = 1000
 """Of offsets that expire or whose topics are gone; the next look takes the next ones."""
@@ -54,7 +40,7 @@ class Offsets:
 
     # --- committing ------------------------------------------------------------------------------------------------
 
-    def commit(self, request: OffsetCommitRequest, request_id: int, now: Instant) -> None:
+    def commit(self, request: m.OffsetCommitRequest, request_id: int, now: Instant) -> None:
         """OffsetCommit: answered when the offsets are durable."""
         book, group_id = self._book, request.group_id
         if group_id in book.deleting:
@@ -73,11 +59,11 @@ class Offsets:
             results = []
             for partition in topic.partitions:
                 code = self._partition_refusal(topic.name, partition)
-                results.append(OffsetCommitResponsePartition(partition.partition_index, code))
+                results.append(m.OffsetCommitResponsePartition(partition.partition_index, code))
                 if not code:
                     records.append(_commit_record(group_id, topic.name, partition, now))
-            topics.append(OffsetCommitResponseTopic(topic.name, results))
-        response = OffsetCommitResponse(topics=topics)
+            topics.append(m.OffsetCommitResponseTopic(topic.name, results))
+        response = m.OffsetCommitResponse(topics=topics)
         if records:
             book.write(group_id, records, partial(self._committed, request, response, request_id))
         else:
@@ -85,15 +71,15 @@ class Offsets:
 
     def _committed(
         self,
-        request: OffsetCommitRequest,
-        response: OffsetCommitResponse,
+        request: m.OffsetCommitRequest,
+        response: m.OffsetCommitResponse,
         request_id: int,
         code: ErrorCode,
         now: Instant,
     ) -> None:
         self._book.answer(request_id, commit_response(request, code) if code else response)
 
-    def _refusal(self, group: ClassicGroup | None, request: OffsetCommitRequest) -> ErrorCode:
+    def _refusal(self, group: ClassicGroup | None, request: m.OffsetCommitRequest) -> ErrorCode:
         if self._book.is_closed:
             return ErrorCode.NOT_COORDINATOR
         if is_too_long(request.group_id):
@@ -103,7 +89,7 @@ class Offsets:
             return ErrorCode.NONE if generation_id < 0 else ErrorCode.GROUP_ID_NOT_FOUND
         return group.check_commit(request.member_id, request.group_instance_id, generation_id)
 
-    def _partition_refusal(self, topic: str, partition: OffsetCommitRequestPartition) -> ErrorCode:
+    def _partition_refusal(self, topic: str, partition: m.OffsetCommitRequestPartition) -> ErrorCode:
         if is_too_long(topic):
             return ErrorCode.INVALID_TOPIC_EXCEPTION
         size = len((partition.committed_metadata or "").encode())
@@ -112,10 +98,10 @@ class Offsets:
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
-    def fetch(self, request: OffsetFetchRequestGroup, request_id: int) -> None:
+    def fetch(self, request: m.OffsetFetchRequestGroup, request_id: int) -> None:
         """OffsetFetch of one group: what is committed; -1 where nothing is."""
         if self._book.is_closed:
-            self._book.answer(request_id, OffsetFetchResponseGroup(request.group_id, (), ErrorCode.NOT_COORDINATOR))
+            self._book.answer(request_id, m.OffsetFetchResponseGroup(request.group_id, (), ErrorCode.NOT_COORDINATOR))
             return
         offsets = self._book.table.offsets(request.group_id)
         wanted: dict[str, Sequence[int]] = {}
@@ -125,14 +111,14 @@ class Offsets:
         else:
             wanted = {topic.name: topic.partition_indexes for topic in request.topics}
         topics = [
-            OffsetFetchResponseTopics(name, [_fetched(offsets.get((name, index)), index) for index in indexes])
+            m.OffsetFetchResponseTopics(name, [_fetched(offsets.get((name, index)), index) for index in indexes])
             for name, indexes in wanted.items()
         ]
-        self._book.answer(request_id, OffsetFetchResponseGroup(request.group_id, topics))
+        self._book.answer(request_id, m.OffsetFetchResponseGroup(request.group_id, topics))
 
     # --- deleting --------------------------------------------------------------------------------------------------
 
-    def delete(self, request: OffsetDeleteRequest, request_id: int, now: Instant) -> None:
+    def delete(self, request: m.OffsetDeleteRequest, request_id: int, now: Instant) -> None:
         """OffsetDelete: of topics that no member subscribes to."""
         book, group_id = self._book, request.group_id
         if book.is_busy(group_id) and not book.is_closed:
@@ -141,18 +127,18 @@ class Offsets:
         group = book.group(group_id)
         code = self._delete_refusal(group)
         if code or group is None:
-            book.answer(request_id, OffsetDeleteResponse(code))
+            book.answer(request_id, m.OffsetDeleteResponse(code))
             return
         offsets = book.table.offsets(group_id)
         gone: list[TopicPartition] = []
         topics = []
         for topic in request.topics:
             code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if group.is_subscribed(topic.name) else ErrorCode.NONE
-            results = [OffsetDeleteResponsePartition(one.partition_index, code) for one in topic.partitions]
-            topics.append(OffsetDeleteResponseTopic(topic.name, results))
+            results = [m.OffsetDeleteResponsePartition(one.partition_index, code) for one in topic.partitions]
+            topics.append(m.OffsetDeleteResponseTopic(topic.name, results))
             places = [(topic.name, one.partition_index) for one in topic.partitions]
             gone.extend(place for place in places if not code and place in offsets)
-        response = OffsetDeleteResponse(topics=topics)
+        response = m.OffsetDeleteResponse(topics=topics)
         if gone:
             book.write(group_id, tombstones(group_id, gone), partial(self._deleted, group_id, response, request_id))
         else:
@@ -167,9 +153,9 @@ class Offsets:
         return ErrorCode.NON_EMPTY_GROUP if is_foreign else ErrorCode.NONE
 
     def _deleted(
-        self, group_id: str, response: OffsetDeleteResponse, request_id: int, code: ErrorCode, now: Instant
+        self, group_id: str, response: m.OffsetDeleteResponse, request_id: int, code: ErrorCode, now: Instant
     ) -> None:
-        self._book.answer(request_id, OffsetDeleteResponse(code) if code else response)
+        self._book.answer(request_id, m.OffsetDeleteResponse(code) if code else response)
         self._book.forget_if_unused(group_id)
 
     # --- expiry ----------------------------------------------------------------------------------------------------
@@ -243,19 +229,19 @@ def tombstones(group_id: str, places: Collection[TopicPartition]) -> list[Record
     return [OffsetRecord(OffsetCommitKey(group_id, *place), None) for place in places]
 
 
-def commit_response(request: OffsetCommitRequest, code: ErrorCode) -> OffsetCommitResponse:
+def commit_response(request: m.OffsetCommitRequest, code: ErrorCode) -> m.OffsetCommitResponse:
     """The same error for every partition."""
-    return OffsetCommitResponse(
+    return m.OffsetCommitResponse(
         topics=[
-            OffsetCommitResponseTopic(
-                topic.name, [OffsetCommitResponsePartition(one.partition_index, code) for one in topic.partitions]
+            m.OffsetCommitResponseTopic(
+                topic.name, [m.OffsetCommitResponsePartition(one.partition_index, code) for one in topic.partitions]
             )
             for topic in request.topics
         ]
     )
 
 
-def _commit_record(group_id: str, topic: str, partition: OffsetCommitRequestPartition, now: Instant) -> OffsetRecord:
+def _commit_record(group_id: str, topic: str, partition: m.OffsetCommitRequestPartition, now: Instant) -> OffsetRecord:
     return OffsetRecord(
         OffsetCommitKey(group_id, topic, partition.partition_index),
         OffsetCommitValue(
@@ -267,7 +253,7 @@ def _commit_record(group_id: str, topic: str, partition: OffsetCommitRequestPart
     )
 
 
-def _fetched(value: OffsetCommitValue | None, index: int) -> OffsetFetchResponsePartitions:
+def _fetched(value: OffsetCommitValue | None, index: int) -> m.OffsetFetchResponsePartitions:
     if value is None:
-        return OffsetFetchResponsePartitions(index, metadata="")
-    return OffsetFetchResponsePartitions(index, value.offset, value.leader_epoch, value.metadata)
+        return m.OffsetFetchResponsePartitions(index, metadata="")
+    return m.OffsetFetchResponsePartitions(index, value.offset, value.leader_epoch, value.metadata)

@@ -18,11 +18,14 @@ _VERSION = struct.Struct(">h")
 
 
 def encode(value: Message, version: int) -> bytes:
-    """Return the version and the value. Raises ValueError for what the version cannot state."""
+    """Return the version and the value, without fields that the version lacks.
+
+    Raises ValueError for a value that a field cannot state.
+    """
     out = Out()
     out += _VERSION.pack(version)
     try:
-        record_codec(type(value), version).write(out, value)
+        record_codec(type(value), version, strict=False).write(out, value)
     except (struct.error, AttributeError) as error:
         raise ValueError(f"{type(value).__name__}: {error}") from None
     return bytes(out)
@@ -42,7 +45,7 @@ def decode(of: type[_M], data: bytes, *, newer_versions_extend: bool = False, is
     if version < key.versions.first or (is_newer and not newer_versions_extend):
         raise CorruptRecordError(f"version {version} of {of.__name__}")
     try:
-        value, end = record_codec(of, min(version, key.versions.last)).read(
+        value, end = record_codec(of, min(version, key.versions.last), strict=False).read(
             data, _VERSION.size, max(ITEMS_MAX, len(data))
         )
     except MalformedError as error:

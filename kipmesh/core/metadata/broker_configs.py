@@ -8,17 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kipmesh import messages as m
 from kipmesh.core.config.resources import FOLLOWER_THROTTLED_RATE, NO_THROTTLE, AlterOperation, ConfigSource
 from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
 from kipmesh.core.metadata.image import BROKER_RESOURCE, MetadataImage
 from kipmesh.core.metadata.records import ConfigRecord, Record
-from kipmesh.messages import (
-    AlterConfigsResource,
-    DescribeConfigsRequest,
-    DescribeConfigsResource,
-    DescribeConfigsResourceResult,
-    DescribeConfigsResult,
-)
 
 DYNAMIC_KEYS: Mapping[str, str] = {
     FOLLOWER_THROTTLED_RATE: "Bytes a second that replicas which a reassignment adds to this broker fetch at most."
@@ -26,7 +20,7 @@ DYNAMIC_KEYS: Mapping[str, str] = {
 """Key -> documentation. Each value is a whole number from 1 on."""
 
 
-def broker_alterations(image: MetadataImage, resource: AlterConfigsResource) -> list[Record]:
+def broker_alterations(image: MetadataImage, resource: m.AlterConfigsResource) -> list[Record]:
     """The records that set or remove keys; raises KafkaError."""
     name = _name(image, resource.resource_name)
     records: list[Record] = []
@@ -70,13 +64,13 @@ def _name(image: MetadataImage, name: str) -> str:
 
 
 def described_broker(
-    image: MetadataImage, resource: DescribeConfigsResource, request: DescribeConfigsRequest
-) -> DescribeConfigsResult:
+    image: MetadataImage, resource: m.DescribeConfigsResource, request: m.DescribeConfigsRequest
+) -> m.DescribeConfigsResult:
     """The keys that are set for the broker, or for all of them."""
     name = _name(image, resource.resource_name)
     common, own = image.broker_config(""), image.broker_config(name)
     entries = [
-        DescribeConfigsResourceResult(
+        m.DescribeConfigsResourceResult(
             key,
             own.get(key, common.get(key)),
             config_source=ConfigSource.DYNAMIC_BROKER if name and key in own else ConfigSource.DYNAMIC_DEFAULT_BROKER,
@@ -85,6 +79,6 @@ def described_broker(
         for key, documentation in DYNAMIC_KEYS.items()
         if (key in own or key in common) and key in (resource.configuration_keys or DYNAMIC_KEYS)
     ]
-    return DescribeConfigsResult(
+    return m.DescribeConfigsResult(
         resource_type=resource.resource_type, resource_name=resource.resource_name, configs=tuple(entries)
     )

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata import elections, fencing, log_dirs
 from kipmesh.core.metadata.decision import Decision
@@ -38,14 +39,6 @@ from kipmesh.core.metadata.records import (
 )
 from kipmesh.core.metadata.request_limits import refusal, registration_fault
 from kipmesh.core.metadata.sessions import BrokerSessions, Session
-from kipmesh.messages import (
-    BrokerHeartbeatRequest,
-    BrokerHeartbeatResponse,
-    BrokerRegistrationRequest,
-    BrokerRegistrationResponse,
-    PartitionLogEnd,
-    TopicIdPartition,
-)
 
 BROKERS_MAX = 10_000
 WANTED_LOG_ENDS_MAX = 10_000
@@ -93,13 +86,13 @@ class BrokerLifecycle:
     # --- registration
 
     def register(
-        self, request: BrokerRegistrationRequest, now_ms: int, next_offset: int
-    ) -> Decision[BrokerRegistrationResponse]:
+        self, request: m.BrokerRegistrationRequest, now_ms: int, next_offset: int
+    ) -> Decision[m.BrokerRegistrationResponse]:
         """Register a broker; its record, the first of the decision's, must get the offset `next_offset`."""
         existing = self._image.brokers.get(request.broker_id)
         code, message = self._refusal(request, existing, now_ms)
         if code is not ErrorCode.NONE:
-            return Decision((), BrokerRegistrationResponse(error_code=code, error_message=message))
+            return Decision((), m.BrokerRegistrationResponse(error_code=code, error_message=message))
         again = existing is not None and existing.incarnation_id == request.incarnation_id
         epoch = existing.broker_epoch if existing is not None and again else next_offset
         record = RegisterBrokerRecord(
@@ -129,10 +122,10 @@ class BrokerLifecycle:
             else:
                 records += self._departure((request.broker_id,), unclean=not clean)
         self._sessions.touch(request.broker_id, epoch, now_ms)
-        return Decision(records, BrokerRegistrationResponse(broker_epoch=epoch))
+        return Decision(records, m.BrokerRegistrationResponse(broker_epoch=epoch))
 
     def _refusal(
-        self, request: BrokerRegistrationRequest, existing: BrokerState | None, now_ms: int
+        self, request: m.BrokerRegistrationRequest, existing: BrokerState | None, now_ms: int
     ) -> tuple[ErrorCode, str | None]:
         if request.cluster_id != self._cluster_id:
             return ErrorCode.INCONSISTENT_CLUSTER_ID, refusal(
@@ -158,17 +151,17 @@ class BrokerLifecycle:
     # --- heartbeats
 
     def heartbeat(
-        self, request: BrokerHeartbeatRequest, now_ms: int, next_offset: int, connection: int = 0
-    ) -> Decision[BrokerHeartbeatResponse]:
+        self, request: m.BrokerHeartbeatRequest, now_ms: int, next_offset: int, connection: int = 0
+    ) -> Decision[m.BrokerHeartbeatResponse]:
         """A broker says that it lives, what it wants and what it knows; `next_offset` is the next record's.
 
         `connection` is what brought it, if the end of that will be told to `disconnected`; else 0.
         """
         broker = self._image.brokers.get(request.broker_id)
         if broker is None:
-            return Decision((), BrokerHeartbeatResponse(error_code=ErrorCode.BROKER_ID_NOT_REGISTERED))
+            return Decision((), m.BrokerHeartbeatResponse(error_code=ErrorCode.BROKER_ID_NOT_REGISTERED))
         if broker.broker_epoch != request.broker_epoch:
-            return Decision((), BrokerHeartbeatResponse(error_code=ErrorCode.STALE_BROKER_EPOCH))
+            return Decision((), m.BrokerHeartbeatResponse(error_code=ErrorCode.STALE_BROKER_EPOCH))
         session = self._sessions.touch(
             broker.broker_id, broker.broker_epoch, now_ms, request.current_metadata_offset, connection
         )
@@ -190,7 +183,7 @@ class BrokerLifecycle:
         reported = self._unchanged(self._note_log_ends(broker, request.log_ends), records)
         can_lead = self._can_lead_with(broker.broker_id, not fenced and not request.want_shut_down)
         records += self._elect_by_log_end(reported, can_lead)
-        response = BrokerHeartbeatResponse(
+        response = m.BrokerHeartbeatResponse(
             is_caught_up=caught_up,
             is_fenced=fenced,
             should_shut_down=should_stop,
@@ -374,7 +367,7 @@ class BrokerLifecycle:
             if broker_id in brokers and brokers[broker_id].broker_epoch == epoch
         }
 
-    def _note_log_ends(self, broker: BrokerState, log_ends: Iterable[PartitionLogEnd]) -> list[PartitionKey]:
+    def _note_log_ends(self, broker: BrokerState, log_ends: Iterable[m.PartitionLogEnd]) -> list[PartitionKey]:
         noted: dict[PartitionKey, None] = {}
         for end in log_ends:
             key = (end.topic_id, end.partition)
@@ -385,8 +378,8 @@ class BrokerLifecycle:
                 noted[key] = None
         return list(noted)
 
-    def _wanted_log_ends(self, broker: BrokerState) -> list[TopicIdPartition]:
-        wanted: list[TopicIdPartition] = []
+    def _wanted_log_ends(self, broker: BrokerState) -> list[m.TopicIdPartition]:
+        wanted: list[m.TopicIdPartition] = []
         for key in self._leaderless_of(broker.broker_id):
             topic = self._image.topics[key[0]]
             answer = self._log_ends.get(key, {}).get(broker.broker_id)
@@ -394,7 +387,7 @@ class BrokerLifecycle:
                 continue
             allowed = self._allows_unclean(key, topic.name)
             if elections.wants_log_end(topic.partitions[key[1]], broker.broker_id, unclean_allowed=allowed):
-                wanted.append(TopicIdPartition(*key))
+                wanted.append(m.TopicIdPartition(*key))
                 if len(wanted) == WANTED_LOG_ENDS_MAX:
                     break
         return wanted

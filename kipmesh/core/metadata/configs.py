@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+from kipmesh import messages as m
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.config.resources import AlterOperation, ConfigSource
 from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
@@ -23,17 +24,6 @@ from kipmesh.core.metadata.image import (
 )
 from kipmesh.core.metadata.records import ConfigRecord, Record
 from kipmesh.core.metadata.request_limits import config_value_fault, refusal
-from kipmesh.messages import (
-    AlterConfigsResource,
-    AlterConfigsResourceResponse,
-    DescribeConfigsRequest,
-    DescribeConfigsResource,
-    DescribeConfigsResourceResult,
-    DescribeConfigsResponse,
-    DescribeConfigsResult,
-    IncrementalAlterConfigsRequest,
-    IncrementalAlterConfigsResponse,
-)
 
 MIN_INSYNC_REPLICAS = "min.insync.replicas"
 UNCLEAN_LEADER_ELECTION = "unclean.leader.election.enable"
@@ -53,8 +43,8 @@ _TRUE = frozenset({"true", "1", "on", "t", "y", "yes"})  # what TopicConfig read
 
 
 def alter_configs(
-    image: MetadataImage, request: IncrementalAlterConfigsRequest
-) -> Decision[IncrementalAlterConfigsResponse]:
+    image: MetadataImage, request: m.IncrementalAlterConfigsRequest
+) -> Decision[m.IncrementalAlterConfigsResponse]:
     """Set or remove single keys; a resource's alterations hold together."""
     records: list[Record] = []
     responses = []
@@ -72,8 +62,8 @@ def alter_configs(
                 records += changes
         except KafkaError as error:
             code, message = error.code, refusal(error.message)
-        responses.append(AlterConfigsResourceResponse(code, message, *name))
-    return Decision(records, IncrementalAlterConfigsResponse(responses=tuple(responses)))
+        responses.append(m.AlterConfigsResourceResponse(code, message, *name))
+    return Decision(records, m.IncrementalAlterConfigsResponse(responses=tuple(responses)))
 
 
 def _topic(image: MetadataImage, resource_type: int, name: str) -> TopicState:
@@ -89,7 +79,7 @@ def _topic(image: MetadataImage, resource_type: int, name: str) -> TopicState:
     return topic
 
 
-def _alterations(image: MetadataImage, resource: AlterConfigsResource) -> list[Record]:
+def _alterations(image: MetadataImage, resource: m.AlterConfigsResource) -> list[Record]:
     topic = _topic(image, resource.resource_type, resource.resource_name)
     before = image.topic_config(topic.name)
     after = dict(before)
@@ -133,20 +123,20 @@ class TopicDefaultValues(NamedTuple):
 
 
 def describe_configs(
-    image: MetadataImage, request: DescribeConfigsRequest, node_defaults: TopicDefaultValues
-) -> DescribeConfigsResponse:
+    image: MetadataImage, request: m.DescribeConfigsRequest, node_defaults: TopicDefaultValues
+) -> m.DescribeConfigsResponse:
     """Values, and where they are from."""
-    return DescribeConfigsResponse(
+    return m.DescribeConfigsResponse(
         results=tuple([_described(image, resource, node_defaults, request) for resource in request.resources])
     )
 
 
 def _described(
     image: MetadataImage,
-    resource: DescribeConfigsResource,
+    resource: m.DescribeConfigsResource,
     node_defaults: TopicDefaultValues,
-    request: DescribeConfigsRequest,
-) -> DescribeConfigsResult:
+    request: m.DescribeConfigsRequest,
+) -> m.DescribeConfigsResult:
     if (resource.resource_type, resource.resource_name) == (TOPIC_RESOURCE, CLUSTER_METADATA_TOPIC):
         return _described_metadata_topic(resource, request)
     try:
@@ -154,7 +144,9 @@ def _described(
             return described_broker(image, resource, request)
         topic = _topic(image, resource.resource_type, resource.resource_name)
     except KafkaError as error:
-        return DescribeConfigsResult(error.code, refusal(error.message), resource.resource_type, resource.resource_name)
+        return m.DescribeConfigsResult(
+            error.code, refusal(error.message), resource.resource_type, resource.resource_name
+        )
     own = image.topic_config(topic.name)
     defaults = TopicConfig.parse(node_defaults.values).as_dict()
     # The default asks for no more in-sync replicas than the topic has replicas.
@@ -170,23 +162,23 @@ def _described(
         else:
             source = ConfigSource.STATIC_BROKER if name in node_defaults.static else ConfigSource.DEFAULT
         entries.append(
-            DescribeConfigsResourceResult(
+            m.DescribeConfigsResourceResult(
                 name,
                 own[name] if name in own else _as_text(value),
                 config_source=source,
                 documentation=field.description if request.include_documentation else None,
             )
         )
-    return DescribeConfigsResult(
+    return m.DescribeConfigsResult(
         resource_type=resource.resource_type, resource_name=resource.resource_name, configs=tuple(entries)
     )
 
 
 def _described_metadata_topic(
-    resource: DescribeConfigsResource, request: DescribeConfigsRequest
-) -> DescribeConfigsResult:
+    resource: m.DescribeConfigsResource, request: m.DescribeConfigsRequest
+) -> m.DescribeConfigsResult:
     entries = [
-        DescribeConfigsResourceResult(
+        m.DescribeConfigsResourceResult(
             name,
             value,
             read_only=True,
@@ -196,7 +188,7 @@ def _described_metadata_topic(
         for name, (value, documentation) in METADATA_TOPIC_CONFIG.items()
         if name in (resource.configuration_keys or METADATA_TOPIC_CONFIG)
     ]
-    return DescribeConfigsResult(
+    return m.DescribeConfigsResult(
         resource_type=resource.resource_type, resource_name=resource.resource_name, configs=tuple(entries)
     )
 

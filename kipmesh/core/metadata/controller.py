@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice
 
+from kipmesh import messages as m
 from kipmesh.core.config import ControllerConfig
 from kipmesh.core.config.base import dotted
 from kipmesh.core.metadata import configs, credentials, draining, log_dirs, preferred, reassignments, topics
@@ -24,41 +25,6 @@ from kipmesh.core.metadata.partitions import alter_partition
 from kipmesh.core.metadata.producer_ids import allocate_producer_ids
 from kipmesh.core.metadata.records import METADATA_VERSION, METADATA_VERSION_LEVEL, FeatureLevelRecord, Record
 from kipmesh.core.metadata.sessions import BrokerSessions
-from kipmesh.messages import (
-    AllocateProducerIdsRequest,
-    AllocateProducerIdsResponse,
-    AlterPartitionReassignmentsRequest,
-    AlterPartitionReassignmentsResponse,
-    AlterPartitionRequest,
-    AlterPartitionResponse,
-    AlterUserScramCredentialsRequest,
-    AlterUserScramCredentialsResponse,
-    AssignReplicasToDirsRequest,
-    AssignReplicasToDirsResponse,
-    BrokerHeartbeatRequest,
-    BrokerHeartbeatResponse,
-    BrokerRegistrationRequest,
-    BrokerRegistrationResponse,
-    CreatePartitionsRequest,
-    CreatePartitionsResponse,
-    CreateTopicsRequest,
-    CreateTopicsResponse,
-    DeleteTopicsRequest,
-    DeleteTopicsResponse,
-    DescribeConfigsRequest,
-    DescribeConfigsResponse,
-    DescribeUserScramCredentialsRequest,
-    DescribeUserScramCredentialsResponse,
-    ElectionType,
-    IncrementalAlterConfigsRequest,
-    IncrementalAlterConfigsResponse,
-    ListPartitionReassignmentsRequest,
-    ListPartitionReassignmentsResponse,
-    PlanBrokerDrainRequest,
-    PlanBrokerDrainResponse,
-    UnregisterBrokerRequest,
-    UnregisterBrokerResponse,
-)
 
 
 class MetadataController:
@@ -127,14 +93,14 @@ class MetadataController:
     # --- brokers
 
     def register(
-        self, request: BrokerRegistrationRequest, now_ms: int, next_offset: int
-    ) -> Decision[BrokerRegistrationResponse]:
+        self, request: m.BrokerRegistrationRequest, now_ms: int, next_offset: int
+    ) -> Decision[m.BrokerRegistrationResponse]:
         """BrokerRegistration."""
         return self._brokers.register(request, now_ms, next_offset)
 
     def heartbeat(
-        self, request: BrokerHeartbeatRequest, now_ms: int, next_offset: int, connection: int = 0
-    ) -> Decision[BrokerHeartbeatResponse]:
+        self, request: m.BrokerHeartbeatRequest, now_ms: int, next_offset: int, connection: int = 0
+    ) -> Decision[m.BrokerHeartbeatResponse]:
         """BrokerHeartbeat, over a connection whose end will be told to `disconnected`, or 0."""
         decision = self._brokers.heartbeat(request, now_ms, next_offset, connection)
         if self._completable and not decision.records:
@@ -165,15 +131,17 @@ class MetadataController:
         """How long `expired` is not asked, at most, while a broker is missing."""
         return self._sessions.look_ms
 
-    def alter_partition(self, request: AlterPartitionRequest) -> Decision[AlterPartitionResponse]:
+    def alter_partition(self, request: m.AlterPartitionRequest) -> Decision[m.AlterPartitionResponse]:
         """AlterPartition."""
         return alter_partition(self.image, request)
 
-    def assign_replicas_to_dirs(self, request: AssignReplicasToDirsRequest) -> Decision[AssignReplicasToDirsResponse]:
+    def assign_replicas_to_dirs(
+        self, request: m.AssignReplicasToDirsRequest
+    ) -> Decision[m.AssignReplicasToDirsResponse]:
         """AssignReplicasToDirs."""
         return log_dirs.assign_replicas(self.image, request, reassignments.can_lead_in(self.image))
 
-    def allocate_producer_ids(self, request: AllocateProducerIdsRequest) -> Decision[AllocateProducerIdsResponse]:
+    def allocate_producer_ids(self, request: m.AllocateProducerIdsRequest) -> Decision[m.AllocateProducerIdsResponse]:
         """AllocateProducerIds."""
         return allocate_producer_ids(self.image, request)
 
@@ -203,12 +171,12 @@ class MetadataController:
 
     # --- elections that are asked for
 
-    def electable(self, election_type: ElectionType) -> Decision[list[preferred.TopicPartition]]:
+    def electable(self, election_type: m.ElectionType) -> Decision[list[preferred.TopicPartition]]:
         """The partitions that ElectLeaders is for when it names none."""
         return Decision((), preferred.electable(self.image, election_type))
 
     def elect_leaders(
-        self, election_type: ElectionType, partitions: Sequence[preferred.TopicPartition]
+        self, election_type: m.ElectionType, partitions: Sequence[preferred.TopicPartition]
     ) -> Decision[list[preferred.ElectionResult]]:
         """ElectLeaders for some partitions."""
         return preferred.elect_leaders(self.image, election_type, partitions, self._brokers.elect_unclean)
@@ -231,60 +199,60 @@ class MetadataController:
     # --- replicas move, and brokers leave
 
     def alter_partition_reassignments(
-        self, request: AlterPartitionReassignmentsRequest
-    ) -> Decision[AlterPartitionReassignmentsResponse]:
+        self, request: m.AlterPartitionReassignmentsRequest
+    ) -> Decision[m.AlterPartitionReassignmentsResponse]:
         """AlterPartitionReassignments."""
         return reassignments.alter_reassignments(
             self.image, request, self._unclean_allowed, partitions_max=self._defaults.max_partitions_per_request
         )
 
     def list_partition_reassignments(
-        self, request: ListPartitionReassignmentsRequest
-    ) -> Decision[ListPartitionReassignmentsResponse]:
+        self, request: m.ListPartitionReassignmentsRequest
+    ) -> Decision[m.ListPartitionReassignmentsResponse]:
         """ListPartitionReassignments."""
         return Decision((), reassignments.list_reassignments(self.image, request))
 
-    def plan_broker_drain(self, request: PlanBrokerDrainRequest) -> Decision[PlanBrokerDrainResponse]:
+    def plan_broker_drain(self, request: m.PlanBrokerDrainRequest) -> Decision[m.PlanBrokerDrainResponse]:
         """PlanBrokerDrain."""
         return Decision((), self._drains.plan(request))
 
-    def unregister_broker(self, request: UnregisterBrokerRequest) -> Decision[UnregisterBrokerResponse]:
+    def unregister_broker(self, request: m.UnregisterBrokerRequest) -> Decision[m.UnregisterBrokerResponse]:
         """UnregisterBroker."""
         session = self._sessions.get(request.broker_id)
         return draining.unregister(self.image, request, is_running=session is not None and session.heard)
 
     # --- administration
 
-    def create_topics(self, request: CreateTopicsRequest) -> Decision[CreateTopicsResponse]:
+    def create_topics(self, request: m.CreateTopicsRequest) -> Decision[m.CreateTopicsResponse]:
         """CreateTopics."""
         return topics.create_topics(self.image, request, self._defaults, self._new_topic_id)
 
-    def delete_topics(self, request: DeleteTopicsRequest) -> Decision[DeleteTopicsResponse]:
+    def delete_topics(self, request: m.DeleteTopicsRequest) -> Decision[m.DeleteTopicsResponse]:
         """DeleteTopics."""
         return topics.delete_topics(self.image, request)
 
-    def create_partitions(self, request: CreatePartitionsRequest) -> Decision[CreatePartitionsResponse]:
+    def create_partitions(self, request: m.CreatePartitionsRequest) -> Decision[m.CreatePartitionsResponse]:
         """CreatePartitions."""
         return topics.create_partitions(self.image, request, self._defaults)
 
     def incremental_alter_configs(
-        self, request: IncrementalAlterConfigsRequest
-    ) -> Decision[IncrementalAlterConfigsResponse]:
+        self, request: m.IncrementalAlterConfigsRequest
+    ) -> Decision[m.IncrementalAlterConfigsResponse]:
         """IncrementalAlterConfigs."""
         return configs.alter_configs(self.image, request)
 
-    def describe_configs(self, request: DescribeConfigsRequest) -> Decision[DescribeConfigsResponse]:
+    def describe_configs(self, request: m.DescribeConfigsRequest) -> Decision[m.DescribeConfigsResponse]:
         """DescribeConfigs."""
         return Decision((), configs.describe_configs(self.image, request, self._topic_defaults))
 
     def alter_user_scram_credentials(
-        self, request: AlterUserScramCredentialsRequest
-    ) -> Decision[AlterUserScramCredentialsResponse]:
+        self, request: m.AlterUserScramCredentialsRequest
+    ) -> Decision[m.AlterUserScramCredentialsResponse]:
         """AlterUserScramCredentials."""
         return credentials.alter_credentials(self.image, request)
 
     def describe_user_scram_credentials(
-        self, request: DescribeUserScramCredentialsRequest
-    ) -> Decision[DescribeUserScramCredentialsResponse]:
+        self, request: m.DescribeUserScramCredentialsRequest
+    ) -> Decision[m.DescribeUserScramCredentialsResponse]:
         """DescribeUserScramCredentials."""
         return Decision((), credentials.describe_credentials(self.image, request))

@@ -10,23 +10,13 @@ users one request alters.
 
 from __future__ import annotations
 
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.metadata.decision import Decision
 from kipmesh.core.metadata.image import MetadataImage
 from kipmesh.core.metadata.records import Record, RemoveUserScramCredentialRecord, UserScramCredentialRecord
 from kipmesh.core.metadata.request_limits import NAME_LENGTH_MAX, refusal
 from kipmesh.core.scram import ITERATIONS_MAX, ITERATIONS_MIN, NUMBERS, credential
-from kipmesh.messages import (
-    AlterUserScramCredentialsRequest,
-    AlterUserScramCredentialsResponse,
-    AlterUserScramCredentialsResult,
-    CredentialInfo,
-    DescribeUserScramCredentialsRequest,
-    DescribeUserScramCredentialsResponse,
-    DescribeUserScramCredentialsResult,
-    ScramCredentialDeletion,
-    ScramCredentialUpsertion,
-)
 
 SECRET_BYTES_MAX = 1024
 """Bytes of a salt, and of a salted password."""
@@ -37,10 +27,13 @@ _MECHANISMS = {number: name for name, number in NUMBERS.items()}
 
 
 def alter_credentials(
-    image: MetadataImage, request: AlterUserScramCredentialsRequest
-) -> Decision[AlterUserScramCredentialsResponse]:
+    image: MetadataImage, request: m.AlterUserScramCredentialsRequest
+) -> Decision[m.AlterUserScramCredentialsResponse]:
     """One result a user, in the order in which the request names them: the deletions first."""
-    alterations: list[ScramCredentialDeletion | ScramCredentialUpsertion] = [*request.deletions, *request.upsertions]
+    alterations: list[m.ScramCredentialDeletion | m.ScramCredentialUpsertion] = [
+        *request.deletions,
+        *request.upsertions,
+    ]
     records: dict[str, Record] = {}
     errors: dict[str, KafkaError] = {}
     for asked in alterations:
@@ -53,7 +46,7 @@ def alter_credentials(
             if asked.name in records:
                 text = "a user credential cannot be altered twice in the same request"
                 raise KafkaError(ErrorCode.DUPLICATE_RESOURCE, text)
-            if isinstance(asked, ScramCredentialDeletion):
+            if isinstance(asked, m.ScramCredentialDeletion):
                 records[asked.name] = _deletion(image, asked)
             else:
                 records[asked.name] = _upsertion(asked)
@@ -61,16 +54,16 @@ def alter_credentials(
             records.pop(asked.name, None)
             errors[asked.name] = error
     results = [_result(name, errors.get(name)) for name in dict.fromkeys([asked.name for asked in alterations])]
-    return Decision(tuple(records.values()), AlterUserScramCredentialsResponse(results=tuple(results)))
+    return Decision(tuple(records.values()), m.AlterUserScramCredentialsResponse(results=tuple(results)))
 
 
-def _result(name: str, error: KafkaError | None) -> AlterUserScramCredentialsResult:
+def _result(name: str, error: KafkaError | None) -> m.AlterUserScramCredentialsResult:
     if error is None:
-        return AlterUserScramCredentialsResult(name)
-    return AlterUserScramCredentialsResult(name, error.code, refusal(error.message))
+        return m.AlterUserScramCredentialsResult(name)
+    return m.AlterUserScramCredentialsResult(name, error.code, refusal(error.message))
 
 
-def _deletion(image: MetadataImage, asked: ScramCredentialDeletion) -> Record:
+def _deletion(image: MetadataImage, asked: m.ScramCredentialDeletion) -> Record:
     _check_name_and_mechanism(asked.name, asked.mechanism)
     if asked.mechanism not in image.credentials_of(asked.name):
         text = f"user {asked.name!r} has no credential of {_MECHANISMS[asked.mechanism]} to delete"
@@ -78,7 +71,7 @@ def _deletion(image: MetadataImage, asked: ScramCredentialDeletion) -> Record:
     return RemoveUserScramCredentialRecord(asked.name, asked.mechanism)
 
 
-def _upsertion(asked: ScramCredentialUpsertion) -> Record:
+def _upsertion(asked: m.ScramCredentialUpsertion) -> Record:
     mechanism = _check_name_and_mechanism(asked.name, asked.mechanism)
     if not ITERATIONS_MIN <= asked.iterations <= ITERATIONS_MAX:
         text = f"{asked.iterations} iterations, between {ITERATIONS_MIN} and {ITERATIONS_MAX} are allowed"
@@ -102,26 +95,26 @@ def _check_name_and_mechanism(name: str, mechanism: int) -> str:
 
 
 def describe_credentials(
-    image: MetadataImage, request: DescribeUserScramCredentialsRequest
-) -> DescribeUserScramCredentialsResponse:
+    image: MetadataImage, request: m.DescribeUserScramCredentialsRequest
+) -> m.DescribeUserScramCredentialsResponse:
     """Mechanisms and iterations of the users that are named, or of all; nothing of a password is told."""
     asked: dict[str, int] = {}
     for user in request.users:
         asked[user.name] = asked.get(user.name, 0) + 1
     if not asked:
         asked = dict.fromkeys(sorted(image.credentials), 1)
-    return DescribeUserScramCredentialsResponse(
+    return m.DescribeUserScramCredentialsResponse(
         results=tuple([_described(image, name, times) for name, times in asked.items()])
     )
 
 
-def _described(image: MetadataImage, name: str, times: int) -> DescribeUserScramCredentialsResult:
+def _described(image: MetadataImage, name: str, times: int) -> m.DescribeUserScramCredentialsResult:
     if times > 1:
         text = refusal(f"user {name!r} is named {times} times in one request")
-        return DescribeUserScramCredentialsResult(name, ErrorCode.DUPLICATE_RESOURCE, text)
+        return m.DescribeUserScramCredentialsResult(name, ErrorCode.DUPLICATE_RESOURCE, text)
     own = image.credentials_of(name)
     if not own:
         text = refusal(f"user {name!r} has no credential in the metadata")
-        return DescribeUserScramCredentialsResult(name, ErrorCode.RESOURCE_NOT_FOUND, text)
-    infos = [CredentialInfo(mechanism, found.iterations) for mechanism, found in sorted(own.items())]
-    return DescribeUserScramCredentialsResult(name, credential_infos=tuple(infos))
+        return m.DescribeUserScramCredentialsResult(name, ErrorCode.RESOURCE_NOT_FOUND, text)
+    infos = [m.CredentialInfo(mechanism, found.iterations) for mechanism, found in sorted(own.items())]
+    return m.DescribeUserScramCredentialsResult(name, credential_infos=tuple(infos))

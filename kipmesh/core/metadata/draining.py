@@ -20,21 +20,13 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import islice
 
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata.decision import Decision
 from kipmesh.core.metadata.image import BROKER_RESOURCE, MetadataImage
 from kipmesh.core.metadata.reassignments import target_replicas
 from kipmesh.core.metadata.records import ConfigRecord, UnregisterBrokerRecord
 from kipmesh.core.metadata.states import PartitionKey, TopicState
-from kipmesh.messages import (
-    DrainCursor,
-    PlanBrokerDrainRequest,
-    PlanBrokerDrainResponse,
-    ReassignablePartition,
-    ReassignableTopic,
-    UnregisterBrokerRequest,
-    UnregisterBrokerResponse,
-)
 
 PLANNED_MAX = 200
 """Most partitions of one plan."""
@@ -52,7 +44,7 @@ class _Walk:
         self.broker_id = broker_id
         self.keys = list(keys)
         self.place = 0
-        self.cursor: DrainCursor | None = None
+        self.cursor: m.DrainCursor | None = None
         """Names the last partition before `place` that there was."""
         self.topic_loads: dict[bytes, Counter[int]] = {}
 
@@ -66,16 +58,16 @@ class Drains:
         """By their ids, those that were used last at the end."""
         self._last_walk_id = 0
 
-    def plan(self, request: PlanBrokerDrainRequest) -> PlanBrokerDrainResponse:
+    def plan(self, request: m.PlanBrokerDrainRequest) -> m.PlanBrokerDrainResponse:
         """Where some of a broker's replicas could go; an error when one of them has nowhere to go."""
         image, broker_id = self._image, request.broker_id
         replicas = len(image.partitions_of_broker(broker_id))
         if broker_id not in image.brokers and not replicas:
             text = f"broker {broker_id} is not registered"
-            return PlanBrokerDrainResponse(error_code=ErrorCode.BROKER_ID_NOT_REGISTERED, error_message=text)
+            return m.PlanBrokerDrainResponse(error_code=ErrorCode.BROKER_ID_NOT_REGISTERED, error_message=text)
         walk = self._walk(broker_id, request.cursor)
         plan = _Plan(image, broker_id, walk.topic_loads)
-        topics: dict[str, list[ReassignablePartition]] = {}
+        topics: dict[str, list[m.ReassignablePartition]] = {}
         looked = planned = leaving = 0
         while walk.place < len(walk.keys) and looked < LOOKED_MAX and planned < PLANNED_MAX:
             topic_id, partition = walk.keys[walk.place]
@@ -84,7 +76,7 @@ class Drains:
             topic, state = image.topics.get(topic_id), image.partition(topic_id, partition)
             if topic is None or state is None:
                 continue  # deleted since the walk began
-            walk.cursor = DrainCursor(walk.walk_id, topic.name, partition)
+            walk.cursor = m.DrainCursor(walk.walk_id, topic.name, partition)
             target = target_replicas(state)
             if broker_id not in target:
                 leaving += broker_id in state.replicas
@@ -94,20 +86,20 @@ class Drains:
                 return _stuck(topic, partition, broker_id, len(target), replicas)
             if not request.is_check:
                 looked += plan.count_load(topic)
-                asked = ReassignablePartition(partition, plan.moved(topic_id, target))
+                asked = m.ReassignablePartition(partition, plan.moved(topic_id, target))
                 topics.setdefault(topic.name, []).append(asked)
                 planned += 1
         is_over = walk.place >= len(walk.keys)
         if is_over:
             del self._walks[walk.walk_id]
-        return PlanBrokerDrainResponse(
-            topics=tuple([ReassignableTopic(name, tuple(partitions)) for name, partitions in topics.items()]),
+        return m.PlanBrokerDrainResponse(
+            topics=tuple([m.ReassignableTopic(name, tuple(partitions)) for name, partitions in topics.items()]),
             replicas=replicas,
             leaving=leaving,
             next_cursor=None if is_over else walk.cursor,
         )
 
-    def _walk(self, broker_id: int, cursor: DrainCursor | None) -> _Walk:
+    def _walk(self, broker_id: int, cursor: m.DrainCursor | None) -> _Walk:
         walk = None if cursor is None else self._walks.pop(cursor.walk_id, None)
         if walk is None or walk.cursor != cursor or walk.broker_id != broker_id:
             self._last_walk_id += 1
@@ -118,8 +110,8 @@ class Drains:
         return walk
 
 
-def _stuck(topic: TopicState, partition: int, broker_id: int, needed: int, replicas: int) -> PlanBrokerDrainResponse:
-    return PlanBrokerDrainResponse(
+def _stuck(topic: TopicState, partition: int, broker_id: int, needed: int, replicas: int) -> m.PlanBrokerDrainResponse:
+    return m.PlanBrokerDrainResponse(
         error_code=ErrorCode.INVALID_REPLICATION_FACTOR,
         error_message=f"partition {partition} of topic {topic.name!r} needs {needed} brokers, and without "
         f"broker {broker_id} there are {needed - 1} of its own and no other to take its place",
@@ -189,8 +181,8 @@ class _Plan:
 
 
 def unregister(
-    image: MetadataImage, request: UnregisterBrokerRequest, *, is_running: bool
-) -> Decision[UnregisterBrokerResponse]:
+    image: MetadataImage, request: m.UnregisterBrokerRequest, *, is_running: bool
+) -> Decision[m.UnregisterBrokerResponse]:
     """Forget a broker that is stopped and has no replica, and its dynamic configuration.
 
     `is_running` says whether it was heard of lately.
@@ -208,8 +200,8 @@ def unregister(
     name = str(broker.broker_id)
     forgotten = [ConfigRecord(BROKER_RESOURCE, name, key, None) for key in image.broker_config(name)]
     records = (*forgotten, UnregisterBrokerRecord(broker.broker_id, broker.broker_epoch))
-    return Decision(records, UnregisterBrokerResponse())
+    return Decision(records, m.UnregisterBrokerResponse())
 
 
-def _refused(code: ErrorCode, text: str) -> Decision[UnregisterBrokerResponse]:
-    return Decision((), UnregisterBrokerResponse(error_code=code, error_message=text))
+def _refused(code: ErrorCode, text: str) -> Decision[m.UnregisterBrokerResponse]:
+    return Decision((), m.UnregisterBrokerResponse(error_code=code, error_message=text))

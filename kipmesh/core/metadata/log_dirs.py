@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata import elections
 from kipmesh.core.metadata.decision import Decision
@@ -29,14 +30,6 @@ from kipmesh.core.metadata.elections import CanLead
 from kipmesh.core.metadata.image import BrokerState, MetadataImage, PartitionKey, PartitionState
 from kipmesh.core.metadata.records import BrokerRegistrationChangeRecord, PartitionChangeRecord, Record
 from kipmesh.core.metadata.states import LOST_DIRECTORY, UNASSIGNED_DIRECTORY, is_lost
-from kipmesh.messages import (
-    AssignReplicasToDirsDirectory,
-    AssignReplicasToDirsDirectoryResponse,
-    AssignReplicasToDirsPartitionResponse,
-    AssignReplicasToDirsRequest,
-    AssignReplicasToDirsResponse,
-    AssignReplicasToDirsTopicResponse,
-)
 
 _ID_BYTES = 16
 
@@ -66,26 +59,26 @@ def folders_failed(broker: BrokerState, failed: Collection[bytes]) -> list[Recor
 
 
 def assign_replicas(
-    image: MetadataImage, request: AssignReplicasToDirsRequest, can_lead: CanLead
-) -> Decision[AssignReplicasToDirsResponse]:
+    image: MetadataImage, request: m.AssignReplicasToDirsRequest, can_lead: CanLead
+) -> Decision[m.AssignReplicasToDirsResponse]:
     """Put replicas of the broker into folders. `can_lead` says who may be elected."""
     broker = image.brokers.get(request.broker_id)
     if broker is None or broker.broker_epoch != request.broker_epoch:
-        return Decision((), AssignReplicasToDirsResponse(error_code=ErrorCode.STALE_BROKER_EPOCH))
+        return Decision((), m.AssignReplicasToDirsResponse(error_code=ErrorCode.STALE_BROKER_EPOCH))
     records: list[Record] = []
     seen: set[PartitionKey] = set()
     answers = [_assign_to(image, broker.broker_id, one, can_lead, records, seen) for one in request.directories]
-    return Decision(records, AssignReplicasToDirsResponse(directories=tuple(answers)))
+    return Decision(records, m.AssignReplicasToDirsResponse(directories=tuple(answers)))
 
 
 def _assign_to(
     image: MetadataImage,
     broker_id: int,
-    asked: AssignReplicasToDirsDirectory,
+    asked: m.AssignReplicasToDirsDirectory,
     can_lead: CanLead,
     records: list[Record],
     seen: set[PartitionKey],
-) -> AssignReplicasToDirsDirectoryResponse:
+) -> m.AssignReplicasToDirsDirectoryResponse:
     topics = []
     for topic in asked.topics:
         partitions = []
@@ -97,9 +90,9 @@ def _assign_to(
                 change = _assigned(key, image.topics[key[0]].partitions[key[1]], broker_id, asked.id, can_lead)
                 if change is not None:
                     records.append(change)
-            partitions.append(AssignReplicasToDirsPartitionResponse(partition.partition_index, code))
-        topics.append(AssignReplicasToDirsTopicResponse(topic.topic_id, tuple(partitions)))
-    return AssignReplicasToDirsDirectoryResponse(asked.id, tuple(topics))
+            partitions.append(m.AssignReplicasToDirsPartitionResponse(partition.partition_index, code))
+        topics.append(m.AssignReplicasToDirsTopicResponse(topic.topic_id, tuple(partitions)))
+    return m.AssignReplicasToDirsDirectoryResponse(asked.id, tuple(topics))
 
 
 def _refusal(image: MetadataImage, key: PartitionKey, broker_id: int, directory: bytes) -> ErrorCode:

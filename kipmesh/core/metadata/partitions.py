@@ -8,6 +8,7 @@ the leader leaves by it, the answer is NEW_LEADER_ELECTED although the change wa
 
 from __future__ import annotations
 
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata.decision import Decision
 from kipmesh.core.metadata.elections import RECOVERED, RECOVERING
@@ -15,21 +16,13 @@ from kipmesh.core.metadata.image import MetadataImage, PartitionKey, PartitionSt
 from kipmesh.core.metadata.reassignments import completed
 from kipmesh.core.metadata.records import PartitionChangeRecord, Record
 from kipmesh.core.metadata.states import is_lost
-from kipmesh.messages import (
-    AlterPartitionPartition,
-    AlterPartitionPartitionResponse,
-    AlterPartitionRequest,
-    AlterPartitionResponse,
-    AlterPartitionTopicResponse,
-    IsrMember,
-)
 
 
-def alter_partition(image: MetadataImage, request: AlterPartitionRequest) -> Decision[AlterPartitionResponse]:
+def alter_partition(image: MetadataImage, request: m.AlterPartitionRequest) -> Decision[m.AlterPartitionResponse]:
     """Change ISRs as their leader asks."""
     broker = image.brokers.get(request.broker_id)
     if broker is None or broker.broker_epoch != request.broker_epoch:
-        return Decision((), AlterPartitionResponse(error_code=ErrorCode.STALE_BROKER_EPOCH))
+        return Decision((), m.AlterPartitionResponse(error_code=ErrorCode.STALE_BROKER_EPOCH))
     records: list[Record] = []
     topics = []
     seen: set[PartitionKey] = set()
@@ -41,7 +34,7 @@ def alter_partition(image: MetadataImage, request: AlterPartitionRequest) -> Dec
             seen.add(key)
             if code is not ErrorCode.NONE:
                 partitions.append(
-                    AlterPartitionPartitionResponse(asked.partition_index, code, leader_id=-1, leader_epoch=-1)
+                    m.AlterPartitionPartitionResponse(asked.partition_index, code, leader_id=-1, leader_epoch=-1)
                 )
                 continue
             state = image.topics[topic.topic_id].partitions[asked.partition_index]
@@ -52,11 +45,11 @@ def alter_partition(image: MetadataImage, request: AlterPartitionRequest) -> Dec
             if state.leader != request.broker_id:  # which left by that: it is to look for newer metadata
                 code = ErrorCode.NEW_LEADER_ELECTED
                 partitions.append(
-                    AlterPartitionPartitionResponse(asked.partition_index, code, leader_id=-1, leader_epoch=-1)
+                    m.AlterPartitionPartitionResponse(asked.partition_index, code, leader_id=-1, leader_epoch=-1)
                 )
                 continue
             partitions.append(
-                AlterPartitionPartitionResponse(
+                m.AlterPartitionPartitionResponse(
                     asked.partition_index,
                     ErrorCode.NONE,
                     state.leader,
@@ -66,11 +59,11 @@ def alter_partition(image: MetadataImage, request: AlterPartitionRequest) -> Dec
                     state.partition_epoch,
                 )
             )
-        topics.append(AlterPartitionTopicResponse(topic.topic_id, tuple(partitions)))
-    return Decision(records, AlterPartitionResponse(topics=tuple(topics)))
+        topics.append(m.AlterPartitionTopicResponse(topic.topic_id, tuple(partitions)))
+    return Decision(records, m.AlterPartitionResponse(topics=tuple(topics)))
 
 
-def _change(key: PartitionKey, state: PartitionState, asked: AlterPartitionPartition) -> PartitionChangeRecord | None:
+def _change(key: PartitionKey, state: PartitionState, asked: m.AlterPartitionPartition) -> PartitionChangeRecord | None:
     isr = tuple([member.broker_id for member in asked.new_isr_with_epochs])
     recovery = asked.leader_recovery_state
     change = PartitionChangeRecord(
@@ -84,7 +77,7 @@ def _change(key: PartitionKey, state: PartitionState, asked: AlterPartitionParti
     return None if nothing else change
 
 
-def _refusal(image: MetadataImage, key: PartitionKey, leader: int, asked: AlterPartitionPartition) -> ErrorCode:
+def _refusal(image: MetadataImage, key: PartitionKey, leader: int, asked: m.AlterPartitionPartition) -> ErrorCode:
     if key[0] not in image.topics:
         return ErrorCode.UNKNOWN_TOPIC_ID
     state = image.partition(*key)
@@ -112,7 +105,7 @@ def _refusal(image: MetadataImage, key: PartitionKey, leader: int, asked: AlterP
     return ErrorCode.NONE
 
 
-def _is_eligible(image: MetadataImage, state: PartitionState, member: IsrMember) -> bool:
+def _is_eligible(image: MetadataImage, state: PartitionState, member: m.IsrMember) -> bool:
     """Whether the broker may be in the ISR, and is the one (by its epoch, -1 for any) that the leader means."""
     broker = image.brokers.get(member.broker_id)
     if broker is None or not broker.can_lead or is_lost(state, member.broker_id):

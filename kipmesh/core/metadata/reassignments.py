@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.metadata.brokers import UncleanAllowed
 from kipmesh.core.metadata.decision import Decision
@@ -35,17 +36,6 @@ from kipmesh.core.metadata.elections import RECOVERING, CanLead
 from kipmesh.core.metadata.image import MetadataImage, PartitionKey, PartitionState, changed
 from kipmesh.core.metadata.records import NO_LEADER, NO_LEADER_CHANGE, PartitionChangeRecord, Record
 from kipmesh.core.metadata.request_limits import refusal
-from kipmesh.messages import (
-    AlterPartitionReassignmentsRequest,
-    AlterPartitionReassignmentsResponse,
-    ListPartitionReassignmentsRequest,
-    ListPartitionReassignmentsResponse,
-    OngoingPartitionReassignment,
-    OngoingTopicReassignment,
-    ReassignablePartition,
-    ReassignablePartitionResponse,
-    ReassignableTopicResponse,
-)
 from kipmesh.messages.records.metadata import ZERO_UUID
 
 COMPLETIONS_MAX = 1000
@@ -177,11 +167,11 @@ class _Asked(NamedTuple):
 
 def alter_reassignments(
     image: MetadataImage,
-    request: AlterPartitionReassignmentsRequest,
+    request: m.AlterPartitionReassignmentsRequest,
     unclean_allowed: UncleanAllowed,
     *,
     partitions_max: int,
-) -> Decision[AlterPartitionReassignmentsResponse]:
+) -> Decision[m.AlterPartitionReassignmentsResponse]:
     """Begin, change and cancel reassignments, each partition by itself; at most `partitions_max` in one request."""
     records: list[Record] = []
     topics = []
@@ -202,9 +192,9 @@ def alter_reassignments(
                     records.append(record)
             except KafkaError as error:
                 code, message = error.code, refusal(error.message)
-            partitions.append(ReassignablePartitionResponse(asked.partition_index, code, message))
-        topics.append(ReassignableTopicResponse(topic.name, tuple(partitions)))
-    return Decision(records, AlterPartitionReassignmentsResponse(responses=tuple(topics)))
+            partitions.append(m.ReassignablePartitionResponse(asked.partition_index, code, message))
+        topics.append(m.ReassignableTopicResponse(topic.name, tuple(partitions)))
+    return Decision(records, m.AlterPartitionReassignmentsResponse(responses=tuple(topics)))
 
 
 def _name(topic: str, partition: int) -> str:
@@ -212,7 +202,7 @@ def _name(topic: str, partition: int) -> str:
 
 
 def _alter(
-    image: MetadataImage, topic_name: str, asked: ReassignablePartition, unclean_allowed: UncleanAllowed
+    image: MetadataImage, topic_name: str, asked: m.ReassignablePartition, unclean_allowed: UncleanAllowed
 ) -> PartitionChangeRecord | None:
     topic = image.topic_by_name(topic_name)
     state = None if topic is None else topic.partitions.get(asked.partition_index)
@@ -315,8 +305,8 @@ def _without(
 
 
 def list_reassignments(
-    image: MetadataImage, request: ListPartitionReassignmentsRequest
-) -> ListPartitionReassignmentsResponse:
+    image: MetadataImage, request: m.ListPartitionReassignmentsRequest
+) -> m.ListPartitionReassignmentsResponse:
     """The reassignments that are running: all of them, or those of the partitions that the request names."""
     wanted: dict[bytes, list[int]] = {}
     if request.topics is None:
@@ -331,16 +321,16 @@ def list_reassignments(
     for topic_id, partitions in wanted.items():
         ongoing = _ongoing(image.topics[topic_id].partitions, sorted(set(partitions)))
         if ongoing:
-            topics.append(OngoingTopicReassignment(image.topics[topic_id].name, ongoing))
-    return ListPartitionReassignmentsResponse(topics=tuple(sorted(topics)))
+            topics.append(m.OngoingTopicReassignment(image.topics[topic_id].name, ongoing))
+    return m.ListPartitionReassignmentsResponse(topics=tuple(sorted(topics)))
 
 
 def _ongoing(
     states: Mapping[int, PartitionState], partitions: Iterable[int]
-) -> tuple[OngoingPartitionReassignment, ...]:
+) -> tuple[m.OngoingPartitionReassignment, ...]:
     return tuple(
         [
-            OngoingPartitionReassignment(
+            m.OngoingPartitionReassignment(
                 partition, tuple(state.replicas), tuple(state.adding_replicas), tuple(state.removing_replicas)
             )
             for partition in partitions

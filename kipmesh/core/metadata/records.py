@@ -87,12 +87,12 @@ def decode_record(data: bytes) -> Record:
         return PartitionRecord(*partition)
     try:
         frame_version, at = read_varint(data, 0)
+        if frame_version != FRAME_VERSION:
+            raise CorruptRecordError(f"metadata record of frame version {frame_version}, {FRAME_VERSION} is known")
         api_key, at = read_varint(data, at)
         version, at = read_varint(data, at)
     except (MalformedError, IndexError) as error:
         raise CorruptRecordError(f"the frame of a metadata record is cut: {error}") from None
-    if frame_version != FRAME_VERSION:
-        raise CorruptRecordError(f"metadata record of frame version {frame_version}, {FRAME_VERSION} is known")
     of = _BY_KEY.get(api_key)
     if of is None or version not in of.record_key.versions:
         name = of.__name__ if of else "unknown type"

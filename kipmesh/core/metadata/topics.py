@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from kipmesh import messages as m
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.metadata.decision import Decision
@@ -22,21 +23,6 @@ from kipmesh.core.metadata.records import (
     TopicRecord,
 )
 from kipmesh.core.metadata.request_limits import config_value_fault, refusal
-from kipmesh.messages import (
-    CreatableReplicaAssignment,
-    CreatableTopic,
-    CreatableTopicResult,
-    CreatePartitionsRequest,
-    CreatePartitionsResponse,
-    CreatePartitionsTopic,
-    CreatePartitionsTopicResult,
-    CreateTopicsRequest,
-    CreateTopicsResponse,
-    DeletableTopicResult,
-    DeleteTopicsRequest,
-    DeleteTopicsResponse,
-    DeleteTopicState,
-)
 from kipmesh.messages.records.metadata import ZERO_UUID
 
 TOPIC_NAME_LENGTH_MAX = 249
@@ -78,8 +64,8 @@ class _Plan(NamedTuple):
 
 
 def create_topics(
-    image: MetadataImage, request: CreateTopicsRequest, defaults: TopicDefaults, new_topic_id: Callable[[], bytes]
-) -> Decision[CreateTopicsResponse]:
+    image: MetadataImage, request: m.CreateTopicsRequest, defaults: TopicDefaults, new_topic_id: Callable[[], bytes]
+) -> Decision[m.CreateTopicsResponse]:
     """Create topics, or only say whether they could be."""
     records: list[Record] = []
     results = []
@@ -95,7 +81,7 @@ def create_topics(
             _check_new_name(image, topic.name, unified_names)
             plan = _plan_topic(image, topic, defaults, room, new_topic_id)
         except KafkaError as error:
-            results.append(CreatableTopicResult(topic.name, b"", error.code, refusal(error.message)))
+            results.append(m.CreatableTopicResult(topic.name, b"", error.code, refusal(error.message)))
             continue
         unified_names[unified(topic.name)] = topic.name
         room -= len(plan.replicas)
@@ -105,14 +91,14 @@ def create_topics(
         else:
             records += plan.records
         results.append(
-            CreatableTopicResult(
+            m.CreatableTopicResult(
                 topic.name,
                 topic_id,
                 num_partitions=len(plan.replicas),
                 replication_factor=len(plan.replicas[0]),
             )
         )
-    return Decision(records, CreateTopicsResponse(topics=tuple(results)))
+    return Decision(records, m.CreateTopicsResponse(topics=tuple(results)))
 
 
 def _check_new_name(image: MetadataImage, name: str, unified_names: dict[str, str]) -> None:
@@ -130,7 +116,7 @@ def _check_new_name(image: MetadataImage, name: str, unified_names: dict[str, st
 
 
 def _plan_topic(
-    image: MetadataImage, topic: CreatableTopic, defaults: TopicDefaults, room: int, new_topic_id: Callable[[], bytes]
+    image: MetadataImage, topic: m.CreatableTopic, defaults: TopicDefaults, room: int, new_topic_id: Callable[[], bytes]
 ) -> _Plan:
     configs = _checked_configs(topic)
     if topic.assignments:
@@ -159,7 +145,7 @@ def _plan_topic(
     return _Plan(topic_id, replicas, records)
 
 
-def _checked_configs(topic: CreatableTopic) -> dict[str, str]:
+def _checked_configs(topic: m.CreatableTopic) -> dict[str, str]:
     configs: dict[str, str] = {}
     for entry in topic.configs:
         if entry.value is None:
@@ -196,7 +182,7 @@ def _placement(image: MetadataImage, replication_factor: int) -> Placement:
         raise KafkaError(ErrorCode.INVALID_REPLICATION_FACTOR, f"cannot place {error}") from None
 
 
-def _assigned(image: MetadataImage, assignments: Iterable[CreatableReplicaAssignment]) -> list[Replicas]:
+def _assigned(image: MetadataImage, assignments: Iterable[m.CreatableReplicaAssignment]) -> list[Replicas]:
     by_index = {assignment.partition_index: tuple(assignment.broker_ids) for assignment in assignments}
     count = sum(1 for _ in assignments)
     if sorted(by_index) != list(range(count)):
@@ -249,7 +235,7 @@ def _partition_records(
     return records
 
 
-def delete_topics(image: MetadataImage, request: DeleteTopicsRequest) -> Decision[DeleteTopicsResponse]:
+def delete_topics(image: MetadataImage, request: m.DeleteTopicsRequest) -> Decision[m.DeleteTopicsResponse]:
     """Delete topics by name or by id."""
     records: list[Record] = []
     results = []
@@ -260,15 +246,15 @@ def delete_topics(image: MetadataImage, request: DeleteTopicsRequest) -> Decisio
             if topic.topic_id in seen:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, f"the request has topic {topic.name!r} more than once")
         except KafkaError as error:
-            results.append(DeletableTopicResult(asked.name, asked.topic_id, error.code, refusal(error.message)))
+            results.append(m.DeletableTopicResult(asked.name, asked.topic_id, error.code, refusal(error.message)))
             continue
         seen.add(topic.topic_id)
         records.append(RemoveTopicRecord(topic.topic_id))
-        results.append(DeletableTopicResult(topic.name, topic.topic_id))
-    return Decision(records, DeleteTopicsResponse(responses=tuple(results)))
+        results.append(m.DeletableTopicResult(topic.name, topic.topic_id))
+    return Decision(records, m.DeleteTopicsResponse(responses=tuple(results)))
 
 
-def _to_delete(image: MetadataImage, asked: DeleteTopicState) -> TopicState:
+def _to_delete(image: MetadataImage, asked: m.DeleteTopicState) -> TopicState:
     if asked.name == CLUSTER_METADATA_TOPIC:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"topic {asked.name!r} is the cluster's own")
     if asked.topic_id:
@@ -285,8 +271,8 @@ def _to_delete(image: MetadataImage, asked: DeleteTopicState) -> TopicState:
 
 
 def create_partitions(
-    image: MetadataImage, request: CreatePartitionsRequest, defaults: TopicDefaults
-) -> Decision[CreatePartitionsResponse]:
+    image: MetadataImage, request: m.CreatePartitionsRequest, defaults: TopicDefaults
+) -> Decision[m.CreatePartitionsResponse]:
     """Give topics more partitions."""
     records: list[Record] = []
     results = []
@@ -299,16 +285,16 @@ def create_partitions(
             seen.add(asked.name)
             added = _more_partitions(image, asked, room)
         except KafkaError as error:
-            results.append(CreatePartitionsTopicResult(asked.name, error.code, refusal(error.message)))
+            results.append(m.CreatePartitionsTopicResult(asked.name, error.code, refusal(error.message)))
             continue
         room -= len(added)
         if not request.validate_only:
             records += added
-        results.append(CreatePartitionsTopicResult(asked.name))
-    return Decision(records, CreatePartitionsResponse(results=tuple(results)))
+        results.append(m.CreatePartitionsTopicResult(asked.name))
+    return Decision(records, m.CreatePartitionsResponse(results=tuple(results)))
 
 
-def _more_partitions(image: MetadataImage, asked: CreatePartitionsTopic, room: int) -> list[PartitionRecord]:
+def _more_partitions(image: MetadataImage, asked: m.CreatePartitionsTopic, room: int) -> list[PartitionRecord]:
     if asked.name == CLUSTER_METADATA_TOPIC:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"topic {asked.name!r} is the cluster's own")
     topic = image.topic_by_name(asked.name)

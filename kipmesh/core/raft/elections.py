@@ -10,19 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.raft import timing, wire
 from kipmesh.core.raft.transitions import Cause, State
 from kipmesh.core.raft.types import Answer, QuorumError
-from kipmesh.messages import (
-    BeginQuorumEpochRequest,
-    BeginQuorumEpochResponse,
-    EndQuorumEpochRequest,
-    EndQuorumEpochResponse,
-    QuorumEpochPartition,
-    VoteRequest,
-    VoteResponse,
-)
 
 if TYPE_CHECKING:
     from kipmesh.core.raft.machine import Machine
@@ -96,14 +88,14 @@ def may_grant(machine: Machine, candidate_id: int, last: tuple[int, int]) -> boo
     return machine.state is State.UNATTACHED and last >= machine.last_offset_and_epoch
 
 
-def on_vote(machine: Machine, request_id: int, request: VoteRequest) -> None:
+def on_vote(machine: Machine, request_id: int, request: m.VoteRequest) -> None:
     """A candidate asks for our vote."""
     if request.cluster_id not in (None, machine.config.cluster_id):
-        machine.emit(Answer(request_id, VoteResponse(ErrorCode.INCONSISTENT_CLUSTER_ID)))
+        machine.emit(Answer(request_id, m.VoteResponse(ErrorCode.INCONSISTENT_CLUSTER_ID)))
         return
     asked = wire.only_vote(request)
     if asked is None:
-        machine.emit(Answer(request_id, VoteResponse(ErrorCode.INVALID_REQUEST)))
+        machine.emit(Answer(request_id, m.VoteResponse(ErrorCode.INVALID_REQUEST)))
         return
     error, granted = _refusal(machine, asked.candidate_id, asked.candidate_epoch), False
     if asked.last_offset < 0 or not 0 <= asked.last_offset_epoch < asked.candidate_epoch:
@@ -116,22 +108,22 @@ def on_vote(machine: Machine, request_id: int, request: VoteRequest) -> None:
     machine.emit(Answer(request_id, wire.vote_response(machine.told_election, error, granted=granted)))
 
 
-def on_begin(machine: Machine, request_id: int, request: BeginQuorumEpochRequest) -> None:
+def on_begin(machine: Machine, request_id: int, request: m.BeginQuorumEpochRequest) -> None:
     """A new leader says so."""
     asked, error = _epoch_asked(machine, request)
     if asked is None:
-        machine.emit(Answer(request_id, BeginQuorumEpochResponse(error)))
+        machine.emit(Answer(request_id, m.BeginQuorumEpochResponse(error)))
         return
     if error is ErrorCode.NONE:
         learn(machine, asked.leader_epoch, asked.leader_id)
-    machine.emit(Answer(request_id, wire.epoch_response(BeginQuorumEpochResponse, machine.told_election, error)))
+    machine.emit(Answer(request_id, wire.epoch_response(m.BeginQuorumEpochResponse, machine.told_election, error)))
 
 
-def on_end(machine: Machine, request_id: int, request: EndQuorumEpochRequest) -> None:
+def on_end(machine: Machine, request_id: int, request: m.EndQuorumEpochRequest) -> None:
     """A leader resigned: stand as soon as our place among its successors allows."""
     asked, error = _epoch_asked(machine, request)
     if asked is None:
-        machine.emit(Answer(request_id, EndQuorumEpochResponse(error)))
+        machine.emit(Answer(request_id, m.EndQuorumEpochResponse(error)))
         return
     if error is ErrorCode.NONE:
         learn(machine, asked.leader_epoch, asked.leader_id)
@@ -140,12 +132,12 @@ def on_end(machine: Machine, request_id: int, request: EndQuorumEpochRequest) ->
             position = successors.index(own) if own in successors else len(successors)
             wait_ms = timing.successor_backoff_ms(machine.config, position, len(successors))
             machine.deadline_ms = machine.now_ms + wait_ms
-    machine.emit(Answer(request_id, wire.epoch_response(EndQuorumEpochResponse, machine.told_election, error)))
+    machine.emit(Answer(request_id, wire.epoch_response(m.EndQuorumEpochResponse, machine.told_election, error)))
 
 
 def _epoch_asked(
-    machine: Machine, request: BeginQuorumEpochRequest | EndQuorumEpochRequest
-) -> tuple[QuorumEpochPartition | None, ErrorCode]:
+    machine: Machine, request: m.BeginQuorumEpochRequest | m.EndQuorumEpochRequest
+) -> tuple[m.QuorumEpochPartition | None, ErrorCode]:
     if request.cluster_id not in (None, machine.config.cluster_id):
         return None, ErrorCode.INCONSISTENT_CLUSTER_ID
     asked = wire.only_epoch(request)
@@ -168,7 +160,7 @@ def _is_of_another(machine: Machine, leader_id: int) -> bool:
 # -- responses
 
 
-def on_vote_response(machine: Machine, node_id: int, response: VoteResponse) -> None:
+def on_vote_response(machine: Machine, node_id: int, response: m.VoteResponse) -> None:
     """A voter decided, or told of another epoch."""
     answer = wire.only_vote_answer(response)
     if response.error_code or answer is None:
@@ -185,7 +177,7 @@ def on_vote_response(machine: Machine, node_id: int, response: VoteResponse) -> 
 
 
 def on_epoch_response(
-    machine: Machine, node_id: int, response: BeginQuorumEpochResponse | EndQuorumEpochResponse
+    machine: Machine, node_id: int, response: m.BeginQuorumEpochResponse | m.EndQuorumEpochResponse
 ) -> None:
     """A voter knows that our epoch began or ended."""
     answer = wire.only_epoch_answer(response)
@@ -213,7 +205,7 @@ def poll_voter(machine: Machine) -> None:
     elif machine.state is State.RESIGNED:
         for voter in sorted(machine.unacknowledged):
             if machine.is_free(voter):
-                request = wire.epoch_request(EndQuorumEpochRequest, machine.config, machine.epoch, machine.successors)
+                request = wire.epoch_request(m.EndQuorumEpochRequest, machine.config, machine.epoch, machine.successors)
                 machine.send(voter, request)
 
 

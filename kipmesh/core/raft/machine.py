@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kipmesh import messages as m
 from kipmesh.core.raft import elections, replication, timing
 from kipmesh.core.raft.control import LeaderChange
 from kipmesh.core.raft.describe import describe_quorum
@@ -62,17 +63,6 @@ from kipmesh.core.raft.types import (
     TimerFired,
 )
 from kipmesh.core.snapshot.ids import latest_end
-from kipmesh.messages import (
-    BeginQuorumEpochRequest,
-    DescribeQuorumRequest,
-    DescribeQuorumResponse,
-    EndQuorumEpochRequest,
-    FetchRequest,
-    FetchResponse,
-    SnapshotId,
-    VoteRequest,
-    VoteResponse,
-)
 
 
 class Machine:
@@ -85,8 +75,8 @@ class Machine:
         log: LogView,
         *,
         durable_end: int,
-        latest_snapshot: SnapshotId | None = None,
-        earliest_snapshot: SnapshotId | None = None,
+        latest_snapshot: m.SnapshotId | None = None,
+        earliest_snapshot: m.SnapshotId | None = None,
     ) -> None:
         self.config = config
         self.log = log
@@ -111,7 +101,7 @@ class Machine:
         """Epochs in a row that brought no leader though other voters were heard of: slow ones, not absent ones."""
         self.heard_voter = False
         """Whether a vote was asked for or answered since such an epoch was counted last."""
-        self.fetching_snapshot: SnapshotId | None = None
+        self.fetching_snapshot: m.SnapshotId | None = None
         self.successors: tuple[int, ...] = tuple(voter for voter in config.voters if voter != config.node_id)
         self.unacknowledged: set[int] = set()
         self.awaits_log = False
@@ -169,7 +159,7 @@ class Machine:
         return latest.epoch, latest.end_offset
 
     @property
-    def oldest_snapshot(self) -> SnapshotId | None:
+    def oldest_snapshot(self) -> m.SnapshotId | None:
         """The oldest at or above the log start; the latest while those below a raised log start are being deleted.
 
         One below it says nothing of the epoch at the log start.
@@ -179,7 +169,7 @@ class Machine:
             return self.latest_snapshot
         return earliest
 
-    def describe(self, request: DescribeQuorumRequest, now_ms: int, wall_ms: int) -> DescribeQuorumResponse:
+    def describe(self, request: m.DescribeQuorumRequest, now_ms: int, wall_ms: int) -> m.DescribeQuorumResponse:
         """Answer DescribeQuorum as of now; only the leader can. `wall_ms` is the wall clock's now."""
         return describe_quorum(self, request, now_ms, wall_ms)
 
@@ -250,14 +240,14 @@ class Machine:
 
     def _on_request(self, request_id: int, request: Request) -> None:
         match request:
-            case FetchRequest():
+            case m.FetchRequest():
                 replication.on_fetch(self, request_id, request)
-            case VoteRequest():
+            case m.VoteRequest():
                 self.heard_voter = True
                 elections.on_vote(self, request_id, request)
-            case BeginQuorumEpochRequest():
+            case m.BeginQuorumEpochRequest():
                 elections.on_begin(self, request_id, request)
-            case EndQuorumEpochRequest():
+            case m.EndQuorumEpochRequest():
                 elections.on_end(self, request_id, request)
 
     def _on_response(self, request_id: int, response: Response) -> None:
@@ -265,12 +255,12 @@ class Machine:
         if node_id is None:
             return
         match response:
-            case FetchResponse():
+            case m.FetchResponse():
                 replication.on_fetch_response(self, node_id, response)
-            case VoteResponse():
+            case m.VoteResponse():
                 self.heard_voter = True
                 elections.on_vote_response(self, node_id, response)
-            case DescribeQuorumResponse():
+            case m.DescribeQuorumResponse():
                 raise DriverError("DescribeQuorum is not asked by a replica")
             case _:
                 elections.on_epoch_response(self, node_id, response)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.raft import elections, timing, wire
 from kipmesh.core.raft.leadership import WAITING_MAX, Leadership, Waiting
@@ -32,34 +33,24 @@ from kipmesh.core.raft.types import (
 )
 from kipmesh.core.replica.follower import follower_high_watermark, has_diverged, truncation_offset
 from kipmesh.core.snapshot.retention import is_sent_a_snapshot
-from kipmesh.messages import (
-    BeginQuorumEpochRequest,
-    EpochEndOffset,
-    FetchPartition,
-    FetchRequest,
-    FetchResponse,
-    LeaderIdAndEpoch,
-    PartitionData,
-    SnapshotId,
-)
 
 if TYPE_CHECKING:
     from kipmesh.core.raft.machine import Machine
 
-_NOT_HERE = PartitionData()
+_NOT_HERE = m.PartitionData()
 
 
 # -- the leader's side
 
 
-def on_fetch(machine: Machine, request_id: int, request: FetchRequest) -> None:
+def on_fetch(machine: Machine, request_id: int, request: m.FetchRequest) -> None:
     """A replica or a consumer asks for records."""
     if request.cluster_id not in (None, machine.config.cluster_id):
-        machine.emit(Answer(request_id, FetchResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID)))
+        machine.emit(Answer(request_id, m.FetchResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID)))
         return
     asked = wire.only_fetch(request)
     if asked is None:
-        machine.emit(Answer(request_id, FetchResponse(error_code=ErrorCode.INVALID_REQUEST)))
+        machine.emit(Answer(request_id, m.FetchResponse(error_code=ErrorCode.INVALID_REQUEST)))
         return
     if asked.fetch_offset == 0 and asked.last_fetched_epoch < 0:
         asked = asked._replace(last_fetched_epoch=0)  # nothing fetched yet
@@ -83,7 +74,7 @@ def on_fetch(machine: Machine, request_id: int, request: FetchRequest) -> None:
         _wait(machine, leadership, wait)
 
 
-def _fetch_error(machine: Machine, request: FetchRequest, asked: FetchPartition) -> ErrorCode:
+def _fetch_error(machine: Machine, request: m.FetchRequest, asked: m.FetchPartition) -> ErrorCode:
     epoch = asked.current_leader_epoch
     if request.max_wait_ms < 0 or asked.fetch_offset < 0 or request.replica_id == machine.config.node_id:
         return ErrorCode.INVALID_REQUEST
@@ -98,12 +89,12 @@ def _fetch_error(machine: Machine, request: FetchRequest, asked: FetchPartition)
 
 def _answer_error(machine: Machine, request_id: int, error: ErrorCode) -> None:
     election = machine.told_election
-    leader = LeaderIdAndEpoch(election.leader_id, election.epoch)
-    data = PartitionData(0, error, current_leader=leader)
+    leader = m.LeaderIdAndEpoch(election.leader_id, election.epoch)
+    data = m.PartitionData(0, error, current_leader=leader)
     machine.emit(Answer(request_id, wire.fetch_response(data)))
 
 
-def fetch_position(machine: Machine, asked: FetchPartition) -> EpochEndOffset | SnapshotId | None:
+def fetch_position(machine: Machine, asked: m.FetchPartition) -> m.EpochEndOffset | m.SnapshotId | None:
     """What is wrong with a position: where it diverges, or the snapshot to fetch first; None for nothing."""
     log, offset, epoch = machine.log, asked.fetch_offset, asked.last_fetched_epoch
     if (offset == 0 and epoch == 0 and log.log_start_offset == 0) or epoch < 0:
@@ -115,11 +106,11 @@ def fetch_position(machine: Machine, asked: FetchPartition) -> EpochEndOffset | 
         return None  # of the oldest snapshot's epoch: the log begins there
     end = log.end_offset_for_epoch(epoch)
     if end.end_offset < 0:  # an epoch that this log knows nothing of
-        end = EpochEndOffset(machine.last_epoch, log.log_end_offset)
-    elif oldest is not None and end == EpochEndOffset(
+        end = m.EpochEndOffset(machine.last_epoch, log.log_end_offset)
+    elif oldest is not None and end == m.EpochEndOffset(
         epoch, oldest.end_offset
     ):  # of an epoch below all that the log has
-        end = EpochEndOffset(oldest.epoch, oldest.end_offset)
+        end = m.EpochEndOffset(oldest.epoch, oldest.end_offset)
     return end if has_diverged(offset, epoch, end) else None
 
 
@@ -138,13 +129,13 @@ def _answer_fetch(machine: Machine, leadership: Leadership, wait: Waiting, *, at
         high_watermark=machine.high_watermark,
         last_stable_offset=machine.high_watermark,
         log_start_offset=log.log_start_offset,
-        current_leader=LeaderIdAndEpoch(machine.config.node_id, machine.epoch),
+        current_leader=m.LeaderIdAndEpoch(machine.config.node_id, machine.epoch),
     )
     position = fetch_position(machine, asked)
     read = None
-    if isinstance(position, EpochEndOffset):
+    if isinstance(position, m.EpochEndOffset):
         told = told._replace(diverging_epoch=position)
-    elif isinstance(position, SnapshotId):
+    elif isinstance(position, m.SnapshotId):
         told = told._replace(snapshot_id=position)
     else:
         limit = log.log_end_offset if wait.replica_id >= 0 else machine.high_watermark
@@ -210,7 +201,7 @@ def poll_leader(machine: Machine, leadership: Leadership) -> None:
     leadership.begin_round(now_ms)
     for voter in sorted(leadership.to_tell):
         if machine.is_free(voter):
-            machine.send(voter, wire.epoch_request(BeginQuorumEpochRequest, machine.config, machine.epoch))
+            machine.send(voter, wire.epoch_request(m.BeginQuorumEpochRequest, machine.config, machine.epoch))
     if any(now_ms >= wait.deadline_ms for wait in leadership.waiting.values()):
         answer_waiting(machine, leadership)
 
@@ -296,7 +287,7 @@ def may_fetch(machine: Machine) -> bool:
     return not machine.config.is_voter or machine.durable_end >= machine.log.log_end_offset
 
 
-def next_fetch(machine: Machine) -> FetchRequest:
+def next_fetch(machine: Machine) -> m.FetchRequest:
     """The Fetch for what follows the log."""
     log = machine.log
     return wire.fetch_request(
@@ -304,13 +295,13 @@ def next_fetch(machine: Machine) -> FetchRequest:
     )
 
 
-def on_fetch_response(machine: Machine, node_id: int, response: FetchResponse) -> None:
+def on_fetch_response(machine: Machine, node_id: int, response: m.FetchResponse) -> None:
     """The leader answered, or somebody who knows it."""
     data = wire.only_data(response)
     if response.error_code or data is None:
         machine.retry_later(node_id)
         return
-    leader = data.current_leader or LeaderIdAndEpoch(-1, machine.epoch)
+    leader = data.current_leader or m.LeaderIdAndEpoch(-1, machine.epoch)
     error = elections.error_of(data.error_code)
     if _has_resigned(machine, node_id, error, leader):
         give_up_leader(machine)  # as good as its silence, and sooner
@@ -334,13 +325,13 @@ def on_fetch_response(machine: Machine, node_id: int, response: FetchResponse) -
             advance_follower(machine)
 
 
-def _has_resigned(machine: Machine, node_id: int, error: ErrorCode, leader: LeaderIdAndEpoch) -> bool:
+def _has_resigned(machine: Machine, node_id: int, error: ErrorCode, leader: m.LeaderIdAndEpoch) -> bool:
     """Whether an observer hears of its leader itself that it leads this epoch no more, and knows no other."""
     return (
         machine.state is State.OBSERVER_FOLLOWER
         and node_id == machine.election.leader_id
         and error is ErrorCode.NOT_LEADER_OR_FOLLOWER
-        and leader == LeaderIdAndEpoch(-1, machine.epoch)
+        and leader == m.LeaderIdAndEpoch(-1, machine.epoch)
     )
 
 
@@ -352,7 +343,7 @@ def advance_follower(machine: Machine) -> None:
         machine.emit(Committed(offset))
 
 
-def truncate(machine: Machine, diverging: EpochEndOffset) -> None:
+def truncate(machine: Machine, diverging: m.EpochEndOffset) -> None:
     """Cut what the leader does not have; QuorumError when that was committed."""
     log = machine.log
     offset = truncation_offset(diverging, log.end_offset_for_epoch(diverging.epoch), log.log_end_offset)
@@ -374,7 +365,7 @@ def check_truncation(machine: Machine, offset: int) -> None:
 # -- snapshots: others make, fetch and store them
 
 
-def fetch_snapshot(machine: Machine, snapshot_id: SnapshotId) -> None:
+def fetch_snapshot(machine: Machine, snapshot_id: m.SnapshotId) -> None:
     """The leader has records no more that this log needs (630-08)."""
     latest = machine.latest_snapshot
     if (
@@ -389,7 +380,7 @@ def fetch_snapshot(machine: Machine, snapshot_id: SnapshotId) -> None:
     machine.emit(FetchSnapshot(snapshot_id, machine.election.leader_id, machine.epoch))
 
 
-def on_snapshot(machine: Machine, latest: SnapshotId, earliest: SnapshotId) -> None:
+def on_snapshot(machine: Machine, latest: m.SnapshotId, earliest: m.SnapshotId) -> None:
     """A snapshot was made here, or fetched and put in the place of the log."""
     if machine.latest_snapshot is not None and not _is_at_least(latest, machine.latest_snapshot):
         return  # told late, by one who looked before the latest was there
@@ -415,6 +406,6 @@ def on_snapshot_fetch(machine: Machine, *, failed: bool) -> None:
         machine.deadline_ms = machine.now_ms + timing.fetch_timeout_ms(machine.config, machine.jitter)
 
 
-def _is_at_least(one: SnapshotId, other: SnapshotId) -> bool:
+def _is_at_least(one: m.SnapshotId, other: m.SnapshotId) -> bool:
     """Newer is by epoch, then end offset."""
     return (one.epoch, one.end_offset) >= (other.epoch, other.end_offset)

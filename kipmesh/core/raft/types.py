@@ -9,26 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.raft.control import LeaderChange
 from kipmesh.core.raft.transitions import State
-from kipmesh.messages import (
-    BeginQuorumEpochRequest,
-    BeginQuorumEpochResponse,
-    DescribeQuorumResponse,
-    EndQuorumEpochRequest,
-    EndQuorumEpochResponse,
-    EpochEndOffset,
-    FetchRequest,
-    FetchResponse,
-    SnapshotId,
-    VoteRequest,
-    VoteResponse,
-)
 
-Request: TypeAlias = VoteRequest | BeginQuorumEpochRequest | EndQuorumEpochRequest | FetchRequest
+Request: TypeAlias = m.VoteRequest | m.BeginQuorumEpochRequest | m.EndQuorumEpochRequest | m.FetchRequest
 Response: TypeAlias = (
-    VoteResponse | BeginQuorumEpochResponse | EndQuorumEpochResponse | FetchResponse | DescribeQuorumResponse
+    m.VoteResponse | m.BeginQuorumEpochResponse | m.EndQuorumEpochResponse | m.FetchResponse | m.DescribeQuorumResponse
 )
 
 
@@ -91,7 +79,7 @@ class LogView(Protocol):
         """The epoch of the last batch, -1 if there is none."""
         ...
 
-    def end_offset_for_epoch(self, epoch: int) -> EpochEndOffset:
+    def end_offset_for_epoch(self, epoch: int) -> m.EpochEndOffset:
         """The largest epoch at or below `epoch` and where it ends; (-1, -1) if unknown."""
         ...
 
@@ -151,8 +139,8 @@ class SnapshotChanged(NamedTuple):
     `earliest` is the oldest that is kept, None when that is the same.
     """
 
-    latest: SnapshotId
-    earliest: SnapshotId | None = None
+    latest: m.SnapshotId
+    earliest: m.SnapshotId | None = None
 
 
 class SnapshotFetchProgress(NamedTuple):
@@ -280,7 +268,7 @@ class StateChanged(NamedTuple):
 class FetchSnapshot(NamedTuple):
     """Fetch that snapshot from the leader; Fetch pauses until `SnapshotChanged` or `SnapshotFetchFailed` (630-08)."""
 
-    snapshot_id: SnapshotId
+    snapshot_id: m.SnapshotId
     leader_id: int
     epoch: int
 

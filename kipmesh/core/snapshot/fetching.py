@@ -15,15 +15,8 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple
 
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
-from kipmesh.messages import (
-    FetchSnapshotRequest,
-    FetchSnapshotResponse,
-    PartitionSnapshot,
-    PartitionSnapshotResponse,
-    SnapshotId,
-    TopicSnapshot,
-)
 
 
 class FetchState(Enum):
@@ -60,7 +53,7 @@ Step = WriteBytes | Ignored | Ended
 class SnapshotFetch:
     """The transfer of one snapshot."""
 
-    def __init__(self, topic: str, partition: int, snapshot_id: SnapshotId, position: int = 0) -> None:
+    def __init__(self, topic: str, partition: int, snapshot_id: m.SnapshotId, position: int = 0) -> None:
         """`position` is the size of the `.part` file that an earlier transfer in this process left."""
         self.topic = topic
         self.partition = partition
@@ -71,11 +64,11 @@ class SnapshotFetch:
         self.state = FetchState.FETCHING
         self._writing = 0
 
-    def asked(self, leader_epoch: int) -> PartitionSnapshot:
+    def asked(self, leader_epoch: int) -> m.PartitionSnapshot:
         """What to ask for next."""
-        return PartitionSnapshot(self.partition, leader_epoch, self.snapshot_id, self.position)
+        return m.PartitionSnapshot(self.partition, leader_epoch, self.snapshot_id, self.position)
 
-    def answered(self, answer: PartitionSnapshotResponse) -> Step:
+    def answered(self, answer: m.PartitionSnapshotResponse) -> Step:
         """What to do with the partition's part of a response."""
         if self.state is not FetchState.FETCHING or self._writing:
             return Ignored("nothing was asked for")
@@ -119,16 +112,16 @@ class SnapshotFetch:
 
 def fetch_request(
     cluster_id: str | None, replica_id: int, max_bytes: int, fetches: Iterable[tuple[SnapshotFetch, int]]
-) -> FetchSnapshotRequest:
+) -> m.FetchSnapshotRequest:
     """One request for several transfers, each with the current epoch of its leader."""
-    topics: dict[str, list[PartitionSnapshot]] = {}
+    topics: dict[str, list[m.PartitionSnapshot]] = {}
     for fetch, leader_epoch in fetches:
         topics.setdefault(fetch.topic, []).append(fetch.asked(leader_epoch))
-    asked = tuple([TopicSnapshot(name, tuple(partitions)) for name, partitions in topics.items()])
-    return FetchSnapshotRequest(cluster_id, replica_id, max_bytes, asked)
+    asked = tuple([m.TopicSnapshot(name, tuple(partitions)) for name, partitions in topics.items()])
+    return m.FetchSnapshotRequest(cluster_id, replica_id, max_bytes, asked)
 
 
-def steps(fetches: Sequence[SnapshotFetch], response: FetchSnapshotResponse) -> list[tuple[SnapshotFetch, Step]]:
+def steps(fetches: Sequence[SnapshotFetch], response: m.FetchSnapshotResponse) -> list[tuple[SnapshotFetch, Step]]:
     """What to do for each transfer; a partition that the response does not name is asked for again."""
     if response.error_code:
         return [(fetch, fetch.ended(response.error_code, "the leader refuses the request")) for fetch in fetches]

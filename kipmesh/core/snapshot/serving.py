@@ -9,24 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
-from kipmesh.messages import (
-    FetchSnapshotRequest,
-    FetchSnapshotResponse,
-    LeaderIdAndEpoch,
-    PartitionSnapshot,
-    PartitionSnapshotResponse,
-    SnapshotId,
-    TopicSnapshotResponse,
-)
 
 
 class ServedPartition(NamedTuple):
     """What this replica knows of a partition whose snapshots it has."""
 
-    leader: LeaderIdAndEpoch
+    leader: m.LeaderIdAndEpoch
     is_leader: bool
-    size_of: Callable[[SnapshotId], int | None]
+    size_of: Callable[[m.SnapshotId], int | None]
     """Bytes of a snapshot, None when it is not there."""
 
 
@@ -35,7 +27,7 @@ class Part(NamedTuple):
 
     topic: str
     partition: int
-    snapshot_id: SnapshotId
+    snapshot_id: m.SnapshotId
     position: int
     size: int
 
@@ -64,14 +56,14 @@ def shares(max_bytes: int, remaining: Sequence[int]) -> list[int]:
 class FetchSnapshotPlan(NamedTuple):
     """The response but for the bytes, and where they are."""
 
-    response: FetchSnapshotResponse
+    response: m.FetchSnapshotResponse
     parts: tuple[Part, ...]
 
-    def filled(self, read: Callable[[Part], bytes]) -> FetchSnapshotResponse:
+    def filled(self, read: Callable[[Part], bytes]) -> m.FetchSnapshotResponse:
         """The response with the bytes that `read` gives."""
         by_place = {(part.topic, part.partition, part.snapshot_id, part.position): part for part in self.parts}
 
-        def fill(topic: str, answer: PartitionSnapshotResponse) -> PartitionSnapshotResponse:
+        def fill(topic: str, answer: m.PartitionSnapshotResponse) -> m.PartitionSnapshotResponse:
             if answer.error_code or answer.snapshot_id is None:
                 return answer
             part = by_place[topic, answer.index, answer.snapshot_id, answer.position]
@@ -85,14 +77,14 @@ class FetchSnapshotPlan(NamedTuple):
 
 
 def plan_fetch_snapshot(
-    request: FetchSnapshotRequest,
+    request: m.FetchSnapshotRequest,
     cluster_id: str,
     partitions: Mapping[tuple[str, int], ServedPartition],
     response_bytes_max: int,
 ) -> FetchSnapshotPlan:
     """What the request gets; `response_bytes_max` is `replica.fetch.response.max.bytes`."""
     if request.cluster_id not in (None, cluster_id):
-        return FetchSnapshotPlan(FetchSnapshotResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID), ())
+        return FetchSnapshotPlan(m.FetchSnapshotResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID), ())
     topics = []
     wanted: list[Part] = []
     for topic in request.topics:
@@ -103,14 +95,14 @@ def plan_fetch_snapshot(
             if not answer.error_code and answer.snapshot_id is not None:
                 size = answer.size - answer.position
                 wanted.append(Part(topic.name, answer.index, answer.snapshot_id, answer.position, size))
-        topics.append(TopicSnapshotResponse(topic.name, tuple(answers)))
+        topics.append(m.TopicSnapshotResponse(topic.name, tuple(answers)))
     sizes = shares(min(request.max_bytes, response_bytes_max), [part.size for part in wanted])
     parts = tuple([part._replace(size=size) for part, size in zip(wanted, sizes, strict=True)])
-    return FetchSnapshotPlan(FetchSnapshotResponse(topics=tuple(topics)), parts)
+    return FetchSnapshotPlan(m.FetchSnapshotResponse(topics=tuple(topics)), parts)
 
 
-def _answer(asked: PartitionSnapshot, served: ServedPartition | None) -> PartitionSnapshotResponse:
-    answer = PartitionSnapshotResponse(
+def _answer(asked: m.PartitionSnapshot, served: ServedPartition | None) -> m.PartitionSnapshotResponse:
+    answer = m.PartitionSnapshotResponse(
         asked.partition, ErrorCode.NONE, asked.snapshot_id, served.leader if served else None, 0, asked.position
     )
     if served is None:

@@ -1,4 +1,4 @@
-"""TODO broker_lifecycle."""
+"""BrokerRegistration (62), BrokerHeartbeat (63), AlterPartition (56): a broker and the active controller."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ class Feature(Message):
 class BrokerRegistrationRequest(Message):
     broker_id: Int32 = field(1)
     cluster_id: str = field(2)
-    # A random id of this run of the process, 16 bytes.
+    # A random id of the process, 16 bytes.
     incarnation_id: Uuid = field(3)
     listeners: Sequence[Listener] = field(4)
     features: Sequence[Feature] = field(5)
@@ -53,9 +53,9 @@ class BrokerHeartbeatRequest(Message):
     current_metadata_offset: Int64 = field(3, default=-1)
     want_fence: Bool = field(4)
     want_shut_down: Bool = field(5)
-    # What the last response asked for: where this broker's logs of these partitions end.
+    # Log ends that the last response requested.
     log_ends: Sequence[PartitionLogEnd] = field(6)
-    # Ids of data folders that have failed since the broker registered.
+    # Ids of log directories that have failed since the broker registered.
     offline_log_dirs: Sequence[bytes] = field(7)
 
 
@@ -70,7 +70,7 @@ class BrokerHeartbeatResponse(Message):
     is_caught_up: Bool = field(3)
     is_fenced: Bool = field(4)
     should_shut_down: Bool = field(5)
-    # Partitions without a clean leader, whose log ends the controller compares before it elects ("Log truth").
+    # Partitions without a clean leader: the controller compares their log ends before it elects (REP-07).
     wanted_log_ends: Sequence[TopicIdPartition] = field(6)
 
 

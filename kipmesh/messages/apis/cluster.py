@@ -1,4 +1,4 @@
-"""TODO cluster."""
+"""DescribeCluster (60) and DescribeTopicPartitions (75)."""
 
 from collections.abc import Sequence
 

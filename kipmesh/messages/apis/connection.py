@@ -1,4 +1,4 @@
-"""TODO connection."""
+"""ApiVersions (18), SaslHandshake (17), SaslAuthenticate (36): requests about the connection itself."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,8 @@
-"""TODO fetch."""
+"""Fetch (1).
+
+A unary call for clients. A replica fetcher sends the same messages over one bidirectional stream, with one response per
+request and in order. Error codes are Apache Kafka's numbers.
+"""
 
 from collections.abc import Sequence
 
@@ -36,14 +40,14 @@ class FetchReplicaState(Message):
 
 class FetchRequest(Message):
     cluster_id: str | None = field(1, versions="12+", tag=0)
-    # The broker id of a follower; -1 a consumer; -2 a consumer that reads from a follower on purpose (392-16).
+    # The broker id of a follower, -1 from a consumer, -2 from a consumer that may read any replica (392-16).
     replica_id: Int32 = field(2, versions="0-14", default=-1)
     # The follower's broker epoch, -1 from consumers.
     replica_epoch: Int64 = field(3, versions="", default=-1)
     max_wait_ms: Int32 = field(4)
     min_bytes: Int32 = field(5)
     max_bytes: Int32 = field(6, versions="3+", default=MAX_INT32)
-    # 0 read uncommitted, 1 read committed.
+    # 0 read_uncommitted, 1 read_committed.
     isolation_level: Int8 = field(7, versions="4+")
     session_id: Int32 = field(8, versions="7+")
     session_epoch: Int32 = field(9, versions="7+", default=-1)
@@ -84,7 +88,7 @@ class PartitionData(Message):
     snapshot_id: SnapshotId | None = field(8, versions="12+", tag=2)
     aborted_transactions: Sequence[AbortedTransaction] | None = field(9, versions="4+", default=())
     preferred_read_replica: Int32 = field(10, versions="11+", default=-1)
-    # Whole record batches, format v2, as they are on disk.
+    # Record batches, format v2, as on disk.
     records: Records = field(11, nullable="0+")
 
 

@@ -1,4 +1,4 @@
-"""TODO fetch_sessions."""
+"""ListFetchSessions: the fetch sessions of one broker. The API is kipmesh's own."""
 
 from collections.abc import Sequence
 
@@ -14,25 +14,25 @@ class FetchSession(Message):
     client_id: str = field(2)
     # The broker id of a follower, below 0 for clients.
     replica_id: Int32 = field(3)
-    # A follower's.
+    # Whether a follower created it.
     privileged: Bool = field(4)
     partitions: Int32 = field(5)
-    # Partitions that the next fetch looks at.
+    # Partitions that the next fetch reads.
     dirty_partitions: Int32 = field(6)
-    # Of the next request.
+    # The session epoch of the next request.
     epoch: Int32 = field(7)
-    # Since it was made.
+    # Time since the session was created.
     age_ms: Int64 = field(8)
-    # Since its last use.
+    # Time since the last request.
     idle_ms: Int64 = field(9)
-    # Whether a fetch of it waits at the broker now.
+    # Whether a fetch of the session is pending.
     is_waiting: Bool = field(10)
 
 
 class ListFetchSessionsResponse(Message):
     error_code: Int32 = field(1)
     error_message: str | None = field(2)
-    # The broker that answers, for itself alone.
+    # The broker that responds; it lists its own sessions.
     node_id: Int32 = field(3)
-    # By id, ascending.
+    # In the order of session ids.
     sessions: Sequence[FetchSession] = field(4)

@@ -1,4 +1,4 @@
-"""TODO fetch_snapshot."""
+"""FetchSnapshot (59): a range of bytes of a snapshot of the metadata log (630-09)."""
 
 from collections.abc import Sequence
 
@@ -31,7 +31,7 @@ class PartitionSnapshotResponse(Message):
     error_code: Int32 = field(2)
     snapshot_id: SnapshotId | None = field(3)
     current_leader: LeaderIdAndEpoch | None = field(4)
-    # The whole snapshot's size in bytes.
+    # The size of the snapshot in bytes.
     size: Int64 = field(5)
     position: Int64 = field(6)
     unaligned_records: bytes = field(7)

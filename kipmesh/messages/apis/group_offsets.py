@@ -1,4 +1,4 @@
-"""TODO group_offsets."""
+"""OffsetCommit (8), OffsetFetch (9), OffsetDelete (47): the offsets of consumer groups."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ class OffsetCommitRequestTopic(Message):
 
 class OffsetCommitRequest(Message):
     group_id: str = field(1)
-    # -1: whoever commits is not a member.
+    # -1 if the committer is not a member.
     generation_id_or_member_epoch: Int32 = field(2, default=-1)
     member_id: str = field(3)
     group_instance_id: str | None = field(4, versions="7+")

@@ -1,4 +1,5 @@
-"""TODO groups."""
+"""FindCoordinator (10), JoinGroup (11), Heartbeat (12), LeaveGroup (13), SyncGroup (14), DescribeGroups (15),
+ListGroups (16) and DeleteGroups (42)."""
 
 from collections.abc import Sequence
 
@@ -40,13 +41,13 @@ class JoinGroupRequest(Message):
     session_timeout_ms: Int32 = field(2)
     # -1: the session timeout.
     rebalance_timeout_ms: Int32 = field(3, versions="1+", default=-1)
-    # Empty for who has none yet (the answer to the first request names it, KIP-394).
+    # Empty in the first request; the response assigns one (KIP-394).
     member_id: str = field(4)
     # The name of a static member (KIP-345).
     group_instance_id: str | None = field(5, versions="5+")
-    # `consumer` for consumers.
+    # `consumer` for Kafka consumers.
     protocol_type: str = field(6)
-    # What the member could work by, best first.
+    # Supported assignment protocols, preferred first.
     protocols: Sequence[JoinGroupRequestProtocol] = field(7)
     reason: str | None = field(8, versions="8+")
 
@@ -64,10 +65,10 @@ class JoinGroupResponse(Message):
     protocol_type: str | None = field(4, versions="7+")
     protocol_name: str | None = field(5, nullable="7+")
     leader: str = field(6)
-    # The leader has nothing to assign: a static member came back and all stays as it is.
+    # The leader must not assign: a static member has returned and the assignment stays (KIP-814).
     skip_assignment: Bool = field(7, versions="9+")
     member_id: str = field(8)
-    # For the leader only.
+    # For the leader; empty for others.
     members: Sequence[JoinGroupResponseMember] = field(9)
 
 
@@ -83,7 +84,7 @@ class SyncGroupRequest(Message):
     group_instance_id: str | None = field(4, versions="3+")
     protocol_type: str | None = field(5, versions="5+")
     protocol_name: str | None = field(6, versions="5+")
-    # Of the leader.
+    # From the leader; empty from others.
     assignments: Sequence[SyncGroupRequestAssignment] = field(7)
 
 
@@ -132,7 +133,7 @@ class LeaveGroupResponse(Message):
 
 
 class ListGroupsRequest(Message):
-    # Empty for all; upper and lower case are the same.
+    # Empty: all. Case-insensitive.
     states_filter: Sequence[str] = field(1, versions="4+")
     types_filter: Sequence[str] = field(2, versions="5+")
 

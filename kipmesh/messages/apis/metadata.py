@@ -1,4 +1,4 @@
-"""TODO metadata."""
+"""Metadata (3): brokers and topics."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ class MetadataRequestTopic(Message):
 
 
 class MetadataRequest(Message):
-    # Which topics. Without all_topics, an empty list asks for no topic (it never means "all", 526-09).
+    # Null means all topics. An empty list requests none, except in version 0 (526-09).
     topics: Sequence[MetadataRequestTopic] | None = field(1, nullable="1+", default=(), null_flag=("all_topics", 2))
     allow_auto_topic_creation: Bool = field(3, versions="4+")
     include_cluster_authorized_operations: Bool = field(versions="8-10")
@@ -35,10 +35,9 @@ class MetadataResponsePartition(Message):
     replica_nodes: Sequence[Int32] = field(5)
     isr_nodes: Sequence[Int32] = field(6)
     offline_replicas: Sequence[Int32] = field(7, versions="5+")
-    # Draft of KIP-392 (392-15); -1 when the answering node has none.
+    # The draft of KIP-392 (392-15); -1 if the broker has none.
     preferred_read_replica: Int32 = field(8, versions="", default=-1)
-    # As in DescribeTopicPartitions (API key 75): who left the ISR since a leader last proved itself alive. With an empty
-    # ISR and no leader, these are waited for.
+    # The last members of the ISR. With an empty ISR and no leader, the controller waits for them.
     last_known_elr: Sequence[Int32] = field(9, versions="")
 
 

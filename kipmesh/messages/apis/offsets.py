@@ -1,4 +1,4 @@
-"""TODO offsets."""
+"""ListOffsets (2), OffsetForLeaderEpoch (23), DeleteRecords (21)."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from kipmesh.messages.schema import Int8, Int16, Int32, Int64, Message, Uuid, fi
 class ListOffsetsPartition(Message):
     partition_index: Int32 = field(1)
     current_leader_epoch: Int32 = field(2, versions="4+", default=-1)
-    # Milliseconds, or -1 latest, -2 earliest, -3 the offset of the largest timestamp.
+    # In ms; -1 latest, -2 earliest, -3 the offset of the largest timestamp.
     timestamp: Int64 = field(3)
 
 
@@ -57,7 +57,7 @@ class OffsetForLeaderTopic(Message):
 
 
 class OffsetsForLeaderEpochRequest(Message):
-    # -1 a consumer: the answer is limited to the high watermark (392-09).
+    # -1 from a consumer: the response is limited to the high watermark (392-09).
     replica_id: Int32 = field(1, versions="3+", default=-1)
     topics: Sequence[OffsetForLeaderTopic] = field(2)
 
@@ -82,7 +82,7 @@ class OffsetsForLeaderEpochResponse(Message):
 
 class DeleteRecordsPartition(Message):
     partition_index: Int32 = field(1)
-    # -1: up to the high watermark.
+    # -1: the high watermark.
     offset: Int64 = field(2)
 
 

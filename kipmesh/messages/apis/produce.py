@@ -1,4 +1,4 @@
-"""TODO produce."""
+"""Produce (0)."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from kipmesh.messages.schema import Int16, Int32, Int64, Message, Records, Uuid,
 
 class PartitionProduceData(Message):
     index: Int32 = field(1)
-    # Exactly one record batch, format v2 (as Kafka's v3+ has it).
+    # One record batch, format v2.
     records: Records = field(2, nullable="0+", null=b"")
 
 
@@ -20,7 +20,7 @@ class TopicProduceData(Message):
 
 class ProduceRequest(Message):
     transactional_id: str | None = field(1, nullable="3+")
-    # 0: no answer is awaited; 1: the leader's log; -1: every member of the ISR.
+    # 0: no response; 1: the leader has appended; -1: every member of the ISR has.
     acks: Int16 = field(2)
     timeout_ms: Int32 = field(3)
     topic_data: Sequence[TopicProduceData] = field(4)

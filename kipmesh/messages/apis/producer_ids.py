@@ -1,13 +1,13 @@
-"""TODO producer_ids."""
+"""InitProducerId (22) and AllocateProducerIds (67)."""
 
 from kipmesh.messages.schema import Int16, Int32, Int64, Message, field
 
 
 class InitProducerIdRequest(Message):
-    # Transactions are not supported: a request that names one is refused.
+    # Transactions are not supported yet: an id is INVALID_REQUEST.
     transactional_id: str | None = field(1)
     transaction_timeout_ms: Int32 = field(2)
-    # What the producer has now, -1 for nothing.
+    # The producer's current id, -1 if it has none.
     producer_id: Int64 = field(3, versions="3+", default=-1)
     producer_epoch: Int16 = field(4, versions="3+", default=-1)
 
@@ -17,12 +17,12 @@ class InitProducerIdResponse(Message):
     error_code: Int16 = field(2)
     producer_id: Int64 = field(3, default=-1)
     producer_epoch: Int16 = field(4, default=-1)
-    # Ours: why it was refused.
+    # Why the request was refused. Not in Apache Kafka.
     error_message: str | None = field(5, versions="")
 
 
 class AllocateProducerIdsRequest(Message):
-    """A broker asks the active controller for a block of ids to hand out."""
+    """Requests a block of producer ids for a broker."""
 
     broker_id: Int32 = field(1)
     broker_epoch: Int64 = field(2, default=-1)

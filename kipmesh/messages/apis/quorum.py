@@ -1,4 +1,7 @@
-"""TODO quorum."""
+"""Vote (52), BeginQuorumEpoch (53), EndQuorumEpoch (54), DescribeQuorum (55): the metadata quorum.
+
+The first three have the fields of Apache Kafka's version 0, and are sent by gRPC only.
+"""
 
 from collections.abc import Sequence
 
@@ -47,7 +50,7 @@ class QuorumEpochPartition(Message):
     partition_index: Int32 = field(1)
     leader_id: Int32 = field(2)
     leader_epoch: Int32 = field(3)
-    # EndQuorumEpoch only: who should stand for election first.
+    # EndQuorumEpoch only: the voters that should become candidates, first one first.
     preferred_successors: Sequence[Int32] = field(4)
 
 
@@ -97,7 +100,7 @@ class DescribeQuorumPartitionIndex(Message):
 class DescribeQuorumTopic(Message):
     topic_name: str = field(1)
     partition_indexes: Sequence[Int32] = field(2, versions="", proto_name="partitions")
-    # Apache Kafka's form of the same.
+    # Apache Kafka's form of the field above.
     partitions: Sequence[DescribeQuorumPartitionIndex] = field()
 
 
@@ -145,5 +148,5 @@ class DescribeQuorumResponse(Message):
     error_message: str | None = field(2, versions="2+")
     topics: Sequence[DescribeQuorumTopicResponse] = field(3)
     endpoints: Sequence[NodeEndpoint] = field(4, versions="", proto_name="nodes")
-    # Apache Kafka's form of the same.
+    # Apache Kafka's form of the field above.
     nodes: Sequence[QuorumNode] = field(versions="2+")

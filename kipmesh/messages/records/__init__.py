@@ -1,1 +1,1 @@
-"""What logs and snapshots hold: records of the metadata log, of `__consumer_offsets`, control records."""
+"""Records of logs and snapshots: of the metadata log, of `__consumer_offsets`, control records."""

@@ -9,7 +9,7 @@ from kipmesh.messages.schema import Int32, Int64, Message, field
 
 
 class OffsetCommitKey(Message, versions="0-1"):
-    """Whose offset, and of which partition."""
+    """The group and partition of a committed offset."""
 
     group: str = field()
     topic: str = field()
@@ -17,7 +17,7 @@ class OffsetCommitKey(Message, versions="0-1"):
 
 
 class OffsetCommitValue(Message, versions="0-4", flexible="4+"):
-    """A committed offset; `expire_timestamp` is -1 unless a commit of an old version named it."""
+    """A committed offset. `expire_timestamp` is -1 unless a commit of an old version stated it."""
 
     offset: Int64 = field()
     leader_epoch: Int32 = field(versions="3+", default=-1)
@@ -27,13 +27,13 @@ class OffsetCommitValue(Message, versions="0-4", flexible="4+"):
 
 
 class GroupMetadataKey(Message, versions="2"):
-    """Which group."""
+    """The group of a GroupMetadataValue."""
 
     group: str = field()
 
 
 class MemberMetadata(Message):
-    """A member as it was when its generation became stable."""
+    """A member at the time when its generation became stable."""
 
     member_id: str = field()
     group_instance_id: str | None = field(versions="3+")
@@ -46,7 +46,7 @@ class MemberMetadata(Message):
 
 
 class GroupMetadataValue(Message, versions="0-4", flexible="4+"):
-    """A group's generation; without members it is empty since `current_state_timestamp`."""
+    """A generation of a group. Without members, it is empty since `current_state_timestamp`."""
 
     protocol_type: str = field()
     generation: Int32 = field()
@@ -64,7 +64,7 @@ class TopicPartitionList(Message):
 
 
 class Subscription(Message, versions="0-3"):
-    """What a member wants, and what it had in `generation_id` (-1: it does not say)."""
+    """The topics of a member, and its partitions in `generation_id` (-1: unknown)."""
 
     topics: Sequence[str] = field()
     user_data: bytes | None = field()
@@ -74,7 +74,7 @@ class Subscription(Message, versions="0-3"):
 
 
 class Assignment(Message, versions="0-3"):
-    """What a member gets."""
+    """The partitions of a member."""
 
     assigned_partitions: Sequence[TopicPartitionList] = field()
     user_data: bytes | None = field()

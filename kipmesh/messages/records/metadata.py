@@ -32,14 +32,14 @@ class BrokerFeature(Message):
 
 
 class EntityData(Message):
-    """Whom a quota is for; a name of None is the default entity."""
+    """The entity of a quota; None is the default entity."""
 
     entity_type: str = field()
     entity_name: str | None = field(default="")
 
 
 class RegisterBrokerRecord(Message, key=0, versions="0-3", flexible="0+"):
-    """A broker's registration; its broker epoch is the offset of this record."""
+    """A registration of a broker. The broker epoch is the offset of this record."""
 
     broker_id: Int32 = field()
     is_migrating_zk_broker: Bool = field(versions="2+")
@@ -54,7 +54,7 @@ class RegisterBrokerRecord(Message, key=0, versions="0-3", flexible="0+"):
 
 
 class UnregisterBrokerRecord(Message, key=1, versions="0", flexible="0+"):
-    """A broker that is gone for good."""
+    """A broker was unregistered."""
 
     broker_id: Int32 = field()
     broker_epoch: Int64 = field()
@@ -68,7 +68,7 @@ class TopicRecord(Message, key=2, versions="0", flexible="0+"):
 
 
 class PartitionRecord(Message, key=3, versions="0-2", flexible="0+"):
-    """A new partition, whole."""
+    """A new partition."""
 
     partition_id: Int32 = field(default=-1)
     topic_id: Uuid = field(default=ZERO_UUID)
@@ -86,7 +86,7 @@ class PartitionRecord(Message, key=3, versions="0-2", flexible="0+"):
 
 
 class ConfigRecord(Message, key=4, versions="0", flexible="0+"):
-    """One configuration key of a topic (type 2) or broker (4); None removes it."""
+    """A configuration key of a topic (type 2) or broker (4); None removes it."""
 
     resource_type: Int8 = field()
     resource_name: str = field()
@@ -95,9 +95,9 @@ class ConfigRecord(Message, key=4, versions="0", flexible="0+"):
 
 
 class PartitionChangeRecord(Message, key=5, versions="0-2", flexible="0+"):
-    """What changed of a partition: None, -2 (leader) and -1 (recovery state) stand for "as before".
+    """A change of a partition. None, -2 (leader) and -1 (recovery state) leave a field unchanged.
 
-    Each adds one to the partition epoch; one that names a leader, even the same one, adds one to the leader epoch."""
+    Each record increments the partition epoch. One with a leader, even the same, increments the leader epoch."""
 
     partition_id: Int32 = field(default=-1)
     topic_id: Uuid = field(default=ZERO_UUID)
@@ -113,21 +113,21 @@ class PartitionChangeRecord(Message, key=5, versions="0-2", flexible="0+"):
 
 
 class FenceBrokerRecord(Message, key=7, versions="0", flexible="0+"):
-    """A broker is fenced (older form; `BrokerRegistrationChangeRecord` is the newer one)."""
+    """A broker was fenced (older form of BrokerRegistrationChangeRecord)."""
 
     id: Int32 = field()
     epoch: Int64 = field()
 
 
 class UnfenceBrokerRecord(Message, key=8, versions="0", flexible="0+"):
-    """A broker is unfenced (older form)."""
+    """A broker was unfenced (older form)."""
 
     id: Int32 = field()
     epoch: Int64 = field()
 
 
 class RemoveTopicRecord(Message, key=9, versions="0", flexible="0+"):
-    """A topic and all its partitions are gone."""
+    """A topic and its partitions were deleted."""
 
     topic_id: Uuid = field(default=ZERO_UUID)
 
@@ -156,7 +156,7 @@ class UserScramCredentialRecord(Message, key=11, versions="0", flexible="0+"):
 
 
 class FeatureLevelRecord(Message, key=12, versions="0", flexible="0+"):
-    """A finalized feature level; `metadata.version` comes first in a log."""
+    """A finalized feature level. `metadata.version` is the first record of a log."""
 
     name: str = field()
     feature_level: Int16 = field()
@@ -172,7 +172,7 @@ class ClientQuotaRecord(Message, key=14, versions="0", flexible="0+"):
 
 
 class ProducerIdsRecord(Message, key=15, versions="0", flexible="0+"):
-    """The next block of producer ids begins here."""
+    """The start of the next block of producer ids."""
 
     broker_id: Int32 = field()
     broker_epoch: Int64 = field(default=-1)
@@ -180,7 +180,7 @@ class ProducerIdsRecord(Message, key=15, versions="0", flexible="0+"):
 
 
 class BrokerRegistrationChangeRecord(Message, key=17, versions="0-2", flexible="0+"):
-    """What changed of a broker: fenced is 1, unfenced -1, as before 0.
+    """A change of a broker: fenced is 1, unfenced -1, unchanged 0.
 
     What it does to the broker's partitions: `fencing`. The last two fields are ours, in tags that Kafka skips."""
 
@@ -189,9 +189,9 @@ class BrokerRegistrationChangeRecord(Message, key=17, versions="0-2", flexible="
     fenced: Int8 = field(tag=0)
     in_controlled_shutdown: Int8 = field(versions="1+", tag=1)
     log_dirs: Sequence[Uuid] = field(versions="2+", tag=2)
-    # Brokers whose turn comes next: none of them is elected.
+    # Brokers that will be fenced next: none of them is elected.
     also_gone: Sequence[Int32] = field(tag=KIPMESH_TAG)
-    # The broker was alive after the last change of every partition that it leads.
+    # Whether the broker was alive after the last change of every partition that it leads.
     proven: Bool = field(tag=KIPMESH_TAG + 1)
 
 
@@ -209,13 +209,13 @@ class AccessControlEntryRecord(Message, key=18, versions="0", flexible="0+"):
 
 
 class RemoveAccessControlEntryRecord(Message, key=19, versions="0", flexible="0+"):
-    """An access control entry is gone."""
+    """An access control entry was removed."""
 
     id: Uuid = field(default=ZERO_UUID)
 
 
 class NoOpRecord(Message, key=20, versions="0", flexible="0+"):
-    """Nothing; keeps the log moving."""
+    """No change; advances the log."""
 
 
 class ZkMigrationStateRecord(Message, key=21, versions="0", flexible="0+"):
@@ -225,36 +225,36 @@ class ZkMigrationStateRecord(Message, key=21, versions="0", flexible="0+"):
 
 
 class RemoveUserScramCredentialRecord(Message, key=22, versions="0", flexible="0+"):
-    """A SCRAM credential is gone."""
+    """A SCRAM credential was removed."""
 
     name: str = field()
     mechanism: Int8 = field()
 
 
 class BeginTransactionRecord(Message, key=23, versions="0", flexible="0+"):
-    """The records up to the end of the transaction hold together."""
+    """The records up to the end of the transaction are applied together."""
 
     name: str | None = field(tag=0)
 
 
 class EndTransactionRecord(Message, key=24, versions="0", flexible="0+"):
-    """The transaction's records hold."""
+    """The transaction is committed."""
 
 
 class AbortTransactionRecord(Message, key=25, versions="0", flexible="0+"):
-    """The transaction's records do not hold."""
+    """The transaction is aborted."""
 
     reason: str | None = field(tag=0)
 
 
 class RemoveDelegationTokenRecord(Message, key=26, versions="0", flexible="0+"):
-    """A delegation token is gone."""
+    """A delegation token was removed."""
 
     token_id: str = field()
 
 
 class RegisterControllerRecord(Message, key=27, versions="0", flexible="0+"):
-    """A controller's registration."""
+    """A registration of a controller."""
 
     controller_id: Int32 = field()
     incarnation_id: Uuid = field(default=ZERO_UUID)

@@ -11,19 +11,10 @@ import asyncio
 from collections.abc import Callable
 from weakref import WeakValueDictionary
 
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.fetch_session import Fetch, FetchKind, FetchSessionCache, PartitionRead
 from kipmesh.core.replica.leader import FollowerFetches, IsrChange
-from kipmesh.messages import (
-    FetchPartition,
-    FetchRequest,
-    FetchResponse,
-    FetchSession,
-    LeaderIdAndEpoch,
-    ListFetchSessionsRequest,
-    ListFetchSessionsResponse,
-    PartitionData,
-)
 from kipmesh.node.broker.leader_hints import LeaderHints
 from kipmesh.node.broker.metrics import BrokerMetrics
 from kipmesh.node.broker.partitions import Partitions
@@ -56,7 +47,7 @@ class _Reader:
         self,
         partitions: Partitions,
         propose_isr: Callable[[Replica, IsrChange], None],
-        request: FetchRequest,
+        request: m.FetchRequest,
         fetches: FollowerFetches | None,
         consumer_reads: ConsumerReads,
         consumer: Consumer | None,
@@ -64,7 +55,7 @@ class _Reader:
     ) -> None:
         self.redirects: set[int] = set()
         """Brokers that the client was sent to."""
-        self.leaders: set[LeaderIdAndEpoch | None] = set()
+        self.leaders: set[m.LeaderIdAndEpoch | None] = set()
         """Whom the client should have asked."""
         self._hints = hints
         self._partitions = partitions
@@ -76,7 +67,7 @@ class _Reader:
         self._fetches = fetches
 
     def read(
-        self, topic: str, topic_id: bytes, asked: FetchPartition, max_bytes: int, min_one_batch: bool
+        self, topic: str, topic_id: bytes, asked: m.FetchPartition, max_bytes: int, min_one_batch: bool
     ) -> PartitionRead:
         """See `kipmesh.core.fetch_session.Reader`."""
         replicas, code = self._partitions.find_topic(topic_id, topic)
@@ -85,7 +76,7 @@ class _Reader:
             code = code or self._partitions.missing_code(topic_id, topic, asked.partition)
             leader = self._hints.leader(code, topic_id, topic, asked.partition)
             self.leaders.add(leader)
-            return PartitionRead(PartitionData(asked.partition, code, current_leader=leader), has_news=True)
+            return PartitionRead(m.PartitionData(asked.partition, code, current_leader=leader), has_news=True)
         if self._consumer is not None:
             found = self._consumer_reads.read(replica, asked, self._consumer, max_bytes, min_one_batch)
             if found.data.error_code:
@@ -174,19 +165,21 @@ class FetchHandler:
         # By session, as long as the leader of a partition looks at it.
         self._followers: WeakValueDictionary[int, FollowerFetches] = WeakValueDictionary()
 
-    async def fetch(self, request: FetchRequest, context: RequestContext, *, names_rack: bool = True) -> FetchResponse:
+    async def fetch(
+        self, request: m.FetchRequest, context: RequestContext, *, names_rack: bool = True
+    ) -> m.FetchResponse:
         """Answer one request; waits up to `max_wait_ms` for `min_bytes`.
 
         `names_rack`: the client's protocol can name a rack (392-01).
         """
         if request.cluster_id is not None and request.cluster_id != self._cluster_id:
-            return FetchResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID)
+            return m.FetchResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID)
         is_follower = request.replica_id >= 0
         if is_follower:
             broker_epoch = self._partitions.broker_epoch(request.replica_id)
             if request.replica_epoch < broker_epoch:
                 # A registration that is no more: what it says of its log is not true of the one that followed.
-                return FetchResponse(error_code=ErrorCode.STALE_BROKER_EPOCH)
+                return m.FetchResponse(error_code=ErrorCode.STALE_BROKER_EPOCH)
             if request.session_epoch <= 0:
                 self._sessions.end_older(request.replica_id, broker_epoch)
         known = self._followers.get(request.session_id) if is_follower and request.session_epoch > 0 else None
@@ -194,9 +187,10 @@ class FetchHandler:
             # Sessions are not handed on: the partitions that this request does not name are another process's.
             return self._sessions.refuse(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
         bytes_max = self._follower_bytes_max if is_follower else self._response_bytes_max
-        request = request._replace(
-            max_bytes=min(request.max_bytes, bytes_max), max_wait_ms=min(request.max_wait_ms, WAIT_MS_MAX)
-        )
+        if request.max_bytes > bytes_max or request.max_wait_ms > WAIT_MS_MAX:
+            request = request._replace(
+                max_bytes=min(request.max_bytes, bytes_max), max_wait_ms=min(request.max_wait_ms, WAIT_MS_MAX)
+            )
         fetch = self._sessions.begin(request, context.client_id, self._now_ms())
         fetches = self._follower_fetched(fetch, request, known) if is_follower else None
         consumer = None if is_follower else self._consumer(request, context, names_rack)
@@ -221,13 +215,13 @@ class FetchHandler:
             response = response._replace(node_endpoints=endpoints)
         return response
 
-    def _consumer(self, request: FetchRequest, context: RequestContext, names_rack: bool) -> Consumer:
+    def _consumer(self, request: m.FetchRequest, context: RequestContext, names_rack: bool) -> Consumer:
         if self._selection is None or not names_rack or not request.rack_id:
             return Consumer(request.replica_id, names_rack=names_rack)
         client = self._selection.client(request.rack_id, context)
         return Consumer(request.replica_id, client, True, self._selection.redirects(request.replica_id, client))
 
-    def _count_bytes(self, response: FetchResponse, client_rack: str) -> None:
+    def _count_bytes(self, response: m.FetchResponse, client_rack: str) -> None:
         """Bytes by role and rack (392-18): nothing was awaited since the last read, so roles are as they were."""
         rack = "unknown"
         if client_rack and self._rack:
@@ -239,7 +233,7 @@ class FetchHandler:
                     self._metrics.served(len(data.records), is_leader=replica.leader is not None, rack=rack)
 
     def _follower_fetched(
-        self, fetch: Fetch, request: FetchRequest, known: FollowerFetches | None
+        self, fetch: Fetch, request: m.FetchRequest, known: FollowerFetches | None
     ) -> FollowerFetches | None:
         """Who speaks from now on for what this fetch reads: the session for what it does not read, too."""
         if fetch.kind is FetchKind.ERROR:
@@ -269,8 +263,8 @@ class FetchHandler:
             timer.cancel()
 
     async def list_fetch_sessions(
-        self, request: ListFetchSessionsRequest, context: RequestContext
-    ) -> ListFetchSessionsResponse:
+        self, request: m.ListFetchSessionsRequest, context: RequestContext
+    ) -> m.ListFetchSessionsResponse:
         """The sessions of this broker. O(their partitions): for people, not for scrapes."""
-        sessions = [FetchSession(*session) for session in self._sessions.list(self._now_ms())]
-        return ListFetchSessionsResponse(node_id=self._node_id, sessions=sessions)
+        sessions = [m.FetchSession(*session) for session in self._sessions.list(self._now_ms())]
+        return m.ListFetchSessionsResponse(node_id=self._node_id, sessions=sessions)

@@ -16,11 +16,11 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import structlog
 
+from kipmesh import messages as m
 from kipmesh.core.config import BrokerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.fetch_session import Answer, Answered, FetchSessionHandler, SessionRequest
 from kipmesh.core.fetch_session.handler import MALFORMED, TRANSPORT
-from kipmesh.messages import FetchPartition, FetchRequest, FetchResponse, PartitionData
 from kipmesh.node.broker.disk import Disk
 from kipmesh.node.broker.metrics import BrokerMetrics
 from kipmesh.node.broker.replica import Replica
@@ -205,7 +205,7 @@ class ReplicaFetcher:
             elif not answer.again_at_once:
                 await self._pause()
 
-    def _take(self, request: SessionRequest, response: FetchResponse) -> Answer:
+    def _take(self, request: SessionRequest, response: m.FetchResponse) -> Answer:
         """What an answer means for the session; a session that was lost is no news to anybody (227-19)."""
         answer = self._session.answered(request, response)
         self._metrics.session_fetched(is_full=request.is_full)
@@ -218,12 +218,14 @@ class ReplicaFetcher:
     async def _pause(self) -> None:
         await asyncio.sleep(self._config.replica_fetch_backoff_ms / 1000)
 
-    async def _exchange(self, request: FetchRequest) -> FetchResponse:
+    async def _exchange(self, request: m.FetchRequest) -> m.FetchResponse:
         if self._stream is None:
             self._stream = self._connection.fetch_stream("Broker")
         self._is_waiting = True
         try:
-            answer: FetchResponse = await self._stream.exchange(request, self._config.replica_socket_timeout_ms / 1000)
+            answer: m.FetchResponse = await self._stream.exchange(
+                request, self._config.replica_socket_timeout_ms / 1000
+            )
             return answer
         finally:
             self._is_waiting = False
@@ -239,7 +241,7 @@ class ReplicaFetcher:
                     continue
                 throttled_bytes += self._config.replica_fetch_max_bytes
             held = replica.log
-            asked = FetchPartition(
+            asked = m.FetchPartition(
                 replica.partition,
                 replica.leader_epoch,
                 held.log_end_offset,
@@ -262,9 +264,9 @@ class ReplicaFetcher:
         self._held.clear()
         self._wake.set()
 
-    def _request(self) -> FetchRequest:
+    def _request(self) -> m.FetchRequest:
         config = self._config
-        return FetchRequest(
+        return m.FetchRequest(
             cluster_id=config.cluster_id,
             replica_id=config.node_id,
             replica_epoch=self._broker_epoch(),
@@ -304,7 +306,7 @@ class ReplicaFetcher:
             except KafkaError as error:
                 self._delay(replica, error.code)
 
-    def _apply(self, replica: Replica, asked: FetchPartition, data: PartitionData, now_ms: int) -> None:
+    def _apply(self, replica: Replica, asked: m.FetchPartition, data: m.PartitionData, now_ms: int) -> None:
         if data.diverging_epoch is not None:
             self._has_truncated = True
             end = replica.truncate_diverged(data.diverging_epoch)

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import structlog
 
+from kipmesh import messages as m
 from kipmesh.core.config import BrokerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.group.classic import GroupState
@@ -27,40 +28,6 @@ from kipmesh.core.group.offsets import commit_response
 from kipmesh.core.group.table import GroupTable
 from kipmesh.core.group.types import Client
 from kipmesh.core.metadata.image import MetadataDelta, TopicState
-from kipmesh.messages import (
-    ConfigEntry,
-    Coordinator,
-    CreatableTopic,
-    CreateTopicsRequest,
-    DeletableGroupResult,
-    DeleteGroupsRequest,
-    DeleteGroupsResponse,
-    DescribedGroup,
-    DescribeGroupsRequest,
-    DescribeGroupsResponse,
-    FindCoordinatorRequest,
-    FindCoordinatorResponse,
-    HeartbeatRequest,
-    HeartbeatResponse,
-    JoinGroupRequest,
-    JoinGroupResponse,
-    LeaveGroupRequest,
-    LeaveGroupResponse,
-    ListGroupsRequest,
-    ListGroupsResponse,
-    OffsetCommitRequest,
-    OffsetCommitResponse,
-    OffsetCommitResponsePartition,
-    OffsetCommitResponseTopic,
-    OffsetDeleteRequest,
-    OffsetDeleteResponse,
-    OffsetFetchRequest,
-    OffsetFetchRequestGroup,
-    OffsetFetchResponse,
-    OffsetFetchResponseGroup,
-    SyncGroupRequest,
-    SyncGroupResponse,
-)
 from kipmesh.messages.table import CREATE_TOPICS
 from kipmesh.node.broker.disk import Disk
 from kipmesh.node.broker.forwarder import Forwarder
@@ -154,8 +121,8 @@ class GroupsHandler:
     # --- finding -----------------------------------------------------------------------------------------------------
 
     async def find_coordinator(
-        self, request: FindCoordinatorRequest, context: RequestContext
-    ) -> FindCoordinatorResponse:
+        self, request: m.FindCoordinatorRequest, context: RequestContext
+    ) -> m.FindCoordinatorResponse:
         """FindCoordinator (API key 10), of groups only."""
         if request.key_type != GROUP_KEY_TYPE:
             message = "only groups (key type 0) have coordinators"
@@ -168,16 +135,16 @@ class GroupsHandler:
         coordinators = []
         for key in request.coordinator_keys:
             if is_too_long(key):
-                coordinators.append(Coordinator(key, error_code=ErrorCode.INVALID_GROUP_ID))
+                coordinators.append(m.Coordinator(key, error_code=ErrorCode.INVALID_GROUP_ID))
                 continue
             state = topic.partitions[partition_for(key, len(topic.partitions))]
             node = endpoints.get(state.leader)
             if node is None:
                 code = ErrorCode.COORDINATOR_NOT_AVAILABLE
-                coordinators.append(Coordinator(key, error_code=code, error_message="its partition has no leader"))
+                coordinators.append(m.Coordinator(key, error_code=code, error_message="its partition has no leader"))
             else:
-                coordinators.append(Coordinator(key, node.node_id, node.host, node.port))
-        return FindCoordinatorResponse(coordinators=coordinators)
+                coordinators.append(m.Coordinator(key, node.node_id, node.host, node.port))
+        return m.FindCoordinatorResponse(coordinators=coordinators)
 
     async def _create(self, context: RequestContext) -> TopicState | None:
         """Make the topic; None where that did not come about in time."""
@@ -187,14 +154,14 @@ class GroupsHandler:
                 brokers = sum(not broker.fenced for broker in self._partitions.image.brokers.values())
                 segment_bytes = config.offsets_topic_segment_bytes
                 configs = {"cleanup.policy": "compact", "segment.bytes": segment_bytes}
-                topic = CreatableTopic(
+                topic = m.CreatableTopic(
                     GROUP_METADATA_TOPIC,
                     config.offsets_topic_num_partitions,
                     max(1, min(config.offsets_topic_replication_factor, brokers)),
-                    configs=[ConfigEntry(key, str(value)) for key, value in configs.items()],
+                    configs=[m.ConfigEntry(key, str(value)) for key, value in configs.items()],
                 )
                 timeout_s = context.answer_within(CREATE_TIMEOUT_S)
-                request = CreateTopicsRequest([topic], int(timeout_s * 1000))
+                request = m.CreateTopicsRequest([topic], int(timeout_s * 1000))
                 response = await self._forwarder.forward(CREATE_TOPICS, request, context)
                 code = response.topics[0].error_code
                 if code and code != ErrorCode.TOPIC_ALREADY_EXISTS:
@@ -215,37 +182,37 @@ class GroupsHandler:
 
     async def join_group(
         self,
-        request: JoinGroupRequest,
+        request: m.JoinGroupRequest,
         context: RequestContext,
         *,
         requires_member_id: bool = True,
         skips_assignment: bool = True,
-    ) -> JoinGroupResponse:
+    ) -> m.JoinGroupResponse:
         """JoinGroup (API key 11): waits for the others. The last two are what the request's version knows."""
         client = Client(context.client_id, _host(context.peer), requires_member_id, skips_assignment)
         unique = str(uuid.uuid4())
         return await self._ask(
             request.group_id,
             lambda coordinator, number, now: coordinator.join(request, client, unique, number, now),
-            lambda code: JoinGroupResponse(error_code=code, member_id=request.member_id),
+            lambda code: m.JoinGroupResponse(error_code=code, member_id=request.member_id),
             lambda coordinator, number: coordinator.hung_up(request.group_id, number),
         )
 
-    async def sync_group(self, request: SyncGroupRequest, context: RequestContext) -> SyncGroupResponse:
+    async def sync_group(self, request: m.SyncGroupRequest, context: RequestContext) -> m.SyncGroupResponse:
         """SyncGroup (API key 14): waits for the leader's assignment."""
         return await self._ask(
             request.group_id,
             lambda coordinator, number, now: coordinator.sync(request, number, now),
-            lambda code: SyncGroupResponse(error_code=code),
+            lambda code: m.SyncGroupResponse(error_code=code),
         )
 
-    async def heartbeat(self, request: HeartbeatRequest, context: RequestContext) -> HeartbeatResponse:
+    async def heartbeat(self, request: m.HeartbeatRequest, context: RequestContext) -> m.HeartbeatResponse:
         """Heartbeat (API key 12)."""
 
-        def refused(code: ErrorCode) -> HeartbeatResponse:
+        def refused(code: ErrorCode) -> m.HeartbeatResponse:
             # While the groups are read nobody's session ends: members that joined before need not join again.
             is_loading = code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-            return HeartbeatResponse(error_code=ErrorCode.NONE if is_loading else code)
+            return m.HeartbeatResponse(error_code=ErrorCode.NONE if is_loading else code)
 
         return await self._ask(
             request.group_id,
@@ -253,17 +220,17 @@ class GroupsHandler:
             refused,
         )
 
-    async def leave_group(self, request: LeaveGroupRequest, context: RequestContext) -> LeaveGroupResponse:
+    async def leave_group(self, request: m.LeaveGroupRequest, context: RequestContext) -> m.LeaveGroupResponse:
         """LeaveGroup (API key 13)."""
         return await self._ask(
             request.group_id,
             lambda coordinator, number, now: coordinator.leave(request, number, now),
-            lambda code: LeaveGroupResponse(error_code=code),
+            lambda code: m.LeaveGroupResponse(error_code=code),
         )
 
     # --- offsets -----------------------------------------------------------------------------------------------------
 
-    async def offset_commit(self, request: OffsetCommitRequest, context: RequestContext) -> OffsetCommitResponse:
+    async def offset_commit(self, request: m.OffsetCommitRequest, context: RequestContext) -> m.OffsetCommitResponse:
         """OffsetCommit (API key 8); of topics that there are not, UNKNOWN_TOPIC_OR_PARTITION."""
         known, results = [], {}
         for topic in request.topics:
@@ -272,45 +239,45 @@ class GroupsHandler:
             known.append(topic._replace(partitions=there))
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             results[topic.name] = {
-                one.partition_index: OffsetCommitResponsePartition(one.partition_index, code)
+                one.partition_index: m.OffsetCommitResponsePartition(one.partition_index, code)
                 for one in topic.partitions
             }
         kept = request._replace(topics=[topic for topic in known if topic.partitions])
         try:
-            answer: OffsetCommitResponse = await self._shard(request.group_id).ask(
+            answer: m.OffsetCommitResponse = await self._shard(request.group_id).ask(
                 lambda coordinator, number, now: coordinator.commit(kept, number, now)
             )
         except KafkaError as error:
             return commit_response(request, error.code)
         for topic_answer in answer.topics:
             results[topic_answer.name].update({one.partition_index: one for one in topic_answer.partitions})
-        return OffsetCommitResponse(
-            topics=[OffsetCommitResponseTopic(name, list(found.values())) for name, found in results.items()]
+        return m.OffsetCommitResponse(
+            topics=[m.OffsetCommitResponseTopic(name, list(found.values())) for name, found in results.items()]
         )
 
-    async def offset_fetch(self, request: OffsetFetchRequest, context: RequestContext) -> OffsetFetchResponse:
+    async def offset_fetch(self, request: m.OffsetFetchRequest, context: RequestContext) -> m.OffsetFetchResponse:
         """OffsetFetch (API key 9), of several groups if they are here."""
 
-        async def answer(group: OffsetFetchRequestGroup) -> OffsetFetchResponseGroup:
+        async def answer(group: m.OffsetFetchRequestGroup) -> m.OffsetFetchResponseGroup:
             return await self._ask(
                 group.group_id,
                 lambda coordinator, number, now: coordinator.fetch(group, number),
-                lambda code: OffsetFetchResponseGroup(group.group_id, (), code),
+                lambda code: m.OffsetFetchResponseGroup(group.group_id, (), code),
             )
 
-        return OffsetFetchResponse(groups=[await answer(group) for group in request.groups])
+        return m.OffsetFetchResponse(groups=[await answer(group) for group in request.groups])
 
-    async def offset_delete(self, request: OffsetDeleteRequest, context: RequestContext) -> OffsetDeleteResponse:
+    async def offset_delete(self, request: m.OffsetDeleteRequest, context: RequestContext) -> m.OffsetDeleteResponse:
         """OffsetDelete (API key 47)."""
         return await self._ask(
             request.group_id,
             lambda coordinator, number, now: coordinator.delete_offsets(request, number, now),
-            OffsetDeleteResponse,
+            m.OffsetDeleteResponse,
         )
 
     # --- groups ------------------------------------------------------------------------------------------------------
 
-    async def list_groups(self, request: ListGroupsRequest, context: RequestContext) -> ListGroupsResponse:
+    async def list_groups(self, request: m.ListGroupsRequest, context: RequestContext) -> m.ListGroupsResponse:
         """ListGroups (API key 16): the groups of this broker; COORDINATOR_LOAD_IN_PROGRESS while some are not known."""
         groups = []
         for shard in list(self._shards.values()):
@@ -318,31 +285,33 @@ class GroupsHandler:
                 groups += shard.active().list_groups(request.states_filter, request.types_filter)
             except KafkaError as error:
                 if error.code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
-                    return ListGroupsResponse(error_code=error.code)
-        return ListGroupsResponse(groups=groups)
+                    return m.ListGroupsResponse(error_code=error.code)
+        return m.ListGroupsResponse(groups=groups)
 
-    async def describe_groups(self, request: DescribeGroupsRequest, context: RequestContext) -> DescribeGroupsResponse:
+    async def describe_groups(
+        self, request: m.DescribeGroupsRequest, context: RequestContext
+    ) -> m.DescribeGroupsResponse:
         """DescribeGroups (API key 15)."""
 
-        def answer(group_id: str) -> DescribedGroup:
+        def answer(group_id: str) -> m.DescribedGroup:
             try:
                 return self._shard(group_id).active().describe(group_id)
             except KafkaError as error:
-                return DescribedGroup(error.code, group_id=group_id)
+                return m.DescribedGroup(error.code, group_id=group_id)
 
-        return DescribeGroupsResponse(groups=[answer(group_id) for group_id in request.groups])
+        return m.DescribeGroupsResponse(groups=[answer(group_id) for group_id in request.groups])
 
-    async def delete_groups(self, request: DeleteGroupsRequest, context: RequestContext) -> DeleteGroupsResponse:
+    async def delete_groups(self, request: m.DeleteGroupsRequest, context: RequestContext) -> m.DeleteGroupsResponse:
         """DeleteGroups (API key 42)."""
 
-        async def answer(group_id: str) -> DeletableGroupResult:
+        async def answer(group_id: str) -> m.DeletableGroupResult:
             return await self._ask(
                 group_id,
                 lambda coordinator, number, now: coordinator.delete_group(group_id, number, now),
-                lambda code: DeletableGroupResult(group_id, code),
+                lambda code: m.DeletableGroupResult(group_id, code),
             )
 
-        return DeleteGroupsResponse(results=await asyncio.gather(*map(answer, dict.fromkeys(request.groups_names))))
+        return m.DeleteGroupsResponse(results=await asyncio.gather(*map(answer, dict.fromkeys(request.groups_names))))
 
     # --- numbers -----------------------------------------------------------------------------------------------------
 
@@ -367,9 +336,9 @@ class GroupsHandler:
         return float(sum(each.total() if wanted is None else each[wanted] for each in states))
 
 
-def _not_found(keys: Sequence[str], code: ErrorCode, message: str) -> FindCoordinatorResponse:
-    return FindCoordinatorResponse(
-        coordinators=[Coordinator(key, error_code=code, error_message=message) for key in keys]
+def _not_found(keys: Sequence[str], code: ErrorCode, message: str) -> m.FindCoordinatorResponse:
+    return m.FindCoordinatorResponse(
+        coordinators=[m.Coordinator(key, error_code=code, error_message=message) for key in keys]
     )
 
 

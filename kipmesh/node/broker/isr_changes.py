@@ -12,15 +12,9 @@ from itertools import groupby
 
 import structlog
 
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.replica.leader import IsrChange
-from kipmesh.messages import (
-    AlterPartitionPartition,
-    AlterPartitionPartitionResponse,
-    AlterPartitionRequest,
-    AlterPartitionTopic,
-    IsrMember,
-)
 from kipmesh.messages.table import ALTER_PARTITION
 from kipmesh.node.broker.controller_channel import RETRY_BACKOFF_S, ControllerChannel
 from kipmesh.node.broker.metrics import BrokerMetrics
@@ -121,21 +115,21 @@ class IsrChanges:
         self._refused_until_ms = {r: until for r, until in self._refused_until_ms.items() if until > now_ms}
         return not sent
 
-    def _request(self, sent: dict[Replica, IsrChange]) -> AlterPartitionRequest:
+    def _request(self, sent: dict[Replica, IsrChange]) -> m.AlterPartitionRequest:
         topics = []
         waiting = sorted(sent, key=lambda replica: (replica.topic_id, replica.partition))
         for topic_id, replicas in groupby(waiting, key=lambda replica: replica.topic_id):
             changes = []
             for replica in replicas:
                 change = sent[replica]
-                members = [IsrMember(broker, epoch) for broker, epoch in change.members]
+                members = [m.IsrMember(broker, epoch) for broker, epoch in change.members]
                 changes.append(
-                    AlterPartitionPartition(replica.partition, change.leader_epoch, change.partition_epoch, members)
+                    m.AlterPartitionPartition(replica.partition, change.leader_epoch, change.partition_epoch, members)
                 )
-            topics.append(AlterPartitionTopic(topic_id, changes))
-        return AlterPartitionRequest(self._broker_id, self._broker_epoch(), topics)
+            topics.append(m.AlterPartitionTopic(topic_id, changes))
+        return m.AlterPartitionRequest(self._broker_id, self._broker_epoch(), topics)
 
-    def _answered(self, replica: Replica, change: IsrChange, answer: AlterPartitionPartitionResponse) -> bool:
+    def _answered(self, replica: Replica, change: IsrChange, answer: m.AlterPartitionPartitionResponse) -> bool:
         """Take the answer to `change`; False when it says nothing that is final."""
         leader, code = replica.leader, ErrorCode.of(answer.error_code)
         if leader is None or leader.pending is not change:

@@ -16,18 +16,10 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
+from kipmesh import messages as m
 from kipmesh.core.config import BrokerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.metadata.image import LEADER_ROLE_FEATURE
-from kipmesh.messages import (
-    BrokerHeartbeatRequest,
-    BrokerHeartbeatResponse,
-    BrokerRegistrationRequest,
-    Feature,
-    Listener,
-    PartitionLogEnd,
-    TopicIdPartition,
-)
 from kipmesh.messages.table import BROKER_HEARTBEAT, BROKER_REGISTRATION
 from kipmesh.node.broker.controller_channel import ControllerChannel
 from kipmesh.node.broker.isolation import Isolation
@@ -57,7 +49,7 @@ class BrokerLifecycle:
         is_leader_role: bool,
         previous_broker_epoch: int,
         metadata_offset: Callable[[], int],
-        log_ends: Callable[[Sequence[TopicIdPartition]], list[PartitionLogEnd]],
+        log_ends: Callable[[Sequence[m.TopicIdPartition]], list[m.PartitionLogEnd]],
         folders: DataFolders | None = None,
         offline_log_dirs: Callable[[], Sequence[bytes]] = tuple,
     ) -> None:
@@ -74,21 +66,21 @@ class BrokerLifecycle:
         self._log_ends = log_ends
         self._folders = folders.for_partitions if folders is not None else []
         self._offline_log_dirs = offline_log_dirs
-        self._wanted: Sequence[TopicIdPartition] = ()
+        self._wanted: Sequence[m.TopicIdPartition] = ()
         self._wake = asyncio.Event()
         self._want_shut_down = False
         self._may_stop = asyncio.Event()
         self.broker_epoch = -1
         self.is_fenced = True
 
-    async def register(self, listeners: Sequence[Listener]) -> None:
+    async def register(self, listeners: Sequence[m.Listener]) -> None:
         """Until the controller accepts; raises KafkaError when it never will."""
-        request = BrokerRegistrationRequest(
+        request = m.BrokerRegistrationRequest(
             broker_id=self._config.node_id,
             cluster_id=self._config.cluster_id,
             incarnation_id=self._incarnation_id,
             listeners=listeners,
-            features=[Feature(LEADER_ROLE_FEATURE, 0, 1)] if self._is_leader_role else (),
+            features=[m.Feature(LEADER_ROLE_FEATURE, 0, 1)] if self._is_leader_role else (),
             rack=self._config.broker_rack,
             log_dirs=[folder.directory_id for folder in self._folders if folder.is_online],
             previous_broker_epoch=self._previous_broker_epoch,
@@ -127,7 +119,7 @@ class BrokerLifecycle:
             interval_s = SHUTDOWN_INTERVAL_S if hurried else self._config.broker_heartbeat_interval_ms / 1000
             wanted, self._wanted = self._wanted, ()
             is_isolated, sent_ms = self._isolation.is_isolated, self._isolation.now_ms
-            request = BrokerHeartbeatRequest(
+            request = m.BrokerHeartbeatRequest(
                 broker_id=self._config.node_id,
                 broker_epoch=self.broker_epoch,
                 current_metadata_offset=self._metadata_offset(),
@@ -159,11 +151,11 @@ class BrokerLifecycle:
         """There is another data folder that is offline: tell the controller now, not at the next beat."""
         self._wake.set()
 
-    async def _exchange(self, request: BrokerHeartbeatRequest) -> BrokerHeartbeatResponse:
+    async def _exchange(self, request: m.BrokerHeartbeatRequest) -> m.BrokerHeartbeatResponse:
         """One heartbeat; raises TransportError, and TimeoutError once `want_fence` should be another."""
         try:
             async with asyncio.timeout(None) as self._call:
-                response: BrokerHeartbeatResponse = await self._channel.call(
+                response: m.BrokerHeartbeatResponse = await self._channel.call(
                     BROKER_HEARTBEAT, request, self._timeout_s, streaming=True
                 )
                 return response
@@ -175,7 +167,7 @@ class BrokerLifecycle:
             self._call.reschedule(asyncio.get_running_loop().time())
         self._wake.set()
 
-    def _take(self, response: BrokerHeartbeatResponse) -> None:
+    def _take(self, response: m.BrokerHeartbeatResponse) -> None:
         if response.error_code:
             code = ErrorCode.of(response.error_code)
             if code == ErrorCode.STALE_BROKER_EPOCH:

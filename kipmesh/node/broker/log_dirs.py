@@ -25,21 +25,10 @@ import structlog
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata.image import PartitionKey
 from kipmesh.core.metadata.states import LOST_DIRECTORY
-from kipmesh.messages import (
-    AssignReplicasToDirsDirectory,
-    AssignReplicasToDirsPartition,
-    AssignReplicasToDirsRequest,
-    AssignReplicasToDirsResponse,
-    AssignReplicasToDirsTopic,
-    DescribeLogDirsPartition,
-    DescribeLogDirsRequest,
-    DescribeLogDirsResponse,
-    DescribeLogDirsResult,
-    DescribeLogDirsTopic,
-)
 from kipmesh.messages.table import ASSIGN_REPLICAS_TO_DIRS
 from kipmesh.node.broker.controller_channel import RETRY_BACKOFF_S, ControllerChannel
 from kipmesh.node.broker.disk import Disk
@@ -167,7 +156,7 @@ class LogDirs:
         sent = dict(islice(self._to_tell.items(), ASSIGNMENTS_MAX))
         request = self._request(sent)
         try:
-            response: AssignReplicasToDirsResponse = await self._channel.call(
+            response: m.AssignReplicasToDirsResponse = await self._channel.call(
                 ASSIGN_REPLICAS_TO_DIRS, request, CALL_TIMEOUT_S
             )
         except TransportError as error:
@@ -185,18 +174,18 @@ class LogDirs:
                         del self._to_tell[key]
         return True
 
-    def _request(self, sent: dict[PartitionKey, bytes]) -> AssignReplicasToDirsRequest:
-        by_folder: dict[bytes, dict[bytes, list[AssignReplicasToDirsPartition]]] = {}
+    def _request(self, sent: dict[PartitionKey, bytes]) -> m.AssignReplicasToDirsRequest:
+        by_folder: dict[bytes, dict[bytes, list[m.AssignReplicasToDirsPartition]]] = {}
         for (topic_id, partition), directory_id in sent.items():
             topics = by_folder.setdefault(directory_id, {})
-            topics.setdefault(topic_id, []).append(AssignReplicasToDirsPartition(partition))
-        return AssignReplicasToDirsRequest(
+            topics.setdefault(topic_id, []).append(m.AssignReplicasToDirsPartition(partition))
+        return m.AssignReplicasToDirsRequest(
             self._broker_id,
             self._broker_epoch(),
             [
-                AssignReplicasToDirsDirectory(
+                m.AssignReplicasToDirsDirectory(
                     directory_id,
-                    [AssignReplicasToDirsTopic(topic_id, partitions) for topic_id, partitions in topics.items()],
+                    [m.AssignReplicasToDirsTopic(topic_id, partitions) for topic_id, partitions in topics.items()],
                 )
                 for directory_id, topics in by_folder.items()
             ],
@@ -212,11 +201,11 @@ class LogDirsHandler:
         self._disk = disk
 
     async def describe_log_dirs(
-        self, request: DescribeLogDirsRequest, context: RequestContext
-    ) -> DescribeLogDirsResponse:
+        self, request: m.DescribeLogDirsRequest, context: RequestContext
+    ) -> m.DescribeLogDirsResponse:
         """DescribeLogDirs (API key 35): the logs of each data folder, and why one is offline."""
         asked = {topic.topic: frozenset(topic.partitions) for topic in request.topics or ()}
-        held: dict[str, dict[str, list[DescribeLogDirsPartition]]] = {}
+        held: dict[str, dict[str, list[m.DescribeLogDirsPartition]]] = {}
         for replica in self._partitions:
             if asked and (wanted := asked.get(replica.topic)) is None:
                 continue
@@ -225,22 +214,22 @@ class LogDirsHandler:
             lag = max(0, replica.high_watermark - replica.log.log_end_offset)
             topics = held.setdefault(replica.log.dir.rpartition("/")[0], {})
             topics.setdefault(replica.topic, []).append(
-                DescribeLogDirsPartition(replica.partition, replica.log.size_bytes, lag)
+                m.DescribeLogDirsPartition(replica.partition, replica.log.size_bytes, lag)
             )
         results = [await self._describe(folder, held.get(folder.path, {})) for folder in self._folders]
-        return DescribeLogDirsResponse(results=results)
+        return m.DescribeLogDirsResponse(results=results)
 
     async def _describe(
-        self, folder: DataFolder, topics: dict[str, list[DescribeLogDirsPartition]]
-    ) -> DescribeLogDirsResult:
+        self, folder: DataFolder, topics: dict[str, list[m.DescribeLogDirsPartition]]
+    ) -> m.DescribeLogDirsResult:
         if folder.error is not None:
             code = ErrorCode.KAFKA_STORAGE_ERROR
-            return DescribeLogDirsResult(code, folder.path, error_message=folder.error.message)
+            return m.DescribeLogDirsResult(code, folder.path, error_message=folder.error.message)
         total, usable = await self._disk.run(partial(_space, folder.path))
-        return DescribeLogDirsResult(
+        return m.DescribeLogDirsResult(
             ErrorCode.NONE,
             folder.path,
-            [DescribeLogDirsTopic(name, sorted(partitions)) for name, partitions in sorted(topics.items())],
+            [m.DescribeLogDirsTopic(name, sorted(partitions)) for name, partitions in sorted(topics.items())],
             total,
             usable,
         )

@@ -15,18 +15,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.group.coordinator import INTERNAL_TOPICS
 from kipmesh.core.metadata.image import MetadataImage, TopicState
 from kipmesh.core.metadata.states import is_lost
 from kipmesh.core.replica.selection import ClientMetadata
-from kipmesh.messages import (
-    MetadataRequest,
-    MetadataResponse,
-    MetadataResponseBroker,
-    MetadataResponsePartition,
-    MetadataResponseTopic,
-)
 from kipmesh.node.broker.departures import HOLD_S, Departures
 from kipmesh.node.broker.selection import ReplicaSelection
 from kipmesh.rpc.server import RequestContext
@@ -48,7 +42,7 @@ class MetadataHandler:
         controller_id: Callable[[], int],
         selection: ReplicaSelection | None = None,
         create: Create | None = None,
-        answered: Callable[[MetadataRequest, int], None] | None = None,
+        answered: Callable[[m.MetadataRequest, int], None] | None = None,
         departures: Departures | None = None,
     ) -> None:
         """`create` makes topics; without it none are. `answered` is told requests and the number of topics answered."""
@@ -61,11 +55,11 @@ class MetadataHandler:
         self._controller_id = controller_id
         self._selection = selection
 
-    async def metadata(self, request: MetadataRequest, context: RequestContext) -> MetadataResponse:
+    async def metadata(self, request: m.MetadataRequest, context: RequestContext) -> m.MetadataResponse:
         """Answer one request."""
         image = self._image()
         if image is None:
-            return MetadataResponse(error_code=ErrorCode.BROKER_NOT_AVAILABLE)
+            return m.MetadataResponse(error_code=ErrorCode.BROKER_NOT_AVAILABLE)
         refused: Mapping[str, int] = {}
         if request.allow_auto_topic_creation and self._create is not None:
             missing = {one.name for one in request.topics or () if one.name and not one.topic_id}
@@ -89,12 +83,12 @@ class MetadataHandler:
             topics = [_advised(self._selection, image, topic, client) for topic in topics]
         if self._answered is not None:
             self._answered(request, len(topics))
-        return MetadataResponse(
+        return m.MetadataResponse(
             brokers=brokers, cluster_id=self._cluster_id, controller_id=self._controller_id(), topics=topics
         )
 
     async def _settle(
-        self, departures: Departures, image: MetadataImage, request: MetadataRequest, context: RequestContext
+        self, departures: Departures, image: MetadataImage, request: m.MetadataRequest, context: RequestContext
     ) -> None:
         """Wait while a topic that is asked for is led by who is gone; who asks for all topics does not wait."""
         if request.topics:
@@ -104,7 +98,7 @@ class MetadataHandler:
 
     def _brokers(
         self, image: MetadataImage, available: AbstractSet[int], listener: str
-    ) -> list[MetadataResponseBroker]:
+    ) -> list[m.MetadataResponseBroker]:
         listed = set(available)
         if self._departures is not None:
             listed.update(self._departures.still_listed(listener))
@@ -113,11 +107,11 @@ class MetadataHandler:
             endpoint = broker.endpoints.get(listener or self._listener)
             if broker.broker_id in listed and endpoint is not None:
                 host, port = endpoint
-                brokers.append(MetadataResponseBroker(broker.broker_id, host, port, broker.rack))
+                brokers.append(m.MetadataResponseBroker(broker.broker_id, host, port, broker.rack))
         return brokers
 
 
-def _leaders(image: MetadataImage, request: MetadataRequest) -> set[int]:
+def _leaders(image: MetadataImage, request: m.MetadataRequest) -> set[int]:
     """Of the topics that are named."""
     topics = [_find(image, asked.topic_id, asked.name) for asked in request.topics or ()]
     return {state.leader for topic in topics if topic is not None for state in topic.partitions.values()}
@@ -129,22 +123,22 @@ def _find(image: MetadataImage, topic_id: bytes, name: str | None) -> TopicState
 
 def _asked(
     image: MetadataImage, topic_id: bytes, name: str | None, available: AbstractSet[int]
-) -> MetadataResponseTopic:
+) -> m.MetadataResponseTopic:
     topic = _find(image, topic_id, name)
     if topic is None:
         code = ErrorCode.UNKNOWN_TOPIC_ID if topic_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        return MetadataResponseTopic(code, name, topic_id)
+        return m.MetadataResponseTopic(code, name, topic_id)
     return _topic(topic, available)
 
 
-def _refused(topic: MetadataResponseTopic, codes: Mapping[str, int]) -> MetadataResponseTopic:
+def _refused(topic: m.MetadataResponseTopic, codes: Mapping[str, int]) -> m.MetadataResponseTopic:
     """The answer with the reason why the topic was not made."""
     return topic._replace(error_code=codes.get(topic.name or "", topic.error_code)) if topic.error_code else topic
 
 
-def _topic(topic: TopicState, available: AbstractSet[int]) -> MetadataResponseTopic:
+def _topic(topic: TopicState, available: AbstractSet[int]) -> m.MetadataResponseTopic:
     partitions = [
-        MetadataResponsePartition(
+        m.MetadataResponsePartition(
             ErrorCode.NONE if state.leader >= 0 else ErrorCode.LEADER_NOT_AVAILABLE,
             index,
             state.leader,
@@ -156,12 +150,14 @@ def _topic(topic: TopicState, available: AbstractSet[int]) -> MetadataResponseTo
         )
         for index, state in sorted(topic.partitions.items())
     ]
-    return MetadataResponseTopic(ErrorCode.NONE, topic.name, topic.topic_id, topic.name in INTERNAL_TOPICS, partitions)
+    return m.MetadataResponseTopic(
+        ErrorCode.NONE, topic.name, topic.topic_id, topic.name in INTERNAL_TOPICS, partitions
+    )
 
 
 def _advised(
-    selection: ReplicaSelection, image: MetadataImage, answer: MetadataResponseTopic, client: ClientMetadata
-) -> MetadataResponseTopic:
+    selection: ReplicaSelection, image: MetadataImage, answer: m.MetadataResponseTopic, client: ClientMetadata
+) -> m.MetadataResponseTopic:
     """The answer with preferred replicas."""
     topic = image.topics.get(answer.topic_id)
     if topic is None or answer.error_code:

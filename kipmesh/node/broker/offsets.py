@@ -10,26 +10,10 @@ from __future__ import annotations
 
 import asyncio
 
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC
 from kipmesh.core.replica.serving import check_lister, epoch_end_for
-from kipmesh.messages import (
-    DeleteRecordsPartition,
-    DeleteRecordsPartitionResult,
-    DeleteRecordsRequest,
-    DeleteRecordsResponse,
-    DeleteRecordsTopicResult,
-    ListOffsetsPartition,
-    ListOffsetsPartitionResponse,
-    ListOffsetsRequest,
-    ListOffsetsResponse,
-    ListOffsetsTopicResponse,
-    OffsetForLeaderPartition,
-    OffsetForLeaderPartitionResult,
-    OffsetForLeaderTopicResult,
-    OffsetsForLeaderEpochRequest,
-    OffsetsForLeaderEpochResponse,
-)
 from kipmesh.node.broker.partitions import Partitions
 from kipmesh.node.broker.replica import Replica
 from kipmesh.rpc.server import RequestContext
@@ -47,25 +31,25 @@ class OffsetsHandler:
     def __init__(self, partitions: Partitions) -> None:
         self._partitions = partitions
 
-    async def list_offsets(self, request: ListOffsetsRequest, context: RequestContext) -> ListOffsetsResponse:
+    async def list_offsets(self, request: m.ListOffsetsRequest, context: RequestContext) -> m.ListOffsetsResponse:
         """The offset of a timestamp, or of the log's ends."""
 
-        async def answer(topic_id: bytes, name: str, asked: ListOffsetsPartition) -> ListOffsetsPartitionResponse:
+        async def answer(topic_id: bytes, name: str, asked: m.ListOffsetsPartition) -> m.ListOffsetsPartitionResponse:
             try:
                 replica = self._partitions.require(topic_id, name, asked.partition_index)
                 return await self._list(replica, asked, request.replica_id)
             except KafkaError as error:
-                return ListOffsetsPartitionResponse(asked.partition_index, error.code)
+                return m.ListOffsetsPartitionResponse(asked.partition_index, error.code)
 
         topics = []
         for topic in request.topics:
             partitions = [await answer(topic.topic_id, topic.name, asked) for asked in topic.partitions]
-            topics.append(ListOffsetsTopicResponse(topic.name, topic.topic_id, partitions))
-        return ListOffsetsResponse(topics=topics)
+            topics.append(m.ListOffsetsTopicResponse(topic.name, topic.topic_id, partitions))
+        return m.ListOffsetsResponse(topics=topics)
 
     async def _list(
-        self, replica: Replica, asked: ListOffsetsPartition, replica_id: int
-    ) -> ListOffsetsPartitionResponse:
+        self, replica: Replica, asked: m.ListOffsetsPartition, replica_id: int
+    ) -> m.ListOffsetsPartitionResponse:
         if not replica.has_role or check_lister(is_leader=replica.leader is not None, replica_id=replica_id):
             replica.require_leader(asked.current_leader_epoch)
         replica.require_epoch(asked.current_leader_epoch)
@@ -77,13 +61,13 @@ class OffsetsHandler:
         withheld = is_consumer and leader is not None and not leader.high_watermark_is_known
         if asked.timestamp in (EARLIEST_TIMESTAMP, EARLIEST_LOCAL_TIMESTAMP):  # all of it is local
             start = log.log_start_offset
-            return ListOffsetsPartitionResponse(index, 0, -1, start, log.epochs.epoch_of(start))
+            return m.ListOffsetsPartitionResponse(index, 0, -1, start, log.epochs.epoch_of(start))
         if asked.timestamp == LATEST_TIMESTAMP:
             if withheld:
                 raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE)
-            return ListOffsetsPartitionResponse(index, 0, -1, end, replica.leader_epoch)
+            return m.ListOffsetsPartitionResponse(index, 0, -1, end, replica.leader_epoch)
         if asked.timestamp == LATEST_TIERED_TIMESTAMP:
-            return ListOffsetsPartitionResponse(index)
+            return m.ListOffsetsPartitionResponse(index)
         if asked.timestamp == MAX_TIMESTAMP:
             found = await asyncio.to_thread(log.max_timestamp_offset, end)  # reads and decompresses: off the loop
         elif asked.timestamp >= 0:
@@ -93,15 +77,15 @@ class OffsetsHandler:
         if found is None:
             if withheld:
                 raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE)
-            return ListOffsetsPartitionResponse(index)
-        return ListOffsetsPartitionResponse(index, 0, *found)
+            return m.ListOffsetsPartitionResponse(index)
+        return m.ListOffsetsPartitionResponse(index, 0, *found)
 
     async def offsets_for_leader_epoch(
-        self, request: OffsetsForLeaderEpochRequest, context: RequestContext
-    ) -> OffsetsForLeaderEpochResponse:
+        self, request: m.OffsetsForLeaderEpochRequest, context: RequestContext
+    ) -> m.OffsetsForLeaderEpochResponse:
         """Where a leader epoch ended."""
 
-        def answer(topic_id: bytes, name: str, asked: OffsetForLeaderPartition) -> OffsetForLeaderPartitionResult:
+        def answer(topic_id: bytes, name: str, asked: m.OffsetForLeaderPartition) -> m.OffsetForLeaderPartitionResult:
             try:
                 replica = self._partitions.require(topic_id, name, asked.partition)
                 leader = replica.require_leader(asked.current_leader_epoch)
@@ -114,12 +98,12 @@ class OffsetsHandler:
                     high_watermark_is_known=leader.high_watermark_is_known,
                 )
             except KafkaError as error:
-                return OffsetForLeaderPartitionResult(error.code, asked.partition)
-            return OffsetForLeaderPartitionResult(0, asked.partition, found.epoch, found.end_offset)
+                return m.OffsetForLeaderPartitionResult(error.code, asked.partition)
+            return m.OffsetForLeaderPartitionResult(0, asked.partition, found.epoch, found.end_offset)
 
-        return OffsetsForLeaderEpochResponse(
+        return m.OffsetsForLeaderEpochResponse(
             topics=[
-                OffsetForLeaderTopicResult(
+                m.OffsetForLeaderTopicResult(
                     topic.topic,
                     topic.topic_id,
                     [answer(topic.topic_id, topic.topic, asked) for asked in topic.partitions],
@@ -128,14 +112,14 @@ class OffsetsHandler:
             ]
         )
 
-    async def delete_records(self, request: DeleteRecordsRequest, context: RequestContext) -> DeleteRecordsResponse:
+    async def delete_records(self, request: m.DeleteRecordsRequest, context: RequestContext) -> m.DeleteRecordsResponse:
         """Raise log starts; answered when every live replica has done the same, or the time is over.
 
         POLICY_VIOLATION for the metadata log, whose start only its snapshots raise (630-07).
         """
         moved: list[tuple[Replica, int]] = []
 
-        def delete(name: str, asked: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
+        def delete(name: str, asked: m.DeleteRecordsPartition) -> m.DeleteRecordsPartitionResult:
             try:
                 if name == CLUSTER_METADATA_TOPIC:
                     raise KafkaError(ErrorCode.POLICY_VIOLATION, "only snapshots raise the metadata log's start")
@@ -146,12 +130,12 @@ class OffsetsHandler:
                     raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
                 replica.raise_log_start(offset)
             except KafkaError as error:
-                return DeleteRecordsPartitionResult(asked.partition_index, error_code=error.code)
+                return m.DeleteRecordsPartitionResult(asked.partition_index, error_code=error.code)
             moved.append((replica, offset))
-            return DeleteRecordsPartitionResult(asked.partition_index, replica.log.log_start_offset)
+            return m.DeleteRecordsPartitionResult(asked.partition_index, replica.log.log_start_offset)
 
         topics = [
-            DeleteRecordsTopicResult(topic.name, [delete(topic.name, asked) for asked in topic.partitions])
+            m.DeleteRecordsTopicResult(topic.name, [delete(topic.name, asked) for asked in topic.partitions])
             for topic in request.topics
         ]
         codes = await self._wait_for_followers(moved, request.timeout_ms)
@@ -165,7 +149,7 @@ class OffsetsHandler:
                 )
                 for topic in topics
             ]
-        return DeleteRecordsResponse(topics=topics)
+        return m.DeleteRecordsResponse(topics=topics)
 
     async def _wait_for_followers(
         self, moved: list[tuple[Replica, int]], timeout_ms: int

@@ -40,3 +40,8 @@ class BrokerParts:
     forwarder: Forwarder
     faults: Faults | None
     """Faults for tests; None unless `fault.injection.enable`."""
+
+    @property
+    def responders(self) -> tuple[object, ...]:
+        """The parts whose coroutines respond to the APIs of their names, unless `handlers` has one."""
+        return self.groups, self.offsets, self.producer_ids, self.fetch

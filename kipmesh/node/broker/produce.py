@@ -11,18 +11,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from kipmesh import messages as m
 from kipmesh.core import record_batch
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.group.coordinator import INTERNAL_TOPICS
-from kipmesh.messages import (
-    LeaderIdAndEpoch,
-    PartitionProduceData,
-    PartitionProduceResponse,
-    ProduceRequest,
-    ProduceResponse,
-    TopicProduceData,
-    TopicProduceResponse,
-)
 from kipmesh.node.broker.disk import Disk
 from kipmesh.node.broker.leader_hints import LeaderHints
 from kipmesh.node.broker.metrics import BrokerMetrics
@@ -100,7 +92,7 @@ class ProduceHandler:
         self._queued_bytes_max = queued_bytes_max
         self._queued_bytes = 0
 
-    async def produce(self, request: ProduceRequest, context: RequestContext) -> ProduceResponse:
+    async def produce(self, request: m.ProduceRequest, context: RequestContext) -> m.ProduceResponse:
         """Append every partition's batch and answer as `acks` says. Errors are per partition."""
         size = sum(len(data.records) for topic in request.topic_data for data in topic.partition_data)
         refusal = self._refusal(request, size)
@@ -112,7 +104,7 @@ class ProduceHandler:
         finally:
             self._queued_bytes -= size
 
-    def _refusal(self, request: ProduceRequest, size: int) -> KafkaError | None:
+    def _refusal(self, request: m.ProduceRequest, size: int) -> KafkaError | None:
         if request.acks not in (ACKS_ALL, 0, 1):
             return KafkaError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {request.acks}; 0, 1 and -1 are known")
         if request.transactional_id is not None:
@@ -121,13 +113,13 @@ class ProduceHandler:
             return KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, "queued.max.request.bytes are waiting already")
         return None
 
-    async def _append_and_wait(self, request: ProduceRequest, listener: str) -> ProduceResponse:
+    async def _append_and_wait(self, request: m.ProduceRequest, listener: str) -> m.ProduceResponse:
         acks = _Acks()
         appended: list[tuple[int, Replica, int, int]] = []
         unsynced: list[Replica] = []
         now_ms = self._now_ms()
 
-        def append(topic: TopicProduceData, data: PartitionProduceData) -> PartitionProduceResponse:
+        def append(topic: m.TopicProduceData, data: m.PartitionProduceData) -> m.PartitionProduceResponse:
             where = topic.topic_id, topic.name, data.index
             try:
                 replica = self._partitions.require(*where)
@@ -147,7 +139,7 @@ class ProduceHandler:
             if replica.must_flush:
                 unsynced.append(replica)
             appended.append((len(appended), replica, info.last_offset, replica.leader_epoch))
-            return PartitionProduceResponse(
+            return m.PartitionProduceResponse(
                 data.index, 0, info.first_offset, info.log_append_time_ms, replica.log.log_start_offset
             )
 
@@ -165,7 +157,7 @@ class ProduceHandler:
             return response
         return response._replace(node_endpoints=self._hints.endpoints(leaders, listener=listener))
 
-    def _moved(self, replica: Replica, code: ErrorCode) -> LeaderIdAndEpoch | None:
+    def _moved(self, replica: Replica, code: ErrorCode) -> m.LeaderIdAndEpoch | None:
         """Who leads instead of a replica that has appended and was then told so."""
         return self._hints.leader(code, replica.topic_id, replica.topic, replica.partition, replica)
 
@@ -205,26 +197,27 @@ def _check_header(batch: bytes | memoryview) -> None:
     raise KafkaError(ErrorCode.INVALID_RECORD, f"{header.record_count} records in {len(batch)} bytes")
 
 
-def _error(data: PartitionProduceData, error: KafkaError) -> PartitionProduceResponse:
-    return PartitionProduceResponse(data.index, error.code, error_message=error.message)
+def _error(data: m.PartitionProduceData, error: KafkaError) -> m.PartitionProduceResponse:
+    return m.PartitionProduceResponse(data.index, error.code, error_message=error.message)
 
 
 def _response(
-    request: ProduceRequest, answer: Callable[[TopicProduceData, PartitionProduceData], PartitionProduceResponse]
-) -> ProduceResponse:
-    return ProduceResponse(
+    request: m.ProduceRequest,
+    answer: Callable[[m.TopicProduceData, m.PartitionProduceData], m.PartitionProduceResponse],
+) -> m.ProduceResponse:
+    return m.ProduceResponse(
         [
-            TopicProduceResponse(topic.name, topic.topic_id, [answer(topic, data) for data in topic.partition_data])
+            m.TopicProduceResponse(topic.name, topic.topic_id, [answer(topic, data) for data in topic.partition_data])
             for topic in request.topic_data
         ]
     )
 
 
 def _with_codes(
-    response: ProduceResponse,
+    response: m.ProduceResponse,
     codes: dict[int, ErrorCode],
-    leader: Callable[[int, ErrorCode], LeaderIdAndEpoch | None],
-) -> ProduceResponse:
+    leader: Callable[[int, ErrorCode], m.LeaderIdAndEpoch | None],
+) -> m.ProduceResponse:
     """`codes` by the number of the appended partition, counted over those without an error; so is `leader` asked."""
     number, topics = 0, []
     for topic in response.responses:
@@ -234,7 +227,7 @@ def _with_codes(
             if not partition.error_code:
                 code = codes.get(number, ErrorCode.NONE)
                 if code:
-                    answer = PartitionProduceResponse(
+                    answer = m.PartitionProduceResponse(
                         partition.index, code, error_message=code.name, current_leader=leader(number, code)
                     )
                 number += 1

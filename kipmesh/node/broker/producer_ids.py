@@ -13,13 +13,8 @@ from collections.abc import Callable
 
 import structlog
 
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.messages import (
-    AllocateProducerIdsRequest,
-    AllocateProducerIdsResponse,
-    InitProducerIdRequest,
-    InitProducerIdResponse,
-)
 from kipmesh.messages.table import ALLOCATE_PRODUCER_IDS
 from kipmesh.node.broker.controller_channel import ControllerChannel
 from kipmesh.rpc.client import TransportError
@@ -40,7 +35,9 @@ class ProducerIdsHandler:
         self._next = self._end = 0
         self._allocating = asyncio.Lock()
 
-    async def init_producer_id(self, request: InitProducerIdRequest, context: RequestContext) -> InitProducerIdResponse:
+    async def init_producer_id(
+        self, request: m.InitProducerIdRequest, context: RequestContext
+    ) -> m.InitProducerIdResponse:
         """A new producer id with epoch 0; COORDINATOR_NOT_AVAILABLE, which clients retry, without a controller."""
         refusal = _refusal(request)
         if refusal:
@@ -49,7 +46,7 @@ class ProducerIdsHandler:
             producer_id = await self._take(context.answer_within(ALLOCATE_TIMEOUT_S))
         except KafkaError as error:
             return _failed(error.code, error.message)
-        return InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)
+        return m.InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)
 
     async def _take(self, timeout_s: float) -> int:
         if self._next == self._end:
@@ -61,10 +58,12 @@ class ProducerIdsHandler:
         return producer_id
 
     async def _allocate(self, timeout_s: float) -> None:
-        request = AllocateProducerIdsRequest(self._broker_id, self._broker_epoch())
+        request = m.AllocateProducerIdsRequest(self._broker_id, self._broker_epoch())
         code = ErrorCode.COORDINATOR_NOT_AVAILABLE
         try:
-            response: AllocateProducerIdsResponse = await self._channel.call(ALLOCATE_PRODUCER_IDS, request, timeout_s)
+            response: m.AllocateProducerIdsResponse = await self._channel.call(
+                ALLOCATE_PRODUCER_IDS, request, timeout_s
+            )
         except TransportError as error:
             raise KafkaError(code, f"no metadata controller allocates producer ids: {error}") from None
         if response.error_code:
@@ -75,7 +74,7 @@ class ProducerIdsHandler:
         log.info("producer ids allocated", start=self._next, count=response.producer_id_len)
 
 
-def _refusal(request: InitProducerIdRequest) -> str:
+def _refusal(request: m.InitProducerIdRequest) -> str:
     if request.transactional_id is not None:
         return "transactions are not supported: a producer without transactional.id gets an id"
     if (request.producer_id < 0) != (request.producer_epoch < 0):
@@ -83,5 +82,5 @@ def _refusal(request: InitProducerIdRequest) -> str:
     return ""
 
 
-def _failed(code: ErrorCode, message: str) -> InitProducerIdResponse:
-    return InitProducerIdResponse(error_code=code, error_message=message)
+def _failed(code: ErrorCode, message: str) -> m.InitProducerIdResponse:
+    return m.InitProducerIdResponse(error_code=code, error_message=message)

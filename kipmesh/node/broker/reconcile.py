@@ -1,9 +1,9 @@
 """Reconciles forwarded requests that were repeated at another controller with the metadata.
 
 A controller that dies between its decision and its response leaves the outcome open. Apache Kafka's brokers repeat the
-request, and its clients see TOPIC_ALREADY_EXISTS for a topic that they have created themselves. Here the broker compares
-the metadata with what it had when the request arrived: a topic that was missing and is now as the request wants it, or
-that existed and is gone, was the request's own work, and its result is a success.
+request, and clients see TOPIC_ALREADY_EXISTS for a topic that they have created themselves. Here the broker compares
+the metadata with that at the time when the request arrived. A topic that was missing and is now as requested, or that
+existed and is gone, was the request's own work, and its result is a success.
 
 Limits: the same change by another client at the same moment is a success for both. A client that repeats a request
 itself, because its broker died, may still see TOPIC_ALREADY_EXISTS.
@@ -14,27 +14,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, Protocol
 
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata.image import MetadataImage, TopicState
-from kipmesh.messages import (
-    AlterPartitionReassignmentsRequest,
-    AlterPartitionReassignmentsResponse,
-    AlterUserScramCredentialsRequest,
-    AlterUserScramCredentialsResponse,
-    AlterUserScramCredentialsResult,
-    CreatableTopic,
-    CreatableTopicResult,
-    CreatePartitionsRequest,
-    CreatePartitionsResponse,
-    CreateTopicsRequest,
-    CreateTopicsResponse,
-    DeleteTopicsRequest,
-    DeleteTopicsResponse,
-    DeleteTopicState,
-    ReassignablePartitionResponse,
-    UnregisterBrokerRequest,
-    UnregisterBrokerResponse,
-)
 from kipmesh.messages.table import Api
 
 SETTLE_TIMEOUT_S = 5.0
@@ -55,15 +37,15 @@ def _has_metadata(image: MetadataImage) -> bool:
 class Creation:
     """One CreateTopics; made when the request arrives."""
 
-    def __init__(self, request: CreateTopicsRequest, image: Image, until: Until) -> None:
+    def __init__(self, request: m.CreateTopicsRequest, image: Image, until: Until) -> None:
         self._asked = {topic.name: topic for topic in request.topics}
         self._new = {name for name in self._asked if _has_metadata(image()) and image().topic_by_name(name) is None}
         self._validate_only = request.validate_only
         self._image = image
         self._until = until
 
-    async def settle(self, response: CreateTopicsResponse) -> CreateTopicsResponse:
-        """The answer to the repeated request, with its own work as success."""
+    async def settle(self, response: m.CreateTopicsResponse) -> m.CreateTopicsResponse:
+        """Return the response to the repeated request, with its own work as success."""
         refused = {
             result.name for result in response.topics if result.error_code == ErrorCode.TOPIC_ALREADY_EXISTS
         } & self._new
@@ -73,17 +55,17 @@ class Creation:
         topics = [self._settled(result) if result.name in refused else result for result in response.topics]
         return response._replace(topics=topics)
 
-    def _settled(self, result: CreatableTopicResult) -> CreatableTopicResult:
+    def _settled(self, result: m.CreatableTopicResult) -> m.CreatableTopicResult:
         topic = self._image().topic_by_name(result.name)
         if topic is None or not _is_as_asked(self._asked[result.name], topic, self._image()):
             return result
         replicas = len(topic.partitions[0].replicas)
-        return CreatableTopicResult(
+        return m.CreatableTopicResult(
             result.name, topic.topic_id, num_partitions=len(topic.partitions), replication_factor=replicas
         )
 
 
-def _is_as_asked(asked: CreatableTopic, topic: TopicState, image: MetadataImage) -> bool:
+def _is_as_asked(asked: m.CreatableTopic, topic: TopicState, image: MetadataImage) -> bool:
     if dict(image.topic_config(topic.name)) != {entry.name: entry.value for entry in asked.configs}:
         return False
     if asked.assignments:
@@ -96,11 +78,11 @@ def _is_as_asked(asked: CreatableTopic, topic: TopicState, image: MetadataImage)
 class Deletion:
     """One DeleteTopics; make it when the request comes."""
 
-    def __init__(self, request: DeleteTopicsRequest, image: Image, until: Until) -> None:
+    def __init__(self, request: m.DeleteTopicsRequest, image: Image, until: Until) -> None:
         self._known = _known(request.topics, image())
 
-    async def settle(self, response: DeleteTopicsResponse) -> DeleteTopicsResponse:
-        """The answer to the repeated request, with its own work as success."""
+    async def settle(self, response: m.DeleteTopicsResponse) -> m.DeleteTopicsResponse:
+        """Return the response to the repeated request, with its own work as success."""
         responses = []
         for result in response.responses:
             topic = self._known.get(result.topic_id or result.name or "")
@@ -110,7 +92,7 @@ class Deletion:
         return response._replace(responses=responses)
 
 
-def _known(topics: Collection[DeleteTopicState], image: MetadataImage) -> dict[bytes | str, TopicState]:
+def _known(topics: Collection[m.DeleteTopicState], image: MetadataImage) -> dict[bytes | str, TopicState]:
     known: dict[bytes | str, TopicState] = {}
     for asked in topics:
         topic = image.topics.get(asked.topic_id) if asked.topic_id else image.topic_by_name(asked.name or "")
@@ -122,7 +104,7 @@ def _known(topics: Collection[DeleteTopicState], image: MetadataImage) -> dict[b
 class Growth:
     """One CreatePartitions; make it when the request comes."""
 
-    def __init__(self, request: CreatePartitionsRequest, image: Image, until: Until) -> None:
+    def __init__(self, request: m.CreatePartitionsRequest, image: Image, until: Until) -> None:
         topics = [(topic, image().topic_by_name(topic.name)) for topic in request.topics]
         self._asked = {topic.name: topic.count for topic, had in topics if had and len(had.partitions) < topic.count}
         self._validate_only = request.validate_only
@@ -133,8 +115,8 @@ class Growth:
         topic = self._image().topic_by_name(name)
         return topic is not None and len(topic.partitions) == self._asked[name]
 
-    async def settle(self, response: CreatePartitionsResponse) -> CreatePartitionsResponse:
-        """The answer to the repeated request, with its own work as success."""
+    async def settle(self, response: m.CreatePartitionsResponse) -> m.CreatePartitionsResponse:
+        """Return the response to the repeated request, with its own work as success."""
         refused = {result.name for result in response.results if result.error_code == ErrorCode.INVALID_PARTITIONS}
         refused &= self._asked.keys()
         if not refused or self._validate_only:
@@ -152,17 +134,17 @@ class Growth:
 class Reassignment:
     """One AlterPartitionReassignments: a cancellation that was carried out finds nothing to cancel."""
 
-    def __init__(self, request: AlterPartitionReassignmentsRequest, image: Image, until: Until) -> None:
+    def __init__(self, request: m.AlterPartitionReassignmentsRequest, image: Image, until: Until) -> None:
         known = image()
         self._running = {(known.topics[topic_id].name, partition) for topic_id, partition in known.reassigning}
 
-    async def settle(self, response: AlterPartitionReassignmentsResponse) -> AlterPartitionReassignmentsResponse:
+    async def settle(self, response: m.AlterPartitionReassignmentsResponse) -> m.AlterPartitionReassignmentsResponse:
         """Return the response to the repeated request, with its own work as success."""
 
-        def own(topic: str, result: ReassignablePartitionResponse) -> ReassignablePartitionResponse:
+        def own(topic: str, result: m.ReassignablePartitionResponse) -> m.ReassignablePartitionResponse:
             is_over = result.error_code == ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
             if is_over and (topic, result.partition_index) in self._running:
-                return ReassignablePartitionResponse(result.partition_index)
+                return m.ReassignablePartitionResponse(result.partition_index)
             return result
 
         responses = [
@@ -175,14 +157,14 @@ class Reassignment:
 class Credentials:
     """One AlterUserScramCredentials: to set a credential twice is harmless, to delete one is not."""
 
-    def __init__(self, request: AlterUserScramCredentialsRequest, image: Image, until: Until) -> None:
+    def __init__(self, request: m.AlterUserScramCredentialsRequest, image: Image, until: Until) -> None:
         known = image()
         self._known = {each.name for each in request.deletions if each.mechanism in known.credentials_of(each.name)}
 
-    async def settle(self, response: AlterUserScramCredentialsResponse) -> AlterUserScramCredentialsResponse:
+    async def settle(self, response: m.AlterUserScramCredentialsResponse) -> m.AlterUserScramCredentialsResponse:
         """Return the response to the repeated request, with its own work as success."""
         results = [
-            AlterUserScramCredentialsResult(each.user)
+            m.AlterUserScramCredentialsResult(each.user)
             if each.user in self._known and each.error_code == ErrorCode.RESOURCE_NOT_FOUND
             else each
             for each in response.results
@@ -193,13 +175,13 @@ class Credentials:
 class Unregistration:
     """One UnregisterBroker."""
 
-    def __init__(self, request: UnregisterBrokerRequest, image: Image, until: Until) -> None:
+    def __init__(self, request: m.UnregisterBrokerRequest, image: Image, until: Until) -> None:
         self._was_known = request.broker_id in image().brokers
 
-    async def settle(self, response: UnregisterBrokerResponse) -> UnregisterBrokerResponse:
+    async def settle(self, response: m.UnregisterBrokerResponse) -> m.UnregisterBrokerResponse:
         """Return the response to the repeated request, with its own work as success."""
         is_own = self._was_known and response.error_code == ErrorCode.BROKER_ID_NOT_REGISTERED
-        return UnregisterBrokerResponse() if is_own else response
+        return m.UnregisterBrokerResponse() if is_own else response
 
 
 class _Reconciliation(Protocol):

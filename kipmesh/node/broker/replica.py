@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
+from kipmesh import messages as m
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.fetch_session import HIGH_WATERMARK, LEADERSHIP, LOG_END, LOG_START, partition_key
@@ -20,7 +21,6 @@ from kipmesh.core.metadata.states import lost_replicas
 from kipmesh.core.replica.follower import truncation_offset
 from kipmesh.core.replica.leader import FollowerFetches, IsrChange, PartitionLeader
 from kipmesh.core.replica.serving import FollowerWatermarks
-from kipmesh.messages import EpochEndOffset, FetchPartition, LeaderIdAndEpoch, PartitionData
 from kipmesh.node.broker.changes import Changes
 from kipmesh.storage.log import Log
 from kipmesh.storage.validation import AppendInfo
@@ -184,10 +184,10 @@ class Replica:
         return self.leader
 
     @property
-    def current_leader(self) -> LeaderIdAndEpoch:
+    def current_leader(self) -> m.LeaderIdAndEpoch:
         """Whom to ask instead; -1 where that is not known."""
         is_unknown = self.is_cut_off and self.leader is not None
-        return LeaderIdAndEpoch(-1 if is_unknown else self.leader_id, self.leader_epoch)
+        return m.LeaderIdAndEpoch(-1 if is_unknown else self.leader_id, self.leader_epoch)
 
     def set_cut_off(self, is_cut_off: bool) -> None:
         """Send producers and consumers away, or no longer (`kipmesh.core.replica.isolation`)."""
@@ -378,7 +378,7 @@ class Replica:
         leader: PartitionLeader,
         replica_id: int,
         replica_epoch: int,
-        request: FetchPartition,
+        request: m.FetchPartition,
         fetches: FollowerFetches | None,
     ) -> None:
         """A follower is where its fetch says; raises KafkaError if it has no replica or is outside of the log."""
@@ -396,7 +396,7 @@ class Replica:
 
     # --- following -------------------------------------------------------------------------------------------------
 
-    def append_from_leader(self, data: PartitionData, now_ms: int) -> int:
+    def append_from_leader(self, data: m.PartitionData, now_ms: int) -> int:
         """Take the records and offsets of the leader's answer; returns the bytes appended. Raises KafkaError."""
         size = 0
         if data.records:
@@ -456,7 +456,7 @@ class Replica:
         self.log.update_config(config)
         self._changes.unflushed[self] = None
 
-    def truncate_diverged(self, diverging: EpochEndOffset) -> int:
+    def truncate_diverged(self, diverging: m.EpochEndOffset) -> int:
         """Drop what the leader never had; returns the new log end."""
         local = self.log.end_offset_for_epoch(diverging.epoch)
         self._truncate(truncation_offset(diverging, local, self.log.log_end_offset))

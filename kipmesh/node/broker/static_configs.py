@@ -9,19 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from kipmesh import messages as m
 from kipmesh.core.config import BrokerConfig
 from kipmesh.core.config.base import dotted
 from kipmesh.core.config.resources import ConfigSource, ResourceType
-from kipmesh.messages import (
-    DescribeConfigsRequest,
-    DescribeConfigsResource,
-    DescribeConfigsResourceResult,
-    DescribeConfigsResponse,
-    DescribeConfigsResult,
-)
 
 
-def each_once(request: DescribeConfigsRequest) -> DescribeConfigsRequest:
+def each_once(request: m.DescribeConfigsRequest) -> m.DescribeConfigsRequest:
     """The same with each resource once, with all keys that it was asked for: clients look answers up by resource.
 
     A broker has more than a hundred keys, so answers for each of many repeats would be far larger than the request.
@@ -37,13 +31,13 @@ def each_once(request: DescribeConfigsRequest) -> DescribeConfigsRequest:
     if len(asked) == len(request.resources):
         return request
     return request._replace(
-        resources=[DescribeConfigsResource(kind, name, tuple(keys or ())) for (kind, name), keys in asked.items()]
+        resources=[m.DescribeConfigsResource(kind, name, tuple(keys or ())) for (kind, name), keys in asked.items()]
     )
 
 
 def with_static(
-    response: DescribeConfigsResponse, request: DescribeConfigsRequest, config: BrokerConfig
-) -> DescribeConfigsResponse:
+    response: m.DescribeConfigsResponse, request: m.DescribeConfigsRequest, config: BrokerConfig
+) -> m.DescribeConfigsResponse:
     """The controllers' answer with the values of this broker, which are read-only, where it is asked for.
 
     The request names each resource once.
@@ -62,7 +56,7 @@ def with_static(
 
 def static_configs(
     config: BrokerConfig, keys: Collection[str] = (), *, has_documentation: bool = False
-) -> list[DescribeConfigsResourceResult]:
+) -> list[m.DescribeConfigsResourceResult]:
     """Those of `keys`, all if there are none, in the order of their names."""
     found = []
     for name, field in type(config).model_fields.items():
@@ -71,11 +65,13 @@ def static_configs(
             continue
         source = ConfigSource.STATIC_BROKER if name in config.model_fields_set else ConfigSource.DEFAULT
         text = " ".join((field.description or "").split()) if has_documentation else None
-        found.append(DescribeConfigsResourceResult(key, _text(getattr(config, name)), True, source, documentation=text))
+        found.append(
+            m.DescribeConfigsResourceResult(key, _text(getattr(config, name)), True, source, documentation=text)
+        )
     return sorted(found)
 
 
-def _joined(one: DescribeConfigsResult, known: list[DescribeConfigsResourceResult]) -> DescribeConfigsResult:
+def _joined(one: m.DescribeConfigsResult, known: list[m.DescribeConfigsResourceResult]) -> m.DescribeConfigsResult:
     dynamic = {each.name for each in one.configs}
     return one._replace(configs=[*one.configs, *(each for each in known if each.name not in dynamic)])
 

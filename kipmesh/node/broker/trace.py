@@ -26,6 +26,7 @@ from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from kipmesh import messages as m
 from kipmesh.core import record_batch
 from kipmesh.core.config import BrokerConfig
 from kipmesh.core.errors import CorruptRecordError
@@ -34,15 +35,6 @@ from kipmesh.core.fetch_session.metrics import (
     REQUEST_PARTITION_BYTES,
     RESPONSE_PARTITION_BYTES,
     FetchSessionMetrics,
-)
-from kipmesh.messages import (
-    FetchableTopicResponse,
-    FetchRequest,
-    FetchResponse,
-    MetadataRequest,
-    MetadataResponse,
-    ProduceRequest,
-    ProduceResponse,
 )
 from kipmesh.node.broker.partitions import Partitions
 from kipmesh.node.broker.trace_writer import TRACE_TOPIC, Entry, TraceWriter
@@ -209,7 +201,7 @@ class MeshTrace:
 
     # --- fetches -----------------------------------------------------------------------------------------------------
 
-    def _fetch(self, who: RequestContext, request: FetchRequest, response: FetchResponse) -> Entry | None:
+    def _fetch(self, who: RequestContext, request: m.FetchRequest, response: m.FetchResponse) -> Entry | None:
         last, error = self._last, response.error_code
         not_asked, not_answered = (0, 0) if error else (last.not_asked, last.not_answered)
         saved_request, saved_response = not_asked * REQUEST_PARTITION_BYTES, not_answered * RESPONSE_PARTITION_BYTES
@@ -240,7 +232,7 @@ class MeshTrace:
             entry |= self._closeness(request.rack_id, response.responses)
         return entry
 
-    def _closeness(self, client_rack: str, answered: Sequence[FetchableTopicResponse]) -> Entry:
+    def _closeness(self, client_rack: str, answered: Sequence[m.FetchableTopicResponse]) -> Entry:
         """Bytes of a consumer's fetch by this broker's role, as its metrics count them, and what stayed in the rack.
 
         Saved are those that a follower in the client's rack sent while the partition's leader is in another one.
@@ -282,7 +274,7 @@ class MeshTrace:
 
     # --- the others --------------------------------------------------------------------------------------------------
 
-    def _produce(self, who: RequestContext, request: ProduceRequest, response: ProduceResponse) -> Entry | None:
+    def _produce(self, who: RequestContext, request: m.ProduceRequest, response: m.ProduceResponse) -> Entry | None:
         if self._is_own((topic.name, topic.topic_id) for topic in request.topic_data):
             self.own["produce"] += 1
             return None
@@ -301,7 +293,7 @@ class MeshTrace:
             "record_bytes": size,
         }
 
-    def _metadata(self, who: RequestContext, request: MetadataRequest, response: MetadataResponse) -> Entry | None:
+    def _metadata(self, who: RequestContext, request: m.MetadataRequest, response: m.MetadataResponse) -> Entry | None:
         asked = request.topics
         if asked is not None and self._is_own((topic.name or "", topic.topic_id) for topic in asked):
             self.own["metadata"] += 1

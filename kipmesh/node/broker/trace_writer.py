@@ -13,18 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
+from kipmesh import messages as m
 from kipmesh.core import record_batch
 from kipmesh.core.config import BrokerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.metadata.image import TopicState
-from kipmesh.messages import (
-    ConfigEntry,
-    CreatableTopic,
-    CreateTopicsRequest,
-    PartitionProduceData,
-    ProduceRequest,
-    TopicProduceData,
-)
 from kipmesh.messages.table import CREATE_TOPICS
 from kipmesh.node.broker.partitions import Partitions
 from kipmesh.node.clock import monotonic_ms, wall_ms
@@ -104,8 +97,8 @@ class TraceWriter:
 
     async def _send(self, address: str, topic: TopicState, index: int, batch: bytes) -> ErrorCode:
         """What the leader says; without an answer NETWORK_EXCEPTION: the batch may be in the log."""
-        data = TopicProduceData(topic.name, topic.topic_id, [PartitionProduceData(index, batch)])
-        request = ProduceRequest(None, 1, TIMEOUT_MS, [data])
+        data = m.TopicProduceData(topic.name, topic.topic_id, [m.PartitionProduceData(index, batch)])
+        request = m.ProduceRequest(None, 1, TIMEOUT_MS, [data])
         try:
             response = await self._pool.get(address).call("Broker", "Produce", request, TIMEOUT_MS / 1000)
             error = ErrorCode(response.responses[0].partition_responses[0].error_code)
@@ -132,13 +125,13 @@ class TraceWriter:
             "segment.ms": SEGMENT_MS,
             "min.insync.replicas": 1,
         }
-        topic = CreatableTopic(
+        topic = m.CreatableTopic(
             TRACE_TOPIC,
             config.mesh_trace_topic_num_partitions,
             max(1, min(config.mesh_trace_topic_replication_factor, brokers)),
-            configs=[ConfigEntry(key, str(value)) for key, value in configs.items()],
+            configs=[m.ConfigEntry(key, str(value)) for key, value in configs.items()],
         )
-        request = CreateTopicsRequest([topic], TIMEOUT_MS)
+        request = m.CreateTopicsRequest([topic], TIMEOUT_MS)
         response = await self._forwarder.forward(CREATE_TOPICS, request, RequestContext(CLIENT_ID, ""))
         result = response.topics[0]
         if result.error_code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):

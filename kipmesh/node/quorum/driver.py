@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import structlog
 
+from kipmesh import messages as m
 from kipmesh.core.config import NodeConfig, Voter
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.raft import ElectionState, RaftConfig, State
@@ -56,15 +57,6 @@ from kipmesh.core.raft.types import (
     TruncateLog,
 )
 from kipmesh.core.raft.wire import with_records
-from kipmesh.messages import (
-    DescribeQuorumRequest,
-    DescribeQuorumResponse,
-    FetchSnapshotRequest,
-    FetchSnapshotResponse,
-    LeaderIdAndEpoch,
-    NodeEndpoint,
-    SnapshotId,
-)
 from kipmesh.node.clock import monotonic_ms, wall_ms
 from kipmesh.node.quorum import snapshot_serving
 from kipmesh.node.quorum.alarm import Alarm
@@ -256,20 +248,20 @@ class QuorumDriver:
         finally:
             self._open.pop(request_id, None)
 
-    def describe(self, request: DescribeQuorumRequest) -> DescribeQuorumResponse:
+    def describe(self, request: m.DescribeQuorumRequest) -> m.DescribeQuorumResponse:
         """Answer DescribeQuorum: everything at the leader, at others NOT_LEADER_OR_FOLLOWER and who leads."""
         response = self.machine.describe(request, monotonic_ms(), wall_ms())
         return response._replace(
-            endpoints=tuple([NodeEndpoint(voter.id, voter.host, voter.port) for voter in self.voters])
+            endpoints=tuple([m.NodeEndpoint(voter.id, voter.host, voter.port) for voter in self.voters])
         )
 
-    async def fetch_snapshot(self, request: FetchSnapshotRequest) -> FetchSnapshotResponse:
+    async def fetch_snapshot(self, request: m.FetchSnapshotRequest) -> m.FetchSnapshotResponse:
         """Answer a replica's FetchSnapshot; the files are read on a thread."""
         if self._has_ended:
-            return FetchSnapshotResponse(error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            return m.FetchSnapshotResponse(error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER)
         if not snapshot_serving.is_answerable(request):
-            return FetchSnapshotResponse(error_code=ErrorCode.INVALID_REQUEST)
-        is_leader, leader = self.is_leader, LeaderIdAndEpoch(self.leader_id, self.epoch)
+            return m.FetchSnapshotResponse(error_code=ErrorCode.INVALID_REQUEST)
+        is_leader, leader = self.is_leader, m.LeaderIdAndEpoch(self.leader_id, self.epoch)
         if is_leader and snapshot_serving.counts_as_alive(request, self.config.cluster_id, self.epoch):
             self._post(SnapshotServed(request.replica_id))
         return await asyncio.to_thread(
@@ -421,7 +413,7 @@ class QuorumDriver:
         self.corrupt_snapshots += corrupt
         self._post(SnapshotFetchFailed())
 
-    def snapshot_received(self, snapshot_id: SnapshotId) -> Awaitable[bool]:
+    def snapshot_received(self, snapshot_id: m.SnapshotId) -> Awaitable[bool]:
         """For the fetcher: put the snapshot in the log's place between two steps, if it is still wanted then."""
         wanted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         if self._has_ended:
@@ -431,7 +423,7 @@ class QuorumDriver:
         self._post(lambda: self._install(snapshot_id, wanted))
         return wanted
 
-    def _install(self, snapshot_id: SnapshotId, wanted: asyncio.Future[bool]) -> Event | None:
+    def _install(self, snapshot_id: m.SnapshotId, wanted: asyncio.Future[bool]) -> Event | None:
         self._installing = None
         is_wanted = self.machine.fetching_snapshot == snapshot_id
         if not wanted.done():

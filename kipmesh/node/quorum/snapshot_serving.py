@@ -5,16 +5,10 @@ All of it runs on a thread: who leads is a value of the moment the request came.
 
 from __future__ import annotations
 
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC
 from kipmesh.core.snapshot.serving import Part, ServedPartition, plan_fetch_snapshot
-from kipmesh.messages import (
-    FetchSnapshotRequest,
-    FetchSnapshotResponse,
-    LeaderIdAndEpoch,
-    PartitionSnapshotResponse,
-    SnapshotId,
-)
 from kipmesh.storage.errors import StorageError
 from kipmesh.storage.snapshots import SnapshotStore
 
@@ -24,12 +18,12 @@ PARTITIONS_MAX = 100
 """Partitions of one request; there is only one that has snapshots."""
 
 
-def is_answerable(request: FetchSnapshotRequest) -> bool:
+def is_answerable(request: m.FetchSnapshotRequest) -> bool:
     """Whether the request is one that can be answered in reasonable time."""
     return sum(len(topic.partitions) for topic in request.topics) <= PARTITIONS_MAX
 
 
-def counts_as_alive(request: FetchSnapshotRequest, cluster_id: str, epoch: int) -> bool:
+def counts_as_alive(request: m.FetchSnapshotRequest, cluster_id: str, epoch: int) -> bool:
     """Whether a replica that asks so follows the leader of `epoch` (630-12)."""
     return request.cluster_id in (None, cluster_id) and any(
         topic.name == CLUSTER_METADATA_TOPIC and asked.partition == 0 and asked.current_leader_epoch == epoch
@@ -39,20 +33,20 @@ def counts_as_alive(request: FetchSnapshotRequest, cluster_id: str, epoch: int) 
 
 
 def serve(
-    request: FetchSnapshotRequest,
+    request: m.FetchSnapshotRequest,
     store: SnapshotStore,
     cluster_id: str,
-    leader: LeaderIdAndEpoch,
+    leader: m.LeaderIdAndEpoch,
     *,
     is_leader: bool,
     response_bytes_max: int = RESPONSE_BYTES_MAX,
-) -> FetchSnapshotResponse:
+) -> m.FetchSnapshotResponse:
     """The response. Blocking; a disk that cannot be read is an error code."""
 
-    def size_of(snapshot_id: SnapshotId) -> int | None:
+    def size_of(snapshot_id: m.SnapshotId) -> int | None:
         return store.size(snapshot_id) if snapshot_id.end_offset >= 0 and snapshot_id.epoch >= 0 else None
 
-    gone: set[SnapshotId] = set()
+    gone: set[m.SnapshotId] = set()
 
     def read(part: Part) -> bytes:
         data = store.read(part.snapshot_id, part.position, part.size)
@@ -65,14 +59,14 @@ def serve(
     try:
         response = plan_fetch_snapshot(request, cluster_id, partitions, response_bytes_max).filled(read)
     except StorageError as error:
-        return FetchSnapshotResponse(error_code=error.code)
+        return m.FetchSnapshotResponse(error_code=error.code)
     return _without(response, gone) if gone else response
 
 
-def _without(response: FetchSnapshotResponse, gone: set[SnapshotId]) -> FetchSnapshotResponse:
+def _without(response: m.FetchSnapshotResponse, gone: set[m.SnapshotId]) -> m.FetchSnapshotResponse:
     """Deleted since their size was asked for."""
 
-    def mark(answer: PartitionSnapshotResponse) -> PartitionSnapshotResponse:
+    def mark(answer: m.PartitionSnapshotResponse) -> m.PartitionSnapshotResponse:
         if answer.snapshot_id not in gone:
             return answer
         return answer._replace(error_code=ErrorCode.SNAPSHOT_NOT_FOUND, size=0, unaligned_records=b"")

@@ -17,28 +17,19 @@ from typing import Any
 
 import structlog
 
+from kipmesh import messages as m
 from kipmesh.core.config import Voter
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.raft.types import Request, Response, Send
-from kipmesh.messages import (
-    BeginQuorumEpochRequest,
-    BeginQuorumEpochResponse,
-    EndQuorumEpochRequest,
-    EndQuorumEpochResponse,
-    FetchRequest,
-    FetchResponse,
-    VoteRequest,
-    VoteResponse,
-)
 from kipmesh.rpc.client import ConnectionPool, FetchStream, TransportError
 
 log = structlog.get_logger(__name__)
 
 SERVICE = "Quorum"
 METHODS: Mapping[type[Any], str] = {
-    VoteRequest: "Vote",
-    BeginQuorumEpochRequest: "BeginQuorumEpoch",
-    EndQuorumEpochRequest: "EndQuorumEpoch",
+    m.VoteRequest: "Vote",
+    m.BeginQuorumEpochRequest: "BeginQuorumEpoch",
+    m.EndQuorumEpochRequest: "EndQuorumEpoch",
 }
 FAILURE_PAUSE_S = 0.005
 FAILURE_PAUSE_MAX_S = 0.1
@@ -47,14 +38,14 @@ FAILURE_PAUSE_MAX_S = 0.1
 def refusal(request: Request) -> Response:
     """What a node answers that takes no part in the quorum any more, or not yet."""
     match request:
-        case FetchRequest():
-            return FetchResponse(error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        case VoteRequest():
-            return VoteResponse(error_code=ErrorCode.BROKER_NOT_AVAILABLE)
-        case BeginQuorumEpochRequest():
-            return BeginQuorumEpochResponse(error_code=ErrorCode.BROKER_NOT_AVAILABLE)
-        case EndQuorumEpochRequest():
-            return EndQuorumEpochResponse(error_code=ErrorCode.BROKER_NOT_AVAILABLE)
+        case m.FetchRequest():
+            return m.FetchResponse(error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        case m.VoteRequest():
+            return m.VoteResponse(error_code=ErrorCode.BROKER_NOT_AVAILABLE)
+        case m.BeginQuorumEpochRequest():
+            return m.BeginQuorumEpochResponse(error_code=ErrorCode.BROKER_NOT_AVAILABLE)
+        case m.EndQuorumEpochRequest():
+            return m.EndQuorumEpochResponse(error_code=ErrorCode.BROKER_NOT_AVAILABLE)
 
 
 class _Peer:
@@ -69,13 +60,13 @@ class _Peer:
 
     async def ask(self, request: Request, timeout_s: float) -> Response:
         """One exchange; TransportError, KafkaError for what cannot be said."""
-        if isinstance(request, FetchRequest):
+        if isinstance(request, m.FetchRequest):
             return await self._fetch(request, timeout_s)
         connection = self._pool.get(self.address)
         response: Response = await connection.call(SERVICE, METHODS[type(request)], request, timeout_s)
         return response
 
-    async def _fetch(self, request: FetchRequest, timeout_s: float) -> Response:
+    async def _fetch(self, request: m.FetchRequest, timeout_s: float) -> Response:
         if self._is_fetching:
             self.drop_stream()
         stream = self._stream

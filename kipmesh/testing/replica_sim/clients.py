@@ -13,6 +13,7 @@ from random import Random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+from kipmesh import messages as m
 from kipmesh.client.replica_choice import ReplicaNews
 from kipmesh.client.types import PartitionMetadata
 from kipmesh.core import record_batch
@@ -35,24 +36,6 @@ from kipmesh.core.consumer import (
     TruncationFound,
 )
 from kipmesh.core.errors import ErrorCode
-from kipmesh.messages import (
-    EpochEndOffset,
-    FetchPartition,
-    FetchRequest,
-    FetchTopic,
-    ListOffsetsPartition,
-    ListOffsetsRequest,
-    ListOffsetsTopic,
-    MetadataRequest,
-    MetadataRequestTopic,
-    OffsetForLeaderPartition,
-    OffsetForLeaderTopic,
-    OffsetsForLeaderEpochRequest,
-    PartitionData,
-    PartitionProduceData,
-    ProduceRequest,
-    TopicProduceData,
-)
 from kipmesh.rpc.client import TransportError
 from kipmesh.testing.replica_sim.loop import SimLoop
 from kipmesh.testing.replica_sim.quorum import WALL_MS
@@ -100,7 +83,7 @@ class Client:
     async def refresh(self) -> bool:
         """Ask some broker for metadata; whether it had an answer."""
         broker_id = self.rng.choice(list(self.world.brokers))
-        request = MetadataRequest([MetadataRequestTopic(name=TOPIC)])
+        request = m.MetadataRequest([m.MetadataRequestTopic(name=TOPIC)])
         try:
             response = await self.call(broker_id, "Metadata", request, 0.3)
         except TransportError:
@@ -160,7 +143,7 @@ class Producer(Client):
         )
         was_done = self.is_done
         until_ms = self.now_ms + patience_ms
-        data = [TopicProduceData(TOPIC, self.world.topic_id, [PartitionProduceData(partition, batch)])]
+        data = [m.TopicProduceData(TOPIC, self.world.topic_id, [m.PartitionProduceData(partition, batch)])]
         self.world.counts["batches sent"] += 1
         while self.now_ms < until_ms and self.is_done == was_done:
             known = self.partitions.get(partition)
@@ -169,7 +152,7 @@ class Producer(Client):
                 await self.refresh()
                 continue
             try:
-                response = await self.call(known.leader_id, "Produce", ProduceRequest(None, acks, 1000, data), 1.3)
+                response = await self.call(known.leader_id, "Produce", m.ProduceRequest(None, acks, 1000, data), 1.3)
             except TransportError:
                 code, base = int(ErrorCode.NETWORK_EXCEPTION), -1
             else:
@@ -287,7 +270,7 @@ class Consumer(Client):
         self._wake.set()
 
     async def _fetch(self, number: int, asked: FetchFrom) -> Effects:
-        partition = FetchPartition(
+        partition = m.FetchPartition(
             self.partition,
             asked.current_leader_epoch,
             asked.fetch_offset,
@@ -295,18 +278,18 @@ class Consumer(Client):
             -1,
             self.world.fetch_bytes,
         )
-        request = FetchRequest(
+        request = m.FetchRequest(
             replica_id=asked.replica_id,
             max_wait_ms=_FETCH_WAIT_MS,
             min_bytes=1,
             max_bytes=1 << 20,
-            topics=[FetchTopic(TOPIC, self.world.topic_id, [partition])],
+            topics=[m.FetchTopic(TOPIC, self.world.topic_id, [partition])],
             rack_id=self.rack if asked.offers_rack else "",
         )
         response = await self.call(asked.node_id, "Fetch", request, 1.5)
         if response.error_code:
             return self.reader.failed(number, ErrorCode.of(response.error_code), self.now_ms)
-        data: PartitionData = response.responses[0].partitions[0]
+        data: m.PartitionData = response.responses[0].partitions[0]
         batches = list(record_batch.iterate(data.records, allow_partial=True))
         spans = [
             EpochSpan(header.base_offset, header.next_offset, header.partition_leader_epoch) for _, header in batches
@@ -331,8 +314,10 @@ class Consumer(Client):
             self._do(self.reader.delivered(position))
 
     async def _list(self, number: int, asked: ListOffsetsAtLeader) -> Effects:
-        partition = ListOffsetsPartition(self.partition, asked.current_leader_epoch, asked.timestamp)
-        request = ListOffsetsRequest(replica_id=-1, topics=[ListOffsetsTopic(TOPIC, self.world.topic_id, [partition])])
+        partition = m.ListOffsetsPartition(self.partition, asked.current_leader_epoch, asked.timestamp)
+        request = m.ListOffsetsRequest(
+            replica_id=-1, topics=[m.ListOffsetsTopic(TOPIC, self.world.topic_id, [partition])]
+        )
         response = await self.call(asked.node_id, "ListOffsets", request, 1.0)
         answer = response.topics[0].partitions[0]
         if answer.error_code:
@@ -340,15 +325,15 @@ class Consumer(Client):
         return self.reader.listed(number, answer.offset)
 
     async def _end_of_epoch(self, number: int, asked: EndOfEpochAtLeader) -> Effects:
-        partition = OffsetForLeaderPartition(self.partition, asked.current_leader_epoch, asked.epoch)
-        request = OffsetsForLeaderEpochRequest(
-            replica_id=-1, topics=[OffsetForLeaderTopic(TOPIC, self.world.topic_id, [partition])]
+        partition = m.OffsetForLeaderPartition(self.partition, asked.current_leader_epoch, asked.epoch)
+        request = m.OffsetsForLeaderEpochRequest(
+            replica_id=-1, topics=[m.OffsetForLeaderTopic(TOPIC, self.world.topic_id, [partition])]
         )
         response = await self.call(asked.node_id, "OffsetsForLeaderEpoch", request, 1.0)
         answer = response.topics[0].partitions[0]
         if answer.error_code:
             return self.reader.failed(number, ErrorCode.of(answer.error_code), self.now_ms)
-        return self.reader.epoch_ended(number, EpochEndOffset(answer.leader_epoch, answer.end_offset))
+        return self.reader.epoch_ended(number, m.EpochEndOffset(answer.leader_epoch, answer.end_offset))
 
     def _do(self, effects: Effects) -> None:
         """What the reader wants done; buffers there are none."""

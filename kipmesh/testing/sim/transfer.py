@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kipmesh import messages as m
 from kipmesh.core.errors import CorruptRecordError
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC
 from kipmesh.core.raft import State
 from kipmesh.core.raft.types import FetchSnapshot, SnapshotFetchFailed, SnapshotFetchProgress
 from kipmesh.core.snapshot.fetching import FetchState, SnapshotFetch, WriteBytes, fetch_request, steps
 from kipmesh.core.snapshot.serving import Part, ServedPartition, plan_fetch_snapshot
-from kipmesh.messages import FetchSnapshotRequest, FetchSnapshotResponse, LeaderIdAndEpoch, SnapshotId
 from kipmesh.storage.errors import StorageError
 from kipmesh.storage.quorum_replica import QuorumReplica
 from kipmesh.storage.snapshots import ReceivedSnapshot
@@ -34,7 +34,7 @@ class Transfer:
     def __init__(self, node: SimNode, effect: FetchSnapshot) -> None:
         self.node = node
         self.process = node.process
-        self.snapshot_id: SnapshotId = effect.snapshot_id
+        self.snapshot_id: m.SnapshotId = effect.snapshot_id
         self.leader_id = effect.leader_id
         self._epoch = effect.epoch
         self._number = 0
@@ -73,11 +73,11 @@ class Transfer:
             self.node.world.counts["snapshot fetches resumed"] += self._fetch.position > 0
             self._ask()
 
-    def answered(self, number: int, response: FetchSnapshotResponse) -> None:
+    def answered(self, number: int, response: m.FetchSnapshotResponse) -> None:
         """The network has an answer."""
         self.node.at_process(self.process, lambda: self._answered(number, response))
 
-    def _answered(self, number: int, response: FetchSnapshotResponse) -> None:
+    def _answered(self, number: int, response: m.FetchSnapshotResponse) -> None:
         if not self._is_current or number != self._number or self._received is None:
             return
         _, step = steps([self._fetch], response)[0]
@@ -156,10 +156,10 @@ class Transfer:
             self._received.discard()
 
 
-def served(machine: Machine, replica: QuorumReplica, request: FetchSnapshotRequest) -> FetchSnapshotResponse:
+def served(machine: Machine, replica: QuorumReplica, request: m.FetchSnapshotRequest) -> m.FetchSnapshotResponse:
     """What a node answers. StorageError."""
     election = machine.told_election
-    leader = LeaderIdAndEpoch(election.leader_id, election.epoch)
+    leader = m.LeaderIdAndEpoch(election.leader_id, election.epoch)
     partition = ServedPartition(leader, machine.state is State.LEADER, replica.store.size)
     plan = plan_fetch_snapshot(
         request, machine.config.cluster_id, {(CLUSTER_METADATA_TOPIC, 0): partition}, RESPONSE_BYTES_MAX

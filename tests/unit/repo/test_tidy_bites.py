@@ -17,10 +17,10 @@ def test_long_files_and_functions_are_found() -> None:
     assert not list(repo_checks.long_functions(SOURCE, body.replace("    pass\n", "", 1)))
     nested = "class A:\n    async def g(self) -> None:\n" + "        pass\n" * 80
     assert list(repo_checks.long_functions(SOURCE, nested))
-    assert list(repo_checks.long_files(SOURCE, "\n" * 501))
-    assert not list(repo_checks.long_files(SOURCE, "\n" * 500))
-    assert not list(repo_checks.long_files(Path("tests/unit/test_x.py"), "\n" * 600))
-    assert list(repo_checks.long_files(Path("tests/unit/test_x.py"), "\n" * 601))
+    assert list(repo_checks.long_files(SOURCE, "\n" * 701))
+    assert not list(repo_checks.long_files(SOURCE, "\n" * 700))
+    assert not list(repo_checks.long_files(Path("tests/unit/test_x.py"), "\n" * 700))
+    assert list(repo_checks.long_files(Path("tests/unit/test_x.py"), "\n" * 701))
 
 
 def test_missing_docstrings_are_found() -> None:

@@ -1,8 +1,8 @@
 """Administrative requests for which a broker has work of its own, besides forwarding them to the active controller.
 
 - CreateTopics (19): from version 5 on the response has the configuration of the topic.
-- DescribeConfigs (32): null or no keys are all. A resource that is named twice is described once. The broker adds its own
-  static values, types from version 3 on, and as the only synonym the value itself.
+- DescribeConfigs (32): null or no keys are all. A resource that is named twice is described once. The broker adds its
+  own static values, types from version 3 on, and as the only synonym the value itself.
 - ElectLeaders (43): version 0 has no field for an error of the whole request: each partition has it.
 - DescribeQuorum (55): version 2 names the controllers' addresses. They speak gRPC, on the listener CONTROLLER.
 """

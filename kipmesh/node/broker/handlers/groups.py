@@ -57,11 +57,6 @@ async def sync_group(broker: BrokerParts, request: m.SyncGroupRequest, context: 
     return await broker.groups.sync_group(request, context)
 
 
-async def heartbeat(broker: BrokerParts, request: m.HeartbeatRequest, context: RequestContext) -> m.HeartbeatResponse:
-    """Keep a member's session, and notify it of a rebalance."""
-    return await broker.groups.heartbeat(request, context)
-
-
 async def leave_group(
     broker: BrokerParts, request: m.LeaveGroupRequest, context: RequestContext
 ) -> m.LeaveGroupResponse:
@@ -112,20 +107,6 @@ def _refused(topic: m.OffsetFetchRequestTopics, code: int) -> m.OffsetFetchRespo
     )
 
 
-async def offset_delete(
-    broker: BrokerParts, request: m.OffsetDeleteRequest, context: RequestContext
-) -> m.OffsetDeleteResponse:
-    """Delete offsets of topics that no member subscribes to."""
-    return await broker.groups.offset_delete(request, context)
-
-
-async def list_groups(
-    broker: BrokerParts, request: m.ListGroupsRequest, context: RequestContext
-) -> m.ListGroupsResponse:
-    """List the groups that this broker coordinates."""
-    return await broker.groups.list_groups(request, context)
-
-
 async def describe_groups(
     broker: BrokerParts, request: m.DescribeGroupsRequest, context: RequestContext
 ) -> m.DescribeGroupsResponse:
@@ -141,10 +122,3 @@ def _not_found_if_dead(group: m.DescribedGroup) -> m.DescribedGroup:
         return group
     message = f"group {group.group_id!r} does not exist"
     return group._replace(error_code=ErrorCode.GROUP_ID_NOT_FOUND, error_message=message)
-
-
-async def delete_groups(
-    broker: BrokerParts, request: m.DeleteGroupsRequest, context: RequestContext
-) -> m.DeleteGroupsResponse:
-    """Delete groups without members, and their offsets."""
-    return await broker.groups.delete_groups(request, context)

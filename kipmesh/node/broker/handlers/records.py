@@ -1,7 +1,7 @@
-"""Produce, Fetch, ListOffsets, OffsetForLeaderEpoch, DeleteRecords, InitProducerId, DescribeLogDirs, ListFetchSessions.
+"""Requests to the replicas of a broker: Produce, Fetch, offsets, log directories, producer ids.
 
-- Produce (0): batches go to the log as they came, slices of the request's frame. acks=0 gets no response; an error among
-  its partitions closes the connection. zstd needs version 7.
+- Produce (0): batches go to the log as they came, slices of the request's frame. acks=0 gets no response; an error
+  among its partitions closes the connection. zstd needs version 7.
 - Fetch (1): sessions from version 7 on, racks and preferred replicas from 11, topic ids from 13. zstd needs version 10.
   Replicas fetch by gRPC only: a broker's replica id on the Kafka listener is CLUSTER_AUTHORIZATION_FAILED.
 """
@@ -101,20 +101,6 @@ async def offsets_for_leader_epoch(
     return m.OffsetsForLeaderEpochResponse(topics=topics)
 
 
-async def delete_records(
-    broker: BrokerParts, request: m.DeleteRecordsRequest, context: RequestContext
-) -> m.DeleteRecordsResponse:
-    """Raise log starts; offset -1 is the high watermark. Responds when the live replicas have done the same."""
-    return await broker.offsets.delete_records(request, context)
-
-
-async def init_producer_id(
-    broker: BrokerParts, request: m.InitProducerIdRequest, context: RequestContext
-) -> m.InitProducerIdResponse:
-    """Assign a producer id. A transactional id is INVALID_REQUEST."""
-    return await broker.producer_ids.init_producer_id(request, context)
-
-
 async def describe_log_dirs(
     broker: BrokerParts, request: m.DescribeLogDirsRequest, context: RequestContext
 ) -> m.DescribeLogDirsResponse:
@@ -123,10 +109,3 @@ async def describe_log_dirs(
     if context.version is not None and request.topics is not None and not request.topics:
         return response._replace(results=[one._replace(topics=()) for one in response.results])
     return response
-
-
-async def list_fetch_sessions(
-    broker: BrokerParts, request: m.ListFetchSessionsRequest, context: RequestContext
-) -> m.ListFetchSessionsResponse:
-    """List the fetch sessions of this broker."""
-    return await broker.fetch.list_fetch_sessions(request, context)

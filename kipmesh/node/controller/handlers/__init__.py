@@ -1,15 +1,13 @@
 """A controller's handlers: one coroutine per API, named as the API, in a module per subject.
 
 `make_handlers` collects them from every module of this package. An API without a coroutine here is one decision of
-`MetadataController`: its method of the same name. A coroutine takes the controller's parts, the request and the context.
+`MetadataController`: its method of the same name. A coroutine takes the controller's parts, the request, the context.
 """
 
 from __future__ import annotations
 
-import pkgutil
-from collections.abc import Iterator
+import sys
 from functools import partial
-from importlib import import_module
 from operator import methodcaller
 from typing import Any
 
@@ -18,17 +16,12 @@ from kipmesh.core.metadata.controller import MetadataController
 from kipmesh.messages.table import APIS, BROKER_HEARTBEAT, QUORUM, Api, Role
 from kipmesh.node.controller.parts import ControllerParts
 from kipmesh.transport.metrics import RequestMetrics
-from kipmesh.transport.pipeline import Handler, Pipeline, pipeline_of
-
-
-def _functions() -> Iterator[tuple[str, Any]]:
-    for info in pkgutil.iter_modules(__path__):
-        yield from vars(import_module(f"{__name__}.{info.name}")).items()
+from kipmesh.transport.pipeline import Handler, Pipeline, coroutines_in, pipeline_of
 
 
 def make_handlers(controller: ControllerParts) -> dict[Api, Handler]:
     """Return the handler of every API that the active controller decides."""
-    functions = dict(_functions())
+    functions = coroutines_in(sys.modules[__name__])
     handlers: dict[Api, Handler] = {}
     for api in APIS:
         if api.role in (Role.CONTROLLER, Role.FORWARDED) and api.service is not QUORUM:

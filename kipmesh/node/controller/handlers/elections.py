@@ -11,16 +11,10 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from functools import partial
 
+from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata.controller import MetadataController
 from kipmesh.core.metadata.preferred import ElectionResult, TopicPartition
-from kipmesh.messages import (
-    ElectionType,
-    ElectLeadersRequest,
-    ElectLeadersResponse,
-    PartitionResult,
-    ReplicaElectionResult,
-)
 from kipmesh.node.controller.owner import DoOrCleanUp
 from kipmesh.node.controller.parts import ControllerParts
 from kipmesh.rpc.server import RequestContext
@@ -38,21 +32,21 @@ class LeaderElections:
     def __init__(self, do: DoOrCleanUp) -> None:
         self._do = do
 
-    async def elect_leaders(self, request: ElectLeadersRequest, context: RequestContext) -> ElectLeadersResponse:
+    async def elect_leaders(self, request: m.ElectLeadersRequest, context: RequestContext) -> m.ElectLeadersResponse:
         """ElectLeaders. Of all partitions, those that need no election are not in the answer."""
         try:
-            election_type = ElectionType(request.election_type)
+            election_type = m.ElectionType(request.election_type)
         except ValueError:
-            return ElectLeadersResponse(error_code=ErrorCode.INVALID_REQUEST)
+            return m.ElectLeadersResponse(error_code=ErrorCode.INVALID_REQUEST)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + context.answer_within(request.timeout_ms / 1000)
         results = await self._elect(election_type, request, deadline)
         if request.topic_partitions is None:
             results = [result for result in results if result.code is not ErrorCode.ELECTION_NOT_NEEDED]
-        return ElectLeadersResponse(replica_election_results=_by_topic(results))
+        return m.ElectLeadersResponse(replica_election_results=_by_topic(results))
 
     async def _elect(
-        self, election_type: ElectionType, request: ElectLeadersRequest, deadline: float
+        self, election_type: m.ElectionType, request: m.ElectLeadersRequest, deadline: float
     ) -> list[ElectionResult]:
         if request.topic_partitions is None:
             wanted = await self._do(OPERATION, lambda controller: controller.electable(election_type))
@@ -65,14 +59,14 @@ class LeaderElections:
         finally:
             # Without an answer, too: a wish that was left behind would be an unclean election that nobody waits for.
             left = [each for each in wanted if each not in found or found[each].is_pending]
-            if left and election_type is ElectionType.UNCLEAN:
+            if left and election_type is m.ElectionType.UNCLEAN:
                 # Nor is it one operation too many: what is full may be why there is no answer.
                 await self._do(OPERATION, lambda controller: controller.withdraw_elections(left), is_cleanup=True)
         return list(found.values())
 
     async def _decide(
         self,
-        election_type: ElectionType,
+        election_type: m.ElectionType,
         wanted: Sequence[TopicPartition],
         found: dict[TopicPartition, ElectionResult],
     ) -> None:
@@ -83,7 +77,7 @@ class LeaderElections:
             found.update({(result.topic, result.partition): result for result in results})
 
     async def _settle(
-        self, election_type: ElectionType, found: dict[TopicPartition, ElectionResult], deadline: float
+        self, election_type: m.ElectionType, found: dict[TopicPartition, ElectionResult], deadline: float
     ) -> None:
         """Ask again for what waits for log ends, until the time is over."""
         loop = asyncio.get_running_loop()
@@ -100,15 +94,15 @@ def _pending(found: dict[TopicPartition, ElectionResult]) -> list[TopicPartition
     return [each for each, result in found.items() if result.is_pending]
 
 
-def _by_topic(results: Iterable[ElectionResult]) -> list[ReplicaElectionResult]:
-    topics: dict[str, list[PartitionResult]] = {}
+def _by_topic(results: Iterable[ElectionResult]) -> list[m.ReplicaElectionResult]:
+    topics: dict[str, list[m.PartitionResult]] = {}
     for result in results:
-        topics.setdefault(result.topic, []).append(PartitionResult(result.partition, result.code, result.message))
-    return [ReplicaElectionResult(topic, partitions) for topic, partitions in topics.items()]
+        topics.setdefault(result.topic, []).append(m.PartitionResult(result.partition, result.code, result.message))
+    return [m.ReplicaElectionResult(topic, partitions) for topic, partitions in topics.items()]
 
 
 async def elect_leaders(
-    controller: ControllerParts, request: ElectLeadersRequest, context: RequestContext
-) -> ElectLeadersResponse:
+    controller: ControllerParts, request: m.ElectLeadersRequest, context: RequestContext
+) -> m.ElectLeadersResponse:
     """Elect leaders of the named partitions, or of all that need it."""
     return await LeaderElections(controller.do).elect_leaders(request, context)

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
+from kipmesh import messages as m
 from kipmesh.core import record_batch
 from kipmesh.core.config import ControllerConfig
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.controller import MetadataController
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, CLUSTER_METADATA_TOPIC_ID, MetadataDelta, MetadataImage
-from kipmesh.messages import BrokerHeartbeatRequest, FetchableTopicResponse, FetchResponse, PartitionData
 from kipmesh.messages.proto import encode
 from kipmesh.spark.jobs.plan.sizes import Task, binomial
 
@@ -75,12 +75,12 @@ class Ledger:
             [(None, value) for value in values], base_offset=image.offset + 1, leader_epoch=_EPOCH, timestamp_ms=1
         )
         end = image.offset + 1
-        partition = PartitionData(0, 0, end, end, 0, records=batch)
-        topic = FetchableTopicResponse(CLUSTER_METADATA_TOPIC, CLUSTER_METADATA_TOPIC_ID, [partition])
+        partition = m.PartitionData(0, 0, end, end, 0, records=batch)
+        topic = m.FetchableTopicResponse(CLUSTER_METADATA_TOPIC, CLUSTER_METADATA_TOPIC_ID, [partition])
         self.records += len(records)
         self.values_bytes += sum(map(len, values))
         self.batch_bytes += len(batch)
-        self.response_bytes += len(encode(FetchResponse(responses=[topic])))
+        self.response_bytes += len(encode(m.FetchResponse(responses=[topic])))
         for _ in image.replay_steps(batch, MetadataDelta()):
             pass
 
@@ -98,7 +98,7 @@ def fail(way: str, brokers: int, failing: int, held: int, replication_factor: in
         ledger.take(controller.fence(fallen[number:]))
     for broker_id, broker in image.brokers.items():
         if broker_id >= failing:
-            heartbeat = BrokerHeartbeatRequest(broker_id, broker.broker_epoch, image.offset)
+            heartbeat = m.BrokerHeartbeatRequest(broker_id, broker.broker_epoch, image.offset)
             decided = controller.heartbeat(heartbeat, 1, image.offset + 1).records
             if decided:
                 proofs.take(decided)

@@ -12,6 +12,7 @@ from itertools import accumulate
 from random import Random
 from typing import NamedTuple
 
+from kipmesh import messages as m
 from kipmesh.core.fetch_session import (
     LOG_END,
     AdoptedPolicy,
@@ -21,7 +22,6 @@ from kipmesh.core.fetch_session import (
     Subscriptions,
     partition_key,
 )
-from kipmesh.messages import FetchPartition, FetchRequest, FetchResponse, PartitionData
 from kipmesh.messages.proto import encode
 from kipmesh.spark.jobs.plan.sizes import Sizes, Task, binomial, zipf_rate
 
@@ -61,13 +61,13 @@ class Leader:
         self.subscriptions.changed(partition_key(place.topic_id, place.partition), place.topic, LOG_END)
 
     def read(
-        self, topic: str, topic_id: bytes, asked: FetchPartition, max_bytes: int, min_one_batch: bool
+        self, topic: str, topic_id: bytes, asked: m.FetchPartition, max_bytes: int, min_one_batch: bool
     ) -> PartitionRead:
         """See `Reader`. What the follower asks for is what it has: the high watermark is there."""
         end = self.ends[self._index[topic_id, asked.partition]]
         there = end - asked.fetch_offset
         count = min(there, max(max_bytes // self._batch_bytes, 1 if min_one_batch else 0))
-        data = PartitionData(
+        data = m.PartitionData(
             asked.partition, 0, asked.fetch_offset, asked.fetch_offset, 0, records=bytes(count * self._batch_bytes)
         )
         return PartitionRead(data, is_cut=count < there)
@@ -128,12 +128,12 @@ class Pair:
         """One fetch, and when it is answered."""
         for at in self._moved:
             place = self.leader.places[at]
-            asked = FetchPartition(place.partition, 0, self._positions[at], 0, 0, PARTITION_MAX_BYTES)
+            asked = m.FetchPartition(place.partition, 0, self._positions[at], 0, 0, PARTITION_MAX_BYTES)
             self._handler.want(place.topic, place.topic_id, asked)
         self._moved = []
         said = self._handler.next_request()
         request = said.fill(
-            FetchRequest("cluster", _FOLLOWER, 1, max_wait_ms=WAIT_MS, min_bytes=1, max_bytes=RESPONSE_MAX_BYTES)
+            m.FetchRequest("cluster", _FOLLOWER, 1, max_wait_ms=WAIT_MS, min_bytes=1, max_bytes=RESPONSE_MAX_BYTES)
         )
         fetch = self._cache.begin(request, "follower", int(now_ms))
         fetch.read(self.leader)
@@ -162,7 +162,7 @@ class Pair:
         return traffic, now_ms
 
 
-def response_overhead(response: FetchResponse, records: int) -> int:
+def response_overhead(response: m.FetchResponse, records: int) -> int:
     """Bytes of a response that has so many bytes of records, without those."""
     return len(encode(response)) - records
 

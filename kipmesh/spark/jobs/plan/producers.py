@@ -9,15 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
+from kipmesh import messages as m
 from kipmesh.core.producer_metadata import RefreshMode
-from kipmesh.messages import (
-    MetadataRequest,
-    MetadataRequestTopic,
-    MetadataResponse,
-    MetadataResponseBroker,
-    MetadataResponsePartition,
-    MetadataResponseTopic,
-)
 from kipmesh.messages.proto import encode
 from kipmesh.spark.jobs.plan.sizes import Sizes, Task
 from kipmesh.testing.producer_day import WINDOW_MS, Day, DayConfig, DayResult
@@ -51,17 +44,17 @@ def message_bytes(sizes: Sizes, topics: int) -> tuple[int, int]:
     """Bytes of a request for so many topics, and of its answer."""
     names = [f"topic-{number:07}" for number in range(topics)]
     brokers = [
-        MetadataResponseBroker(number, f"broker-{number}.example.org", 9092, f"rack-{number % 3}")
+        m.MetadataResponseBroker(number, f"broker-{number}.example.org", 9092, f"rack-{number % 3}")
         for number in range(sizes.brokers)
     ]
     replicas = tuple(sizes.brokers - 1 - number for number in range(min(sizes.replication_factor, sizes.brokers)))
     partitions = [
-        MetadataResponsePartition(0, number, replicas[0], 5, replicas, replicas)
+        m.MetadataResponsePartition(0, number, replicas[0], 5, replicas, replicas)
         for number in range(sizes.topic_partitions)
     ]
-    answered = [MetadataResponseTopic(0, name, b"i" * 16, False, partitions) for name in names]
-    request = MetadataRequest([MetadataRequestTopic(name=name) for name in names])
-    response = MetadataResponse(0, brokers, "cluster", 1, answered)
+    answered = [m.MetadataResponseTopic(0, name, b"i" * 16, False, partitions) for name in names]
+    request = m.MetadataRequest([m.MetadataRequestTopic(name=name) for name in names])
+    response = m.MetadataResponse(0, brokers, "cluster", 1, answered)
     return len(encode(request)), len(encode(response))
 
 

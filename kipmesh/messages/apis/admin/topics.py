@@ -1,4 +1,4 @@
-"""TODO topics."""
+"""CreateTopics (19), DeleteTopics (20), CreatePartitions (37)."""
 
 from collections.abc import Sequence
 
@@ -17,11 +17,11 @@ class ConfigEntry(Message):
 
 class CreatableTopic(Message):
     name: str = field(1)
-    # -1: num.partitions.
+    # -1: `num.partitions`.
     num_partitions: Int32 = field(2, default=-1)
-    # -1: default.replication.factor.
+    # -1: `default.replication.factor`.
     replication_factor: Int16 = field(3, default=-1)
-    # Replicas by hand; then the two numbers above are -1.
+    # A manual assignment; then the two numbers above are -1.
     assignments: Sequence[CreatableReplicaAssignment] = field(4)
     configs: Sequence[ConfigEntry] = field(5)
 
@@ -85,7 +85,7 @@ class CreatePartitionsAssignment(Message):
 
 class CreatePartitionsTopic(Message):
     name: str = field(1)
-    # The new total.
+    # The new number of partitions.
     count: Int32 = field(2)
     assignments: Sequence[CreatePartitionsAssignment] = field(3, nullable="0+", null=())
 

@@ -1,4 +1,4 @@
-"""TODO elections."""
+"""ElectLeaders (43)."""
 
 from collections.abc import Sequence
 from enum import IntEnum
@@ -19,7 +19,7 @@ class TopicPartitions(Message):
 
 
 class ElectLeadersRequest(Message):
-    # 0 the preferred replica; 1 whoever has the most of the log, for partitions without a leader.
+    # 0 preferred, 1 unclean: the replica with the longest log, for a partition without a leader.
     election_type: Int8 = field(1, versions="1+")
     topic_partitions: Sequence[TopicPartitions] | None = field(3, default=(), null_flag=("all_partitions", 2))
     timeout_ms: Int32 = field(4, default=60000)

@@ -1,4 +1,4 @@
-"""TODO faults."""
+"""Faults for tests: InjectFault, ListFaults, ClearFaults. These APIs are kipmesh's own."""
 
 from collections.abc import Sequence
 
@@ -6,17 +6,17 @@ from kipmesh.messages.schema import Bool, Int32, Message, field
 
 
 class InjectedFault(Message):
-    # Given by the broker.
+    # Assigned by the broker.
     fault_id: Int32 = field(1)
     # Kafka's name of the API without "Request", e.g. Fetch.
     api_name: str = field(2)
-    # What requests are answered with; 0 for no error.
+    # The error of the response; 0 for none.
     fault_error_code: Int32 = field(3)
     delay_ms: Int32 = field(4)
     drops_connection: Bool = field(5)
-    # Requests that are still to have it.
+    # The number of requests that the fault still applies to.
     times: Int32 = field(6)
-    # Whose requests; empty for everybody's.
+    # The client id that the fault applies to; empty for all.
     client_id: str = field(7)
 
 
@@ -41,7 +41,7 @@ class ListFaultsResponse(Message):
 
 
 class ClearFaultsRequest(Message):
-    # Empty for all.
+    # Empty: all.
     fault_ids: Sequence[Int32] = field(1)
 
 

@@ -1,4 +1,4 @@
-"""TODO log_dirs."""
+"""DescribeLogDirs (35) and AssignReplicasToDirs (73)."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ class AssignReplicasToDirsTopic(Message):
 
 
 class AssignReplicasToDirsDirectory(Message):
-    # 16 bytes: a folder's, or Kafka's id for folders that are lost.
+    # 16 bytes: the id of a log directory, or Kafka's id for lost directories.
     id: bytes = field(1)
     topics: Sequence[AssignReplicasToDirsTopic] = field(2)
 
@@ -53,17 +53,17 @@ class DescribableLogDirTopic(Message):
 
 
 class DescribeLogDirsRequest(Message):
-    # None for all; without partitions, all of the topic's.
+    # None: all. A topic without partitions means all its partitions.
     topics: Sequence[DescribableLogDirTopic] | None = field(1, default=())
 
 
 class DescribeLogDirsPartition(Message):
     partition_index: Int32 = field(1)
-    # Bytes of the segments.
+    # The size of the segments in bytes.
     partition_size: Int64 = field(2)
-    # How far the high watermark is ahead of, or behind, the log end.
+    # Offsets between log end and high watermark.
     offset_lag: Int64 = field(3)
-    # Always false: logs do not move between folders.
+    # Always false: logs do not move between directories.
     is_future_key: Bool = field(4)
 
 
@@ -73,13 +73,13 @@ class DescribeLogDirsTopic(Message):
 
 
 class DescribeLogDirsResult(Message):
-    # KAFKA_STORAGE_ERROR for a folder that is offline.
+    # KAFKA_STORAGE_ERROR for an offline directory.
     error_code: Int16 = field(1)
     log_dir: str = field(2)
     topics: Sequence[DescribeLogDirsTopic] = field(3)
     total_bytes: Int64 = field(4, versions="4+", default=-1)
     usable_bytes: Int64 = field(5, versions="4+", default=-1)
-    # Ours: why the folder is offline.
+    # Why the directory is offline. Not in Apache Kafka.
     error_message: str | None = field(6, versions="")
 
 

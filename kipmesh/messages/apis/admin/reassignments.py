@@ -1,4 +1,4 @@
-"""TODO reassignments."""
+"""AlterPartitionReassignments (45), ListPartitionReassignments (46), and PlanBrokerDrain, which is kipmesh's own."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from kipmesh.messages.schema import Bool, Int16, Int32, Int64, Message, field
 
 class ReassignablePartition(Message):
     partition_index: Int32 = field(1)
-    # Where the partition is to be, the preferred leader first.
+    # The target replicas, preferred leader first. Null cancels the reassignment.
     replicas: Sequence[Int32] | None = field(2, default=(), null_flag=("is_cancelled", 3))
 
 
@@ -69,7 +69,7 @@ class ListPartitionReassignmentsResponse(Message):
 
 
 class DrainCursor(Message):
-    """A place in a walk over a broker's replicas: behind this one. A controller that does not know the walk begins again."""
+    """A position in an iteration over a broker's replicas: after this partition."""
 
     walk_id: Int64 = field(1)
     topic_name: str = field(2)
@@ -77,13 +77,13 @@ class DrainCursor(Message):
 
 
 class PlanBrokerDrainRequest(Message):
-    """Where the replicas of a broker would go; nothing is changed."""
+    """Plans targets for the replicas of a broker. Changes nothing."""
 
     broker_id: Int32 = field(1)
     timeout_ms: Int32 = field(2, default=60000)
-    # Where the plan before this one stopped; none begins.
+    # The end of the previous plan; none starts from the beginning.
     cursor: DrainCursor | None = field(3)
-    # Only look whether each replica has somewhere to go: no plan comes.
+    # Only check that each replica has a target; the response has no plan.
     is_check: Bool = field(4)
 
 
@@ -91,20 +91,10 @@ class PlanBrokerDrainResponse(Message):
     throttle_time_ms: Int32 = field(1)
     error_code: Int32 = field(2)
     error_message: str | None = field(3)
-    # Some of the partitions that do not leave yet: what an AlterPartitionReassignments for them should say.
+    # Targets for some of the partitions, for AlterPartitionReassignments.
     topics: Sequence[ReassignableTopic] = field(4)
-    # How many replicas the broker has, and how many of those that were looked at a reassignment takes away already.
+    # Replicas of the broker, and those among the visited ones that a reassignment already removes.
     replicas: Int32 = field(5)
     leaving: Int32 = field(6)
-    # Where the next plan goes on; none at the end.
+    # The start of the next plan; none at the end.
     next_cursor: DrainCursor | None = field(7)
-
-
-class UnregisterBrokerRequest(Message):
-    broker_id: Int32 = field(1)
-
-
-class UnregisterBrokerResponse(Message):
-    throttle_time_ms: Int32 = field(1)
-    error_code: Int32 = field(2)
-    error_message: str | None = field(3)

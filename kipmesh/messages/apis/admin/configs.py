@@ -1,4 +1,4 @@
-"""TODO configs."""
+"""DescribeConfigs (32) and IncrementalAlterConfigs (44)."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""TODO credentials."""
+"""DescribeUserScramCredentials (50) and AlterUserScramCredentials (51)."""
 
 from collections.abc import Sequence
 
@@ -44,7 +44,7 @@ class ScramCredentialUpsertion(Message):
     mechanism: Int8 = field(2)
     iterations: Int32 = field(3)
     salt: bytes = field(4)
-    # The password is not sent: this is PBKDF2 of it, with the salt and the iterations.
+    # PBKDF2 of the password, with the salt and the iterations.
     salted_password: bytes = field(5)
 
     def __repr__(self) -> str:

@@ -1,0 +1,51 @@
+"""AlterConfigs (33): the keys of the request are set, all others of the resource are removed."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from kipmesh.core.config.resources import AlterOperation, ResourceType
+from kipmesh.core.context import RequestContext
+from kipmesh.core.errors import ErrorCode
+from kipmesh.core.metadata.controller import MetadataController
+from kipmesh.core.metadata.decision import Decision
+from kipmesh.messages.apis.admin import alter_configs as m
+from kipmesh.messages.apis.admin import configs
+from kipmesh.node.controller.parts import ControllerParts
+
+
+async def alter_configs(
+    controller: ControllerParts, request: m.AlterConfigsRequest, context: RequestContext
+) -> m.AlterConfigsResponse:
+    """Replace configurations. Changed ones may allow elections that were waiting for them."""
+    response: m.AlterConfigsResponse = await controller.do("AlterConfigs", lambda core: _replace(core, request))
+    await controller.do("Elect", lambda core: Decision(core.elect_pending(), None))
+    return response
+
+
+def _replace(core: MetadataController, request: m.AlterConfigsRequest) -> Decision[m.AlterConfigsResponse]:
+    times = Counter(map(_key, request.resources))
+    changes = [_changes(core, one) for one in request.resources if times[_key(one)] == 1]
+    decision = core.incremental_alter_configs(configs.IncrementalAlterConfigsRequest(changes, request.validate_only))
+    results = iter(decision.response.responses)
+    code, message = ErrorCode.INVALID_REQUEST, "the request has the resource more than once"
+    responses = [
+        next(results) if times[_key(one)] == 1 else configs.AlterConfigsResourceResponse(code, message, *_key(one))
+        for one in request.resources
+    ]
+    return Decision(decision.records, m.AlterConfigsResponse(responses=responses))
+
+
+def _key(resource: m.ReplacedConfigsResource) -> tuple[int, str]:
+    return resource.resource_type, resource.resource_name
+
+
+def _changes(core: MetadataController, resource: m.ReplacedConfigsResource) -> configs.AlterConfigsResource:
+    """Return the changes of single keys that make the configuration what the request states."""
+    kind, name = _key(resource)
+    number = name.lstrip("0") or name[:1]  # "01" is broker 1, as for changes of single keys
+    before = core.image.broker_config(number) if kind == ResourceType.BROKER else core.image.topic_config(name)
+    named = {one.name for one in resource.configs}
+    changes = [configs.AlterableConfig(one.name, AlterOperation.SET, one.value) for one in resource.configs]
+    changes += [configs.AlterableConfig(key, AlterOperation.DELETE) for key in before if key not in named]
+    return configs.AlterConfigsResource(kind, name, changes)

@@ -1,0 +1,143 @@
+"""The protobuf codec of the declarations against Google's implementation and the committed `protos/`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given, settings
+
+from kipmesh import messages as m
+from kipmesh.messages import proto
+from kipmesh.messages.kafka import MalformedError
+from tests.unit.messages.messages_of_tests import CARRIED, from_google, google, to_google, values
+from tools import gen_protos
+
+_IDS = [of.__name__ for of in CARRIED]
+
+
+def test_committed_protos_are_what_the_declarations_state() -> None:
+    assert gen_protos.main(["--check"]) == 0, "make docs"
+
+
+def test_a_field_number_that_changed_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    changed = tmp_path / "field_numbers.txt"
+    changed.write_text(gen_protos.NUMBERS.read_text() + "FetchRequest.rack_id = 99\n")
+    monkeypatch.setattr(gen_protos, "NUMBERS", changed)
+    assert gen_protos.main(["--check"]) == 1
+
+
+@pytest.mark.parametrize("of", CARRIED, ids=_IDS)
+def test_each_field_number_is_used_once(of: Any) -> None:
+    fields = proto.carried_fields(of)
+    numbers = [each.number for each in fields] + [each.null_flag.number for each in fields if each.null_flag]
+    assert len(numbers) == len(set(numbers))
+
+
+@pytest.mark.parametrize("of", [of for of in CARRIED if of.__name__ in google()], ids=lambda of: of.__name__)
+def test_both_implementations_read_and_write_the_same(of: Any) -> None:
+    @settings(max_examples=15, deadline=None, database=None)
+    @given(values(of))
+    def check(value: Any) -> None:
+        encoded, theirs = proto.encode(value), to_google(value)
+        assert google()[of.__name__].FromString(encoded) == theirs
+        assert proto.decode(of, theirs.SerializeToString()) == value == from_google(of, theirs)
+        assert proto.decode(of, encoded) == value
+
+    check()
+
+
+@pytest.mark.parametrize("of", [m.FetchRequest, m.FetchResponse, m.BrokerHeartbeatRequest, m.MetadataRequest])
+def test_damaged_messages_are_refused_or_read_as_google_reads_them(of: Any) -> None:
+    """A message field that occurs twice is the one difference: Google merges the two."""
+    source, examples = Random(f"{of.__name__} 7"), []
+
+    @settings(max_examples=30, deadline=None, database=None)
+    @given(values(of))
+    def collect(value: Any) -> None:
+        examples.append(proto.encode(value))
+
+    collect()
+    outcomes = {"refused": 0, "read": 0}
+    for _ in range(3000):
+        data = bytearray(source.choice(examples))
+        for _ in range(source.randrange(1, 4)):
+            at = source.randrange(len(data) + 1)
+            if data and source.random() < 0.4:
+                del data[at - 1 : at - 1 + source.randrange(1, 4)]
+            else:
+                data[at : at + source.randrange(2)] = bytes([source.randrange(256)])
+        try:
+            found = proto.decode(of, bytes(data))
+        except MalformedError:
+            outcomes["refused"] += 1
+            continue
+        outcomes["read"] += 1
+        try:
+            theirs = google()[of.__name__].FromString(bytes(data))
+        except DecodeError:
+            continue
+        if theirs.SerializeToString() == to_google(found).SerializeToString():
+            assert from_google(of, theirs) == found
+    assert min(outcomes.values()) > 100
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"\x22\x05\x0a", "cut inside a list"),
+        (b"\x08", "a number without a byte"),
+        (b"\x08" + b"\xff" * 11, "a number of more than ten bytes"),
+        (b"\x00\x00", "a field with number 0"),
+        (b"\x0b\x0c", "groups"),
+        (b"\x62\x02\xff\xfe", "text that is not UTF-8"),
+        (b"\xa2\x06\x10abc", "an unknown field that is cut"),
+    ],
+)
+def test_what_is_no_message_is_malformed(data: bytes, why: str) -> None:
+    with pytest.raises(MalformedError):
+        proto.decode(m.FetchRequest, data)
+
+
+def test_unknown_fields_are_skipped() -> None:
+    known = m.FetchRequest(session_id=7, rack_id="a")
+    unknown = b"\xa2\x06\x04next" + b"\xa8\x06\x05" + b"\xb1\x06" + bytes(8) + b"\xbd\x06" + bytes(4)
+    assert proto.decode(m.FetchRequest, unknown + proto.encode(known) + unknown) == known
+
+
+def test_a_null_list_with_items_is_malformed() -> None:
+    data = proto.encode(m.MetadataRequest(topics=None)) + proto.encode(
+        m.MetadataRequest([m.MetadataRequestTopic(name="t")])
+    )
+    with pytest.raises(MalformedError, match="all_topics with items"):
+        proto.decode(m.MetadataRequest, data)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        m.FetchRequest(max_bytes=2**31),
+        m.FetchRequest(session_id=-(2**31) - 1),
+        m.FetchRequest(rack_id="\udcff"),
+        m.FetchRequest(session_id="x"),  # type: ignore[arg-type]
+        m.PartitionData(high_watermark=2**63),
+        m.ForgottenTopic(partitions=[2**40]),
+    ],
+)
+def test_what_a_type_cannot_state_is_refused(value: Any) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        proto.encode(value)
+
+
+def test_large_records_are_joined_once_and_in_place() -> None:
+    topics = [
+        m.FetchableTopicResponse("t", b"", [m.PartitionData(index, records=bytes([index]) * size)])
+        for index, size in enumerate([10, 20_000, 0, 9_000])
+    ]
+    response = m.FetchResponse(session_id=3, responses=tuple(topics), node_endpoints=(m.NodeEndpoint(1, "h", 2),))
+    theirs = to_google(response)
+    assert proto.encode(response) == theirs.SerializeToString(deterministic=True)
+    assert from_google(m.FetchResponse, theirs).responses[3].partitions[0].records == b"\x03" * 9000

@@ -1,0 +1,95 @@
+"""The table of APIs: its rows agree with Apache Kafka's names, and errors have a place in every response."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kio.index import load_payload_module
+from kio.static.constants import EntityType
+
+from kipmesh import messages as m
+from kipmesh.core.errors import ErrorCode
+from kipmesh.core.metadata.controller import MetadataController
+from kipmesh.messages.schema import NEVER
+from kipmesh.messages.table import APIS, KAFKA_APIS, METHODS, Api, Role, find_api
+from kipmesh.node.broker import handlers as broker_handlers
+from kipmesh.node.broker.fetch import FetchHandler
+from kipmesh.node.broker.groups import GroupsHandler
+from kipmesh.node.broker.offsets import OffsetsHandler
+from kipmesh.node.broker.producer_ids import ProducerIdsHandler
+from kipmesh.node.controller import handlers as controller_handlers
+from kipmesh.transport.pipeline import coroutines_in
+
+WITHOUT_ERROR = {"SaslAuthenticate", "SaslHandshake"}
+
+
+@pytest.mark.parametrize("api", KAFKA_APIS.values(), ids=lambda api: api.name)
+def test_names_and_versions_are_kafkas(api: Api) -> None:
+    for version in range(api.versions.first, api.versions.last + 1):
+        module = load_payload_module(api.key, version, EntityType.request)
+        name = "ListConfigResources" if api.name == "ListConfigResources" else api.name
+        assert any(hasattr(module, f"{one}Request") for one in (name, "ListClientMetricsResources")), (
+            api.name,
+            version,
+        )
+
+
+def test_keys_and_rpc_names_are_unique() -> None:
+    assert len(KAFKA_APIS) == len([api for api in APIS if api.versions != NEVER])
+    paths = [method.path for methods in METHODS.values() for method in methods.values()]
+    assert len(paths) == len(set(paths))
+
+
+@pytest.mark.parametrize("api", APIS, ids=lambda api: f"{api.role.value} {api.name}")
+def test_every_api_has_a_handler_where_its_role_says(api: Api) -> None:
+    on_broker = coroutines_in(broker_handlers)
+    on_controller = coroutines_in(controller_handlers)
+    if api.role is Role.BROKER:
+        parts = (FetchHandler, GroupsHandler, OffsetsHandler, ProducerIdsHandler)
+        assert api.method in on_broker or any(hasattr(part, api.method) for part in parts)
+    if api.role in (Role.CONTROLLER, Role.FORWARDED) and api.name != "DescribeQuorum":
+        assert api.method in on_controller or hasattr(MetadataController, api.method)
+
+
+@pytest.mark.parametrize("api", KAFKA_APIS.values(), ids=lambda api: api.name)
+def test_every_version_can_refuse_a_request(api: Api) -> None:
+    """A version without a field for the error gets none, and the connection ends."""
+    for version in range(api.versions.first, api.versions.last + 1):
+        response = api.error_response(api.request(), ErrorCode.UNKNOWN_SERVER_ERROR, "because", version)
+        if response is not None:
+            frame = api.encode(1, version, response)
+            assert len(frame) + sum(map(len, frame.parts)) > 8
+
+
+def test_an_error_is_at_every_item_that_the_request_names() -> None:
+    request: Any = m.ListOffsetsRequest(topics=(m.ListOffsetsTopic("t", partitions=(m.ListOffsetsPartition(4),)),))
+    response = find_api("ListOffsets").error_response(request, 7, "why")
+    assert response == m.ListOffsetsResponse(
+        topics=(m.ListOffsetsTopicResponse("t", partitions=(m.ListOffsetsPartitionResponse(4, 7),)),)
+    )
+    request = m.DeleteTopicsRequest((m.DeleteTopicState("a"), m.DeleteTopicState(None, b"i" * 16)))
+    response = find_api("DeleteTopics").error_response(request, 7, "why", 6)
+    assert [(one.name, one.topic_id, one.error_code, one.error_message) for one in response.responses] == [
+        ("a", b"", 7, "why"),
+        (None, b"i" * 16, 7, "why"),
+    ]
+    request = m.DeleteTopicsRequest(topic_names=("a",))
+    response = find_api("DeleteTopics").error_response(request, 7, "why", 1)
+    assert [(one.name, one.error_code) for one in response.responses] == [("a", 7)]
+
+
+def test_a_user_that_is_named_twice_is_refused_once() -> None:
+    request = m.AlterUserScramCredentialsRequest(
+        (m.ScramCredentialDeletion("u", 1),), (m.ScramCredentialUpsertion("u", 2), m.ScramCredentialUpsertion("v", 1))
+    )
+    response: Any = find_api("AlterUserScramCredentials").error_response(request, 7, "why")
+    assert [one.user for one in response.results] == ["u", "v"]
+
+
+def test_a_fetch_is_refused_partition_by_partition() -> None:
+    """The error of a Fetch response itself is of its session alone (227-05)."""
+    topic = m.FetchTopic("t", partitions=(m.FetchPartition(3),))
+    response: Any = find_api("Fetch").error_response(m.FetchRequest(topics=(topic,)), 6, None, 12)
+    assert response.error_code == 0
+    assert response.responses[0].partitions[0][:2] == (3, 6)
