@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.images import BROKERS, EPOCH, balanced_image
+from kipmesh import messages as m
 from kipmesh.core import record_batch
 from kipmesh.core.config import ControllerConfig
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.controller import MetadataController
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, CLUSTER_METADATA_TOPIC_ID, MetadataDelta, MetadataImage
-from kipmesh.messages import BrokerHeartbeatRequest, FetchableTopicResponse, FetchResponse, PartitionData
 from kipmesh.messages.proto import encode
 
 FAILING = BROKERS // 2
@@ -72,11 +72,11 @@ class _Ledger:
         }
 
 
-def _response(batch: bytes, offset: int) -> FetchResponse:
+def _response(batch: bytes, offset: int) -> m.FetchResponse:
     end = offset + 1
-    partition = PartitionData(0, 0, end, end, 0, records=batch)
-    return FetchResponse(
-        responses=[FetchableTopicResponse(CLUSTER_METADATA_TOPIC, CLUSTER_METADATA_TOPIC_ID, [partition])]
+    partition = m.PartitionData(0, 0, end, end, 0, records=batch)
+    return m.FetchResponse(
+        responses=[m.FetchableTopicResponse(CLUSTER_METADATA_TOPIC, CLUSTER_METADATA_TOPIC_ID, [partition])]
     )
 
 
@@ -102,7 +102,7 @@ def measure_failure(topics: int, *, by_event: bool) -> dict[str, Any]:
     proofs = _Ledger(image)
     for broker_id, broker in image.brokers.items():
         if broker_id != FAILING:
-            heartbeat = BrokerHeartbeatRequest(broker_id, broker.broker_epoch, image.offset)
+            heartbeat = m.BrokerHeartbeatRequest(broker_id, broker.broker_epoch, image.offset)
             decided = controller.heartbeat(heartbeat, 1, image.offset + 1).records
             if decided:
                 proofs.take(decided)

@@ -214,6 +214,10 @@ class Follower:
 
 async def memory_bytes(leader: Leader) -> tuple[float, float]:
     """Bytes for each partition of a session that is open and idle: at the server and at the client (tracemalloc)."""
+    warm_up = Follower(leader, list(leader.replicas), enabled=True)
+    await warm_up.open()  # codecs are compiled at their first use
+    await warm_up.close()
+    del warm_up
     gc.collect()
     tracemalloc.start()
     try:

@@ -1,8 +1,8 @@
 """Write `protos/kipmesh/v1` from the declarations in `kipmesh.messages.apis` and the table of APIs; `--check` compares.
 
-One file per module, with the comments and docstrings of the declarations. `protos/field_numbers.txt` has every number
-that was ever used: new fields are added, and a line that no declaration states any more is an error, because a rolling
-upgrade would break.
+One file per module, with the comments and docstrings of the declarations. `protos/field_numbers.txt` has the
+number, type and default of every field that was ever used. New fields are added. A line that no declaration states any
+more is an error, because a rolling upgrade would break.
 """
 
 from __future__ import annotations
@@ -66,10 +66,14 @@ def _field_comments(module: ModuleType) -> dict[tuple[str, str], str]:
     return found
 
 
-def _field(each: Field) -> str:
+def _type(each: Field) -> str:
     kind = item_type(each)
     label = "repeated " if isinstance(each.type, Array) else "optional " if has_presence(each) else ""
-    return f"{label}{kind.__name__ if is_message(kind) else SCALARS[kind]} {each.proto_name}"
+    return f"{label}{kind.__name__ if is_message(kind) else SCALARS[kind]}"
+
+
+def _field(each: Field) -> str:
+    return f"{_type(each)} {each.proto_name}"
 
 
 def _message(of: type[Message], comments: dict[tuple[str, str], str]) -> Iterator[str]:
@@ -155,13 +159,14 @@ def render() -> dict[str, str]:
 
 
 def field_numbers() -> set[str]:
-    """Return the number of every field, as lines `Message.field = number`."""
+    """Return every field as a line: its number, type and default, which is the value of an absent field."""
     found = set()
     for of in _carried():
         for each in carried_fields(of):
-            found.add(f"{of.__name__}.{each.proto_name} = {each.number}")
+            default = f" default {each.default!r}" if has_presence(each) and each.default is not None else ""
+            found.add(f"{of.__name__}.{each.proto_name} = {each.number} {_type(each)}{default}")
             if each.null_flag is not None:
-                found.add(f"{of.__name__}.{each.null_flag.name} = {each.null_flag.number}")
+                found.add(f"{of.__name__}.{each.null_flag.name} = {each.null_flag.number} bool")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Write the tables of docs/wire.md from the table of APIs and the declarations of messages; `--check` compares."""
+"""Write docs/protocol.md and the table of docs/wire.md from the table of APIs and the messages; `--check` compares."""
 
 from __future__ import annotations
 

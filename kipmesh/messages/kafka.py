@@ -34,7 +34,6 @@ FIXED = {
 COPY_BYTES_MAX = 8 << 10
 """Larger records are handed to the socket without a copy."""
 ZERO_ID = bytes(16)
-STRING_BYTES_MAX = 32_767
 
 ITEMS_MAX = 100_000
 """Default limit of items in one message."""
@@ -391,6 +390,12 @@ class _ReaderMaker(_Maker):
         for index, each in enumerate(self._tagged):
             add(2, f"{'if' if index == 0 else 'elif'} tag == {each.tag}:")
             self._read_one(3, each, f"v_{each.name}")
+            # Otherwise a field of size 0 could be read again and again.
+            add(
+                3,
+                "if at != after:",
+                f"    raise MalformedError({f'{each.name} has another length than its tag states'!r})",
+            )
         add(2, "at = after")
 
 

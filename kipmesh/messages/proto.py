@@ -5,7 +5,8 @@ type is first used, as in `kipmesh.messages.kafka`. The tests compare every mess
 
 A field that has its default is not written, and a field that is absent has its default. A message field that occurs
 twice has its last value; Google's implementation merges the two. Unknown fields are skipped. Decoding raises
-MalformedError and nothing else; encoding raises ValueError or TypeError for a value that the type cannot state.
+MalformedError and nothing else. Encoding raises ValueError, TypeError or AttributeError for a value that the type
+cannot state.
 """
 
 import struct
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from kipmesh.messages.kafka import MalformedError, Source, is_message, item_type
+from kipmesh.messages.kafka import MalformedError, Source, is_message, item_type, put_varint, too_long
 from kipmesh.messages.schema import Array, Field, Message, zero_of
 
 VARINT, FIXED64, SIZED, FIXED32 = 0, 1, 2, 5
@@ -86,20 +87,13 @@ def _read_bool(data: bytes, at: int) -> tuple[bool, int]:
 _READERS = {"int32": _read_int32, "int64": _read_int64, "uint32": _read_uint32, "bool": _read_bool}
 
 
-def _put_varint(out: bytearray, value: int) -> None:
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-
-
 def _putter(name: str) -> Callable[[bytearray, int], None]:
     first, end = _RANGES[name]
 
     def put(out: bytearray, value: int) -> None:
         if not first <= value < end:
             raise ValueError(f"{name} must be at least {first} and less than {end}, got {value}")
-        _put_varint(out, int(value) & 0xFFFFFFFFFFFFFFFF)
+        put_varint(out, int(value) & 0xFFFFFFFFFFFFFFFF)
 
     return put
 
@@ -144,10 +138,6 @@ def _skip(data: bytes, at: int, tag: int) -> int:
     raise MalformedError(f"a field of wire type {kind}")
 
 
-def _too_long(name: str, size: int, left: int) -> MalformedError:
-    return MalformedError(f"{name} has a length of {size}, {left} bytes are left")
-
-
 def _joined_size(parts: list[Any]) -> int:
     return sum(map(len, parts))
 
@@ -157,10 +147,10 @@ _GLOBALS: dict[str, Any] = {
     "make": tuple.__new__,
     "pack": _pack,
     "pack_double": _DOUBLE.pack,
-    "put_varint": _put_varint,
+    "put_varint": put_varint,
     "read_varint": _read_varint,
     "skip": _skip,
-    "too_long": _too_long,
+    "too_long": too_long,
     "unpack": _unpack,
     "unpack_double": _DOUBLE.unpack_from,
     "MalformedError": MalformedError,
@@ -171,7 +161,7 @@ _GLOBALS: dict[str, Any] = {
 
 def _varint(value: int) -> bytes:
     out = bytearray()
-    _put_varint(out, value)
+    put_varint(out, value)
     return bytes(out)
 
 
@@ -277,7 +267,7 @@ def _encode_one(source: Source, depth: int, each: Field, kind: Any, tag: str) ->
 
 
 def encode(value: Message) -> bytes:
-    """Return the message in protobuf's format. Raises ValueError or TypeError for what its type cannot state."""
+    """Return the message in protobuf's format. Raises ValueError, TypeError or AttributeError."""
     encoded = _encoder(type(value))(value)
     return b"".join(encoded) if isinstance(encoded, list) else bytes(encoded)
 
@@ -342,7 +332,7 @@ def _decode_cases(source: Source, each: Field) -> list[tuple[int, list[str]]]:
         elif scalar == "double":
             cases.append((base | FIXED64, [f"{one}, = unpack_double(data, at)", "at += 8", *store]))
         else:
-            convert = [f"    {one} = {one} == 1"] if scalar == "bool" else []
+            convert = [f"    {one} = {one} != 0"] if scalar == "bool" else []
             read_one = [f"{one} = data[at]", f"if {one} > 127:", f"    {one}, at = read_{scalar}(data, at)"]
             read_one += ["else:", "    at += 1", *convert]
             if is_list:

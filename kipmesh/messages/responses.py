@@ -7,7 +7,7 @@ request states it (`mirrors` in `kipmesh.messages.schema.field`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -18,53 +18,64 @@ _CODE = "error_code"
 _MESSAGE = "error_message"
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
+    """The errors in a message: its own, and those of the items in its lists."""
+
     has_code: bool
-    inner: tuple[tuple[Callable[[Any], Any], _Place], ...]
-    """Lists whose items have errors, or lists with them."""
+    inner: tuple[tuple[Callable[[Any], Any], Place], ...]
 
 
-def error_codes(of: type[Message]) -> Callable[[Any], list[int]]:
-    """Return a function from a response to its error codes: its own if not 0, and those of its items, 0 included."""
-    place = _place(of)
-    return lambda response: list(_codes(place, response))
-
-
-def _place(of: type[Message]) -> _Place:
+def error_places(of: type[Message]) -> Place:
+    """Return where a response has errors."""
     inner = []
     for each in of.message_fields:
         if isinstance(each.type, Array) and is_message(each.type.of):
-            place = _place(each.type.of)
+            place = error_places(each.type.of)
             if place.has_code or place.inner:
                 inner.append((attrgetter(each.name), place))
-    return _Place(_CODE in of._fields, tuple(inner))
+    return Place(_CODE in of._fields, tuple(inner))
 
 
-def _codes(place: _Place, value: Any) -> Iterator[int]:
-    if place.has_code and (value.error_code or not place.inner):
-        yield value.error_code
+def add_errors(place: Place, value: Any, found: list[int]) -> None:
+    """Add the error codes other than 0 of a response, one for each place that has one."""
+    if place.has_code and value.error_code:
+        found.append(value.error_code)
     for items, inner in place.inner:
-        for item in items(value) or ():
-            yield from _codes(inner, item)
+        if inner.inner:
+            for item in items(value) or ():
+                add_errors(inner, item, found)
+        else:
+            found += [item.error_code for item in items(value) or () if item.error_code]
+
+
+def has_success(place: Place, value: Any) -> bool:
+    """Whether an item of a response has no error."""
+    if not place.inner:
+        return not value.error_code
+    return any(has_success(inner, item) for items, inner in place.inner for item in items(value) or ())
 
 
 def make_error_response(
-    asked: type[Message], answered: type[Message], request: Any, code: int, message: str | None, version: int | None
+    request_type: type[Message],
+    response_type: type[Message],
+    request: Any,
+    code: int,
+    message: str | None,
+    version: int | None,
 ) -> Any | None:
     """Return the response that refuses `request`; None if `version` has no field for the error."""
-    lists = [each for each in _present(answered, version) if each.mirrors is not None]
-    own = _find(answered, _CODE, version)
+    lists = [each for each in _present(response_type, version) if each.mirrors is not None]
+    own = _find(response_type, _CODE, version)
     if own is not None and own.is_refusal:
-        return _blank(answered, version, {_CODE: code, _MESSAGE: message})
+        return _blank(response_type, version, {_CODE: code, _MESSAGE: message})
     values: dict[str, Any] = {}
     for each in lists:
-        for source in each.mirrors or ():
-            if _find(asked, source, version) is not None:
-                items = [
-                    _refused(each.type.of, item, code, message, version) for item in getattr(request, source) or ()
-                ]
-                values[each.name] = tuple(dict.fromkeys([*values.get(each.name, ()), *items]))
-    return _blank(answered, version, values) if values else None
+        sources = [source for source in each.mirrors or () if _find(request_type, source, version) is not None]
+        named = [item for source in sources for item in getattr(request, source) or ()]
+        items = [_refused(each.type.of, item, code, message, version) for item in named]
+        if sources:  # an item in several lists is refused once
+            values[each.name] = tuple(dict.fromkeys(items) if len(sources) > 1 else items)
+    return _blank(response_type, version, values) if values else None
 
 
 def _refused(of: type[Message], item: Any, code: int, message: str | None, version: int | None) -> Any:

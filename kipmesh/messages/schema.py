@@ -3,7 +3,7 @@
 A declaration states what Apache Kafka's schema files state (type, versions, nullable versions, tag, default) and the
 number of the field in protobuf. Fields are declared in the order of Kafka's wire format. The codecs of
 `kipmesh.messages.kafka` and `kipmesh.messages.proto`, the `.proto` files and the protocol documentation are derived
-from the declarations. See ADR 0014.
+from the declarations. See ADR 11.
 
 Instances are immutable named tuples with Kafka's field names. Every field has a default: the given one, or zero, empty
 or None. A topic id is 16 bytes, or `b""` if there is none.
@@ -166,6 +166,8 @@ def field(
 
 def _parse_type(annotation: Any) -> tuple[Any, bool]:
     """Return the field type that an annotation states, and whether it allows None."""
+    if isinstance(annotation, str):
+        raise TypeError(f"{annotation!r} is text: declarations cannot postpone annotations (`from __future__`)")
     origin = get_origin(annotation)
     if origin in (Union, UnionType):
         (inner,) = [one for one in get_args(annotation) if one is not NoneType]

@@ -2,13 +2,13 @@
 
 The gRPC services, the Kafka listener, forwarding to the active controller, request metrics, limits and fault injection
 are driven by this table. An API is added by a row here, the declaration of its messages, and a handler
-(docs/architecture: "Add an API").
+(docs/wire.md, "Add an API").
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -20,7 +20,7 @@ from kipmesh.messages import proto
 from kipmesh.messages.apis import describe_producers
 from kipmesh.messages.apis.admin import alter_configs, list_config_resources
 from kipmesh.messages.kafka import ITEMS_MAX, Codec, Out
-from kipmesh.messages.responses import error_codes, make_error_response
+from kipmesh.messages.responses import Place, add_errors, error_places, has_success, make_error_response
 from kipmesh.messages.schema import NEVER, VERSION_MAX, Message, Versions, parse_versions
 
 PROTO_PACKAGE = "kipmesh.v1"
@@ -168,15 +168,18 @@ class Api:
     # --- errors
 
     @cached_property
-    def errors(self) -> Callable[[Any], list[int]]:
-        """A function from a response to its error codes other than 0, those of its items included."""
-        codes = error_codes(self.response)
-        return lambda response: [code for code in codes(response) if code]
+    def _error_places(self) -> Place:
+        return error_places(self.response)
 
-    @cached_property
-    def error_codes(self) -> Callable[[Any], list[int]]:
-        """A function from a response to its error codes: its own if it is not 0, and those of its items, 0 included."""
-        return error_codes(self.response)
+    def errors(self, response: Any) -> list[int]:
+        """Return the error codes of a response other than 0, those of its items included."""
+        found: list[int] = []
+        add_errors(self._error_places, response, found)
+        return found
+
+    def has_success(self, response: Any) -> bool:
+        """Whether an item of a response has no error; False for a response with an error of its own."""
+        return not getattr(response, "error_code", 0) and has_success(self._error_places, response)
 
     def error_response(
         self, request: Any, code: int, message: str | None = None, version: int | None = None

@@ -50,9 +50,9 @@ def _context(context: grpc.aio.ServicerContext[Any, Any], listener: str) -> Requ
     return RequestContext(client_id, context.peer(), 0, context.time_remaining(), listener)
 
 
-async def _decode(method: Method, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+async def _decode(method: Method, data: bytes, context: grpc.aio.ServicerContext[Any, Any], *, is_limited: bool) -> Any:
     """Return the request. Bytes that are not one end the call with INVALID_ARGUMENT."""
-    limit = method.api.request_bytes_max
+    limit = method.api.request_bytes_max if is_limited else None
     if limit is not None and len(data) > limit:
         text = f"{method.name} has {len(data)} bytes, at most {limit} are allowed"
         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
@@ -78,7 +78,7 @@ class _Call(NamedTuple):
         """Return the response to one request, both encoded."""
         began_s = perf_counter()
         api = self.method.api
-        request = await _decode(self.method, data, context)
+        request = await _decode(self.method, data, context, is_limited=self.pipeline.limits_requests)
         if self.guard is not None:
             await self.guard(request, context)
         try:

@@ -21,7 +21,7 @@ from typing import Generic, Protocol, TypeVar
 
 from kipmesh.testing.sim.checker import InvariantError
 
-_NOT_RUN = ("kipmesh.core.config", "kipmesh.core.messages", "kipmesh.core.errors", __name__)
+_NOT_RUN = ("kipmesh.core.config", "kipmesh.messages.apis", "kipmesh.core.errors", __name__)
 """Loaded for their names - keys, tuples and numbers - or not part of what is simulated."""
 _SAVE_EVERY = 50
 _TELL_EVERY = 500

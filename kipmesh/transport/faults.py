@@ -29,7 +29,7 @@ FAULTS_MAX = 100
 TIMES_MAX = 1_000_000
 DELAY_MS_MAX = 600_000
 CLIENT_ID_LENGTH_MAX = 1000
-FETCH, METADATA, PRODUCE, API_VERSIONS = "Fetch", "Metadata", "Produce", "ApiVersions"
+FETCH, METADATA, PRODUCE = "Fetch", "Metadata", "Produce"
 _UNSUPPORTED = frozenset({"SaslHandshake", "SaslAuthenticate"})
 
 
@@ -46,7 +46,7 @@ class Faults:
         self._names = names - _UNSUPPORTED
 
     def add(self, fault: InjectedFault) -> int:
-        """Its number; raises KafkaError INVALID_REQUEST, or POLICY_VIOLATION where there are too many."""
+        """Return the fault's number. Raises KafkaError INVALID_REQUEST, or POLICY_VIOLATION if there are too many."""
         problem = self._problem(fault)
         if problem:
             raise KafkaError(ErrorCode.INVALID_REQUEST, problem)
@@ -69,7 +69,7 @@ class Faults:
         if len(fault.client_id) > CLIENT_ID_LENGTH_MAX:
             return f"a client id has at most {CLIENT_ID_LENGTH_MAX} characters here"
         if fault.drops_connection and code:
-            return "a connection that ends has no answer with an error"
+            return "drops_connection and fault_error_code exclude each other"
         if not (code or fault.delay_ms or fault.drops_connection):
             return "a fault is an error, a delay, or the end of the connection"
         return None
@@ -79,7 +79,7 @@ class Faults:
         return list(self._faults.values())
 
     def clear(self, ids: frozenset[int] = frozenset()) -> int:
-        """Take them away, all by default; gives how many."""
+        """Remove faults, all by default; return how many."""
         gone = [number for number in self._faults if not ids or number in ids]
         for number in gone:
             del self._faults[number]
@@ -93,7 +93,7 @@ class Faults:
         return None
 
     def count(self, fault: InjectedFault) -> None:
-        """It acts on one request."""
+        """Count one use of the fault."""
         left = self._faults.get(fault.fault_id)
         if left is None:
             return

@@ -1,6 +1,6 @@
 """Metrics of requests, with Kafka's names where Kafka has them. Numbers are plain, and read at each scrape.
 
-The time of a request includes the time that it waits by its own wish: a fetch for bytes or for the high watermark, a
+The time of a request includes the time that it waits on purpose: a fetch for bytes or for the high watermark, a
 Produce for replicas.
 """
 
@@ -100,7 +100,7 @@ class RequestMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Return the metrics of both front ends."""
         prefix = "kafka_network_requestmetrics_"
-        requests = CounterMetricFamily(prefix + "requests", "Requests answered.", labels=["request", "version"])
+        requests = CounterMetricFamily(prefix + "requests", "Requests completed.", labels=["request", "version"])
         received = CounterMetricFamily(prefix + "requestbytes", "Bytes of requests.", labels=["request"])
         errors = CounterMetricFamily(
             prefix + "errors", "Errors in responses, of all their items.", labels=["request", "error"]

@@ -50,7 +50,7 @@ class Interceptor(Protocol):
 
 
 class Pipeline:
-    """The handlers of one node for one front end, and what happens around them."""
+    """The handlers of one node for one front end, and the steps before and after them."""
 
     def __init__(
         self,
@@ -60,6 +60,7 @@ class Pipeline:
         observers: Mapping[str, Observer] | None = None,
         metrics: RequestMetrics | None = None,
         faults: Interceptor | None = None,
+        limits_requests: bool = True,
     ) -> None:
         """Make the pipeline.
 
@@ -69,7 +70,10 @@ class Pipeline:
             observers: by the name of an API; called for each exchange before anything else runs.
             metrics: counts requests.
             faults: faults for tests; None if they are not enabled.
+            limits_requests: whether the limits of the table apply (LIM-01). A controller receives what a broker has
+                already limited, in a form that may be larger.
         """
+        self.limits_requests = limits_requests
         self.handlers = handlers
         self.stream_ended = stream_ended or {}
         self._observers = observers or {}

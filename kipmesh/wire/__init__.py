@@ -1,5 +1,5 @@
-"""The listener for Kafka's own protocol: an edge beside `kipmesh.rpc`, over the same handlers.
+"""The listener for Kafka's own protocol, beside `kipmesh.rpc`, with the same pipeline and handlers behind it.
 
-Bytes become the values of `kipmesh.core.messages` and back; no rule of the log, of groups or of sessions is here. How
-it is made, and how an API is added: docs/wire.md.
+It frames, limits and authenticates connections, and decodes requests with the codecs of `kipmesh.messages`. See
+docs/wire.md.
 """

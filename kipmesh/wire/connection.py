@@ -274,6 +274,8 @@ class Connection(asyncio.BufferedProtocol):
                 await asyncio.wait([task for task, _ in self._answers])
                 if self._transport is None or self._transport.is_closing():
                     return
+                left = self._shared.unsent.left
+                request = request._replace(context=request.context._replace(response_bytes_max=left))
             self._respond(request, await self._shared.handle(request.api, request.value, request.context))
         except Exception as error:
             self._failed(request, error)

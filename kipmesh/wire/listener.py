@@ -84,7 +84,7 @@ class Shared:
     def request_bytes_max(self, key: int) -> int:
         """Largest request of an API."""
         limit, other = self.limits.request_bytes_max, self.limits.other_request_bytes_max
-        if key == PRODUCE.key:
+        if key == PRODUCE.key:  # the one API whose requests have records
             return limit
         api = self.apis.get(key)
         return min(limit, other, other if api is None or api.request_bytes_max is None else api.request_bytes_max)

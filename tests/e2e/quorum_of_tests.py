@@ -41,9 +41,7 @@ CLEANED_AT_ONCE = {**SMALL_SNAPSHOTS, "metadata.max.retention.bytes": "1", "meta
 async def _all_topics(address: str) -> MetadataResponse:
     pool = ConnectionPool("test")
     try:
-        response: MetadataResponse = await pool.get(address).call(
-            "Broker", "Metadata", MetadataRequest(all_topics=True), 60
-        )
+        response: MetadataResponse = await pool.get(address).call("Broker", "Metadata", MetadataRequest(None), 60)
         return response
     finally:
         await pool.close()

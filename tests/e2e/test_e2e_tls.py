@@ -18,9 +18,9 @@ import pytest
 from mesh_of_tests import Mesh, wait_for
 from writer_of_tests import Writer, read_all
 
+from kipmesh import messages as m
 from kipmesh.client.sync import AdminClient
 from kipmesh.cluster import LocalCluster
-from kipmesh import messages as m
 from kipmesh.core.config.security import ClientSslConfig
 from kipmesh.core.errors import KafkaError
 from kipmesh.rpc.client import ConnectionPool, TransportError

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from kipmesh.messages import SnapshotId
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
 from kipmesh.core.metadata.image_writer import image_records, image_values
+from kipmesh.messages import SnapshotId
 from kipmesh.storage.fs import RealFileSystem
 from kipmesh.storage.snapshots import SnapshotStore
 

@@ -13,16 +13,13 @@ from typing import Any
 
 import pytest
 
-from kipmesh.wire.api import Api, read_header
-from kipmesh.wire.codec import Codec, Out, skip_tags
-from kipmesh.wire.registry import make_registry
+from kipmesh.messages.kafka import Codec, Out, skip_tags
+from kipmesh.messages.table import KAFKA_APIS, Api
+from kipmesh.wire.header import read_header
 
 FOLDER = Path(__file__).resolve().parent / "wire"
-APIS = make_registry()
 EXCHANGES = json.loads((FOLDER / "exchanges.json").read_text())
 DIFFERENT = {
-    ("DescribeGroups", 6, "request"): "whether authorized operations are wanted is not kept",
-    ("DescribeGroups", 6, "response"): "no state of authorized operations",
     ("ApiVersions", 3, "response"): "Apache Kafka's features are in tags that are not kept",
     ("ApiVersions", 4, "response"): "Apache Kafka's features are in tags that are not kept",
     ("DescribeConfigs", 1, "request"): "null for all names becomes an empty list, which means the same here",
@@ -31,7 +28,6 @@ DIFFERENT = {
     ("CreatePartitions", 1, "request"): "null for no assignments becomes an empty list, which means the same here",
     ("CreatePartitions", 2, "request"): "null for no assignments becomes an empty list, which means the same here",
     ("CreatePartitions", 3, "request"): "null for no assignments becomes an empty list, which means the same here",
-    ("DescribeTopicPartitions", 0, "response"): "eligible leader replicas are not kept",
 }
 
 NAMES = sorted(path.stem for path in FOLDER.glob("*.request"))
@@ -78,12 +74,12 @@ def test_all_apis_were_heard() -> None:
 def test_requests(name: str) -> None:
     frame = memoryview((FOLDER / f"{name}.request").read_bytes())
     key, version = map(int, name.split("-"))
-    api = APIS[key]
+    api = KAFKA_APIS[key]
     header = read_header(frame, lambda _key, number: number >= api.flexible_since)
     assert (header.key, header.version) == (key, version)
     assert header.client_id == EXCHANGES[name]["client"]
     assert api.decode(frame, header.body, version) is not None
-    check(api, version, "request", api.reader(version), frame, header.body)
+    check(api, version, "request", api.request_codec(version), frame, header.body)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -91,8 +87,10 @@ def test_responses(name: str) -> None:
     asked = (FOLDER / f"{name}.request").read_bytes()
     frame = memoryview((FOLDER / f"{name}.response").read_bytes())
     key, version = map(int, name.split("-"))
-    api = APIS[key]
+    api = KAFKA_APIS[key]
     assert struct.unpack_from(">i", frame) == struct.unpack_from(">i", asked, 4)
-    since = api.flexible_since if api.response_flexible_since is None else api.response_flexible_since
+    since = api.response_header_flexible_since
+    if since is None:
+        since = api.flexible_since
     at = skip_tags(frame, 4, [0]) if version >= since else 4
-    check(api, version, "response", api.writer(version), frame, at)
+    check(api, version, "response", api.response_codec(version), frame, at)

@@ -95,9 +95,10 @@ def test_a_broker_may_do_no_more_than_it_needs(release: Release) -> None:
 
 FIELDS = """\
 from importlib.metadata import version
-from kipmesh.v1 import broker_lifecycle_pb2 as lifecycle, fetch_pb2
-print(version("kipmesh"), *sorted(field.name for field in fetch_pb2.FetchRequest.DESCRIPTOR.fields))
-print(*sorted(field.name for field in lifecycle.BrokerHeartbeatResponse.DESCRIPTOR.fields))
+from kipmesh import messages
+from kipmesh.messages import proto
+print(version("kipmesh"), proto.encode(messages.FetchRequest()).hex())
+print(*messages.BrokerHeartbeatResponse._fields)
 """
 
 

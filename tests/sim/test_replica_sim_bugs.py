@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.messages import EpochEndOffset, FetchPartition
 from kipmesh.core.metadata import brokers, elections, fencing
 from kipmesh.core.metadata.records import NO_LEADER, PartitionChangeRecord
 from kipmesh.core.metadata.states import PartitionState
 from kipmesh.core.replica.leader import IsrChange, PartitionLeader
 from kipmesh.core.replica.serving import FollowerWatermarks
+from kipmesh.messages import EpochEndOffset, FetchPartition
 from kipmesh.node.broker import reading
 from kipmesh.node.broker.replica import Replica
 from kipmesh.storage.durability import Durability

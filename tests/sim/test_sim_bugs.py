@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from kipmesh.messages import EpochEndOffset, SnapshotId
 from kipmesh.core.metadata.image import CapturedImage, MetadataImage
 from kipmesh.core.raft import ElectionState, Machine, State, elections, replication
 from kipmesh.core.raft.leadership import Leadership, majority_offset
 from kipmesh.core.raft.transitions import Cause
 from kipmesh.core.raft.types import SnapshotChanged, TruncateLog
+from kipmesh.messages import EpochEndOffset, SnapshotId
 from kipmesh.storage import quorum_state, snapshots
 from kipmesh.storage.quorum_replica import QuorumReplica
 from kipmesh.testing.sim import InvariantError, World, run_world

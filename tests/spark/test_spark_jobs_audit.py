@@ -16,8 +16,8 @@ from kipmesh.client import NewTopic
 from kipmesh.client.sync import AdminClient, Producer
 from kipmesh.cluster import LocalCluster
 from kipmesh.core import record_batch
-from kipmesh.messages import SnapshotId
 from kipmesh.core.snapshot.ids import parse_file_name
+from kipmesh.messages import SnapshotId
 from kipmesh.spark.jobs.audit.job import Options, run
 from kipmesh.spark.jobs.frame import JobRun, Outcome, Settings
 from kipmesh.storage import RealFileSystem, checkpoint

@@ -6,11 +6,12 @@ A control record's key is its version (0) and type. Readers skip types that are 
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import cache
 from struct import Struct, error
 from typing import TypeVar
 
 from kipmesh.core.errors import CorruptRecordError
-from kipmesh.messages.kafka import MalformedError, Out, record_codec
+from kipmesh.messages.kafka import FIXED, Codec, MalformedError, Out, record_codec
 from kipmesh.messages.records.control import SnapshotFooter as SnapshotFooter
 from kipmesh.messages.records.control import SnapshotHeader as SnapshotHeader
 from kipmesh.messages.schema import Message
@@ -44,10 +45,17 @@ def control_type(key: bytes | None) -> int:
         raise CorruptRecordError("a control record's key is shorter than its version and type") from None
 
 
+@cache
+def _prefix_codec(of: type[Message]) -> Codec:
+    """Return the codec of the fields of version 0: newer versions of a fixed layout only add to its end."""
+    is_fixed = all(each.type in FIXED for each in of.message_fields)
+    return Codec(of, 0, flexible=False) if is_fixed else record_codec(of, 0)
+
+
 def decode_control(of: type[_M], value: bytes | None) -> _M:
     """Return the value of a control record of type `of`. Raises CorruptRecordError."""
     try:
-        found: _M = record_codec(of, 0).read(value or b"")[0]
+        found: _M = _prefix_codec(of).read(value or b"")[0]
     except MalformedError as malformed:
         raise CorruptRecordError(f"a control record is cut: {malformed}") from None
     return found

@@ -149,6 +149,5 @@ def _earlier(one: float | None, other: float | None) -> float | None:
 
 def is_inactive(api: Api, response: Any) -> bool:
     """Whether the response states nothing but that this voter is not the active controller."""
-    top = getattr(response, "error_code", 0)
-    codes = [top] if top else api.error_codes(response)
-    return any(codes) and all(code in _NOT_ACTIVE for code in codes)
+    codes = api.errors(response)
+    return bool(codes) and not api.has_success(response) and all(code in _NOT_ACTIVE for code in codes)

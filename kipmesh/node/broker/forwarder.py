@@ -20,7 +20,7 @@ from kipmesh.rpc.client import TransportError
 
 log = structlog.get_logger(__name__)
 
-NOBODY_ACTIVE = "no metadata controller is active"
+NO_ACTIVE_CONTROLLER = "no metadata controller is active"
 
 
 class Forwarder:
@@ -38,10 +38,14 @@ class Forwarder:
         try:
             response, is_repeated = await self._channel.forward(api, request, timeout_s)
         except TransportError as error:
+            if error.too_large:
+                return api.error_response(
+                    request, ErrorCode.INVALID_REQUEST, "the request is too large to be forwarded"
+                )
             log.warning("no controller responded", method=api.name, error=str(error))
-            return _timed_out(api, request, f"{NOBODY_ACTIVE}, or it does not answer")
+            return _timed_out(api, request, f"{NO_ACTIVE_CONTROLLER}, or it does not respond")
         if is_inactive(api, response):  # until the time was over
-            return _timed_out(api, request, NOBODY_ACTIVE)
+            return _timed_out(api, request, NO_ACTIVE_CONTROLLER)
         return await settle(response) if is_repeated and settle is not None else response
 
 

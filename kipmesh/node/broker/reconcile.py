@@ -17,10 +17,10 @@ from typing import Any, Protocol
 from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata.image import MetadataImage, TopicState
-from kipmesh.messages.table import Api
+from kipmesh.messages.table import APIS, Api
 
 SETTLE_TIMEOUT_S = 5.0
-"""How long a broker waits to see what the controller spoke of: its own image may be behind."""
+"""How long a broker waits to see the state that the controller reported, because its own image may be behind."""
 
 Image = Callable[[], MetadataImage]
 Until = Callable[[Callable[[], bool], float], Awaitable[bool]]
@@ -30,7 +30,7 @@ _NOT_THERE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
 
 def _has_metadata(image: MetadataImage) -> bool:
-    """Whether it says anything: a broker that has just started knows of no topic, and that means nothing."""
+    """Whether the broker has loaded any metadata; before that, a missing topic means nothing."""
     return image.offset >= 0
 
 
@@ -76,7 +76,7 @@ def _is_as_asked(asked: m.CreatableTopic, topic: TopicState, image: MetadataImag
 
 
 class Deletion:
-    """One DeleteTopics; make it when the request comes."""
+    """One DeleteTopics; made when the request arrives."""
 
     def __init__(self, request: m.DeleteTopicsRequest, image: Image, until: Until) -> None:
         self._known = _known(request.topics, image())
@@ -102,7 +102,7 @@ def _known(topics: Collection[m.DeleteTopicState], image: MetadataImage) -> dict
 
 
 class Growth:
-    """One CreatePartitions; make it when the request comes."""
+    """One CreatePartitions; made when the request arrives."""
 
     def __init__(self, request: m.CreatePartitionsRequest, image: Image, until: Until) -> None:
         topics = [(topic, image().topic_by_name(topic.name)) for topic in request.topics]
@@ -200,9 +200,11 @@ _BY_API: Mapping[str, type[_Reconciliation]] = {
 
 
 class Reconciler:
-    """Knows how to reconcile the APIs whose row in the table says so."""
+    """Reconciles the APIs whose row in the table says so."""
 
     def __init__(self, image: Image, until: Until) -> None:
+        if missing := {api.name for api in APIS if api.reconciles} ^ _BY_API.keys():
+            raise LookupError(f"the table and this module differ in what is reconciled: {', '.join(sorted(missing))}")
         self._image = image
         self._until = until
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from kipmesh.messages import NodeEndpoint
 from kipmesh.core.replica.selection import ClientMetadata, PartitionView, ReplicaSelector, ReplicaView, TopicPartition
+from kipmesh.messages import NodeEndpoint
 
 
 class ConfiguredSelector(ReplicaSelector):

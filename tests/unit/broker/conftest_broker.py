@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kipmesh.cluster.ports import Held
 from kipmesh import messages as m
+from kipmesh.cluster.ports import Held
 from kipmesh.core.config import BrokerConfig, ControllerConfig
 from kipmesh.node.broker import BrokerNode
 from kipmesh.node.controller import ControllerNode

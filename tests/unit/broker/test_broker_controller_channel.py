@@ -11,10 +11,12 @@ import pytest
 from kipmesh import messages as m
 from kipmesh.core.config import Voter
 from kipmesh.core.errors import ErrorCode
+from kipmesh.messages.table import APIS, BROKER_HEARTBEAT, CREATE_TOPICS, find_api
 from kipmesh.node.broker import controller_channel
 from kipmesh.node.broker.controller_channel import SEARCH_TIMEOUT_S, ControllerChannel, is_inactive
 from kipmesh.rpc.client import ConnectionPool, TransportError
 from kipmesh.rpc.server import Server
+from kipmesh.transport.pipeline import pipeline_of
 
 HEARTBEAT = m.BrokerHeartbeatRequest(broker_id=1, broker_epoch=1)
 ACTIVE, INACTIVE, SILENT = "active", "inactive", "silent"
@@ -34,7 +36,7 @@ class Controller:
         self.wakes = asyncio.Event()
         """Ends the silence of what was asked."""
         self.voter: Voter
-        self._server = Server({"Controller": self, "Admin": self, "Quorum": self})
+        self._server = Server(pipeline_of({"Controller": self, "Admin": self, "Quorum": self}))
 
     async def start(self) -> None:
         port = await self._server.start("127.0.0.1", 0)
@@ -82,9 +84,7 @@ class Voters:
             await controller.stop()
 
     async def beat(self, timeout_s: float = CALL_S) -> m.BrokerHeartbeatResponse:
-        answer: m.BrokerHeartbeatResponse = await self.channel.call(
-            "Controller", "BrokerHeartbeat", HEARTBEAT, timeout_s
-        )
+        answer: m.BrokerHeartbeatResponse = await self.channel.call(BROKER_HEARTBEAT, HEARTBEAT, timeout_s)
         return answer
 
 
@@ -202,11 +202,11 @@ async def test_a_call_that_was_repeated_says_so(voters: Voters) -> None:
     first, second, _ = voters.controllers
     first.mode = ACTIVE
     request = m.CreateTopicsRequest([m.CreatableTopic("t")], 1000)
-    answer = await voters.channel.forward("Admin", "CreateTopics", request, CALL_S)
+    answer = await voters.channel.forward(CREATE_TOPICS, request, CALL_S)
     assert not answer.is_repeated
     first.mode, second.mode = SILENT, ACTIVE
     first.was_asked.clear()
-    call = asyncio.create_task(voters.channel.forward("Admin", "CreateTopics", request, CALL_S))
+    call = asyncio.create_task(voters.channel.forward(CREATE_TOPICS, request, CALL_S))
     await first.was_asked.wait()
     voters.channel.leader_changed(second.voter)
     answer = await call
@@ -220,7 +220,7 @@ async def test_a_stream_that_breaks_is_opened_again_where_it_was(voters: Voters)
     voters.channel.leader_changed(second.voter)
 
     async def beat() -> int:
-        answer = await voters.channel.call("Controller", "BrokerHeartbeatStream", HEARTBEAT, CALL_S)
+        answer = await voters.channel.call(BROKER_HEARTBEAT, HEARTBEAT, CALL_S, streaming=True)
         return int(answer.error_code)
 
     assert await beat() == 0
@@ -254,7 +254,7 @@ async def test_a_quorum_of_one_is_waited_for(voters: Voters) -> None:
     only.mode = SILENT
     channel = ControllerChannel((only.voter,), voters.pool)
     channel.leader_changed(only.voter)
-    call = asyncio.create_task(channel.call("Controller", "BrokerHeartbeat", HEARTBEAT, CALL_S))
+    call = asyncio.create_task(channel.call(BROKER_HEARTBEAT, HEARTBEAT, CALL_S))
     await only.was_asked.wait()
     channel.leader_changed(None)
     await asyncio.sleep(SEARCH_TIMEOUT_S + 0.2)  # an attempt with little time has ended, and was repeated
@@ -266,7 +266,7 @@ async def test_a_quorum_of_one_is_waited_for(voters: Voters) -> None:
 
 async def test_describe_quorum_goes_to_the_leader(voters: Voters) -> None:
     voters.controllers[1].mode = ACTIVE
-    answer = await voters.channel.call("Quorum", "DescribeQuorum", m.DescribeQuorumRequest(), CALL_S)
+    answer = await voters.channel.call(find_api("DescribeQuorum"), m.DescribeQuorumRequest(), CALL_S)
     assert answer.topics[0].partitions[0].leader_id == 102
 
 
@@ -291,4 +291,5 @@ async def test_describe_quorum_goes_to_the_leader(voters: Voters) -> None:
     ],
 )
 def test_who_is_inactive_is_told_by_every_kind_of_answer(response: Any, inactive: bool) -> None:
-    assert is_inactive(response) is inactive
+    api = next(api for api in APIS if type(response) is api.response)
+    assert is_inactive(api, response) is inactive

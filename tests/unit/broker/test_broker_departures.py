@@ -108,7 +108,7 @@ class Cluster:
         self.change(1)
 
     async def ask(self, *names: str, listener: str = "KAFKA") -> m.MetadataResponse:
-        request = m.MetadataRequest([m.MetadataRequestTopic(name=name) for name in names], all_topics=not names)
+        request = m.MetadataRequest([m.MetadataRequestTopic(name=name) for name in names] or None)
         return await self.handler.metadata(request, RequestContext("client", "peer", listener=listener))
 
     async def listed(self, listener: str = "KAFKA") -> list[int]:

@@ -8,8 +8,8 @@ from typing import Any
 
 from conftest_broker import Mesh, eventually, leader_of
 
-from kipmesh.client import AdminClient
 from kipmesh import messages as m
+from kipmesh.client import AdminClient
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.record_batch import assign, build, iterate, read_records
@@ -198,7 +198,7 @@ async def test_a_recreated_topic_never_meets_its_old_log(mesh: Mesh) -> None:
     await acknowledged(mesh, "again", old_id, b"old")
     await kill(mesh, 3)
     await eventually(lambda: mesh.controller.image.brokers[3].fenced, "it gets no replica of the next topic")
-    await mesh.call(1, "DeleteTopics", m.DeleteTopicsRequest([m.DeleteTopicState("again")], 10_000), "Admin")
+    await mesh.call(1, "DeleteTopics", m.DeleteTopicsRequest([m.DeleteTopicState("again")], timeout_ms=10_000), "Admin")
     for broker in (1, 2):
         await eventually(lambda b=broker: not mesh.brokers[b].partitions.image.topic_by_name("again"), "it is gone")
     new_id = await mesh.create("again", replication_factor=2)
@@ -247,7 +247,7 @@ async def test_a_fenced_follower_is_not_waited_for(mesh: Mesh) -> None:
 
 async def test_a_recreated_topic_does_not_inherit_the_old_one_s_configuration(mesh: Mesh) -> None:
     await mesh.create("fresh", retention_ms="1000", min_insync_replicas="3")
-    await mesh.call(1, "DeleteTopics", m.DeleteTopicsRequest([m.DeleteTopicState("fresh")], 10_000), "Admin")
+    await mesh.call(1, "DeleteTopics", m.DeleteTopicsRequest([m.DeleteTopicState("fresh")], timeout_ms=10_000), "Admin")
     for node in mesh.brokers.values():
         await eventually(lambda node=node: not node.partitions.image.topic_by_name("fresh"), "it is gone")
     topic_id = await mesh.create("fresh")
@@ -260,7 +260,7 @@ async def test_a_log_that_is_deleted_while_it_waits_for_an_fsync_hurts_nobody(me
     await mesh.create("kept")
     await mesh.create("gone", flush_messages="1")
     writing = [asyncio.create_task(mesh.produce("gone", batch(b"x"))) for _ in range(20)]
-    await mesh.call(1, "DeleteTopics", m.DeleteTopicsRequest([m.DeleteTopicState("gone")], 10_000), "Admin")
+    await mesh.call(1, "DeleteTopics", m.DeleteTopicsRequest([m.DeleteTopicState("gone")], timeout_ms=10_000), "Admin")
     await asyncio.gather(*writing)
     assert (await mesh.produce("kept", batch(b"x"))).error_code == 0
     assert not any(node.failed.done() for node in mesh.brokers.values())

@@ -165,7 +165,7 @@ async def test_a_topic_made_anew_is_another_one(mesh: Mesh) -> None:
     session = Session(mesh, old)
     assert found(await session.fetch({0: 1}))[0].high_watermark == 1
     waiting = asyncio.create_task(session.fetch(max_wait_ms=WAIT_MS))
-    await mesh.call(1, "DeleteTopics", m.DeleteTopicsRequest([m.DeleteTopicState("t")], 10_000), "Admin")
+    await mesh.call(1, "DeleteTopics", m.DeleteTopicsRequest([m.DeleteTopicState("t")], timeout_ms=10_000), "Admin")
     assert found(await waiting)[0].error_code == ErrorCode.UNKNOWN_TOPIC_ID
     new = await mesh.create("t")
     forgotten = [m.ForgottenTopic("", old, [0])]

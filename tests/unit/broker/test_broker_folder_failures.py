@@ -13,6 +13,7 @@ from kipmesh import messages as m
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.metadata.image import PartitionKey
 from kipmesh.core.metadata.states import LOST_DIRECTORY
+from kipmesh.messages.table import Api
 from kipmesh.node.broker.disk import Disk
 from kipmesh.node.broker.log_dirs import LogDirs
 from kipmesh.storage.errors import StorageError
@@ -31,7 +32,7 @@ async def test_a_folder_is_told_when_the_controller_knows_all_that_was_lost(tmp_
     refusals = [m.AssignReplicasToDirsResponse(error_code=41)] * 2
     changes: list[Any] = []
 
-    async def call(_service: str, _method: str, request: Any, _timeout_s: float) -> Any:
+    async def call(_api: Api, request: Any, _timeout_s: float) -> Any:
         assert not changes, "the controller may forget the folder before it knows what was in it"
         if refusals:
             log_dirs.lost(LATE)

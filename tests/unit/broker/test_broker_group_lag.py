@@ -93,7 +93,9 @@ async def test_lag_by_partition(mesh: Mesh) -> None:
     await eventually(lambda: lag("followed") == RECORDS, "the follower is told of the records")
     await commit(mesh, here, "led", RECORDS + 7)
     assert lag("led") == 0
-    await mesh.call(here, "DeleteTopics", m.DeleteTopicsRequest([m.DeleteTopicState("led")], 10_000), "Admin")
+    await mesh.call(
+        here, "DeleteTopics", m.DeleteTopicsRequest([m.DeleteTopicState("led")], timeout_ms=10_000), "Admin"
+    )
     await eventually(lambda: lag("led") is None, "the topic is gone")
     assert unknown(here) in (1, 2)  # until its offsets are gone as well
     await eventually(lambda: unknown(here) == 1, "and its offsets")

@@ -118,14 +118,14 @@ class Client:
         topics = [m.OffsetCommitRequestTopic(topic, partitions)]
         if member is None:
             return m.OffsetCommitRequest(self.group, topics=topics)
-        return m.OffsetCommitRequest(self.group, member.generation_id, member.member_id, None, topics)
+        return m.OffsetCommitRequest(self.group, member.generation_id, member.member_id, None, topics=topics)
 
     async def commit(self, offset: int, member: m.JoinGroupResponse | None = None, topic: str = "t") -> ErrorCode:
         answer = await self.ask("OffsetCommit", self.commit_request(offset, member, topic))
         return ErrorCode(answer.topics[0].partitions[0].error_code)
 
     async def committed(self) -> dict[str, int]:
-        request = m.OffsetFetchRequest([m.OffsetFetchRequestGroup(self.group, True)])
+        request = m.OffsetFetchRequest(groups=[m.OffsetFetchRequestGroup(self.group, topics=None)])
         (group,) = (await self.ask("OffsetFetch", request)).groups
         assert group.error_code == 0
         return {topic.name: topic.partitions[0].committed_offset for topic in group.topics}
@@ -155,7 +155,9 @@ async def test_the_topic_is_made_when_somebody_looks_for_a_coordinator(mesh: Mes
     assert topic.partitions[partition_for(GROUP, 2)].leader == found
     request = m.MetadataRequest([m.MetadataRequestTopic(b"", GROUP_METADATA_TOPIC)])
     assert (await mesh.call(1, "Metadata", request)).topics[0].is_internal
-    refused = await mesh.call(1, "FindCoordinator", m.FindCoordinatorRequest(1, ["transaction"]), "Groups")
+    refused = await mesh.call(
+        1, "FindCoordinator", m.FindCoordinatorRequest(key_type=1, coordinator_keys=["transaction"]), "Groups"
+    )
     assert refused.coordinators[0].error_code == E.INVALID_REQUEST
     batch = record_batch.build([(b"k", b"v")], base_offset=0, leader_epoch=-1, timestamp_ms=1)
     assert (await mesh.produce(GROUP_METADATA_TOPIC, batch, via=found)).error_code == E.INVALID_TOPIC_EXCEPTION
@@ -164,13 +166,15 @@ async def test_the_topic_is_made_when_somebody_looks_for_a_coordinator(mesh: Mes
 async def test_names_that_are_too_long_are_refused_wherever_they_come(mesh: Mesh) -> None:
     await Client(mesh).coordinator()
     name = "g" * 8193
-    found = await mesh.call(1, "FindCoordinator", m.FindCoordinatorRequest(0, [GROUP, name]), "Groups")
+    found = await mesh.call(
+        1, "FindCoordinator", m.FindCoordinatorRequest(key_type=0, coordinator_keys=[GROUP, name]), "Groups"
+    )
     assert [one.error_code for one in found.coordinators] == [0, E.INVALID_GROUP_ID]
     for api, request in (
         ("JoinGroup", m.JoinGroupRequest(name)),
         ("Heartbeat", m.HeartbeatRequest(name)),
         ("DescribeGroups", m.DescribeGroupsRequest([name])),
-        ("OffsetFetch", m.OffsetFetchRequest([m.OffsetFetchRequestGroup(name)])),
+        ("OffsetFetch", m.OffsetFetchRequest(groups=[m.OffsetFetchRequestGroup(name)])),
     ):
         answer = await mesh.call(1, api, request, "Groups")
         assert E.INVALID_GROUP_ID in _codes(answer), api
@@ -192,7 +196,7 @@ async def test_the_life_of_a_group(mesh: Mesh) -> None:
     listed = await mesh.call(coordinator, "ListGroups", m.ListGroupsRequest(["stable"]), "Groups")
     assert [group.group_id for group in listed.groups] == [GROUP]
     assert (await client.ask("DeleteGroups", m.DeleteGroupsRequest([GROUP]))).results[0].error_code == E.NON_EMPTY_GROUP
-    left = await client.ask("LeaveGroup", m.LeaveGroupRequest(GROUP, [m.MemberIdentity(member.member_id)]))
+    left = await client.ask("LeaveGroup", m.LeaveGroupRequest(GROUP, members=[m.MemberIdentity(member.member_id)]))
     assert left.members[0].error_code == 0
     assert await client.beat(member) == E.UNKNOWN_MEMBER_ID
     gone = m.OffsetDeleteRequest(GROUP, [m.OffsetDeleteRequestTopic("t", [m.OffsetDeleteRequestPartition(0)])])
@@ -212,7 +216,7 @@ async def test_who_is_not_the_coordinator_says_so(mesh: Mesh) -> None:
         "Heartbeat": m.HeartbeatRequest(GROUP),
         "LeaveGroup": m.LeaveGroupRequest(GROUP),
         "OffsetCommit": Client(mesh).commit_request(1, None),
-        "OffsetFetch": m.OffsetFetchRequest([m.OffsetFetchRequestGroup(GROUP, True)]),
+        "OffsetFetch": m.OffsetFetchRequest(groups=[m.OffsetFetchRequestGroup(GROUP, topics=None)]),
         "OffsetDelete": m.OffsetDeleteRequest(GROUP),
         "DescribeGroups": m.DescribeGroupsRequest([GROUP]),
         "DeleteGroups": m.DeleteGroupsRequest([GROUP]),
@@ -286,7 +290,7 @@ async def test_commits_need_enough_replicas(hasty: Mesh) -> None:
         await mesh.brokers.pop(broker_id).abort()
     answer = await mesh.call(coordinator, "OffsetCommit", client.commit_request(2, None), "Groups")
     assert answer.topics[0].partitions[0].error_code == E.COORDINATOR_NOT_AVAILABLE
-    fetched = m.OffsetFetchRequest([m.OffsetFetchRequestGroup(GROUP, True)])
+    fetched = m.OffsetFetchRequest(groups=[m.OffsetFetchRequestGroup(GROUP, topics=None)])
     (group,) = (await mesh.call(coordinator, "OffsetFetch", fetched, "Groups")).groups
     assert group.topics[0].partitions[0].committed_offset == 1
 
@@ -295,7 +299,7 @@ async def test_offsets_go_with_their_topic(mesh: Mesh) -> None:
     await mesh.create("t")
     client = Client(mesh)
     assert await client.commit(1) == 0
-    await mesh.call(1, "DeleteTopics", m.DeleteTopicsRequest([m.DeleteTopicState("t")], 10_000), "Admin")
+    await mesh.call(1, "DeleteTopics", m.DeleteTopicsRequest([m.DeleteTopicState("t")], timeout_ms=10_000), "Admin")
 
     async def are_gone() -> bool:
         return not await client.committed()

@@ -9,9 +9,9 @@ import pytest
 
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.messages import EpochEndOffset, PartitionData
 from kipmesh.core.metadata.image import PartitionState
 from kipmesh.core.record_batch import build
+from kipmesh.messages import EpochEndOffset, PartitionData
 from kipmesh.node.broker.changes import Changes
 from kipmesh.node.broker.disk import Disk
 from kipmesh.node.broker.high_watermarks import checkpoint_high_watermarks, is_due

@@ -16,6 +16,7 @@ from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata.image import BrokerState, MetadataImage, PartitionState
 from kipmesh.core.record_batch import build
+from kipmesh.messages.table import Api
 from kipmesh.node.broker.changes import Changes
 from kipmesh.node.broker.controller_channel import RETRY_BACKOFF_S
 from kipmesh.node.broker.isr_changes import IsrChanges
@@ -59,7 +60,7 @@ class Leader:
         metrics = BrokerMetrics(CollectorRegistry())
         self.changes = IsrChanges(1, self.partitions, self, metrics, lambda: 101, lambda: 1000)  # type: ignore[arg-type]
 
-    async def call(self, service: str, method: str, request: Any, timeout_s: float) -> Any:
+    async def call(self, api: Api, request: Any, timeout_s: float) -> Any:
         self.requests.append(request)
         if not self.answers:
             await asyncio.sleep(3600)

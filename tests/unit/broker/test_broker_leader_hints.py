@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from conftest_broker import Mesh, eventually, leader_of
 
-from kipmesh.client.records import encode_batch
 from kipmesh import messages as m
+from kipmesh.client.records import encode_batch
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata.states import PartitionState
 from kipmesh.node.broker.replica import Replica

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from conftest_broker import Mesh, eventually, leader_of
 
-from kipmesh.client import AdminClient
 from kipmesh import messages as m
+from kipmesh.client import AdminClient
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata.states import LOST_DIRECTORY, is_lost
 from kipmesh.core.record_batch import build, iterate, read_records

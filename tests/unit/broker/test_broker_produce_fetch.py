@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kipmesh.client.compression import COMPRESSIONS, compress, default_compression
 from kipmesh import messages as m
+from kipmesh.client.compression import COMPRESSIONS, compress, default_compression
 from kipmesh.core import record_batch
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.record_batch import build, iterate
@@ -199,7 +199,7 @@ async def test_metadata_by_name_by_id_and_none(mesh) -> None:
     assert [p.leader_id for p in by_name.partitions] == [1, 1]
     assert unknown.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert not (await mesh.call(2, "Metadata", m.MetadataRequest())).topics
-    assert len((await mesh.call(2, "Metadata", m.MetadataRequest(all_topics=True))).topics) == 1
+    assert len((await mesh.call(2, "Metadata", m.MetadataRequest(None))).topics) == 1
 
 
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

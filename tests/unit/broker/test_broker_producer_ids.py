@@ -47,7 +47,7 @@ async def test_transactions_and_half_an_identity_are_refused(mesh) -> None:
 
 
 async def test_without_a_controller_the_answer_is_one_that_clients_retry(mesh, monkeypatch) -> None:
-    monkeypatch.setattr("kipmesh.core.context._ANSWER_SHARE", 0.02)  # most of the call's time is for the way back
+    monkeypatch.setattr("kipmesh.core.context._RESPONSE_SHARE", 0.02)  # most of the call's time is for the way back
     for node in mesh.controllers.values():
         await node.stop()
     mesh.controllers.clear()

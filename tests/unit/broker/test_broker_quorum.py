@@ -128,7 +128,7 @@ async def test_a_broker_that_was_away_for_a_snapshot_catches_up(small: Mesh) -> 
     await small.create("gone", replication_factor=3)
     await small.brokers.pop(3).abort()
     names = [m.DeleteTopicState("again"), m.DeleteTopicState("gone")]
-    await small.call(1, "DeleteTopics", m.DeleteTopicsRequest(names, 10_000), "Admin")
+    await small.call(1, "DeleteTopics", m.DeleteTopicsRequest(names, timeout_ms=10_000), "Admin")
     new_id = await small.create("again", replication_factor=2)
     end = small.brokers[1].quorum.replica.log.log_end_offset
     await create_many(small, "more")
@@ -263,7 +263,7 @@ async def test_without_an_active_controller_requests_wait_for_their_time(
     assert time.monotonic() - began < 30  # which is less than the caller's own patience
     # What the request does not bound, the caller's own patience does: the answer comes before that is over.
     # Here it comes soon, so that it does however slow the machine is.
-    monkeypatch.setattr("kipmesh.core.context._ANSWER_SHARE", 0.02)
+    monkeypatch.setattr("kipmesh.core.context._RESPONSE_SHARE", 0.02)
     configs = m.DescribeConfigsRequest([m.DescribeConfigsResource(2, "later", ())])
     described = await three.connection(1).call("Admin", "DescribeConfigs", configs, 30)
     assert "no metadata controller is active" in described.results[0].error_message

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from conftest_broker import Mesh, eventually
 
+from kipmesh import messages as m
 from kipmesh.client import AdminClient
 from kipmesh.client.reassignments import DrainProgress
-from kipmesh import messages as m
 from kipmesh.core import record_batch
 from kipmesh.core.errors import ErrorCode, KafkaError
 
@@ -38,7 +38,7 @@ def batch(size: int, count: int = 1) -> bytes:
 
 
 async def reassign(mesh: Mesh, name: str, replicas: Sequence[int] | None, via: int = 2) -> int:
-    asked = m.ReassignablePartition(0, tuple(replicas or ()), replicas is None)
+    asked = m.ReassignablePartition(0, None if replicas is None else tuple(replicas))
     request = m.AlterPartitionReassignmentsRequest(10_000, [m.ReassignableTopic(name, [asked])])
     response = await mesh.call(via, "AlterPartitionReassignments", request, "Admin")
     assert response.error_code == 0, response
@@ -47,7 +47,7 @@ async def reassign(mesh: Mesh, name: str, replicas: Sequence[int] | None, via: i
 
 
 async def running(mesh: Mesh, via: int = 2) -> dict[str, list[int]]:
-    request = m.ListPartitionReassignmentsRequest(10_000, all_topics=True)
+    request = m.ListPartitionReassignmentsRequest(10_000, None)
     response = await mesh.call(via, "ListPartitionReassignments", request, "Admin")
     assert response.error_code == 0, response
     return {topic.name: [one.partition_index for one in topic.partitions] for topic in response.topics}

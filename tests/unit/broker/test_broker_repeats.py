@@ -116,16 +116,16 @@ async def test_other_topics_of_the_request_keep_their_answers() -> None:
     assert settled[0] == results[0]
 
 
-def test_a_topic_that_was_there_and_is_gone_was_deleted_by_the_request() -> None:
+async def test_a_topic_that_was_there_and_is_gone_was_deleted_by_the_request() -> None:
     image = _with_topic()
     asked = [m.DeleteTopicState("t"), m.DeleteTopicState(None, topic_id_of(7)), m.DeleteTopicState("never")]
-    deletion = Deletion(m.DeleteTopicsRequest(asked, 1000), lambda: image)
+    deletion = Deletion(m.DeleteTopicsRequest(asked, timeout_ms=1000), lambda: image, now)
     results = [
         m.DeletableTopicResult("t", b"", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
         m.DeletableTopicResult(None, topic_id_of(7), ErrorCode.UNKNOWN_TOPIC_ID),
         m.DeletableTopicResult("never", b"", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
     ]
-    settled = deletion.settle(m.DeleteTopicsResponse(responses=results)).responses
+    settled = (await deletion.settle(m.DeleteTopicsResponse(responses=results))).responses
     assert [result.error_code for result in settled] == [0, 0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
     assert settled[0].topic_id == topic_id_of(7)
 

@@ -10,9 +10,10 @@ from kipmesh.core.metadata.image import MetadataImage
 from kipmesh.node.broker.metadata import MetadataHandler
 from kipmesh.node.broker.metrics import BrokerMetrics
 from kipmesh.node.quorum.metrics import QuorumMetrics
-from kipmesh.node.request_times import RequestTimes
 from kipmesh.rpc.client import ConnectionPool
 from kipmesh.rpc.server import RequestContext, Server
+from kipmesh.transport.metrics import RequestMetrics
+from kipmesh.transport.pipeline import pipeline_of
 
 TIMES = "kafka_network_requestmetrics_totaltimems_count"
 
@@ -30,8 +31,9 @@ class Handlers:
 
 
 async def test_requests_are_timed_by_kind() -> None:
-    registry = CollectorRegistry()
-    server = Server({"Broker": Handlers()}, timers=RequestTimes(registry))
+    registry, metrics = CollectorRegistry(), RequestMetrics()
+    registry.register(metrics)
+    server = Server(pipeline_of({"Broker": Handlers()}, metrics=metrics))
     pool = ConnectionPool("tester")
     connection = pool.get(f"127.0.0.1:{await server.start('127.0.0.1', 0)}")
     for _ in range(2):
@@ -60,7 +62,7 @@ async def test_metadata_requests_by_what_they_ask_for() -> None:
     )
     who = RequestContext("client", "peer")
     for request in (
-        m.MetadataRequest(all_topics=True),
+        m.MetadataRequest(topics=None),
         m.MetadataRequest(),
         m.MetadataRequest(topics=[m.MetadataRequestTopic(name="a"), m.MetadataRequestTopic(name="b")]),
         m.MetadataRequest(topics=[m.MetadataRequestTopic(name="a")]),

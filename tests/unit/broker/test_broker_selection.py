@@ -138,7 +138,7 @@ async def test_in_mode_metadata_any_broker_names_the_replica(tmp_path: Path) -> 
                 [-1, -1],
             ]
             assert await preferred(mesh, via, "") == [-1, -1]
-        response = await mesh.call(2, "Metadata", m.MetadataRequest(all_topics=True, rack_id="rack-b"))
+        response = await mesh.call(2, "Metadata", m.MetadataRequest(None, rack_id="rack-b"))
         assert response.topics[0].partitions[1].preferred_read_replica == 2
         unknown = await mesh.call(
             2, "Metadata", m.MetadataRequest([m.MetadataRequestTopic(b"", "none")], rack_id="rack-b")

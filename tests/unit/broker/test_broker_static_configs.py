@@ -73,7 +73,9 @@ def test_each_resource_once_with_all_its_keys() -> None:
         (topic, "t", ()),
         (topic, "t", ("c",)),
     ]
-    once = each_once(m.DescribeConfigsRequest([m.DescribeConfigsResource(*each) for each in asked], True))
+    once = each_once(
+        m.DescribeConfigsRequest([m.DescribeConfigsResource(*each) for each in asked], include_documentation=True)
+    )
     assert once.include_documentation
     assert [tuple(each) for each in once.resources] == [
         (broker, "1", ("a", "b")),

@@ -192,7 +192,7 @@ async def test_it_is_off_by_default(tmp_path: Path) -> None:
     await mesh.start()
     await mesh.create("t")
     assert (await mesh.produce("t", batch(b"x"))).error_code == 0
-    await mesh.call(1, "Metadata", m.MetadataRequest(all_topics=True))
+    await mesh.call(1, "Metadata", m.MetadataRequest(None))
     assert all(node._trace is None for node in mesh.brokers.values())
     assert mesh.brokers[1].partitions.image.topic_by_name(TRACE_TOPIC) is None
     assert mesh.brokers[1].registry.get_sample_value("kipmesh_broker_trace_written_total") is None
@@ -208,11 +208,11 @@ async def test_a_write_that_is_refused_is_only_counted(tmp_path: Path) -> None:
     await mesh.create("t", 1, 1)
     await mesh.start_broker(2)
     await mesh.ready(2)
-    await mesh.call(2, "Metadata", m.MetadataRequest(all_topics=True))
+    await mesh.call(2, "Metadata", m.MetadataRequest(None))
     node = mesh.brokers[2]
     await eventually(lambda: metric(node, "kipmesh_broker_trace_dropped_total", reason="write") >= 1, "a refusal")
     assert metric(node, "kipmesh_broker_trace_written_total") == 0
-    assert (await mesh.call(2, "Metadata", m.MetadataRequest(all_topics=True))).error_code == 0
+    assert (await mesh.call(2, "Metadata", m.MetadataRequest(None))).error_code == 0
     assert not node.failed.done()
     await mesh.stop()
 
@@ -291,7 +291,7 @@ async def test_entries_that_were_taken_when_a_write_raises_are_counted(
     await mesh.create(TRACE_TOPIC)
     node, sent = mesh.brokers[3], 0
     await eventually(lambda: node.partitions.image.topic_by_name(TRACE_TOPIC) is not None, "the topic is known")
-    writer = TraceWriter(node.config, node.partitions, node._admin, node._pool)
+    writer = TraceWriter(node.config, node.partitions, node._forwarder, node._pool)
 
     async def send(*_: object) -> ErrorCode:
         nonlocal sent
@@ -364,7 +364,7 @@ async def test_each_request_is_sampled_by_itself(tmp_path: Path) -> None:
     trace = MeshTrace(
         node.config, node.partitions, node.fetch_sessions, CollectorRegistry(), lambda: None, draw=drawn.__next__
     )
-    observe = trace.observers()["Broker", "Metadata"]
+    observe = trace.observers()["Metadata"]
     request = m.MetadataRequest([m.MetadataRequestTopic(name="t")])
     response = await mesh.call(3, "Metadata", request)
     for _ in range(20):

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from kipmesh.client import quorum
 from kipmesh import messages as m
+from kipmesh.client import quorum
 from kipmesh.core.errors import ErrorCode
 from kipmesh.rpc.server import RequestContext, Server
+from kipmesh.transport.pipeline import pipeline_of
 
 VOTERS = (
     m.ReplicaState(1001, bytes(16), 95, 1_700_000_000_123, 1_700_000_000_000),
@@ -42,16 +43,16 @@ class FakeController:
         self.asked += 1
         if self.asked > 1:
             self.asked_again.set()
-        assert [(topic.topic_name, tuple(topic.partitions)) for topic in request.topics] == [
+        assert [(topic.topic_name, tuple(topic.partition_indexes)) for topic in request.topics] == [
             ("__cluster_metadata", (0,))
         ]
         topic = m.DescribeQuorumTopicResponse("__cluster_metadata", (self.partition,))
-        return m.DescribeQuorumResponse(topics=(topic,), nodes=self.nodes)
+        return m.DescribeQuorumResponse(topics=(topic,), endpoints=self.nodes)
 
 
 @asynccontextmanager
 async def serving(*controllers: FakeController) -> AsyncIterator[list[int]]:
-    servers = [Server({"Quorum": controller}) for controller in controllers]
+    servers = [Server(pipeline_of({"Quorum": controller})) for controller in controllers]
     ports = [await server.start("127.0.0.1", 0) for server in servers]
     for controller in controllers:
         controller.nodes = [m.NodeEndpoint(1001 + i, "127.0.0.1", port) for i, port in enumerate(ports)]

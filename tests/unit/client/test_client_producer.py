@@ -13,8 +13,8 @@ from producer_clock import pass_by
 from kipmesh.client import Producer, RecordMetadata, WouldBlockError
 from kipmesh.client.records import decode_columns
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.messages import ProduceResponse
 from kipmesh.core.record_batch import parse_header
+from kipmesh.messages import ProduceResponse
 from kipmesh.testing.fake_broker import FakeCluster
 from kipmesh.testing.waiting import until
 

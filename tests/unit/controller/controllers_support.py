@@ -8,8 +8,8 @@ from typing import Any
 
 from controller_support import CLUSTER, FakeBroker, controller_config, until
 
-from kipmesh.cluster import ports
 from kipmesh import messages as m
+from kipmesh.cluster import ports
 from kipmesh.core.errors import ErrorCode
 from kipmesh.node.controller import ControllerNode
 from kipmesh.rpc.client import ConnectionPool, TransportError

@@ -14,8 +14,8 @@ import pytest
 from controller_support import FakeBroker, LiveController, until
 from controllers_support import STEADY, Controllers
 
-from kipmesh.cluster import ports
 from kipmesh import messages as m
+from kipmesh.cluster import ports
 from kipmesh.core.errors import ErrorCode
 from kipmesh.node.controller import ControllerNode
 from kipmesh.node.controller import knocking as knocking_module

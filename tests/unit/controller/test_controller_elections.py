@@ -14,9 +14,14 @@ from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.metadata.image import PartitionState
 from kipmesh.core.metadata.preferred import ElectionResult
-from kipmesh.node.controller import leader_balance, leader_elections
+from kipmesh.messages import proto
+from kipmesh.messages.kafka import MalformedError
+from kipmesh.messages.table import find_api
+from kipmesh.node.controller import leader_balance
 from kipmesh.node.controller import owner as owners
+from kipmesh.node.controller.handlers import controller_pipeline, elections
 from kipmesh.node.controller.leader_balance import LeaderBalance
+from kipmesh.node.controller.parts import ControllerParts
 from kipmesh.rpc.server import RequestContext
 
 IMBALANCE = "kafka_controller_kafkacontroller_preferredreplicaimbalancecount"
@@ -49,8 +54,8 @@ class Mesh:
         assert not response.topics[0].partitions[0].error_code, response
 
     async def elect(self, kind: int = 0, *partitions: int, timeout_ms: int = 5000) -> m.ElectLeadersResponse:
-        topics = [m.TopicPartitions("t", partitions)] if partitions else []
-        request = m.ElectLeadersRequest(kind, not partitions, topics, timeout_ms)
+        topics = [m.TopicPartitions("t", partitions)] if partitions else None
+        request = m.ElectLeadersRequest(kind, topics, timeout_ms)
         response: m.ElectLeadersResponse = await self.controller.call("Admin", "ElectLeaders", request)
         return response
 
@@ -93,13 +98,20 @@ async def test_preferred_elections(tmp_path: Path) -> None:
         assert results(await mesh.elect()) == {0: 0, 2: 0, 3: ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE}
         assert [mesh.state(topic_id, each).leader for each in range(3)] == [1, 1, 1]
         assert registry.get_sample_value(IMBALANCE) == 1
-        for bad in (m.ElectLeadersRequest(2, True), m.ElectLeadersRequest(0, True, [m.TopicPartitions("t", [0])])):
-            response = await controller.call("Admin", "ElectLeaders", bad)
-            assert response.error_code == ErrorCode.INVALID_REQUEST
+        response = await controller.call("Admin", "ElectLeaders", m.ElectLeadersRequest(2, None))
+        assert response.error_code == ErrorCode.INVALID_REQUEST
+
+
+def test_all_partitions_and_names_of_some_are_malformed() -> None:
+    some = proto.encode(m.ElectLeadersRequest(0, [m.TopicPartitions("t", [0])]))
+    all_partitions = bytes([2 << 3, 1])
+    assert proto.decode(m.ElectLeadersRequest, all_partitions).topic_partitions is None
+    with pytest.raises(MalformedError):
+        proto.decode(m.ElectLeadersRequest, some + all_partitions)
 
 
 async def test_many_partitions_are_some_decisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader_elections, "DECIDED_MAX", 2)
+    monkeypatch.setattr(elections, "DECIDED_MAX", 2)
     async with LiveController(tmp_path, **MANUAL) as controller:
         mesh = Mesh(controller)
         await mesh.start(3)
@@ -176,7 +188,7 @@ async def test_an_unclean_election_is_given_up_where_nothing_more_is_taken(
 async def test_an_unclean_election_that_fails_half_way_leaves_no_wish(
     error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leader_elections, "DECIDED_MAX", 2)
+    monkeypatch.setattr(elections, "DECIDED_MAX", 2)
     withdrawn: list[Any] = []
     answers: list[Any] = [[ElectionResult("t", 0), ElectionResult("t", 1, is_pending=True)], error]
 
@@ -190,8 +202,9 @@ async def test_an_unclean_election_that_fails_half_way_leaves_no_wish(
             raise answer
         return answer
 
-    request = m.ElectLeadersRequest(1, False, [m.TopicPartitions("t", range(5))], 1000)
-    election = leader_elections.LeaderElections(do).elect_leaders(request, RequestContext("test", "here"))
+    request = m.ElectLeadersRequest(1, [m.TopicPartitions("t", range(5))], 1000)
+    parts = ControllerParts(do=do, now_ms=lambda: 0, next_offset=lambda: 0, disconnected=lambda broker, stream: None)
+    election = controller_pipeline(parts).handle(find_api("ElectLeaders"), request, RequestContext("test", "here"))
     if isinstance(error, KafkaError):
         assert (await election).error_code == error.code
     else:

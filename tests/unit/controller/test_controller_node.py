@@ -102,7 +102,7 @@ async def test_describe_quorum(tmp_path: Path) -> None:
         assert [(voter.replica_id, voter.log_end_offset) for voter in found.current_voters] == [(1001, end)]
         assert [(observer.replica_id, observer.log_end_offset) for observer in found.observers] == [(7, end)]
         assert found.observers[0].last_caught_up_timestamp > 0
-        assert [(voter.node_id, voter.port) for voter in response.nodes] == [(1001, 19093)]
+        assert [(voter.node_id, voter.port) for voter in response.endpoints] == [(1001, 19093)]
 
 
 async def test_a_silent_broker_is_fenced_by_a_timer(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ async def test_one_is_active_and_the_others_say_who(tmp_path: Path) -> None:
             described = await quorum.call_at(node_id, "Quorum", "DescribeQuorum", DESCRIBE)
             found = described.topics[0].partitions[0]
             assert (found.error_code, found.leader_id) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, active)
-            assert [node.node_id for node in described.nodes] == quorum.ids
+            assert [node.node_id for node in described.endpoints] == quorum.ids
         counts = [quorum.value(id_, "kafka_controller_kafkacontroller_activecontrollercount") for id_ in quorum.ids]
         assert sorted(value or 0 for value in counts) == [0, 0, 1]
         assert quorum.value(active, "kafka_controller_kafkacontroller_globaltopiccount") == 1

@@ -94,12 +94,10 @@ def templates(topic_id: bytes, epoch: int) -> dict[tuple[str, str], list[Any]]:
         ],
         ("Admin", "AlterPartitionReassignments"): [
             m.AlterPartitionReassignmentsRequest(1000, [m.ReassignableTopic("t", [m.ReassignablePartition(0, (1,))])]),
-            m.AlterPartitionReassignmentsRequest(
-                1000, [m.ReassignableTopic("t", [m.ReassignablePartition(0, (), is_cancelled=True)])]
-            ),
+            m.AlterPartitionReassignmentsRequest(1000, [m.ReassignableTopic("t", [m.ReassignablePartition(0, None)])]),
         ],
         ("Admin", "ListPartitionReassignments"): [
-            m.ListPartitionReassignmentsRequest(1000, [m.ListPartitionReassignmentsTopics("t", (0,))], all_topics=True),
+            m.ListPartitionReassignmentsRequest(1000, None),
             m.ListPartitionReassignmentsRequest(1000, [m.ListPartitionReassignmentsTopics("t", (0,))]),
         ],
         ("Admin", "DescribeUserScramCredentials"): [m.DescribeUserScramCredentialsRequest([m.UserName("alice")])],

@@ -27,6 +27,7 @@ from kipmesh.core.fetch_session import (
     partition_key,
 )
 from kipmesh.core.fetch_session.policy import EvictionPolicy
+from kipmesh.core.replica.follower import has_diverged
 from kipmesh.messages import (
     EpochEndOffset,
     FetchPartition,
@@ -36,7 +37,6 @@ from kipmesh.messages import (
     ForgottenTopic,
     PartitionData,
 )
-from kipmesh.core.replica.follower import has_diverged
 
 RECORD = struct.Struct("<iqiq")
 MORE = 1 << 30

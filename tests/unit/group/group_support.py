@@ -154,7 +154,7 @@ class World:
 
     def leave(self, member_id: str, instance: str | None = None) -> ErrorCode:
         number = self.number()
-        request = LeaveGroupRequest(GROUP, [MemberIdentity(member_id, instance)])
+        request = LeaveGroupRequest(GROUP, members=[MemberIdentity(member_id, instance)])
         self.take(self.coordinator.leave(request, number, self.now))
         answer: LeaveGroupResponse = self.answers[number]
         return ErrorCode(answer.error_code or answer.members[0].error_code)
@@ -173,7 +173,7 @@ class World:
     ) -> int:
         place = OffsetCommitRequestPartition(partition, offset, 3, metadata)
         topics = [OffsetCommitRequestTopic(topic, [place])]
-        request = OffsetCommitRequest(group, generation, member_id, instance, topics)
+        request = OffsetCommitRequest(group, generation, member_id, instance, topics=topics)
         number = self.number()
         self.take(self.coordinator.commit(request, number, self.now))
         return number
@@ -183,7 +183,7 @@ class World:
 
     def fetch(self, group: str = GROUP) -> dict[tuple[str, int], int]:
         number = self.number()
-        self.take(self.coordinator.fetch(OffsetFetchRequestGroup(group, True), number))
+        self.take(self.coordinator.fetch(OffsetFetchRequestGroup(group, topics=None), number))
         return {
             (topic.name, one.partition_index): one.committed_offset
             for topic in self.answers[number].topics

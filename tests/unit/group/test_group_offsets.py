@@ -57,7 +57,7 @@ def test_an_offset_is_there_when_it_is_durable() -> None:
     assert world.fetch() == {}
     world.commit_all()
     assert world.commit_code(number) == 0
-    wanted = OffsetFetchRequestGroup(GROUP, False, [OffsetFetchRequestTopics("t", (0, 1))])
+    wanted = OffsetFetchRequestGroup(GROUP, topics=[OffsetFetchRequestTopics("t", (0, 1))])
     asked = world.number()
     world.take(world.coordinator.fetch(wanted, asked))
     found = world.answers[asked].topics[0].partitions

@@ -25,7 +25,7 @@ def test_committed_protos_are_what_the_declarations_state() -> None:
 
 def test_a_field_number_that_changed_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     changed = tmp_path / "field_numbers.txt"
-    changed.write_text(gen_protos.NUMBERS.read_text() + "FetchRequest.rack_id = 99\n")
+    changed.write_text(gen_protos.NUMBERS.read_text() + "FetchRequest.rack_id = 99 string\n")
     monkeypatch.setattr(gen_protos, "NUMBERS", changed)
     assert gen_protos.main(["--check"]) == 1
 
@@ -97,7 +97,7 @@ def test_damaged_messages_are_refused_or_read_as_google_reads_them(of: Any) -> N
         (b"\xa2\x06\x10abc", "an unknown field that is cut"),
     ],
 )
-def test_what_is_no_message_is_malformed(data: bytes, why: str) -> None:
+def test_invalid_bytes_raise_malformed_error(data: bytes, why: str) -> None:
     with pytest.raises(MalformedError):
         proto.decode(m.FetchRequest, data)
 
@@ -141,3 +141,51 @@ def test_large_records_are_joined_once_and_in_place() -> None:
     theirs = to_google(response)
     assert proto.encode(response) == theirs.SerializeToString(deterministic=True)
     assert from_google(m.FetchResponse, theirs).responses[3].partitions[0].records == b"\x03" * 9000
+
+
+@pytest.mark.parametrize(
+    ("value", "stated"),
+    [
+        (
+            m.FetchRequest(
+                None,
+                2,
+                7,
+                500,
+                1,
+                session_id=9,
+                session_epoch=3,
+                topics=(m.FetchTopic("", bytes(range(16)), (m.FetchPartition(1, 4, 99, 3, 0, 1024),)),),
+            ),
+            "1002180720f403280130ffffffff074009480352211210000102030405060708090a0b0c0d0e0f1a0d08011004186320032800308008",
+        ),
+        (
+            m.FetchResponse(
+                0,
+                0,
+                9,
+                (m.FetchableTopicResponse("", bytes(range(16)), (m.PartitionData(1, 0, 5, 5, 0, records=b"xyz"),)),),
+            ),
+            "1809222c1210000102030405060708090a0b0c0d0e0f1a18080118052005280050ffffffffffffffffff015a0378797a",
+        ),
+        (m.BrokerHeartbeatRequest(3, 17), "0803101118ffffffffffffffffff01"),
+        (
+            m.CreateTopicsRequest((m.CreatableTopic("t"),), 1000),
+            "0a190a017410ffffffffffffffffff0118ffffffffffffffffff0110e807",
+        ),
+        (m.MetadataRequest(topics=None), "1001"),
+        (m.OffsetFetchRequest(groups=(m.OffsetFetchRequestGroup("g", topics=None),)), "0a050a01671001"),
+        (
+            m.AlterPartitionReassignmentsRequest(1, (m.ReassignableTopic("t", (m.ReassignablePartition(3, None),)),)),
+            "080112090a0174120408031801",
+        ),
+    ],
+)
+def test_messages_of_version_0_1_are_read(value: Any, stated: str) -> None:
+    """Nodes of the version before state defaults on the wire that this version leaves out."""
+    assert proto.decode(type(value), bytes.fromhex(stated)) == value
+
+
+def test_an_unpacked_bool_is_true_for_every_number_but_0() -> None:
+    assert proto.decode(m.MetadataRequest, b"\x18\x02").allow_auto_topic_creation is True
+    assert proto.decode(m.MetadataRequest, b"\x18\x00").allow_auto_topic_creation is False

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
 from kio.index import load_payload_module
 from kio.static.constants import EntityType
 
 from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata.controller import MetadataController
-from kipmesh.messages.schema import NEVER
+from kipmesh.messages.schema import NEVER, Message
 from kipmesh.messages.table import APIS, KAFKA_APIS, METHODS, Api, Role, find_api
 from kipmesh.node.broker import handlers as broker_handlers
 from kipmesh.node.broker.fetch import FetchHandler
@@ -20,6 +21,7 @@ from kipmesh.node.broker.offsets import OffsetsHandler
 from kipmesh.node.broker.producer_ids import ProducerIdsHandler
 from kipmesh.node.controller import handlers as controller_handlers
 from kipmesh.transport.pipeline import coroutines_in
+from tests.unit.messages.messages_of_tests import values
 
 WITHOUT_ERROR = {"SaslAuthenticate", "SaslHandshake"}
 
@@ -93,3 +95,52 @@ def test_a_fetch_is_refused_partition_by_partition() -> None:
     response: Any = find_api("Fetch").error_response(m.FetchRequest(topics=(topic,)), 6, None, 12)
     assert response.error_code == 0
     assert response.responses[0].partitions[0][:2] == (3, 6)
+
+
+def test_a_topic_that_is_named_twice_is_refused_twice() -> None:
+    request = m.CreateTopicsRequest((m.CreatableTopic("t"), m.CreatableTopic("t")))
+    response: Any = find_api("CreateTopics").error_response(request, 7, "why")
+    assert [one.name for one in response.topics] == ["t", "t"]
+
+
+def test_a_declaration_with_postponed_annotations_is_refused() -> None:
+    source = """
+from __future__ import annotations
+from kipmesh.messages.schema import Int32, Message, field
+class Late(Message):
+    number: Int32 = field(1)
+"""
+    with pytest.raises(TypeError, match="'Int32' is text"):
+        exec(compile(source, "late", "exec", dont_inherit=True), {"__name__": "late"})
+
+
+def _plain_errors(value: Any) -> list[int]:
+    """The oracle: every `error_code` of a message and of the messages in it."""
+    found = [value.error_code] if getattr(value, "error_code", 0) else []
+    for part in value:
+        for item in part if isinstance(part, tuple) and not isinstance(part, Message) else ():
+            found += _plain_errors(item) if isinstance(item, Message) else []
+    return found
+
+
+@pytest.mark.parametrize("api", KAFKA_APIS.values(), ids=lambda api: api.name)
+def test_errors_of_a_response_are_all_found(api: Api) -> None:
+    @settings(max_examples=20, deadline=None, database=None)
+    @given(values(api.response, api.versions.last))
+    def check(response: Any) -> None:
+        assert sorted(api.errors(response)) == sorted(_plain_errors(response))
+
+    check()
+
+
+def test_what_is_reconciled_changes_something_and_is_forwarded() -> None:
+    for api in APIS:
+        assert not api.reconciles or (api.is_mutation and api.role is Role.FORWARDED), api.name
+
+
+def test_a_response_that_is_not_active_in_part_has_a_success() -> None:
+    api = find_api("CreateTopics")
+    both = (m.CreatableTopicResult("a", error_code=41), m.CreatableTopicResult("b"))
+    assert api.has_success(m.CreateTopicsResponse(topics=both))
+    assert not api.has_success(m.CreateTopicsResponse(topics=both[:1]))
+    assert not find_api("ElectLeaders").has_success(m.ElectLeadersResponse(error_code=41))

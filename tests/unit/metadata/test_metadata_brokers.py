@@ -337,7 +337,11 @@ def test_a_changed_configuration_allows_an_unclean_election(three: Controller) -
     assert three.state(topic).leader == -1
     assert three.image.waiting_for(topic, 0) == (1,)
     setting = m.AlterableConfig("unclean.leader.election.enable", 0, "true")
-    three.run(three.core.incremental_alter_configs(m.IncrementalAlterConfigsRequest([m.AlterConfigsResource(2, "t", [setting])])))
+    three.run(
+        three.core.incremental_alter_configs(
+            m.IncrementalAlterConfigsRequest([m.AlterConfigsResource(2, "t", [setting])])
+        )
+    )
     three.run(three.elect_pending())
     assert three.state(topic).leader == 2
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from metadata_support import Controller
 
+from kipmesh import messages as m
 from kipmesh.client import reassignments
 from kipmesh.client.reassignments import DrainProgress, alter_reassignments, drain_broker
 from kipmesh.client.types import TopicPartition
-from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.metadata import draining
 

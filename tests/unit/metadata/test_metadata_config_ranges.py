@@ -108,6 +108,8 @@ def test_topics_are_neither_made_nor_altered_so(key: str) -> None:
     assert key in str(refused.error_message)
     assert controller.create("u").error_code == 0
     change = m.AlterConfigsResource(2, "u", [m.AlterableConfig(key, 0, beyond)])
-    (response,) = controller.run(controller.core.incremental_alter_configs(m.IncrementalAlterConfigsRequest([change]))).responses
+    (response,) = controller.run(
+        controller.core.incremental_alter_configs(m.IncrementalAlterConfigsRequest([change]))
+    ).responses
     assert response.error_code == ErrorCode.INVALID_CONFIG
     assert controller.image.topic_config("u") == {}

@@ -27,7 +27,9 @@ def cluster(brokers: int = 6, **values: Any) -> Controller:
 
 
 def plan(controller: Controller, broker: int) -> m.PlanBrokerDrainResponse:
-    response: m.PlanBrokerDrainResponse = controller.run(controller.core.plan_broker_drain(m.PlanBrokerDrainRequest(broker)))
+    response: m.PlanBrokerDrainResponse = controller.run(
+        controller.core.plan_broker_drain(m.PlanBrokerDrainRequest(broker))
+    )
     return response
 
 
@@ -94,7 +96,9 @@ def test_a_walk_drains_the_broker() -> None:
     while True:
         response = controller.run(controller.core.plan_broker_drain(m.PlanBrokerDrainRequest(1, 1000, cursor)))
         sizes.append((len(wanted(response)), response.replicas, response.leaving))
-        controller.run(controller.core.alter_partition_reassignments(m.AlterPartitionReassignmentsRequest(1, response.topics)))
+        controller.run(
+            controller.core.alter_partition_reassignments(m.AlterPartitionReassignmentsRequest(1, response.topics))
+        )
         cursor = response.next_cursor
         if cursor is None:
             break
@@ -141,7 +145,9 @@ def test_a_step_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     plans = walk(controller, 1)
     assert [len(wanted(one)) for one in plans] == [1, 10, 10, 10, 4]
     for one in plans:
-        controller.run(controller.core.alter_partition_reassignments(m.AlterPartitionReassignmentsRequest(1, one.topics)))
+        controller.run(
+            controller.core.alter_partition_reassignments(m.AlterPartitionReassignmentsRequest(1, one.topics))
+        )
     assert [one.leaving for one in walk(controller, 1)] == [10, 10, 10, 5]
 
 

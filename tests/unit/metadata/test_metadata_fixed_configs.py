@@ -15,7 +15,9 @@ DEFAULTS = TopicDefaultValues({}, ())
 
 def described(*keys: str, documented: bool = False) -> m.DescribeConfigsResult:
     resource = m.DescribeConfigsResource(TOPIC_RESOURCE, CLUSTER_METADATA_TOPIC, keys)
-    (result,) = describe_configs(MetadataImage(), m.DescribeConfigsRequest([resource], documented), DEFAULTS).results
+    (result,) = describe_configs(
+        MetadataImage(), m.DescribeConfigsRequest([resource], include_documentation=documented), DEFAULTS
+    ).results
     return result
 
 

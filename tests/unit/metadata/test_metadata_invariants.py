@@ -9,9 +9,9 @@ from metadata_support import SESSION_MS, Controller
 
 from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
-from kipmesh.messages import ElectionType
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
 from kipmesh.core.metadata.records import PartitionChangeRecord
+from kipmesh.messages import ElectionType
 
 BROKER = st.integers(1, 4)
 NAME = st.sampled_from(["a", "b", "c.d", "c_d", "__cluster_metadata"])

@@ -7,9 +7,9 @@ from metadata_support import SESSION_MS, Controller
 
 from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
-from kipmesh.messages import ElectionType
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.states import LOST_DIRECTORY, is_lost
+from kipmesh.messages import ElectionType
 
 A, B, C, NEW = (bytes([letter]) * 16 for letter in b"ABCN")
 

@@ -7,9 +7,9 @@ from metadata_support import SESSION_MS, Controller
 
 from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
-from kipmesh.messages import ElectionType
 from kipmesh.core.metadata import preferred
 from kipmesh.core.metadata.preferred import ElectionResult
+from kipmesh.messages import ElectionType
 
 PREFERRED, UNCLEAN = ElectionType.PREFERRED, ElectionType.UNCLEAN
 

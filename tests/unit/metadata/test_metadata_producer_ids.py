@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
-from kipmesh.messages.limits import MAX_INT64
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.image import BrokerState, MetadataDelta, MetadataImage
 from kipmesh.core.metadata.image_writer import image_records
 from kipmesh.core.metadata.producer_ids import BLOCK_SIZE, allocate_producer_ids
+from kipmesh.messages.limits import MAX_INT64
 
 
 def image_with_broker(epoch: int = 7) -> MetadataImage:

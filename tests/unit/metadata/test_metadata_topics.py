@@ -286,7 +286,9 @@ def test_describing_configurations(controller: Controller) -> None:
     controller.create("t", 1, 1, retention_ms="7")
 
     def describe(name: str, *keys: str, documentation: bool = False) -> m.DescribeConfigsResult:
-        request = m.DescribeConfigsRequest([m.DescribeConfigsResource(2, name, keys)], documentation)
+        request = m.DescribeConfigsRequest(
+            [m.DescribeConfigsResource(2, name, keys)], include_documentation=documentation
+        )
         result: m.DescribeConfigsResult = controller.run(controller.core.describe_configs(request)).results[0]
         return result
 

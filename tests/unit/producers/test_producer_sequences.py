@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.messages.limits import MAX_INT32
 from kipmesh.core.producer_sequences import PartitionSequences, ProducerSequences, Verdict
 from kipmesh.core.producer_state import ProducerStates
 from kipmesh.core.record_batch import BatchHeader
+from kipmesh.messages.limits import MAX_INT32
 
 LEADER = 1
 GAP = KafkaError(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.messages.limits import MAX_INT32
 from kipmesh.core.producer_state import BATCHES_KEPT, ProducerEntry, ProducerStates
 from kipmesh.core.record_batch import BatchHeader
 from kipmesh.core.sequences import follows, sequence_after, sequence_before
+from kipmesh.messages.limits import MAX_INT32
 
 CONTROL, TRANSACTIONAL = 0x20, 0x10
 

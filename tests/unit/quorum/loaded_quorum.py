@@ -10,12 +10,12 @@ from prometheus_client import CollectorRegistry
 from quorum_support import Node, Quorum, until
 
 from kipmesh.core import record_batch
-from kipmesh.messages import SnapshotId
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
 from kipmesh.core.raft import State
 from kipmesh.core.snapshot.retention import RetentionLimits
 from kipmesh.core.snapshot.schedule import SnapshotLimits
+from kipmesh.messages import SnapshotId
 from kipmesh.node.clock import wall_ms
 from kipmesh.node.quorum.loader import MetadataLoader
 from kipmesh.node.quorum.metrics import QuorumMetrics

@@ -10,7 +10,6 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from kipmesh.core import record_batch
-from kipmesh.messages import SnapshotId
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
 from kipmesh.core.metadata.image_writer import image_values
@@ -20,6 +19,7 @@ from kipmesh.core.raft.transitions import State
 from kipmesh.core.raft.types import AppendAsFollower, SnapshotChanged, TruncateLog
 from kipmesh.core.snapshot.retention import RetentionLimits
 from kipmesh.core.snapshot.schedule import SnapshotLimits
+from kipmesh.messages import SnapshotId
 from kipmesh.node.clock import monotonic_ms, wall_ms
 from kipmesh.node.quorum.loader import MetadataLoader
 from kipmesh.node.quorum.metrics import QuorumMetrics

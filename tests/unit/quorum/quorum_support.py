@@ -14,9 +14,9 @@ from pathlib import Path
 from kipmesh.cluster import ports
 from kipmesh.core import record_batch
 from kipmesh.core.config import TopicConfig, Voter
-from kipmesh.messages import SnapshotId
 from kipmesh.core.raft import RaftConfig, State
 from kipmesh.core.raft.types import TimerFired
+from kipmesh.messages import SnapshotId
 from kipmesh.node.clock import wall_ms
 from kipmesh.node.quorum.driver import QuorumDriver
 from kipmesh.node.quorum.service import QuorumService
@@ -25,6 +25,7 @@ from kipmesh.rpc.server import Server
 from kipmesh.storage.fs import FileSystem, RealFileSystem
 from kipmesh.storage.log_manager import LogManager
 from kipmesh.storage.quorum_replica import QuorumReplica
+from kipmesh.transport.pipeline import pipeline_of
 
 CLUSTER_ID = "quorum-under-test"
 WAIT_S = 30.0
@@ -113,7 +114,7 @@ class Node:
             config, self.quorum.voters, self.replica, self.pool, self.listener, self.failures.append
         )
         self.service = QuorumService(self.driver)
-        self.server = Server({"Quorum": self.service})
+        self.server = Server(pipeline_of({"Quorum": self.service}))
         bound = await self.server.start("127.0.0.1", self.port)
         assert self.port in (0, bound)
         self.port = bound

@@ -22,9 +22,9 @@ from loader_support import (
 )
 
 from kipmesh.core.errors import CorruptRecordError
-from kipmesh.messages import SnapshotId
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
+from kipmesh.messages import SnapshotId
 from kipmesh.node.quorum import loader as loader_module
 from kipmesh.node.quorum import pacing
 

@@ -13,9 +13,9 @@ from quorum_support import CLUSTER_ID, WAIT_S, Node, Quorum, batch_of, until
 
 from kipmesh.core.config import BrokerConfig, ControllerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.messages import DescribeQuorumRequest, FetchRequest, VoteRequest
 from kipmesh.core.raft import ElectionState, RaftConfig, State
 from kipmesh.core.raft.wire import fetch_request
+from kipmesh.messages import DescribeQuorumRequest, FetchRequest, VoteRequest
 from kipmesh.node.quorum import driver as driver_module
 from kipmesh.node.quorum.alarm import Alarm
 from kipmesh.node.quorum.driver import raft_config
@@ -216,7 +216,7 @@ async def test_describe_quorum_names_voters_observers_and_where_they_are(tmp_pat
         for node in quorum.all:
             response = node.driver.describe(DescribeQuorumRequest())
             partition = response.topics[0].partitions[0]
-            assert [endpoint.port for endpoint in response.nodes] == [voter.port for voter in quorum.voters]
+            assert [endpoint.port for endpoint in response.endpoints] == [voter.port for voter in quorum.voters]
             assert (partition.leader_id, partition.leader_epoch) == (leader.node_id, leader.driver.epoch)
             assert partition.error_code == (0 if node is leader else ErrorCode.NOT_LEADER_OR_FOLLOWER)
 

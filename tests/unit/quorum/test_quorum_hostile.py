@@ -22,7 +22,8 @@ from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, CLUSTER_METADATA_TOPIC_ID
 from kipmesh.core.raft import RaftConfig, wire
-from kipmesh.rpc.codec import METHODS
+from kipmesh.messages import proto
+from kipmesh.messages.table import METHODS
 from kipmesh.rpc.server import RequestContext
 from kipmesh.testing.faulty_fs import FaultyFileSystem
 
@@ -183,7 +184,7 @@ async def test_no_bytes_end_the_node(tmp_path: Path) -> None:
                 for method, request in sound_requests(node.driver.config, node.driver.epoch).items():
                     if "QuorumEpoch" in method:  # or a changed byte makes a good lie of it
                         request = request._replace(cluster_id="other")
-                    sound = METHODS["Quorum"][method].request.encode(request)
+                    sound = proto.encode(request)
                     await asyncio.gather(*[call(channel, method, spoiled(rng, sound)) for _ in range(40)])
         assert not any(node.failures for node in quorum.all)
         await quorum.append(await quorum.leader(), b"b")

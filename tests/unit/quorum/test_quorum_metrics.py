@@ -10,8 +10,8 @@ from loaded_quorum import LoadedQuorum
 from loader_support import ALWAYS, FOLDER, Member, change, image_of, running, sample, soon, topic, until, write_snapshot
 from prometheus_client import generate_latest
 
-from kipmesh.messages import SnapshotId
 from kipmesh.core.raft import State
+from kipmesh.messages import SnapshotId
 from kipmesh.node.quorum import pacing
 
 CONTROLLER = "kafka_controller_kafkacontroller_"

@@ -12,6 +12,7 @@ import pytest
 from quorum_support import CLUSTER_ID, Node, Quorum, until
 
 from kipmesh.core.errors import ErrorCode
+from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC
 from kipmesh.messages import (
     FetchSnapshotRequest,
     FetchSnapshotResponse,
@@ -19,7 +20,6 @@ from kipmesh.messages import (
     SnapshotId,
     TopicSnapshot,
 )
-from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC
 from kipmesh.node.clock import wall_ms
 from kipmesh.node.quorum import snapshot_fetcher
 from kipmesh.node.quorum.snapshot_fetcher import FETCH_BYTES

@@ -22,11 +22,11 @@ from loader_support import (
     until,
 )
 
-from kipmesh.messages import SnapshotId
 from kipmesh.core.metadata.image import MetadataImage
 from kipmesh.core.raft.types import SnapshotChanged
 from kipmesh.core.snapshot import schedule
 from kipmesh.core.snapshot.schedule import SnapshotLimits
+from kipmesh.messages import SnapshotId
 from kipmesh.node.quorum import pacing, snapshot_maker
 from kipmesh.storage.image_loader import ImageLoader
 

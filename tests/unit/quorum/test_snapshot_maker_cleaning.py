@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from loader_support import FOLDER, Member, change, image_of, running, topic, until, write_snapshot
 
-from kipmesh.messages import SnapshotId
 from kipmesh.core.raft.leadership import Leadership
 from kipmesh.core.snapshot.retention import RetentionLimits
+from kipmesh.messages import SnapshotId
 from kipmesh.node.clock import monotonic_ms
 from kipmesh.node.quorum import snapshot_maker
 

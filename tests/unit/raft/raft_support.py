@@ -4,16 +4,6 @@ from __future__ import annotations
 
 from kipmesh.core import record_batch
 from kipmesh.core.errors import ErrorCode
-from kipmesh.messages import (
-    BeginQuorumEpochRequest,
-    EndQuorumEpochRequest,
-    EpochEndOffset,
-    FetchRequest,
-    FetchResponse,
-    SnapshotId,
-    VoteRequest,
-    VoteResponse,
-)
 from kipmesh.core.raft import ElectionState, Machine, RaftConfig, wire
 from kipmesh.core.raft.control import leader_change_batch
 from kipmesh.core.raft.types import (
@@ -38,6 +28,16 @@ from kipmesh.core.raft.types import (
     StateChanged,
     TimerFired,
     TruncateLog,
+)
+from kipmesh.messages import (
+    BeginQuorumEpochRequest,
+    EndQuorumEpochRequest,
+    EpochEndOffset,
+    FetchRequest,
+    FetchResponse,
+    SnapshotId,
+    VoteRequest,
+    VoteResponse,
 )
 from kipmesh.storage.epochs import LeaderEpochs
 

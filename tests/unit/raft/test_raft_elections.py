@@ -6,6 +6,8 @@ import pytest
 from raft_support import MemoryLog, Node, peer, voted
 
 from kipmesh.core.errors import ErrorCode
+from kipmesh.core.raft import ElectionState, QuorumError, State, timing, wire
+from kipmesh.core.raft.types import Answer, PersistElection, RequestFailed, StateChanged
 from kipmesh.messages import (
     BeginQuorumEpochRequest,
     BeginQuorumEpochResponse,
@@ -19,8 +21,6 @@ from kipmesh.messages import (
     VoteRequest,
     VoteResponse,
 )
-from kipmesh.core.raft import ElectionState, QuorumError, State, timing, wire
-from kipmesh.core.raft.types import Answer, PersistElection, RequestFailed, StateChanged
 
 
 def vote(node: Node, candidate: int, epoch: int, last: tuple[int, int] = (0, 0)) -> tuple[ErrorCode, bool, int]:

@@ -6,17 +6,6 @@ import pytest
 from raft_support import MemoryLog, Node, batch, peer
 
 from kipmesh.core.errors import ErrorCode
-from kipmesh.messages import (
-    BeginQuorumEpochRequest,
-    DescribeQuorumRequest,
-    DescribeQuorumTopic,
-    EpochEndOffset,
-    FetchRequest,
-    FetchResponse,
-    LeaderIdAndEpoch,
-    PartitionData,
-    SnapshotId,
-)
 from kipmesh.core.raft import ElectionState, QuorumError, State, wire
 from kipmesh.core.raft.control import LeaderChange, decode_leader_change, encode_leader_change
 from kipmesh.core.raft.types import (
@@ -34,6 +23,17 @@ from kipmesh.core.raft.types import (
     SnapshotServed,
     TimerFired,
     TruncateLog,
+)
+from kipmesh.messages import (
+    BeginQuorumEpochRequest,
+    DescribeQuorumRequest,
+    DescribeQuorumTopic,
+    EpochEndOffset,
+    FetchRequest,
+    FetchResponse,
+    LeaderIdAndEpoch,
+    PartitionData,
+    SnapshotId,
 )
 
 

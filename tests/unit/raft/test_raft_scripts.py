@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 from raft_support import Node, batch, shown, shown_effect
 
-from kipmesh.messages import SnapshotId
 from kipmesh.core.raft.types import (
     Answer,
     AppendRequested,
@@ -31,6 +30,7 @@ from kipmesh.core.raft.types import (
     Send,
     SnapshotChanged,
 )
+from kipmesh.messages import SnapshotId
 
 SCRIPTS = Path(__file__).parent / "scripts"
 MESSAGES_MAX = 200

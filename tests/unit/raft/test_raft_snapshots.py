@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from raft_support import MemoryLog, Node, peer
 
+from kipmesh.core.raft import ElectionState, wire
+from kipmesh.core.raft.types import Event, FetchSnapshot, QuorumError, SnapshotChanged
 from kipmesh.messages import (
     EpochEndOffset,
     FetchResponse,
@@ -12,8 +14,6 @@ from kipmesh.messages import (
     PartitionData,
     SnapshotId,
 )
-from kipmesh.core.raft import ElectionState, wire
-from kipmesh.core.raft.types import Event, FetchSnapshot, QuorumError, SnapshotChanged
 
 
 def fetched(node: Node, offset: int, last_epoch: int) -> PartitionData:

@@ -11,6 +11,9 @@ import pytest
 from raft_support import Node, peer, voted
 
 from kipmesh.core.errors import ErrorCode
+from kipmesh.core.raft import TRANSITIONS, Cause, ElectionState, IllegalTransitionError, State, wire
+from kipmesh.core.raft.transitions import Epoch, Transition, diagram, next_state
+from kipmesh.core.raft.types import ResignRequested
 from kipmesh.messages import (
     BeginQuorumEpochRequest,
     EndQuorumEpochRequest,
@@ -18,9 +21,6 @@ from kipmesh.messages import (
     LeaderIdAndEpoch,
     PartitionData,
 )
-from kipmesh.core.raft import TRANSITIONS, Cause, ElectionState, IllegalTransitionError, State, wire
-from kipmesh.core.raft.transitions import Epoch, Transition, diagram, next_state
-from kipmesh.core.raft.types import ResignRequested
 
 ROOT = Path(__file__).resolve().parents[3]
 

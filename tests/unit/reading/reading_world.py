@@ -11,7 +11,6 @@ from itertools import count, groupby
 
 from kipmesh.core import consumer as c
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.messages import EpochEndOffset, NodeEndpoint, PartitionData
 from kipmesh.core.replica import serving
 from kipmesh.core.replica.follower import follower_high_watermark, has_diverged, truncation_offset
 from kipmesh.core.replica.selection import (
@@ -21,6 +20,7 @@ from kipmesh.core.replica.selection import (
     TopicPartition,
 )
 from kipmesh.core.replica.selection_views import ReplicaProgress, preferred_read_replica, view_of
+from kipmesh.messages import EpochEndOffset, NodeEndpoint, PartitionData
 from kipmesh.storage.epochs import LeaderEpochs
 
 WHERE = TopicPartition("t", 0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kipmesh.messages import EpochEndOffset
 from kipmesh.core.replica.follower import follower_high_watermark, has_diverged, truncation_offset
+from kipmesh.messages import EpochEndOffset
 
 
 class ListLog:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kipmesh.messages import NodeEndpoint
 from kipmesh.core.replica.leader import PartitionLeader
 from kipmesh.core.replica.selection import (
     ClientMetadata,
@@ -28,6 +27,7 @@ from kipmesh.core.replica.selection_views import (
     redirect_by_leader,
     view_of_metadata,
 )
+from kipmesh.messages import NodeEndpoint
 
 WHERE = TopicPartition("t", 3)
 ENDPOINTS = {each: NodeEndpoint(each, f"h{each}", 9, rack) for each, rack in {1: "a", 2: "b", 3: "b", 4: None}.items()}

@@ -7,7 +7,6 @@ from itertools import product
 import pytest
 
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.messages import EpochEndOffset
 from kipmesh.core.replica.serving import (
     FollowerWatermarks,
     OffsetCase,
@@ -17,6 +16,7 @@ from kipmesh.core.replica.serving import (
     epoch_end_for,
     offset_case,
 )
+from kipmesh.messages import EpochEndOffset
 
 
 # A follower with records 10..19, whose leader said 15, and one whose leader is far ahead.

@@ -1,4 +1,4 @@
-"""The patches of `make image-next` fit the sources, and the patched sources have the messages that the tool describes."""
+"""The patches of `make image-next` fit the sources, and the patched sources have the messages that it describes."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from kipmesh.core.errors import KafkaError
 from kipmesh.rpc.client import ConnectionPool, TransportError
 from kipmesh.rpc.server import PortInUseError, RequestContext, Server
 from kipmesh.testing.waiting import until
+from kipmesh.transport.pipeline import pipeline_of
 
 LIMIT = 1 << 20
 
@@ -38,7 +39,7 @@ class Echo:
 @pytest.fixture
 async def served() -> AsyncIterator[tuple[Echo, str]]:
     echo, server = Echo(), None
-    server = Server({"Broker": echo}, LIMIT)
+    server = Server(pipeline_of({"Broker": echo}), LIMIT)
     port = await server.start("127.0.0.1", 0)
     await server.set_serving(True)
     yield echo, f"127.0.0.1:{port}"
@@ -184,7 +185,7 @@ class Listening(Echo):
 
 async def test_the_end_of_each_stream_is_told_however_it_ends() -> None:
     echo = Listening()
-    server = Server({"Broker": echo})
+    server = Server(pipeline_of({"Broker": echo}))
     port = await server.start("127.0.0.1", 0)
     pools = [ConnectionPool("one"), ConnectionPool("two")]
     first, second = (pool.get(f"127.0.0.1:{port}") for pool in pools)
@@ -218,7 +219,7 @@ async def test_the_end_of_each_stream_is_told_however_it_ends() -> None:
 async def test_a_port_in_use_is_one_clear_line(served: tuple[Echo, str]) -> None:
     port = int(served[1].rpartition(":")[2])
     with pytest.raises(PortInUseError, match=rf"cannot listen on 127.0.0.1:{port}"):
-        await Server({"Broker": Echo()}).start("127.0.0.1", port)
+        await Server(pipeline_of({"Broker": Echo()})).start("127.0.0.1", port)
 
 
 async def test_health_and_reflection_are_on(served: tuple[Echo, str]) -> None:

@@ -6,6 +6,7 @@ from kipmesh import messages as m
 from kipmesh.rpc.client import ConnectionPool
 from kipmesh.rpc.server import RequestContext, Server
 from kipmesh.testing.links import Links
+from kipmesh.transport.pipeline import pipeline_of
 
 DELAY_S = 0.5
 """Each way; a connection is open after three of them, at least."""
@@ -17,7 +18,7 @@ class Broker:
 
 
 async def test_a_slow_network_is_a_network() -> None:
-    server, pool = Server({"Broker": Broker()}, 1 << 20), ConnectionPool("tester")
+    server, pool = Server(pipeline_of({"Broker": Broker()}), 1 << 20), ConnectionPool("tester")
     port = await server.start("127.0.0.1", 0)
     await server.set_serving(True)
     async with Links() as links:

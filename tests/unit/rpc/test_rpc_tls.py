@@ -12,19 +12,42 @@ import pytest
 from kipmesh import messages as m
 from kipmesh.core.config.security import ClientSslConfig
 from kipmesh.core.errors import InvalidConfigError
+from kipmesh.messages.table import METHODS
 from kipmesh.rpc.client import ConnectionPool, TransportError
-from kipmesh.rpc.codec import METHODS
 from kipmesh.rpc.server import RequestContext, Server
-from kipmesh.rpc.tls import NODE_METHODS, REPLICA_METHODS, ServerTls
+from kipmesh.rpc.tls import ServerTls
 from kipmesh.testing.waiting import until
 from kipmesh.tls import TlsFiles, TlsPaths
 from kipmesh.tls.making import Authority
+from kipmesh.transport.pipeline import pipeline_of
 
 NEVER_S = 3600.0
 FROM_CLIENT = m.FetchRequest(max_bytes=1)
 FROM_REPLICA = m.FetchRequest(replica_id=2, max_bytes=1)
-CLIENTS_MAY = {
-    "Broker": {"Produce", "DeleteRecords", "Metadata", "InitProducerId", "ListFetchSessions", "DescribeLogDirs"},
+FOR_NODES = {
+    "Controller": {
+        "BrokerRegistration",
+        "BrokerHeartbeat",
+        "BrokerHeartbeatStream",
+        "AlterPartition",
+        "AssignReplicasToDirs",
+        "AllocateProducerIds",
+    },
+    "Quorum": {"Vote", "BeginQuorumEpoch", "EndQuorumEpoch", "Fetch", "FetchStream", "FetchSnapshot"},
+}
+FOR_REPLICAS = {"Broker": {"Fetch", "FetchStream", "ListOffsets", "OffsetsForLeaderEpoch"}}
+"""Nodes and clients call them; a request with the replica id of a broker is for nodes only."""
+FOR_CLIENTS = {
+    "Broker": {
+        "Produce",
+        "DeleteRecords",
+        "Metadata",
+        "InitProducerId",
+        "ListFetchSessions",
+        "DescribeLogDirs",
+        "DescribeProducers",
+        "ListConfigResources",
+    },
     "Quorum": {"DescribeQuorum"},
 }
 
@@ -72,6 +95,7 @@ class World:
         self.pools: list[ConnectionPool] = []
         self.files: list[TlsFiles] = []
         self.handlers = Handlers()
+        self.tls: ServerTls
         self.address = ""
 
     def issue(self, name: str, *names: str, by: Authority | None = None, trust: tuple[bytes, ...] = ()) -> Path:
@@ -101,9 +125,9 @@ class World:
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     it = World(tmp_path)
     it.issue("server", "leader-1", "localhost", "127.0.0.1")
-    it.tls = ServerTls(it.open("server"), ["leader-1", "follower-1", "*.nodes.test"])  # type: ignore[attr-defined]
+    it.tls = ServerTls(it.open("server"), ["leader-1", "follower-1", "*.nodes.test"])
     services = {"Broker": it.handlers, "Quorum": it.handlers, "Controller": it.handlers}
-    server = Server(services, tls=it.tls)  # type: ignore[attr-defined]
+    server = Server(pipeline_of(services), tls=it.tls)
     it.address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
     yield it
     for pool in it.pools:
@@ -113,11 +137,16 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         files.close()
 
 
-async def test_every_method_is_for_nodes_or_for_clients_on_purpose() -> None:
-    for service in ("Broker", "Quorum", "Controller"):
-        listed = NODE_METHODS.get(service, frozenset()) or set(METHODS[service])
-        listed = set(listed) | set(REPLICA_METHODS.get(service, ())) | CLIENTS_MAY.get(service, set())
-        assert listed == set(METHODS[service])
+async def test_every_method_is_for_nodes_or_for_clients_on_purpose(world: World) -> None:
+    for service, methods in METHODS.items():
+        for_nodes = {name for name, method in methods.items() if method.api.is_for_nodes}
+        for_replicas = {name for name, method in methods.items() if method.api.has_replica_id}
+        guarded = {name for name, method in methods.items() if world.tls.guards(method.api)}
+        assert for_nodes == FOR_NODES.get(service, set())
+        assert for_replicas == FOR_REPLICAS.get(service, set())
+        assert guarded == for_nodes | for_replicas
+        if service in ("Broker", "Quorum", "Controller"):
+            assert set(methods) - guarded == FOR_CLIENTS.get(service, set())
 
 
 async def test_nodes_may_call_everything(world: World) -> None:
@@ -128,7 +157,7 @@ async def test_nodes_may_call_everything(world: World) -> None:
         await connection.fetch(FROM_REPLICA, 60)
         await connection.call("Quorum", "Vote", m.VoteRequest(), 60)
         await connection.exchange("Controller", "BrokerHeartbeatStream", m.BrokerHeartbeatRequest(), 60)
-    assert world.tls.refused == 0  # type: ignore[attr-defined]
+    assert world.tls.refused == 0
 
 
 async def test_a_clients_certificate_is_no_nodes(world: World) -> None:
@@ -155,13 +184,13 @@ async def test_a_clients_certificate_is_no_nodes(world: World) -> None:
     with pytest.raises(TransportError, match="PERMISSION_DENIED"):
         await connection.exchange("Controller", "BrokerHeartbeatStream", m.BrokerHeartbeatRequest(), 60)
     assert world.handlers.asked == before
-    assert world.tls.refused == 8  # type: ignore[attr-defined]
+    assert world.tls.refused == 8
 
 
 @pytest.mark.parametrize("encrypts", [True, False])
 async def test_other_listeners_let_in_whom_they_do_not_know_but_not_as_nodes(world: World, encrypts: bool) -> None:
     tls = ServerTls(world.files[0], ["leader-1"], encrypts=encrypts, requires_certificate=False)
-    server = Server({"Broker": world.handlers, "Controller": world.handlers}, tls=tls)
+    server = Server(pipeline_of({"Broker": world.handlers, "Controller": world.handlers}), tls=tls)
     world.address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
     anonymous = TlsFiles(TlsPaths(None, None, world.folder / "server" / "ca.crt"))
     world.files.append(anonymous)
@@ -190,7 +219,7 @@ async def test_plaintext_is_refused_and_says_what_may_be_wrong(world: World) -> 
 
 
 async def test_tls_to_a_plaintext_server_says_what_may_be_wrong(world: World) -> None:
-    server = Server({"Broker": world.handlers})
+    server = Server(pipeline_of({"Broker": world.handlers}))
     address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
     with pytest.raises(TransportError, match="does it speak TLS"):
         await world.as_("client").get(address).call("Broker", "Fetch", FROM_CLIENT, 60)

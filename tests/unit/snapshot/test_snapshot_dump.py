@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from kipmesh.cli.common import CommandError
 from kipmesh.cli.main import app
 from kipmesh.core import record_batch
-from kipmesh.messages import SnapshotId
 from kipmesh.core.metadata import records as r
 from kipmesh.core.raft.control import LeaderChange, encode_leader_change
+from kipmesh.messages import SnapshotId
 from kipmesh.storage.fs import RealFileSystem
 from kipmesh.storage.snapshots import SnapshotStore
 
@@ -107,7 +107,7 @@ def test_a_metadata_log_is_decoded(tmp_path: Path) -> None:
         {"type": "99", "value": "eA"},
         {"error": "a control record's key is shorter than its version and type"},
     ]
-    assert "a leader change record is cut" in str(controls[1]["error"])
+    assert "a control record is cut: LeaderChangeMessage" in str(controls[1]["error"])
     payloads = [line["payload"] for line in lines if "payload" in line]
     assert payloads == [
         {"type": "NoOpRecord", "data": {}},

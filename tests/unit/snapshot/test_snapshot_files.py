@@ -13,12 +13,12 @@ from image_strategies import assert_same, images
 
 from kipmesh.core import record_batch
 from kipmesh.core.errors import CorruptRecordError
-from kipmesh.messages import SnapshotId
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.image import MetadataImage
 from kipmesh.core.metadata.image_writer import image_values
-from kipmesh.core.snapshot.control import SnapshotHeader, encode_footer, encode_header
+from kipmesh.core.snapshot.control import SnapshotFooter, SnapshotHeader, encode_control
 from kipmesh.core.snapshot.recovery import LogExtent, StartFromLog, StartFromSnapshot, StartRefused
+from kipmesh.messages import SnapshotId
 from kipmesh.storage.errors import StorageError
 from kipmesh.storage.fs import RealFileSystem, read_file, write_file
 from kipmesh.storage.image_loader import ImageLoader
@@ -135,7 +135,7 @@ KRAFT_VERSION = (b"\0\0\0\5", b"\0\0\0\1\0")
 
 
 def test_further_control_records_are_accepted() -> None:
-    many = control(encode_header(SnapshotHeader(0, 1)), KRAFT_VERSION, (b"\0\0\0\6", b"whatever"))
+    many = control(encode_control(SnapshotHeader(0, 1)), KRAFT_VERSION, (b"\0\0\0\6", b"whatever"))
     _, store = file_of(many, data(b"a"), control(KRAFT_VERSION), data(b"b"), FOOT)
     assert read(store, OLD) == [b"a", b"b"]
     _, store = file_of(HEAD, FOOT)
@@ -152,11 +152,11 @@ def test_further_control_records_are_accepted() -> None:
         ((control(KRAFT_VERSION), HEAD, FOOT), "does not begin with a header"),
         ((HEAD, FOOT, data(b"a")), "a batch follows the footer"),
         ((HEAD, FOOT, FOOT), "a batch follows the footer"),
-        ((HEAD, control(encode_footer((0,)), KRAFT_VERSION)), "a record follows the footer"),
+        ((HEAD, control(encode_control(SnapshotFooter()), KRAFT_VERSION)), "a record follows the footer"),
         ((HEAD, data(b"a", None), FOOT), "has no value"),
         ((HEAD, control((b"\0", b"")), FOOT), "key is shorter"),
-        ((control((b"\0\0\0\3", b"\0")), FOOT), "header is cut"),
-        ((HEAD, control((b"\0\0\0\4", b"\0"))), "footer is cut"),
+        ((control((b"\0\0\0\3", b"\0")), FOOT), "a control record is cut: SnapshotHeader"),
+        ((HEAD, control((b"\0\0\0\4", b"\0"))), "a control record is cut: SnapshotFooter"),
         ((HEAD, FOOT[:-1]), "is cut"),
         ((HEAD, FOOT, b"\0" * 20), "less than a batch header"),
         ((HEAD, b"\0" * 100, FOOT), "format"),

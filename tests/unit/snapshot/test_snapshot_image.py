@@ -9,12 +9,12 @@ from image_strategies import IDS, apply, assert_same, images, partition_records,
 
 from kipmesh.core import record_batch
 from kipmesh.core.errors import CorruptRecordError
-from kipmesh.messages import SnapshotId
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
 from kipmesh.core.metadata.image_difference import difference
 from kipmesh.core.metadata.image_writer import image_records, image_values
 from kipmesh.core.metadata.partition_codec import decode_partition, encode_partition
+from kipmesh.messages import SnapshotId
 
 TOPIC, OTHER = IDS[:2]
 

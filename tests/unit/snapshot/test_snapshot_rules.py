@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kipmesh.messages import SnapshotId
 from kipmesh.core.snapshot.ids import FileKind, SnapshotFile, file_name, latest_end, newest, parse_file_name
 from kipmesh.core.snapshot.recovery import (
     LogExtent,
@@ -27,6 +26,7 @@ from kipmesh.core.snapshot.retention import (
     obsolete,
 )
 from kipmesh.core.snapshot.schedule import RETRY_MS, SnapshotLimits, SnapshotReason, SnapshotSchedule
+from kipmesh.messages import SnapshotId
 
 OFFSETS = st.integers(0, (1 << 63) - 1)
 EPOCHS = st.integers(0, (1 << 31) - 1)

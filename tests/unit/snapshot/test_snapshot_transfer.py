@@ -9,15 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kipmesh.core.errors import ErrorCode
-from kipmesh.messages import (
-    FetchSnapshotRequest,
-    FetchSnapshotResponse,
-    LeaderIdAndEpoch,
-    PartitionSnapshot,
-    PartitionSnapshotResponse,
-    SnapshotId,
-    TopicSnapshot,
-)
 from kipmesh.core.snapshot.fetching import (
     Ended,
     FetchState,
@@ -28,6 +19,15 @@ from kipmesh.core.snapshot.fetching import (
     steps,
 )
 from kipmesh.core.snapshot.serving import Part, ServedPartition, plan_fetch_snapshot, shares
+from kipmesh.messages import (
+    FetchSnapshotRequest,
+    FetchSnapshotResponse,
+    LeaderIdAndEpoch,
+    PartitionSnapshot,
+    PartitionSnapshotResponse,
+    SnapshotId,
+    TopicSnapshot,
+)
 
 TOPIC = "__cluster_metadata"
 CLUSTER = "cluster"

@@ -6,13 +6,13 @@ from random import Random
 from weakref import WeakKeyDictionary
 
 from kipmesh.core import record_batch
-from kipmesh.messages import SnapshotId
 from kipmesh.core.raft import ElectionState
 from kipmesh.core.raft.types import (
     AppendAsLeader,
     LogChanged,
 )
 from kipmesh.core.snapshot.retention import RetentionLimits
+from kipmesh.messages import SnapshotId
 from kipmesh.storage import LogManager
 from kipmesh.storage.fs import read_file, write_file
 from kipmesh.storage.quorum_replica import QuorumReplica, log_config

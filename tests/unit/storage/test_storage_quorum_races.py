@@ -16,8 +16,8 @@ from quorum_replica_support import (
     reopen,
 )
 
-from kipmesh.messages import SnapshotId
 from kipmesh.core.snapshot.ids import age_order
+from kipmesh.messages import SnapshotId
 from kipmesh.storage import quorum_replica
 from kipmesh.storage.quorum_replica import QuorumReplica
 from kipmesh.testing.faulty_fs import FaultyFileSystem

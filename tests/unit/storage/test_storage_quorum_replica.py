@@ -27,7 +27,6 @@ from quorum_replica_support import (
 
 from kipmesh.core import record_batch
 from kipmesh.core.errors import CorruptRecordError, ErrorCode, KafkaError
-from kipmesh.messages import SnapshotId
 from kipmesh.core.raft import ElectionState, RaftConfig
 from kipmesh.core.raft.control import LeaderChange
 from kipmesh.core.raft.types import (
@@ -41,6 +40,7 @@ from kipmesh.core.raft.types import (
     TruncateLog,
 )
 from kipmesh.core.snapshot.retention import ReplicaEnd
+from kipmesh.messages import SnapshotId
 from kipmesh.storage import LogManager, StorageError
 from kipmesh.storage.fs import RealFileSystem, read_file, write_file
 from kipmesh.storage.quorum_replica import QuorumReplica, log_config

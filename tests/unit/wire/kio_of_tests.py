@@ -1,4 +1,4 @@
-"""Random values of the wire's tables, and comparison with kio, which was made from Kafka's own schemas."""
+"""Random messages, and comparison with kio, which was made from Kafka's own schemas."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 from kio.static.constants import EntityType
 
-from kipmesh.wire.api import Api
-from kipmesh.wire.schema import Array, Field, Struct
+from kipmesh.messages.kafka import is_message, item_type
+from kipmesh.messages.schema import Array, Field, Message
+from kipmesh.messages.table import Api
 
 _RANGES = {"int8": 7, "int16": 15, "uint16": 16, "int32": 31, "uint32": 32, "int64": 62}
 
 
-def random_value(source: random.Random, of: Struct, version: int, size: int = 3) -> Any:
-    """A value whose fields that are on the wire are random, the others at their defaults."""
+def random_value(source: random.Random, of: type[Message], version: int, size: int = 3) -> Any:
+    """A message whose fields that the version has are random, the others at their defaults."""
     values = {}
-    for each in of.fields:
-        if version in each.versions and each.name in of.value._fields:
+    for each in of.message_fields:
+        if version in each.versions:
             values[each.name] = _field(source, each, version, size)
-    return of.value(**values)
+    return of(**values)
 
 
 def _field(source: random.Random, each: Field, version: int, size: int) -> Any:
@@ -34,12 +35,12 @@ def _field(source: random.Random, each: Field, version: int, size: int) -> Any:
     if isinstance(each.type, Array):
         of = each.type.of
         number = source.choice((0, 1, size, 130 if isinstance(of, str) else size))
-        return [_one(source, each.name, of, version, size) for _ in range(number)]
+        return tuple([_one(source, each.name, of, version, size) for _ in range(number)])
     return _one(source, each.name, each.type, version, size)
 
 
 def _one(source: random.Random, name: str, of: Any, version: int, size: int) -> Any:
-    if isinstance(of, Struct):
+    if is_message(of):
         return random_value(source, of, version, size)
     if of == "string":
         return "".join(source.choices("abc/-é漢", k=source.choice((0, 1, 5, 126, 127, 200))))
@@ -60,6 +61,7 @@ def _one(source: random.Random, name: str, of: Any, version: int, size: int) -> 
 
 def entity_type(api: Api, version: int, *, is_request: bool) -> Any:
     """Kio's class of a message."""
+    assert api.key is not None
     kind = EntityType.request if is_request else EntityType.response
     module = load_payload_module(api.key, version, kind)
     return next(
@@ -96,19 +98,19 @@ def plain(value: Any) -> Any:
     return value
 
 
-def assert_same(ours: Any, of: Struct, theirs: Any, version: int, renamed: dict[str, str]) -> None:
-    """Field by field, by names; what only one side has is not looked at."""
-    for each in of.fields:
-        if version not in each.versions or each.name not in of.value._fields:
+def assert_same(ours: Any, of: type[Message], theirs: Any, version: int) -> None:
+    """Compare the fields that the version has, by their names."""
+    for each in of.message_fields:
+        if version not in each.versions:
             continue
-        name = renamed.get(each.name, each.name)
+        name = each.name
         name = name if hasattr(theirs, name) else name.removesuffix("_ms")
         mine, other = getattr(ours, each.name), getattr(theirs, name)
-        inner = each.type.of if isinstance(each.type, Array) else each.type
-        if isinstance(inner, Struct) and mine is not None and other is not None:
+        inner = item_type(each)
+        if is_message(inner) and mine is not None and other is not None:
             pairs = zip(mine, other, strict=True) if isinstance(each.type, Array) else [(mine, other)]
             for one, another in pairs:
-                assert_same(one, inner, another, version, renamed)
+                assert_same(one, inner, another, version)
         elif isinstance(each.type, Array) and mine is not None:
             assert [plain(one) for one in other] == list(mine), each.name
         else:

@@ -12,13 +12,12 @@ from wire_of_tests import ECHO, LIMITS, STALL_S, WRITE, Client, Wire, frame, lis
 
 from kipmesh.core.config.wire import QUEUED_REQUEST_BYTES_MIN, WireConfig
 from kipmesh.core.errors import InvalidConfigError
+from kipmesh.messages.kafka import MalformedError
+from kipmesh.messages.table import KAFKA_APIS
 from kipmesh.tls import ServerContext, TlsFiles, TlsPaths, client_context
 from kipmesh.tls.making import Authority
-from kipmesh.wire.codec import MalformedError
 from kipmesh.wire.framing import FIRST_BYTES, STAGING_BYTES
-from kipmesh.wire.registry import make_registry
 
-APIS = make_registry()
 ENDED = "kipmesh_wire_connections_ended_total"
 
 
@@ -198,16 +197,16 @@ async def _some_is_taken(wire: Wire, client: Client) -> None:
 )
 def test_lists_have_a_limit_over_all_of_a_request(key: int, version: int, body: bytes) -> None:
     with pytest.raises(MalformedError, match="items"):
-        APIS[key].decode(memoryview(body), 0, version)
+        KAFKA_APIS[key].decode(memoryview(body), 0, version)
 
 
 def test_the_limit_of_items_counts_lists_within_lists() -> None:
     one = struct.pack(">h1si", 1, b"t", 3) + struct.pack(">3i", 0, 1, 2)
     body = struct.pack(">h1si", 1, b"g", 10) + 10 * one
-    request = APIS[9].decode(memoryview(body), 0, 1, 40)
+    request = KAFKA_APIS[9].decode(memoryview(body), 0, 1, 40)
     assert [len(topic.partition_indexes) for topic in request.topics] == 10 * [3]
     with pytest.raises(MalformedError, match="items"):
-        APIS[9].decode(memoryview(body), 0, 1, 39)
+        KAFKA_APIS[9].decode(memoryview(body), 0, 1, 39)
 
 
 # --- TLS
@@ -284,6 +283,6 @@ async def test_requests_and_large_responses_by_tls(contexts: tuple[ssl.SSLContex
 @pytest.mark.parametrize("name", ["FindCoordinator", "DescribeGroups", "DeleteGroups", "JoinGroup", "OffsetFetch"])
 def test_requests_with_names_of_groups_are_small(name: str) -> None:
     """Each name is hashed character by character."""
-    (api,) = [api for api in APIS.values() if api.name == name]
+    (api,) = [api for api in KAFKA_APIS.values() if api.name == name]
     assert api.request_bytes_max is not None
     assert api.request_bytes_max <= 4 << 20

@@ -12,8 +12,7 @@ import pytest
 from kio_of_tests import random_value
 from wire_of_tests import ECHO, IDLE_S, LIMITS, STALL_S, WRITE, frame, listening, until
 
-from kipmesh.wire.api import Api
-from kipmesh.wire.registry import make_registry
+from kipmesh.messages.table import KAFKA_APIS, Api
 
 
 async def test_requests_are_answered_one_after_the_other() -> None:
@@ -284,14 +283,14 @@ def _all_errors(value: Any) -> list[int]:
     return own + [code for name in value._fields for code in _all_errors(getattr(value, name))]
 
 
-@pytest.mark.parametrize("api", make_registry().values(), ids=lambda api: api.name)
+@pytest.mark.parametrize("api", KAFKA_APIS.values(), ids=lambda api: api.name)
 def test_errors_are_found_wherever_they_are(api: Api) -> None:
     source, found = random.Random(api.name), 0
     for _ in range(20):
-        value = random_value(source, api.response, api.supported.last)
+        value = random_value(source, api.response, api.versions.last)
         assert sorted(api.errors(value)) == sorted(_all_errors(value))
         found += len(api.errors(value))
-    assert found or not [name for name in api.response.value._fields if "error" in name]
+    assert found or not [name for name in api.response._fields if "error" in name]
 
 
 async def test_errors_of_responses_are_counted_by_api_and_name() -> None:
@@ -306,14 +305,14 @@ async def test_errors_of_responses_are_counted_by_api_and_name() -> None:
 
 async def test_why_connections_end_is_told_before_the_first_one_does() -> None:
     async with listening() as wire:
-        samples = [sample for family in wire.server.metrics.collect() for sample in family.samples]
-        told = {sample.labels["reason"] for sample in samples if sample.name == "kipmesh_wire_connections_ended_total"}
+        name = "kipmesh_wire_connections_ended_total"
+        told = {sample.labels["reason"] for sample in wire.samples if sample.name == name}
         assert {"slow", "stalled", "idle", "malformed", "authentication", "handshake"} <= told
 
 
 async def test_a_listener_is_told_of_before_its_first_connection() -> None:
     async with listening() as wire:
-        samples = {sample.name: sample for family in wire.server.metrics.collect() for sample in family.samples}
+        samples = {sample.name: sample for sample in wire.samples}
         for what in ("count", "creation_total", "close_total"):
             sample = samples[f"kafka_server_socket_server_metrics_connection_{what}"]
             assert (sample.labels, sample.value) == ({"listener": "KAFKA"}, 0)

@@ -13,23 +13,20 @@ from kio_of_tests import entity_type, parse, plain, random_value
 
 from kipmesh.core.context import RequestContext
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.messages import FetchResponse, HeartbeatRequest, HeartbeatResponse, InjectedFault
-from kipmesh.wire.api import Api, Call, HangUp, Session
-from kipmesh.wire.codec import Codec, Out
-from kipmesh.wire.faults import FAULTS_MAX, Faults, faulty
-from kipmesh.wire.refusals import refusal
-from kipmesh.wire.registry import make_registry
+from kipmesh.messages import FetchRequest, FetchResponse, HeartbeatRequest, HeartbeatResponse, InjectedFault
+from kipmesh.messages.kafka import Out
+from kipmesh.messages.table import KAFKA_APIS, Api, find_api
+from kipmesh.transport.faults import FAULTS_MAX, Faults
+from kipmesh.transport.pipeline import CloseConnection, Pipeline
 
 CODE = ErrorCode.REQUEST_TIMED_OUT
-APIS = make_registry()
-BY_NAME = {api.name: api for api in APIS.values()}
 WITHOUT_FIELD = {("OffsetFetch", 1): False, ("DescribeLogDirs", 1): True, ("DescribeLogDirs", 2): True}
 """Versions that have errors elsewhere only; True where there is no answer at all."""
 CASES = [
     pytest.param(api, version, id=f"{api.name}-v{version}")
-    for api in APIS.values()
+    for api in KAFKA_APIS.values()
     if api.name != "Metadata"  # answered as always, see below
-    for version in range(api.supported.first, api.supported.last + 1)
+    for version in range(api.versions.first, api.versions.last + 1)
 ]
 
 
@@ -52,13 +49,13 @@ def test_an_error_is_where_the_version_has_it(api: Api, version: int) -> None:
     answered = 0
     for _ in range(10):
         request = random_value(source, api.request, version)
-        response = refusal(api, version, request, CODE)
+        response = api.error_response(request, CODE, None, version)
         if WITHOUT_FIELD.get((api.name, version), False):
             assert response is None
             continue
         assert response is not None
         out = Out()
-        Codec(api.response, version, flexible=version >= api.flexible_since).write(out, response)
+        api.response_codec(version).write(out, response)
         entity = parse(entity_type(api, version, is_request=False), b"".join((*out.parts, out)))
         codes = [code for code in _codes(entity) if code or api.name != "Fetch"]  # its own one is the session's
         assert set(codes) <= {CODE}
@@ -76,23 +73,19 @@ class _Handled:
     def __init__(self) -> None:
         self.count = 0
 
-    async def __call__(self, services: Any, request: Any, call: Call) -> Any:
+    async def __call__(self, request: Any, context: RequestContext) -> Any:
         self.count += 1
         return HeartbeatResponse()
 
 
 def _heartbeats(faults: Faults) -> tuple[_Handled, Any]:
-    from dataclasses import replace
-
     handled = _Handled()
-    apis = {key: replace(api, handle=handled) for key, api in APIS.items()}
-    wrapped = {api.name: api for api in faulty(apis, faults).values()}
+    pipeline = Pipeline(dict.fromkeys(KAFKA_APIS.values(), handled), faults=faults)
 
     async def ask(client_id: str = "app", name: str = "Heartbeat", request: Any = None) -> Any:
-        call = Call(
-            RequestContext(client_id, "ipv4:127.0.0.1:1"), wrapped[name].supported.last, Session(lambda *_: None)
-        )
-        return await wrapped[name].handle(None, request or HeartbeatRequest("g"), call)  # type: ignore[arg-type]
+        api = find_api(name)
+        context = RequestContext(client_id, "ipv4:127.0.0.1:1", version=api.versions.last)
+        return await pipeline.handle(api, request or HeartbeatRequest("g"), context)
 
     return handled, ask
 
@@ -118,7 +111,7 @@ async def test_delays_and_ends_of_connections() -> None:
     began = time.monotonic()
     assert (await ask()).error_code == 0
     assert time.monotonic() - began >= 0.079
-    with pytest.raises(HangUp):
+    with pytest.raises(CloseConnection):
         await ask()
     assert handled.count == 1
 
@@ -127,11 +120,10 @@ async def test_a_fetch_of_a_session_is_made_full_first() -> None:
     faults = Faults()
     handled, ask = _heartbeats(faults)
     faults.add(_fault(api_name="Fetch"))
-    table = BY_NAME["Fetch"].request
-    some = (random_value(random.Random(seed), table, 17) for seed in range(100))
+    some = (random_value(random.Random(seed), FetchRequest, 17) for seed in range(100))
     full = next(one for one in some if any(topic.partitions for topic in one.topics))
     full = full._replace(session_id=0, session_epoch=0)
-    going_on = full._replace(session_id=5, session_epoch=3, topics=[])
+    going_on = full._replace(session_id=5, session_epoch=3, topics=())
     assert await ask(name="Fetch", request=going_on) == FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
     assert len(faults.all()) == 1
     answer = await ask(name="Fetch", request=full)
@@ -142,7 +134,7 @@ async def test_a_fetch_of_a_session_is_made_full_first() -> None:
 
 def test_what_is_refused() -> None:
     faults = Faults()
-    faulty(APIS, faults)
+    _heartbeats(faults)
     for bad in (
         _fault(api_name="Nothing"),
         _fault(fault_error_code=9999),

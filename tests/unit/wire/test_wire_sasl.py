@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from base64 import b64decode
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,11 +17,12 @@ from kipmesh.core.scram import (
     parse_client_first,
     salted_password,
 )
+from kipmesh.messages import SaslAuthenticateRequest
+from kipmesh.messages.table import SASL_AUTHENTICATE
 from kipmesh.node.broker.users import FileUsers, UsersFileError, parse_users
-from kipmesh.wire.api import Call, HangUp, Session
-from kipmesh.wire.apis import sasl_authenticate
+from kipmesh.transport.pipeline import CloseConnection
+from kipmesh.wire.handshake import Session, connection_handlers
 from kipmesh.wire.sasl import Sasl, SaslFailedError, SaslState, UsersNotKnownError
-from kipmesh.wire.services import Services
 
 SALT = b64decode("W22ZaJ0SNY7soEsUEjb6gQ==")
 FIRST = b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO"
@@ -145,11 +145,11 @@ async def test_while_users_are_not_known_the_connection_ends(mechanism: str, mes
     session = Session(lambda _name, _version: None, sasl=SaslState())
     assert session.sasl is not None
     await session.sasl.handshake(sasl, mechanism)
-    nobody: Any = None
-    services = Services(nobody, nobody, nobody, nobody, 1, "c", sasl)
-    request = sasl_authenticate.REQUEST.value(message)
-    with pytest.raises(HangUp, match="no metadata"):  # not an answer: that would be final for a client
-        await sasl_authenticate.API.handle(services, request, Call(RequestContext("p", ""), 2, session))
+    authenticate = connection_handlers((), sasl)[SASL_AUTHENTICATE]
+    context = RequestContext("p", "", version=2, connection=session)
+    with pytest.raises(CloseConnection, match="no metadata") as closed:  # a response would be final for a client
+        await authenticate(SaslAuthenticateRequest(message), context)
+    assert closed.value.reason == "users not known"
 
 
 def test_files_of_users(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
-"""A listener with APIs that tests answer by hand, and a client that sends bytes."""
+"""A listener with APIs that tests answer by hand, and a client that sends bytes.
 
-from __future__ import annotations
+Annotations are not postponed here: declarations of messages read their types from them.
+"""
 
 import asyncio
 import ssl
@@ -11,13 +12,18 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
-from kipmesh.wire.api import NO_ANSWER, Api, Call, HangUp
-from kipmesh.wire.apis import api_versions, sasl_authenticate, sasl_handshake
+from prometheus_client import CollectorRegistry
+from prometheus_client.samples import Sample
+
+from kipmesh.core.context import RequestContext
+from kipmesh.messages.schema import Message, Records, field, parse_versions
+from kipmesh.messages.table import API_VERSIONS, Api
+from kipmesh.transport.metrics import RequestMetrics
+from kipmesh.transport.pipeline import NO_RESPONSE, CloseConnection, Handler, Pipeline
 from kipmesh.wire.connection import Connection
+from kipmesh.wire.handshake import connection_handlers
 from kipmesh.wire.listener import Limits, WireServer
 from kipmesh.wire.sasl import Sasl
-from kipmesh.wire.schema import Struct, field, versions
-from kipmesh.wire.services import Services
 
 LIMITS = Limits(1 << 20, 1 << 20, 100, 100, 600_000, stall_ms_max=300_000, handshake_ms_max=300_000)
 """Long enough that no slow machine meets them; tests that are about time say `look_after`."""
@@ -25,14 +31,37 @@ IDLE_S, STALL_S = LIMITS.idle_ms_max / 1000, LIMITS.stall_ms_max / 1000
 ECHO, WRITE = 1000, 1001
 
 
-class Text(NamedTuple):
-    """What both APIs take and give."""
+class TextRequest(Message):
+    """What both APIs take."""
 
-    text: str
-    data: bytes = b""
+    text: str = field()
+    data: Records = field()
 
 
-TABLE = Struct(Text, field("text", "string"), field("data", "records", default=b""))
+class TextResponse(Message):
+    """What both APIs give."""
+
+    text: str = field()
+    data: Records = field()
+
+
+def _api(key: int, name: str, *, is_pipelined: bool) -> Api:
+    return Api(
+        key,
+        name,
+        TextRequest,
+        TextResponse,
+        service=None,
+        versions=parse_versions("1-2"),
+        flexible_since=2,
+        is_pipelined=is_pipelined,
+    )
+
+
+ECHO_API = _api(ECHO, "Echo", is_pipelined=False)
+"""Its requests are handled one after the other."""
+WRITE_API = _api(WRITE, "Write", is_pipelined=True)
+"""Its requests overlap."""
 
 
 class Hand:
@@ -43,7 +72,7 @@ class Hand:
         self.gates: dict[str, asyncio.Event] = {}
         self.cancelled: list[str] = []
 
-    async def answer(self, _services: Services, request: Text, call: Call) -> Text | None:
+    async def answer(self, request: TextRequest, context: RequestContext) -> TextResponse | None:
         """Echo, with who asked."""
         self.begun.append(request.text)
         if request.text.startswith("wait"):
@@ -55,21 +84,22 @@ class Hand:
         if request.text == "fail":
             raise RuntimeError("on purpose")
         if request.text == "hang up":
-            raise HangUp("acks-0", "on purpose")
+            raise CloseConnection("acks-0", "on purpose")
         if request.text == "none":
-            return NO_ANSWER
-        return Text(f"{request.text}/{call.context.client_id}/{call.context.listener}", request.data)
+            return NO_RESPONSE
+        return TextResponse(f"{request.text}/{context.client_id}/{context.listener}", request.data)
 
     def release(self, text: str) -> None:
         """Let one go on."""
         self.gates.setdefault(text, asyncio.Event()).set()
 
-    def apis(self, *, has_sasl: bool = False) -> dict[int, Api]:
-        """ECHO, one after the other, and WRITE, which overlaps."""
-        echo = Api(ECHO, "Echo", versions("1-2"), 2, TABLE, TABLE, self.answer)
-        write = Api(WRITE, "Write", versions("1-2"), 2, TABLE, TABLE, self.answer, is_pipelined=True)
-        made = [echo, write, *((sasl_handshake.API, sasl_authenticate.API) if has_sasl else ())]
-        return {api.key: api for api in (*made, api_versions.make(made))}
+    def handlers(self, sasl: Sasl | None) -> dict[Api, Handler]:
+        """The handlers of both APIs, of ApiVersions, and with SASL those of SASL."""
+        mine: dict[Api, Handler] = {ECHO_API: self.answer, WRITE_API: self.answer}
+        connection = connection_handlers((*mine, API_VERSIONS), sasl)
+        if sasl is None:
+            return {**mine, API_VERSIONS: connection[API_VERSIONS]}
+        return {**mine, **connection}
 
 
 def frame(key: int, correlation_id: int, text: str, version: int = 1, data: bytes = b"") -> bytes:
@@ -132,6 +162,8 @@ class Wire(NamedTuple):
     """A listener and how to reach it."""
 
     server: WireServer
+    registry: CollectorRegistry
+    """The metrics of connections and of requests."""
     time: Time
     hand: Hand
     connect: Callable[[], Any]
@@ -140,11 +172,15 @@ class Wire(NamedTuple):
 
     def count(self, metric: str, /, **labels: str) -> float:
         """The value of a metric, 0 where there is none."""
-        for family in self.server.metrics.collect():
-            for sample in family.samples:
-                if sample.name == metric and labels.items() <= sample.labels.items():
-                    return sample.value
+        for sample in self.samples:
+            if sample.name == metric and labels.items() <= sample.labels.items():
+                return sample.value
         return 0.0
+
+    @property
+    def samples(self) -> list[Sample]:
+        """All samples of the metrics."""
+        return [sample for family in self.registry.collect() for sample in family.samples]
 
     @property
     def connections(self) -> list[Connection]:
@@ -173,11 +209,11 @@ async def listening(limits: Limits = LIMITS, *, looks: bool = False, **options: 
     With `looks` it does so by itself, with `sasl` clients have to show who they are.
     """
     hand = Hand()
-    nobody: Any = None
     sasl: Sasl | None = options.get("sasl")
-    services = Services(nobody, nobody, nobody, nobody, 1, "cluster", sasl)
-    clock = Time()
-    server = WireServer(services, hand.apis(has_sasl=sasl is not None), limits, clock=clock.now)
+    clock, registry, requests = Time(), CollectorRegistry(), RequestMetrics()
+    server = WireServer(Pipeline(hand.handlers(sasl), metrics=requests), limits, clock=clock.now)
+    registry.register(requests)
+    registry.register(server.metrics)
     port = await server.listen("KAFKA", "127.0.0.1", 0, options.get("server_ssl"), has_sasl=sasl is not None)
     if not looks and server._looking is not None:
         server._looking.cancel()
@@ -189,7 +225,7 @@ async def listening(limits: Limits = LIMITS, *, looks: bool = False, **options: 
         return clients[-1]
 
     try:
-        yield Wire(server, clock, hand, partial(connect, options.get("client_ssl")), partial(connect, None))
+        yield Wire(server, registry, clock, hand, partial(connect, options.get("client_ssl")), partial(connect, None))
     finally:
         for client in clients:
             await client.close()

@@ -10,7 +10,7 @@ class UserName(Message):
 
 
 class DescribeUserScramCredentialsRequest(Message):
-    # None for all users.
+    # Empty: all users.
     users: Sequence[UserName] = field(1, nullable="0+", null=())
 
 

@@ -1,4 +1,4 @@
-"""ListConfigResources (74): what has a configuration. Version 0 is ListClientMetricsResources."""
+"""ListConfigResources (74): the resources that have a configuration. Version 0 is ListClientMetricsResources."""
 
 from collections.abc import Sequence
 

@@ -15,16 +15,18 @@ from kipmesh.messages.table import APIS, Role
 from kipmesh.node.broker.parts import BrokerParts
 from kipmesh.transport.pipeline import Handler, Handlers, coroutines_in
 
+_FUNCTIONS = coroutines_in(sys.modules[__name__])
+"""By name; collected at import, so that serving loads no further modules."""
+
 
 def make_handlers(broker: BrokerParts) -> Handlers:
     """Return the handler of every API that a broker responds to."""
-    functions = coroutines_in(sys.modules[__name__])
     handlers: dict[Any, Handler] = {}
     for api in APIS:
         if api.role in (Role.BROKER, Role.FORWARDED):
             responder = next((part for part in broker.responders if hasattr(part, api.method)), None)
-            if api.method in functions:
-                handlers[api] = partial(functions[api.method], broker)
+            if api.method in _FUNCTIONS:
+                handlers[api] = partial(_FUNCTIONS[api.method], broker)
             elif responder is not None:
                 handlers[api] = getattr(responder, api.method)
             elif api.role is Role.FORWARDED:

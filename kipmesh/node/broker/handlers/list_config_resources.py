@@ -21,7 +21,7 @@ _TYPES_SINCE = 1
 async def list_config_resources(
     broker: BrokerParts, request: m.ListConfigResourcesRequest, context: RequestContext
 ) -> m.ListConfigResourcesResponse:
-    """List what has a configuration, of the types that the request names."""
+    """List the resources that have a configuration, of the types that the request names."""
     image, listener = broker.image(), context.listener or broker.config.inter_broker_listener_name
     brokers = [str(number) for number, one in sorted(image.brokers.items()) if listener in one.endpoints]
     found: Mapping[int, Iterable[str]] = {CLIENT_METRICS: ()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from kipmesh import messages as m
 from kipmesh.core.context import RequestContext
-from kipmesh.core.errors import ErrorCode
+from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.messages.table import PRODUCE
 from kipmesh.node.broker.parts import BrokerParts
 from kipmesh.transport.pipeline import NO_RESPONSE, CloseConnection
@@ -34,7 +34,12 @@ async def produce(broker: BrokerParts, request: m.ProduceRequest, context: Reque
         code = ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
         response: m.ProduceResponse = PRODUCE.error_response(request, code, None, context.version)  # type: ignore[assignment]
     else:
-        response = await broker.produce.produce(request, context)
+        try:
+            response = await broker.produce.produce(request, context)
+        except KafkaError as error:
+            if request.acks or context.version is None:
+                raise
+            raise CloseConnection("acks-0", str(error)) from None  # the client expects no response
     if request.acks or context.version is None:
         return response
     for topic in response.responses:

@@ -18,14 +18,16 @@ from kipmesh.node.controller.parts import ControllerParts
 from kipmesh.transport.metrics import RequestMetrics
 from kipmesh.transport.pipeline import Handler, Pipeline, coroutines_in, pipeline_of
 
+_FUNCTIONS = coroutines_in(sys.modules[__name__])
+"""By name; collected at import, so that serving loads no further modules."""
+
 
 def make_handlers(controller: ControllerParts) -> dict[Api, Handler]:
     """Return the handler of every API that the active controller decides."""
-    functions = coroutines_in(sys.modules[__name__])
     handlers: dict[Api, Handler] = {}
     for api in APIS:
         if api.role in (Role.CONTROLLER, Role.FORWARDED) and api.service is not QUORUM:
-            function = functions.get(api.method)
+            function = _FUNCTIONS.get(api.method)
             if function is None and not hasattr(MetadataController, api.method):
                 raise LookupError(f"no handler for {api.name} in {__name__}")
             handlers[api] = partial(function or partial(_decide, api), controller)
@@ -39,7 +41,12 @@ def controller_pipeline(
     handlers = make_handlers(controller)
     if quorum is not None:
         handlers |= pipeline_of({QUORUM.name: quorum}).handlers
-    return Pipeline(handlers, stream_ended={BROKER_HEARTBEAT: controller.stream_ended}, metrics=metrics)
+    return Pipeline(
+        handlers,
+        stream_ended={BROKER_HEARTBEAT: controller.stream_ended},
+        metrics=metrics,
+        limits_requests=False,
+    )
 
 
 async def _decide(api: Api, controller: ControllerParts, request: Any, context: RequestContext) -> Any:

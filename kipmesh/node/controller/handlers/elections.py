@@ -1,8 +1,7 @@
-"""ElectLeaders (API key 43) on the active controller: many small decisions, and the wait for brokers' log ends.
+"""ElectLeaders (43) on the active controller.
 
-The partitions are decided some at a time, so that nobody else waits long. An unclean election needs to know where the
-logs end, which heartbeats tell: the request waits for that within its own time, and what is not elected by then is not
-wished for any more.
+Partitions are decided in batches, so that other requests are not delayed. Unclean elections wait for the log ends that
+heartbeats report, up to the request's timeout; then they are withdrawn.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ OPERATION = "ElectLeaders"
 DECIDED_MAX = 1000
 """Partitions of one decision."""
 LOOK_S = 0.1
-"""Time between two looks whether the log ends are there."""
+"""Time between two decisions."""
 
 
 class LeaderElections:
-    """Answers ElectLeaders."""
+    """Carries out ElectLeaders."""
 
     def __init__(self, do: DoOrCleanUp) -> None:
         self._do = do
 
     async def elect_leaders(self, request: m.ElectLeadersRequest, context: RequestContext) -> m.ElectLeadersResponse:
-        """ElectLeaders. Of all partitions, those that need no election are not in the answer."""
+        """Elect leaders. For all partitions, the response leaves out those that need no election."""
         try:
             election_type = m.ElectionType(request.election_type)
         except ValueError:
@@ -57,10 +56,10 @@ class LeaderElections:
             await self._decide(election_type, wanted, found)
             await self._settle(election_type, found, deadline)
         finally:
-            # Without an answer, too: a wish that was left behind would be an unclean election that nobody waits for.
+            # Also after a failure: a pending request would become an unclean election without a client.
             left = [each for each in wanted if each not in found or found[each].is_pending]
             if left and election_type is m.ElectionType.UNCLEAN:
-                # Nor is it one operation too many: what is full may be why there is no answer.
+                # The cleanup is not limited: a full queue may be the reason of the failure.
                 await self._do(OPERATION, lambda controller: controller.withdraw_elections(left), is_cleanup=True)
         return list(found.values())
 
@@ -79,14 +78,14 @@ class LeaderElections:
     async def _settle(
         self, election_type: m.ElectionType, found: dict[TopicPartition, ElectionResult], deadline: float
     ) -> None:
-        """Ask again for what waits for log ends, until the time is over."""
+        """Repeat the decision for partitions whose log ends are missing, until the deadline."""
         loop = asyncio.get_running_loop()
         while (left := _pending(found)) and loop.time() + LOOK_S < deadline:
             await asyncio.sleep(LOOK_S)
             await self._decide(election_type, left, found)
             for each in left:
                 if found[each].code is ErrorCode.ELECTION_NOT_NEEDED:
-                    # A heartbeat that told the last log end has elected meanwhile.
+                    # The heartbeat with the last log end has caused the election meanwhile.
                     found[each] = ElectionResult(*each)
 
 
