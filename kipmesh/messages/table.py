@@ -88,6 +88,8 @@ class Api:
     """The Kafka listener starts the next request of this API while one waits. Responses stay in order."""
     has_stream: bool = False
     """gRPC has a method for many requests in a row, `<name>Stream`, too."""
+    has_records: bool = False
+    """A request has records: it may be as large as `socket.request.max.bytes`."""
     request_bytes_max: int | None = None
     """Largest request (LIM-01), if the configured limits are not lower."""
     limitations: str = ""
@@ -242,6 +244,7 @@ APIS: tuple[Api, ...] = (
         m.ProduceResponse,
         is_pipelined=True,
         is_mutation=True,
+        has_records=True,
         limitations="transactions (INVALID_REQUEST), message formats before 2",
         **_kafka("3-13", 9),
     ),

@@ -16,7 +16,6 @@ import structlog
 
 from kipmesh.messages.kafka import ITEMS_MAX
 from kipmesh.messages.schema import NEVER
-from kipmesh.messages.table import PRODUCE
 from kipmesh.transport.pipeline import Pipeline
 from kipmesh.wire.connection import Connection
 from kipmesh.wire.framing import STAGING_BYTES
@@ -84,9 +83,9 @@ class Shared:
     def request_bytes_max(self, key: int) -> int:
         """Largest request of an API."""
         limit, other = self.limits.request_bytes_max, self.limits.other_request_bytes_max
-        if key == PRODUCE.key:  # the one API whose requests have records
-            return limit
         api = self.apis.get(key)
+        if api is not None and api.has_records:
+            return limit
         return min(limit, other, other if api is None or api.request_bytes_max is None else api.request_bytes_max)
 
     @property
