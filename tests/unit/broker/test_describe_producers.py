@@ -15,7 +15,7 @@ TIMESTAMP = 1_700_000_000_000
 
 
 async def describe(mesh, via: int, topic: str, *partitions: int) -> list:
-    request = m.DescribeProducersRequest([m.DescribeProducersTopic(topic, partitions)])
+    request = m.DescribeProducersRequest([m.DescribeProducersTopic(topic, partitions * 2)])  # described once
     (found,) = (await mesh.call(via, "DescribeProducers", request)).topics
     assert (found.name, [one.partition_index for one in found.partitions]) == (topic, list(partitions))
     assert all(bool(one.error_message) is bool(one.error_code) for one in found.partitions)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kipmesh.core.context import RequestContext
 from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.core.metadata.request_limits import refusal
 from kipmesh.core.metadata.topics import check_topic_name
 from kipmesh.messages.apis import describe_producers as m
 from kipmesh.node.broker.parts import BrokerParts
@@ -14,11 +15,11 @@ async def describe_producers(
     broker: BrokerParts, request: m.DescribeProducersRequest, context: RequestContext
 ) -> m.DescribeProducersResponse:
     """Describe the producers of partitions."""
-    topics = [
-        m.DescribeProducersTopicResponse(one.name, [_found(broker, one.name, index) for index in one.partition_indexes])
-        for one in request.topics
-    ]
-    return m.DescribeProducersResponse(topics=topics)
+    wanted: dict[str, dict[int, None]] = {}  # a repeated partition is described once
+    for one in request.topics:
+        wanted.setdefault(one.name, {}).update(dict.fromkeys(one.partition_indexes))
+    found = [(name, [_found(broker, name, index) for index in indexes]) for name, indexes in wanted.items()]
+    return m.DescribeProducersResponse(topics=[m.DescribeProducersTopicResponse(*topic) for topic in found])
 
 
 def _found(broker: BrokerParts, name: str, index: int) -> m.DescribeProducersPartitionResponse:
@@ -28,7 +29,7 @@ def _found(broker: BrokerParts, name: str, index: int) -> m.DescribeProducersPar
         if not replica.has_role:  # it is starting or stopping
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"partition {index} of topic {name!r} is not served")
     except KafkaError as error:
-        return m.DescribeProducersPartitionResponse(index, error.code, error.message)
+        return m.DescribeProducersPartitionResponse(index, error.code, refusal(error.message))
     producers = replica.log.producers
     entries = producers.states.entries() if isinstance(producers, PartitionProducers) else ()
     active = [
