@@ -121,9 +121,8 @@ def _import(name: str) -> str:
 
 
 def _method(method: Method) -> Iterator[str]:
-    comment = method.api.stream_comment if method.streaming else method.api.comment
-    if comment:
-        yield from _comment(comment, "  ")
+    if method.streaming and method.api.stream_comment:
+        yield from _comment(method.api.stream_comment, "  ")
     stream = "stream " if method.streaming else ""
     request, response = method.api.request.__name__, method.api.response.__name__
     yield f"  rpc {method.name}({stream}{request}) returns ({stream}{response});\n"

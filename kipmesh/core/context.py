@@ -1,4 +1,4 @@
-"""What a handler knows of a request apart from its content."""
+"""The context of a request: everything that a handler receives besides its content."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _RESPONSE_SHARE = 0.9
 
 
 class RequestContext(NamedTuple):
-    """The client and the connection of one request, and how it is to be responded to."""
+    """The client and the connection of one request, and the limits of its response."""
 
     client_id: str
     """The client's own name for itself."""
@@ -27,7 +27,7 @@ class RequestContext(NamedTuple):
     principal: str = "User:ANONYMOUS"
     """The authenticated principal."""
     connection: Any = None
-    """What a connection of the Kafka listener has stated about itself."""
+    """The `Session` of a connection of the Kafka listener; None for gRPC."""
     response_bytes_max: int = MAX_INT32
     """Bytes that a large response should not exceed, because unread responses use up memory."""
 

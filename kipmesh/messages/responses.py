@@ -100,7 +100,7 @@ def _refused(of: type[Message], item: Any, code: int, message: str | None, versi
 
 
 def _own_name(each: Field) -> tuple[str, ...]:
-    """The name of a field that identifies an item; one with a default of its own, or a list, is what was requested."""
+    """Return the field's name if it identifies an item: a scalar whose default is zero, empty or None."""
     is_key = isinstance(each.type, str) and each.default in (zero_of(each.type), None)
     return (each.name,) if is_key else ()
 

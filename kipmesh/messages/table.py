@@ -25,7 +25,7 @@ from kipmesh.messages.schema import NEVER, VERSION_MAX, Message, Versions, parse
 
 PROTO_PACKAGE = "kipmesh.v1"
 FORWARD_TIMEOUT_MS = 10_000
-"""Time for a forwarded request that does not have a timeout of its own."""
+"""Time for a forwarded request without the field `timeout_ms`."""
 
 
 class Role(Enum):
@@ -60,7 +60,7 @@ FAULTS = Service("Faults", "Faults for tests, on brokers that allow them (fault.
 SERVICES = (BROKER, QUORUM, CONTROLLER, ADMIN, GROUPS, FAULTS)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Api:
     """One API. Instances are compared by identity: Fetch of a broker and Fetch of the quorum are two APIs."""
 
@@ -94,16 +94,10 @@ class Api:
     """Largest request (LIM-01), if the configured limits are not lower."""
     limitations: str = ""
     """Parts of Apache Kafka's API that are not supported, for the documentation."""
-    comment: str = ""
-    """For `services.proto`."""
     stream_comment: str = ""
+    """About the stream, for `services.proto`."""
     _request_codecs: dict[int, Codec] = field(default_factory=dict, repr=False)
     _response_codecs: dict[int, Codec] = field(default_factory=dict, repr=False)
-
-    __hash__ = object.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
 
     @cached_property
     def method(self) -> str:
@@ -180,7 +174,7 @@ class Api:
         return found
 
     def has_success(self, response: Any) -> bool:
-        """Whether an item of a response has no error; False for a response with an error of its own."""
+        """Whether an item of a response has no error; False if the response itself has one."""
         return not getattr(response, "error_code", 0) and has_success(self._error_places, response)
 
     def error_response(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import tempfile
 from functools import cache, lru_cache
 from pathlib import Path
@@ -129,9 +128,3 @@ def from_google(of: type[Message], message: Any) -> Any:
             has_presence = message.DESCRIPTOR.fields_by_name[each.proto_name].has_presence
             given[each.name] = found if not has_presence or message.HasField(each.proto_name) else each.default
     return of(**given)
-
-
-def double(value: float) -> float:
-    """A float as eight bytes state it."""
-    (found,) = struct.unpack("<d", struct.pack("<d", value))
-    return float(found)

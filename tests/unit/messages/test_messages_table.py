@@ -23,8 +23,6 @@ from kipmesh.node.controller import handlers as controller_handlers
 from kipmesh.transport.pipeline import coroutines_in
 from tests.unit.messages.messages_of_tests import values
 
-WITHOUT_ERROR = {"SaslAuthenticate", "SaslHandshake"}
-
 
 @pytest.mark.parametrize("api", KAFKA_APIS.values(), ids=lambda api: api.name)
 def test_names_and_versions_are_kafkas(api: Api) -> None:
