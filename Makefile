@@ -34,7 +34,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test check lint format types imports tidy unit e2e spark golden sim sim-replicas chaos bench \
+.PHONY: help install demo test test-slow check lint format types imports tidy unit e2e spark golden sim sim-replicas chaos bench \
   bench-catch-up bench-clients bench-spark bench-closest bench-failover bench-fencing bench-groups bench-metadata bench-sessions bench-spark-kills bench-snapshot bench-wakeup bench-compare clients client-suites fuzz-wire certs lock wheel \
   docs dashboards monitoring images image-next image-spark up down demo-compose chaos-compose docker kube clean distclean stale
 
@@ -48,10 +48,13 @@ $(STAMP): pyproject.toml requirements.lock tools/install.sh $(STALE)
 	@PYTHON="$(PYTHON)" sh tools/install.sh "$(VENV)"
 
 demo: install ## the main job: a year of flights through a replicated mesh into Spark (SCALE=n: n times)
-	$(PY) -m kipmesh.cli.demo --scale $(SCALE) $(ARGS)
+	$(PY) -m kipmesh_jobs.demo --scale $(SCALE) $(ARGS)
 
-test: check ## lint, formats, types, import contracts and every test that this machine can run
-	$(PYTEST) -n $(WORKERS) --dist loadfile $(ARGS)
+test: check ## lint, formats, types, import contracts and the tests that are not slow
+	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not slow" $(ARGS)
+
+test-slow: install ## the tests with marker slow: seeds of the simulators, quorum faults, Spark jobs, wheel, containers
+	$(PYTEST) -n $(WORKERS) --dist loadfile -m slow $(ARGS)
 
 check: lint types imports ## what needs no running: lint, formats, types, import contracts
 
@@ -94,10 +97,10 @@ golden: install ## tests with Apache Kafka's own tools (Java 17+, Maven)
 	$(PYTEST) tests/golden $(ARGS)
 
 sim: install ## simulate the metadata quorum; goes on where it stopped (SEEDS=20000)
-	$(PY) -m kipmesh.testing.sim --seeds $(SEEDS) --progress build/sim.json $(ARGS)
+	$(PY) -m simulation.quorum --seeds $(SEEDS) --progress build/sim.json $(ARGS)
 
 sim-replicas: install ## simulate partitions' replication; goes on where it stopped (SEEDS=20000)
-	$(PY) -m kipmesh.testing.replica_sim --seeds $(SEEDS) --progress build/sim-replicas.json $(ARGS)
+	$(PY) -m simulation.replicas --seeds $(SEEDS) --progress build/sim-replicas.json $(ARGS)
 
 chaos: install ## faults on a local cluster, its history checked (ARGS="deploy/chaos/random.yaml --duration 1800")
 	$(PY) -m kipmesh.cli.main chaos run --dir build/chaos $(or $(ARGS),deploy/chaos/*.yaml)
@@ -123,7 +126,7 @@ bench-catch-up: install ## a new broker loads 1,000,000 partitions by FetchSnaps
 bench-clients: install ## our producers beside aiokafka's and kafka-python's on Apache Kafka (ARGS="--quick", "--markdown")
 	$(PY) -m bench.clients $(ARGS)
 
-bench-compare: install ## beside Apache Kafka, ratios of both (ARGS="--quick", "--only produce,latency", "--picture F.svg")
+bench-compare: install ## beside Apache Kafka, ratios of both (ARGS="--quick", "--only produce,latency", "--chart F.svg")
 	$(PY) -m bench.compare $(ARGS)
 
 bench-fencing: install ## one broker's failure by event and by partition; snapshots and compaction (ARGS="--quick", "--markdown")
@@ -135,7 +138,7 @@ bench-groups: install ## members of a group come, go and die for ten minutes; it
 bench-metadata: install ## metadata of a producer of 10,000 topics, beside the Java producer (or ARGS="--day": simulated)
 	$(PY) -m bench.metadata $(ARGS)
 
-bench-sessions: install ## what a fetch costs by the size of its session (ARGS="--quick", "--markdown", "--picture F.svg")
+bench-sessions: install ## what a fetch costs by the size of its session (ARGS="--quick", "--markdown", "--chart F.svg")
 	$(PY) -m bench.sessions $(ARGS)
 
 bench-snapshot: install ## a snapshot of 1,000,000 partitions (ARGS="--kafka": beside Apache Kafka's own classes)
@@ -151,7 +154,7 @@ docs: install ## generate protos/ and the tables of docs/wire.md from the messag
 	$(PY) tools/gen_wire_docs.py
 
 dashboards: install ## generate deploy/grafana/dashboards from tools/dashboards
-	$(PY) tools/gen_dashboards.py
+	$(PY) -m tools.gen_dashboards
 
 monitoring: install ## tests of Prometheus' rules and Grafana's dashboards, on a live mesh (needs Prometheus; docs/monitoring.md)
 	$(PYTEST) tests/monitoring $(ARGS)
@@ -203,7 +206,7 @@ wheel: install ## build dist/*.whl
 clean: ## remove what was built and cached (.venv stays)
 	rm -rf build dist spark-warehouse metastore_db derby.log
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	find kipmesh services tests tools bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find kipmesh kipmesh_chaos kipmesh_jobs simulation services tests tools bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## clean, and remove .venv
 	rm -rf $(VENV)

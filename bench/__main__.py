@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import signal
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
-from bench import bursts, closest, report, system, workload
+from bench import bursts, closest, harness, report, system, workload
 from kipmesh.client.types import TopicPartition
-from kipmesh.cluster import ClusterError, LocalCluster
-from kipmesh.core.errors import KafkaError
+from kipmesh.cluster import LocalCluster
+
+MODULE = "bench"
 
 T = TypeVar("T")
 Samples = defaultdict[str, list[float]]
@@ -30,9 +30,8 @@ _SETTLE_S = 75  # what creating leaves to do: new folders are synced within log.
 
 def arguments(given: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser = harness.parser(MODULE, __doc__, "a tenth of the load: seconds instead of minutes", harness.TABLE)
     parser.add_argument("--runs", type=int, default=None, help="how often (5; 1 with --quick or --partitions)")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the load: seconds instead of minutes")
     parser.add_argument(
         "--partitions", type=int, default=0, help="only: idle CPU and traffic with so many partitions x 3, and bursts"
     )
@@ -40,9 +39,6 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--bursts", type=int, default=50, help="with --partitions; 0 for none (50)")
     parser.add_argument("--idle-seconds", type=float, default=None, help="how long to watch an idle cluster")
     parser.add_argument("--config", action="append", default=[], metavar="KEY=VALUE", help="configuration of the nodes")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="one JSON object")
-    form.add_argument("--markdown", action="store_true", help="a table for docs/benchmarks.md")
     options = parser.parse_args(given)
     options.runs = options.runs or (1 if options.quick or options.partitions else 5)
     options.idle_seconds = options.idle_seconds or (60.0 if options.partitions else 3.0 if options.quick else 10.0)
@@ -67,8 +63,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """One line."""
-        sys.stderr.write(f"bench: {self._run}: {text}\n")
-        sys.stderr.flush()
+        harness.say(MODULE, f"{self._run}: {text}")
 
     def run(self, what: str, work: Coroutine[Any, Any, T]) -> T:
         """Do a step that has a loop of its own."""
@@ -137,7 +132,7 @@ def measure_bursts(
 ) -> None:
     """Bursts on a cluster with many partitions and on one with as many as a burst has, in turns."""
     progress.say("starting another cluster ...")
-    with LocalCluster(**brokers_of(options), config=config) as cluster:
+    with harness.three_brokers(options.leaders, config) as cluster:
         few = bursts.Load(cluster.bootstrap, create_partitions(cluster, bursts.BURST, progress))
         times = progress.run(f"{options.bursts} bursts on both", bursts.alternate(many, few, options.bursts))
     samples["burst_many_ms"] += times.many_ms
@@ -156,19 +151,13 @@ def measure_racks(progress: Progress, samples: Samples) -> None:
     samples["racks_share_percent"].append(told.share)
 
 
-def brokers_of(options: argparse.Namespace) -> dict[str, Any]:
-    """A cluster of three brokers."""
-    followers = workload.REPLICAS - options.leaders
-    return {"mode": "processes", "controllers": 1, "leaders": options.leaders, "followers": followers}
-
-
 def run_once(options: argparse.Namespace, progress: Progress, samples: Samples) -> None:
     """One cluster from start to stop."""
-    config = dict(item.split("=", 1) for item in options.config)
-    kind = brokers_of(options)
-    progress.say(f"starting 1 controller, {kind['leaders']} leaders, {kind['followers']} followers ...")
+    config = harness.key_values(options.config)
+    followers = workload.REPLICAS - options.leaders
+    progress.say(f"starting 1 controller, {options.leaders} leaders, {followers} followers ...")
     begin = time.perf_counter()
-    with LocalCluster(**kind, config=config) as cluster:
+    with harness.three_brokers(options.leaders, config) as cluster:
         samples["ready_s"].append(time.perf_counter() - begin)
         progress.say(f"  ready after {samples['ready_s'][-1]:.2f} s")
         samples["memory_ready_mib"].append(system.pss_bytes(pids_of(cluster)) / (1 << 20))
@@ -191,39 +180,30 @@ def run_once(options: argparse.Namespace, progress: Progress, samples: Samples) 
         measure_racks(progress, samples)
 
 
-def _interrupted(signum: int, frame: object) -> None:
-    raise KeyboardInterrupt
-
-
 def main(given: Sequence[str]) -> int:
     """Run, and print the figures of the runs that were completed."""
     options = arguments(given)
-    signal.signal(signal.SIGTERM, _interrupted)
-    progress, samples, done = Progress(), Samples(list), 0
-    about = {"machine": system.describe_machine(), "quick": options.quick, "partitions": options.partitions}
-    status = 0
-    try:
+    progress, samples = Progress(), Samples(list)
+
+    def measure() -> None:
         for run in range(1, options.runs + 1):
             progress.start_run(run, options.runs)
             mine = Samples(list)
             run_once(options, progress, mine)
             for key, values in mine.items():
                 samples[key] += values
-            done += 1
-    except KeyboardInterrupt:
-        progress.say("interrupted")
-        status = 130
-    except (ClusterError, KafkaError, workload.BenchError, TimeoutError) as error:
-        progress.say(f"failed: {error or 'out of time'}")
-        status = 1
-    if done:
-        summaries = report.summarize(samples, report.MANY_FIGURES if options.partitions else report.FIGURES)
-        if options.json:
-            text = report.as_json(summaries, about)
-        else:
-            text = report.as_markdown(summaries) if options.markdown else report.as_text(summaries)
-        sys.stdout.write(f"{text}\n")
-    return status
+
+    def summaries() -> list[report.Summary]:
+        return report.summarize(samples, report.MANY_FIGURES if options.partitions else report.FIGURES)
+
+    about = {"quick": options.quick, "partitions": options.partitions}
+    return harness.run(
+        MODULE,
+        options,
+        measure,
+        figures=lambda: {**about, **report.figures(summaries())},
+        text=lambda: report.table(summaries(), markdown=options.markdown),
+    )
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bench import workload
+from bench import harness, workload
 from kipmesh.client import Consumer, Producer
 from kipmesh.client.types import TopicPartition
 
@@ -70,7 +70,7 @@ class Load:
         passed = (time.perf_counter() - begin) * 1e3
         await asyncio.gather(*deliveries)
         if seen != len(self._where):
-            raise workload.BenchError(f"burst: {seen} records where {len(self._where)} were sent")
+            raise harness.BenchError(f"burst: {seen} records where {len(self._where)} were sent")
         return passed
 
 

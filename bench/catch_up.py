@@ -9,7 +9,6 @@ its partitions is on those that join. The command fails where a broker came by i
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -24,8 +23,10 @@ from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench import images, system
-from bench.quorum_mesh import MeshError, MeshNode, QuorumMesh, wait_for
+from bench import harness, images, system
+from bench.quorum_cluster import QuorumCluster, QuorumError, QuorumNode, wait_for
+
+MODULE = "bench.catch_up"
 
 CONFIG = {
     # The image's brokers are not there, and are not to be fenced for it while others catch up.
@@ -61,7 +62,7 @@ class Joined(NamedTuple):
 
 
 def steps_of(log: str) -> list[float]:
-    """When each of `STEPS` was logged; of a transfer that began again the first time. MeshError where one lacks."""
+    """When each of `STEPS` was logged; of a transfer that began again the first time. QuorumError where one lacks."""
     found: dict[str, float] = {}
     for line in log.splitlines():
         said = json.loads(line) if line.startswith("{") else {}
@@ -70,19 +71,19 @@ def steps_of(log: str) -> list[float]:
             found[event] = datetime.fromisoformat(said["timestamp"]).timestamp()
     missing = [step for step in STEPS if step not in found]
     if missing:
-        raise MeshError(f"catch-up: not in the log of the broker: {', '.join(missing)}")
+        raise QuorumError(f"catch-up: not in the log of the broker: {', '.join(missing)}")
     return [found[step] for step in STEPS]
 
 
-def _metric(node: MeshNode, name: str) -> int:
+def _metric(node: QuorumNode, name: str) -> int:
     with urllib.request.urlopen(f"http://{node.http}/metrics", timeout=HTTP_TIMEOUT_S) as answer:
         text = answer.read().decode()
     families = text_string_to_metric_families(text)
     return int(sum(sample.value for family in families for sample in family.samples if sample.name == name))
 
 
-def join(mesh: QuorumMesh, node_id: int, end_offset: int, size_bytes: int) -> Joined:
-    """A broker that was never there joins, and is stopped again; MeshError."""
+def join(mesh: QuorumCluster, node_id: int, end_offset: int, size_bytes: int) -> Joined:
+    """A broker that was never there joins, and is stopped again; QuorumError."""
     (controller,) = mesh.controllers
     node = mesh.add_broker(node_id)
     sent = _metric(controller, SENT)
@@ -95,7 +96,7 @@ def join(mesh: QuorumMesh, node_id: int, end_offset: int, size_bytes: int) -> Jo
     memory_bytes = system.pss_bytes([node.process.pid])
     sent = _metric(controller, SENT) - sent
     if sent < size_bytes or _metric(node, LOG_START) != end_offset:
-        raise MeshError(f"catch-up: {sent} bytes were sent of a snapshot of {size_bytes}")
+        raise QuorumError(f"catch-up: {sent} bytes were sent of a snapshot of {size_bytes}")
     mesh.stop(node.name)
     asked, installed, loaded, unfenced = steps_of(node.log.read_text())
     return Joined(
@@ -111,8 +112,8 @@ def join(mesh: QuorumMesh, node_id: int, end_offset: int, size_bytes: int) -> Jo
 
 
 def measure(topics: int, runs: int, folder: Path) -> list[Joined]:
-    """All runs, on one controller; MeshError."""
-    mesh = QuorumMesh(folder, controllers=1, brokers=0, config=CONFIG)
+    """All runs, on one controller; QuorumError."""
+    mesh = QuorumCluster(folder, controllers=1, brokers=0, config=CONFIG)
     (controller,) = mesh.controllers
     controller.metadata.mkdir(parents=True)
     command = [sys.executable, "-m", "bench.snapshot", "--step", "generate", "--topics", str(topics)]
@@ -122,7 +123,7 @@ def measure(topics: int, runs: int, folder: Path) -> list[Joined]:
     with mesh:
         wait_for(lambda: mesh.describe().high_watermark > end_offset, "active controller", JOIN_TIMEOUT_S)
         if _metric(controller, LOG_START) != end_offset:
-            raise MeshError("catch-up: the controller's log does not start at its snapshot")
+            raise QuorumError("catch-up: the controller's log does not start at its snapshot")
         return [join(mesh, images.BROKERS + number, end_offset, size_bytes) for number in range(1, runs + 1)]
 
 
@@ -141,40 +142,39 @@ ROWS = (
 
 def as_table(joined: Sequence[Joined]) -> str:
     """For docs/benchmarks.md and for people."""
-    lines = ["| what | median | min .. max |", "|---|---:|---:|"]
+    rows = []
     for label, unit, name, scale in ROWS:
         values = [float(getattr(one, name)) / scale for one in joined]
-        lines.append(
-            f"| {label} | {statistics.median(values):,.2f} {unit} | {min(values):,.2f} .. {max(values):,.2f} |"
-        )
-    return "\n".join(lines)
+        span = f"{min(values):,.2f} .. {max(values):,.2f}"
+        rows.append((label, f"{statistics.median(values):,.2f} {unit}", span))
+    return harness.table(("what", "median", "min .. max"), rows)
 
 
 def main(given: Sequence[str]) -> int:
     """Run, and print the figures."""
-    parser = argparse.ArgumentParser(prog="python -m bench.catch_up", description=__doc__)
+    parser = harness.parser(MODULE, __doc__, "a small image, once")
     parser.add_argument(
         "--topics", type=int, default=None, help="with 10 partitions each (100,000; 2,000 with --quick)"
     )
     parser.add_argument("--runs", type=int, default=None, help="brokers that join (3; 1 with --quick)")
-    parser.add_argument("--quick", action="store_true", help="a small image, once")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
     options = parser.parse_args(given)
-    topics = options.topics or (2000 if options.quick else 100_000)
-    runs = options.runs or (1 if options.quick else 3)
-    if not 1000 <= topics <= 1_000_000 or not 1 <= runs <= 20:
+    harness.fill(options, {"topics": 2000, "runs": 1}, {"topics": 100_000, "runs": 3})
+    if not 1000 <= options.topics <= 1_000_000 or not 1 <= options.runs <= 20:
         parser.error("topics from 1,000 to 1,000,000, runs up to 20")
-    about = {"topics": topics, "partitions": topics * images.PARTITIONS, "machine": system.describe_machine()}
-    try:
+    about = {"topics": options.topics, "partitions": options.topics * images.PARTITIONS}
+    joined: list[Joined] = []
+
+    def measure_all() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            joined = measure(topics, runs, Path(folder))
-    except MeshError as error:
-        sys.stderr.write(f"bench.catch_up: {error}\n")
-        return 1
-    about["load_1min_after"] = system.describe_machine()["load_1min"]
-    runs_found = [{**one._asdict(), "mb_s": one.mb_s} for one in joined]
-    sys.stdout.write(f"{json.dumps({**about, 'runs': runs_found}) if options.json else as_table(joined)}\n")
-    return 0
+            joined.extend(measure(options.topics, options.runs, Path(folder)))
+
+    return harness.run(
+        MODULE,
+        options,
+        measure_all,
+        figures=lambda: {**about, "runs": [{**one._asdict(), "mb_s": one.mb_s} for one in joined]},
+        text=lambda: as_table(joined) if joined else "",
+    )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from bench.workload import STEP_SECONDS_MAX, BenchError
+from bench.harness import BenchError
+from bench.workload import STEP_SECONDS_MAX
 from kipmesh.client import Producer
 from kipmesh.client.sync import Producer as SyncProducer
 

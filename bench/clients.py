@@ -11,22 +11,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.util
-import json
 import multiprocessing
-import signal
 import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
 from typing import NamedTuple
 
-from bench import client_programs, system, workload
-from bench.kafka import KafkaMissingError
+from bench import client_programs, harness, workload
 from bench.kafka_broker import KafkaCluster
 from bench.report import number
-from kipmesh.cluster import ClusterError, LocalCluster
+
+MODULE = "bench.clients"
 
 TOPIC = "bench-clients"
 TARGET = 1.0
@@ -58,23 +55,13 @@ Found = dict[tuple[str, int], list[tuple[float, float]]]
 
 def arguments(given: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.clients", description=__doc__)
+    parser = harness.parser(MODULE, __doc__, "one round of a tenth of the records", harness.TABLE)
     parser.add_argument("--runs", type=int, default=3, help="turns of each pair and size (3)")
-    parser.add_argument("--quick", action="store_true", help="one turn of a tenth of the records")
     parser.add_argument("--pairs", nargs="+", choices=list(PAIRS), default=list(PAIRS), help="which (both)")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="one JSON object")
-    form.add_argument("--markdown", action="store_true", help="a table for docs/benchmarks.md")
     options = parser.parse_args(given)
     if not 1 <= options.runs <= 100:
         parser.error("runs from 1 to 100")
     return options
-
-
-def say(text: str) -> None:
-    """A line of progress."""
-    sys.stderr.write(f"bench.clients: {text}\n")
-    sys.stderr.flush()
 
 
 def run(program: Program, bootstrap: str, size: int, count: int) -> float:
@@ -90,10 +77,10 @@ def measure(ours: str, theirs: str, options: argparse.Namespace, found: Found) -
     """All turns on two clusters."""
     pairs = [(name, PAIRS[name]) for name in options.pairs if importlib.util.find_spec(PAIRS[name].module)]
     for name in set(options.pairs) - {name for name, _ in pairs}:
-        say(f"{PAIRS[name].label} is left out: it is not installed")
+        harness.say(MODULE, f"{PAIRS[name].label} is left out: it is not installed")
     share, runs = (10, 1) if options.quick else (1, options.runs)
     for _, pair in pairs:
-        say(f"{pair.label}: warming up ...")
+        harness.say(MODULE, f"{pair.label}: warming up ...")
         run(pair.ours, ours, 1000, 20_000)
         run(pair.theirs, theirs, 1000, 20_000)
     for turn in range(1, runs + 1):
@@ -101,7 +88,9 @@ def measure(ours: str, theirs: str, options: argparse.Namespace, found: Found) -
             for size, count in COUNTS.items():
                 rates = run(pair.ours, ours, size, count // share), run(pair.theirs, theirs, size, count // share)
                 found[name, size].append(rates)
-                say(f"turn {turn}/{runs}: {pair.label}, {size} B: {rates[0]:,.0f} and {rates[1]:,.0f} records/s")
+                harness.say(
+                    MODULE, f"turn {turn}/{runs}: {pair.label}, {size} B: {rates[0]:,.0f} and {rates[1]:,.0f} records/s"
+                )
 
 
 def rows_of(found: Found) -> list[dict[str, object]]:
@@ -141,37 +130,27 @@ def as_markdown(rows: Sequence[Mapping[str, object]]) -> str:
     return "\n".join(lines)
 
 
-def _interrupted(signum: int, frame: object) -> None:
-    raise KeyboardInterrupt
-
-
 def main(given: Sequence[str]) -> int:
     """Run, and print the figures of what was measured."""
     options = arguments(given)
-    signal.signal(signal.SIGTERM, _interrupted)
     found: Found = defaultdict(list)
-    status = 0
-    try:
-        with ExitStack() as stack:
-            say("starting Apache Kafka ...")
-            theirs = stack.enter_context(KafkaCluster(brokers=workload.REPLICAS))
+
+    def measure_all() -> None:
+        harness.say(MODULE, "starting Apache Kafka ...")
+        with KafkaCluster(brokers=workload.REPLICAS) as theirs:
             theirs.create_topic(TOPIC, workload.PARTITIONS, workload.REPLICAS)
-            say("starting ours ...")
-            ours = stack.enter_context(LocalCluster(mode="processes", controllers=1, leaders=1, followers=2))
-            asyncio.run(workload.create_topic(ours.bootstrap, TOPIC, workload.PARTITIONS))
-            measure(ours.bootstrap, theirs.bootstrap, options, found)
-    except KeyboardInterrupt:
-        say("interrupted")
-        status = 130
-    except (ClusterError, KafkaMissingError, workload.BenchError, TimeoutError) as error:
-        say(f"failed: {error or 'out of time'}")
-        status = 1
-    rows = rows_of(found)
-    if options.json:
-        sys.stdout.write(f"{json.dumps({'machine': system.describe_machine(), 'rows': rows})}\n")
-    elif rows:
-        sys.stdout.write(f"{as_markdown(rows)}\n")
-    return status
+            harness.say(MODULE, "starting ours ...")
+            with harness.three_brokers() as ours:
+                asyncio.run(workload.create_topic(ours.bootstrap, TOPIC, workload.PARTITIONS))
+                measure(ours.bootstrap, theirs.bootstrap, options, found)
+
+    return harness.run(
+        MODULE,
+        options,
+        measure_all,
+        figures=lambda: {"rows": rows_of(found)},
+        text=lambda: as_markdown(rows_of(found)) if found else "",
+    )
 
 
 if __name__ == "__main__":

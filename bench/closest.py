@@ -13,20 +13,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import signal
 import statistics
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from math import isnan, nan
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from bench import system, workload
+from bench import harness, workload
 from bench.closest_readers import PARTITIONS, TOPIC, Bytes, Load, in_sync, of_brokers
-from kipmesh.cluster import ClusterError, LocalCluster
-from kipmesh.core.errors import KafkaError
+from kipmesh.cluster import LocalCluster
+
+MODULE = "bench.closest"
 
 RACKS = ("rack-b", "rack-c")
 SELECTOR = "RackAwareReplicaSelector"
@@ -79,30 +77,19 @@ class Outcome(NamedTuple):
 
 def arguments(given: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.closest", description=__doc__)
+    parser = harness.parser(MODULE, __doc__, "few seconds of each", harness.TABLE)
     parser.add_argument("--runs", type=int, default=None, help="how often each mode (3; 1 with --quick)")
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES), help="only these")
-    parser.add_argument("--quick", action="store_true", help="few seconds of each")
     parser.add_argument("--seconds", type=float, default=None, help="of steady state (15; 3 with --quick)")
     parser.add_argument("--records", type=float, default=400, help="of 1,000 B a second, in all (400)")
     parser.add_argument("--max-age-ms", type=int, default=3000, help="metadata.max.age.ms of the consumers (3,000)")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="one JSON object")
-    form.add_argument("--markdown", action="store_true", help="a table for docs/benchmarks.md")
     options = parser.parse_args(given)
-    options.runs = options.runs or (1 if options.quick else 3)
-    options.seconds = options.seconds or (3.0 if options.quick else 15.0)
+    harness.fill(options, {"runs": 1, "seconds": 3.0}, {"runs": 3, "seconds": 15.0})
     if options.runs < 1 or not 0 < options.seconds <= 600 or not 0 < options.records <= 5000:
         parser.error("runs from 1, seconds up to 600, records up to 5,000 a second")
     if not 1000 <= options.max_age_ms <= 60_000:
         parser.error("max-age-ms from 1,000 to 60,000")
     return options
-
-
-def say(text: str) -> None:
-    """One line of progress."""
-    sys.stderr.write(f"bench.closest: {text}\n")
-    sys.stderr.flush()
 
 
 async def steady(cluster: LocalCluster, load: Load, seconds: float, *, is_off: bool) -> tuple[Bytes, Bytes]:
@@ -151,7 +138,7 @@ def run_mode(
 ) -> Outcome:
     """A cluster with the mode, more configuration, from start to stop; BenchError, ClusterError, KafkaError."""
     config = {**MODES[mode].brokers, **brokers}
-    with LocalCluster("processes", controllers=1, leaders=1, followers=2, config=config) as cluster:
+    with harness.three_brokers(config=config) as cluster:
         return asyncio.run(measure(cluster, mode, options, kills=kills, consumers=consumers))
 
 
@@ -207,9 +194,9 @@ def as_text(found: Found) -> str:
     )
 
 
-def as_json(found: Found, about: Mapping[str, object]) -> str:
-    """Everything, on one line."""
-    modes = {
+def figures(found: Found) -> dict[str, Any]:
+    """Every outcome by mode."""
+    return {
         mode: [
             {
                 "own_bytes": one.clients.own,
@@ -223,38 +210,25 @@ def as_json(found: Found, about: Mapping[str, object]) -> str:
         ]
         for mode, outcomes in found.items()
     }
-    return json.dumps({**about, "modes": modes})
-
-
-def _interrupted(signum: int, frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 def main(given: Sequence[str]) -> int:
     """Run, and print the figures of what was measured."""
     options = arguments(given)
-    signal.signal(signal.SIGTERM, _interrupted)
-    found: defaultdict[str, list[Outcome]] = defaultdict(list)
-    status = 0
-    try:
+    found: Found = {}
+
+    def measure_all() -> None:
         for number in range(1, options.runs + 1):
             for mode in options.modes:
-                say(f"run {number}/{options.runs}: {mode} ...")
-                found[mode].append(run_mode(mode, options))
-                say(f"  {as_text({mode: found[mode][-1:]})}")
-    except KeyboardInterrupt:
-        say("interrupted")
-        status = 130
-    except (ClusterError, KafkaError, workload.BenchError, TimeoutError) as error:
-        say(f"failed: {error or 'out of time'}")
-        status = 1
-    found = defaultdict(list, {mode: outcomes for mode, outcomes in found.items() if outcomes})
-    if options.json:
-        about = {"machine": system.describe_machine(), "max_age_ms": options.max_age_ms, "seconds": options.seconds}
-        sys.stdout.write(f"{as_json(found, about)}\n")
-    elif found:
-        sys.stdout.write(f"{as_markdown(found, options.max_age_ms) if options.markdown else as_text(found)}\n")
-    return status
+                harness.say(MODULE, f"run {number}/{options.runs}: {mode} ...")
+                found.setdefault(mode, []).append(outcome := run_mode(mode, options))
+                harness.say(MODULE, f"  {as_text({mode: [outcome]})}")
+
+    def text() -> str:
+        return as_markdown(found, options.max_age_ms) if options.markdown and found else as_text(found)
+
+    about = {"max_age_ms": options.max_age_ms, "seconds": options.seconds}
+    return harness.run(MODULE, options, measure_all, figures=lambda: {**about, "modes": figures(found)}, text=text)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.workload import BenchError
+from bench.harness import BenchError
 from kipmesh.client import AdminClient, Consumer, Producer
 from kipmesh.cluster.layout import NodeInfo
 

@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench import compare_report, system
+from bench import compare_report, harness, system
 from bench.compare_figures import GROUPS, QUICK, Samples, Sizes, measure
 from bench.compare_shapes import SHAPES, TUNED, Shape
-from bench.kafka import ROOT, KafkaMissingError, prepare, version
+from bench.kafka import ROOT, prepare, version
 from bench.kafka_broker import HEAP
-from bench.workload import BenchError
+
+MODULE = "bench.compare"
 
 KEPT = ROOT / "build" / "compare.json"
 KEPT_QUICK = ROOT / "build" / "compare-quick.json"
@@ -71,7 +72,9 @@ class Kept:
 
 def arguments(given: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.compare", description=__doc__)
+    parser = harness.parser(
+        MODULE, __doc__, "one round of a tenth of the load, kept in another file", f"{harness.TABLE} (the default)"
+    )
     shapes = [shape.key for shape in SHAPES]
 
     def several(known: Sequence[str]) -> Any:
@@ -87,27 +90,17 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=None, help="how often (3; 1 with --quick)")
     parser.add_argument("--only", type=several(GROUPS), default=list(GROUPS), help=f"of {','.join(GROUPS)}")
     parser.add_argument("--shapes", type=several(shapes), default=shapes, help=f"of {','.join(shapes)}")
-    parser.add_argument("--quick", action="store_true", help="one turn of a tenth of the load, kept in another file")
     parser.add_argument(
         "--minutes", type=float, default=MINUTES_MAX, help=f"begin no cluster after that ({MINUTES_MAX})"
     )
     parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
     parser.add_argument("--report", action="store_true", help="measure nothing: only tell what was measured before")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="the ratios as SVG")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="all samples")
-    form.add_argument("--markdown", action="store_true", help="a table for docs/benchmarks.md (the default)")
+    parser.add_argument("--chart", type=Path, metavar="FILE", help="the ratios as SVG")
     options = parser.parse_args(given)
-    options.turns = options.turns or (1 if options.quick else 3)
+    harness.fill(options, {"turns": 1}, {"turns": 3})
     if not 1 <= options.turns <= 100 or not 0 < options.minutes <= 1000:
         parser.error("turns from 1 to 100, minutes up to 1,000")
     return options
-
-
-def say(text: str) -> None:
-    """A line of progress."""
-    sys.stderr.write(f"bench.compare: {text}\n")
-    sys.stderr.flush()
 
 
 def run(options: argparse.Namespace, kept: Kept) -> None:
@@ -120,52 +113,53 @@ def run(options: argparse.Namespace, kept: Kept) -> None:
             if not wanted:
                 continue
             if time.monotonic() - begin > options.minutes * 60:
-                say(f"out of time: turn {turn + 1}, {shape.label} is left out; run it again to go on")
+                harness.say(MODULE, f"out of time: turn {turn + 1}, {shape.label} is left out; run it again to go on")
                 continue
-            say(f"turn {turn + 1}/{options.turns}, {shape.label}: {', '.join(wanted)}")
+            harness.say(MODULE, f"turn {turn + 1}/{options.turns}, {shape.label}: {', '.join(wanted)}")
 
             def keep(group: str, samples: Samples | None, why: str, turn: int = turn, shape: Shape = shape) -> None:
                 kept.add(turn, shape, group, samples, why)
 
-            measure(shape, wanted, sizes, say, keep)
-    say(f"done after {(time.monotonic() - begin) / 60:.1f} minutes")
+            measure(shape, wanted, sizes, partial(harness.say, MODULE), keep)
+    harness.say(MODULE, f"done after {(time.monotonic() - begin) / 60:.1f} minutes")
 
 
-def _interrupted(signum: int, frame: object) -> None:
-    raise KeyboardInterrupt
+def as_text(kept: Kept) -> str:
+    """The table, and what it depends on."""
+    turns = kept.flat()
+    tuned = ", ".join(f"{key} {value}" for key, value in TUNED.items())
+    lines = [
+        compare_report.as_markdown(compare_report.rows_of(turns), SHAPES),
+        "",
+        f"Apache Kafka {version()}, each JVM with {' '.join(HEAP)}. Our timeouts: {tuned}.",
+        f"{len(turns)} rounds; {system.describe_machine()}",
+        *[f"Not measured: {what}: {problem}" for what, problem in kept.problems.items()],
+    ]
+    return "\n".join(lines)
 
 
 def main(given: Sequence[str]) -> int:
     """Measure what is missing, and print the figures of everything."""
     options = arguments(given)
-    signal.signal(signal.SIGTERM, _interrupted)
-    kept, status = Kept(KEPT_QUICK if options.quick else KEPT, options.fresh), 0
-    try:
+    kept = Kept(KEPT_QUICK if options.quick else KEPT, options.fresh)
+
+    def measure_missing() -> None:
         if not options.report:
             prepare()
             run(options, kept)
-    except KeyboardInterrupt:
-        say("interrupted")
-        status = 130
-    except (KafkaMissingError, BenchError, OSError) as error:
-        say(f"failed: {error}")
-        status = 1
-    turns = kept.flat()
-    rows = compare_report.rows_of(turns)
-    if options.json:
-        about = {"machine": system.describe_machine(), "turns": turns, "problems": kept.problems}
-        sys.stdout.write(f"{json.dumps(about)}\n")
-    else:
-        sys.stdout.write(f"{compare_report.as_markdown(rows, SHAPES)}\n\n")
-        tuned = ", ".join(f"{key} {value}" for key, value in TUNED.items())
-        sys.stdout.write(f"Apache Kafka {version()}, each JVM with {' '.join(HEAP)}. Our timeouts: {tuned}.\n")
-        sys.stdout.write(f"{len(turns)} turns; {system.describe_machine()}\n")
-        for what, problem in kept.problems.items():
-            sys.stdout.write(f"Not measured: {what}: {problem}\n")
-    if options.picture:
-        options.picture.parent.mkdir(parents=True, exist_ok=True)
-        options.picture.write_text(compare_report.picture(rows))
-    return status or (1 if kept.problems else 0)
+
+    status = harness.run(
+        MODULE,
+        options,
+        measure_missing,
+        figures=lambda: {"turns": kept.flat(), "problems": kept.problems},
+        text=lambda: as_text(kept),
+        problems=lambda: [f"{what}: {problem}" for what, problem in kept.problems.items()],
+    )
+    if options.chart:
+        options.chart.parent.mkdir(parents=True, exist_ok=True)
+        options.chart.write_text(compare_report.chart(compare_report.rows_of(kept.flat())))
+    return status
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ from itertools import pairwise
 from typing import Any
 
 from bench.client_programs import values_of
-from bench.workload import BenchError, percentile
+from bench.harness import BenchError
+from bench.workload import percentile
 
 STEP_SECONDS_MAX = 120
 PRODUCER: Mapping[str, Any] = {

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from bench import system
 from bench.compare_clients import FAILOVER_PARTITIONS
 from bench.compare_shapes import Running, Shape
+from bench.harness import BenchError
 from bench.kafka import JARS, ROOT
-from bench.workload import BenchError
 
 PARTITIONS = 6
 TOPIC, LATENCY_TOPIC, FAILOVER_TOPIC = "bench", "bench-latency", "bench-failover"

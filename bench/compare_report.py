@@ -1,13 +1,12 @@
-"""The figures of `bench.compare` as a table of ratios with their range, and as a picture."""
+"""The figures of `bench.compare` as a table of ratios with their range, and as a chart."""
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
-from xml.sax.saxutils import escape
 
+from bench import charts
 from bench.compare_shapes import Shape
 from bench.report import Figure, number
 
@@ -104,61 +103,15 @@ def as_markdown(rows: Sequence[Row], shapes: Sequence[Shape]) -> str:
     return "\n".join(lines)
 
 
-WIDTH, LEFT, RIGHT, ROW, TOP = 860, 330, 110, 30, 64
-COLOURS = {"ours": "#0072b2", "ours3": "#e69f00"}
 LABELS = {"ours": "1 leader, 2 followers", "ours3": "3 leaders"}
-INK, GRID, TARGET = "#333333", "#dddddd", "#009e73"
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start", size: int = 12) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}">{escape(text)}</text>'
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, colour: str, width: float = 1) -> str:
-    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" stroke-width="{width}"/>'
-
-
-def picture(rows: Sequence[Row]) -> str:
-    """A line a figure on one logarithmic axis: medians as dots on the range of the turns; a green bar is the target."""
-    shown = [row for row in rows if any(other == "kafka" for _, other in row.ratios)]
-    values = [
-        value for row in shown for ratio in row.ratios.values() for value in (ratio.least, ratio.most) if value > 0
-    ]
-    values += [row.figure.target for row in shown if row.figure.target]
-    first = math.floor(math.log10(min(values, default=1)) * 2) / 2
-    last = max(math.ceil(math.log10(max(values, default=1)) * 2) / 2, first + 0.5)
-    height = TOP + ROW * len(shown) + 30
-
-    def x_of(value: float) -> float:
-        return LEFT + (math.log10(max(value, 1e-6)) - first) / (last - first) * (WIDTH - LEFT - RIGHT)
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
-        f'font-family="sans-serif" fill="{INK}">',
-        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
-        _text(16, 24, "kipmesh / Apache Kafka on one machine (log scale; the bar is the target)", size=14),
-    ]
-    for place, key in enumerate(OURS):
-        parts.append(f'<circle cx="{22 + place * 190}" cy="42" r="5" fill="{COLOURS[key]}"/>')
-        parts.append(_text(32 + place * 190, 46, LABELS[key]))
-    ticks = [value for value in (0.01, 0.03, 0.1, 0.3, 0.5, 1, 2, 3, 10, 30) if first <= math.log10(value) <= last]
-    for tick in ticks:
-        parts.append(_line(x_of(tick), TOP, x_of(tick), height - 24, INK if tick == 1 else GRID))
-        parts.append(_text(x_of(tick), height - 8, f"{tick:g}", "middle"))
-    for place, row in enumerate(shown):
-        y = TOP + ROW * place + ROW / 2
-        parts.append(_text(16, y + 4, row.figure.label))
-        if row.figure.target is not None:
-            x = x_of(row.figure.target)
-            parts.append(_line(x, y - 11, x, y + 11, TARGET, 3))
-        for turn, key in enumerate(OURS):
-            ratio = row.ratios.get((key, "kafka"))
-            if ratio is None:
-                continue
-            at = y - 5 + 10 * turn
-            parts.append(_line(x_of(ratio.least), at, x_of(ratio.most), at, COLOURS[key], 2))
-            parts.append(f'<circle cx="{x_of(ratio.median):.1f}" cy="{at:.1f}" r="4" fill="{COLOURS[key]}"/>')
-        told = row.ratios.get(("ours", "kafka"))
-        if told:
-            parts.append(_text(WIDTH - 16, y + 4, f"{told.median:.2f}", "end"))
-    return "\n".join([*parts, "</svg>", ""])
+def chart(rows: Sequence[Row]) -> str:
+    """SVG of the ratios to Apache Kafka in its own configuration."""
+    shown = []
+    for row in rows:
+        found = {key: row.ratios[key, "kafka"] for key in OURS if (key, "kafka") in row.ratios}
+        spans = [charts.Span(LABELS[key], one.least, one.median, one.most) for key, one in found.items()]
+        if spans:
+            shown.append(charts.Ratios(row.figure.label, spans, row.figure.target))
+    return charts.ratios("kipmesh / Apache Kafka on one machine (the green bar is the target)", shown)

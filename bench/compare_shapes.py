@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from bench import compare_clients, system
+from bench.harness import BenchError
 from bench.kafka_broker import HEAP, KafkaBroker, KafkaCluster, jmx_values
-from bench.workload import BenchError
 from kipmesh.cluster import LocalCluster, NodeInfo, Role
 
 READY_SECONDS_MAX = 180

@@ -10,21 +10,20 @@ run. Progress goes to standard error, the figures to standard output.
 from __future__ import annotations
 
 import argparse
-import json
-import signal
 import sys
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from bench import leader_failover, report, system
+from bench import harness, leader_failover, report
 from bench.creations import Creations
 from bench.faults import FAULTS
-from bench.quorum_mesh import MeshError, QuorumMesh
-from kipmesh.core.errors import KafkaError
+from bench.quorum_cluster import QuorumCluster
+
+MODULE = "bench.failover"
 
 TARGET_S = 1.5
 """Of each fault of the active controller."""
@@ -53,8 +52,8 @@ class Outcome(NamedTuple):
     creations: Creations
 
 
-def suffer(mesh: QuorumMesh, kind: str, topics: tuple[int, int, int] = TOPICS) -> Outcome:
-    """One fault of the active controller under creations, undone at the end; MeshError, TimeoutError."""
+def suffer(mesh: QuorumCluster, kind: str, topics: tuple[int, int, int] = TOPICS) -> Outcome:
+    """One fault of the active controller under creations, undone at the end; QuorumError, TimeoutError."""
     fault, (first, during, after) = FAULTS[kind], topics
     prefix = f"{kind}-{time.monotonic_ns() // 1_000_000}"
     with Creations(mesh.portal, [broker.grpc for broker in mesh.brokers], prefix) as creations:
@@ -70,56 +69,49 @@ def suffer(mesh: QuorumMesh, kind: str, topics: tuple[int, int, int] = TOPICS) -
 
 def arguments(given: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.failover", description=__doc__)
+    parser = harness.parser(MODULE, __doc__, markdown=harness.TABLE)
     parser.add_argument("--runs", type=int, default=5, help="how often each fault happens (5)")
     kinds = [figure.key for figure in FIGURES]
     parser.add_argument("--kinds", nargs="+", choices=kinds, default=kinds, help="only these faults")
     parser.add_argument("--config", action="append", default=[], metavar="KEY=VALUE", help="configuration of the nodes")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="one JSON object")
-    form.add_argument("--markdown", action="store_true", help="a table for docs/benchmarks.md")
     options = parser.parse_args(given)
-    if options.runs < 1 or not all("=" in item for item in options.config):
-        parser.error("runs from 1, configuration as KEY=VALUE")
+    if options.runs < 1:
+        parser.error("runs from 1")
     return options
-
-
-def say(text: str) -> None:
-    """One line of progress."""
-    sys.stderr.write(f"bench.failover: {text}\n")
-    sys.stderr.flush()
 
 
 def run_controllers(run: str, kinds: Sequence[str], config: dict[str, str], gaps: Gaps) -> None:
     """One mesh, each kind of fault of the active controller once."""
     with (
         tempfile.TemporaryDirectory(prefix="kipmesh-failover-") as folder,
-        QuorumMesh(Path(folder), controllers=3, brokers=2, config=config) as mesh,
+        QuorumCluster(Path(folder), controllers=3, brokers=2, config=config) as mesh,
     ):
         for kind in kinds:
             mesh.wait_caught_up()
             found = suffer(mesh, kind)
             gaps[kind].append(found.gap_s)
             told = f"{run}: {kind}: {found.gap_s:.2f} s, {found.before} -> {found.after}"
-            say(f"{told}, {len(found.creations.times)} topics, {len(found.creations.unknown)} failed")
+            harness.say(MODULE, f"{told}, {len(found.creations.times)} topics, {len(found.creations.unknown)} failed")
 
 
 def run_leaders(run: str, kinds: Sequence[str], config: dict[str, str], gaps: Gaps) -> None:
     """One mesh, each kind of fault of the partition's leader once."""
     with (
         tempfile.TemporaryDirectory(prefix="kipmesh-failover-") as folder,
-        QuorumMesh(Path(folder), controllers=3, brokers=3, config=config) as mesh,
+        QuorumCluster(Path(folder), controllers=3, brokers=3, config=config) as mesh,
     ):
         leader_failover.prepare(mesh)
         for kind in kinds:
             found = leader_failover.suffer(mesh, kind.removeprefix(LEADER))
             gaps[kind].append(found.gap_s)
-            say(f"{run}: {kind}: {found.gap_s:.2f} s, {found.before} -> {found.after}, {found.failed} failed")
+            harness.say(
+                MODULE, f"{run}: {kind}: {found.gap_s:.2f} s, {found.before} -> {found.after}, {found.failed} failed"
+            )
 
 
 def run_all(options: argparse.Namespace, gaps: Gaps) -> None:
     """All runs; `gaps` gets what is measured as it comes."""
-    config = dict(item.split("=", 1) for item in options.config)
+    config = harness.key_values(options.config)
     of_leaders = [kind for kind in options.kinds if kind.startswith(LEADER)]
     of_controllers = [kind for kind in options.kinds if kind not in of_leaders]
     for number in range(1, options.runs + 1):
@@ -128,32 +120,22 @@ def run_all(options: argparse.Namespace, gaps: Gaps) -> None:
                 measure(f"run {number}/{options.runs}", kinds, config, gaps)
 
 
-def _interrupted(signum: int, frame: object) -> None:
-    raise KeyboardInterrupt
-
-
 def main(given: Sequence[str]) -> int:
     """Run, and print the figures of what was measured."""
     options = arguments(given)
-    signal.signal(signal.SIGTERM, _interrupted)
-    about = {"machine": system.describe_machine(), "targets_s": {figure.key: figure.target for figure in FIGURES}}
     gaps: Gaps = defaultdict(list)
-    status = 0
-    try:
-        run_all(options, gaps)
-    except KeyboardInterrupt:
-        say("interrupted")
-        status = 130
-    except (MeshError, KafkaError, TimeoutError) as error:
-        say(f"failed: {error or 'out of time'}")
-        status = 1
-    summaries = report.summarize(gaps, FIGURES)
-    if options.json:
-        sys.stdout.write(json.dumps({**json.loads(report.as_json(summaries, about)), "gaps_s": gaps}) + "\n")
-    elif summaries:
-        text = report.as_markdown(summaries) if options.markdown else report.as_text(summaries)
-        sys.stdout.write(f"{text}\n")
-    return status
+
+    def figures() -> dict[str, Any]:
+        targets = {figure.key: figure.target for figure in FIGURES}
+        return {"targets_s": targets, **report.figures(report.summarize(gaps, FIGURES)), "gaps_s": gaps}
+
+    return harness.run(
+        MODULE,
+        options,
+        lambda: run_all(options, gaps),
+        figures=figures,
+        text=lambda: report.table(report.summarize(gaps, FIGURES), markdown=options.markdown),
+    )
 
 
 if __name__ == "__main__":

@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import system
+from bench import harness
 from bench.fencing_cost import measure_failure
 from bench.images import BROKERS, PARTITIONS
 from bench.state_change import LIMIT_BYTES, STATE_BYTES, compaction, measure_changes
+
+MODULE = "bench.fencing"
 
 KIB, MIB, MB = 1 << 10, 1 << 20, 1_000_000
 QUICK = 50
@@ -113,34 +114,19 @@ FAILURE_HEAD = ("", "by partition: seed", "measured", "by event: seed", "measure
 CHANGE_HEAD = ("at 1 MB/s of change", "snapshots: measured", "compaction: seed's sum", "compaction: computed")
 
 
-def as_text(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table for a terminal."""
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-    lines = []
-    for row in (head, *rows):
-        cells = [row[0].ljust(widths[0]), *[cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
-
-
-def as_markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table for docs/benchmarks.md."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def _report(figures: Mapping[str, Figures], table: Callable[[Sequence[str], Sequence[Sequence[str]]], str]) -> str:
+def as_tables(figures: Mapping[str, Figures], *, markdown: bool) -> str:
+    """Both sums, with a sentence before each."""
     failure, changes = figures["by_event"], figures["changes"]
     return "\n\n".join(
         [
             f"{failure['all_partitions']:,} partitions x 3 on {BROKERS} brokers; a broker with "
             f"{failure['partitions']:,} of them fails",
-            table(FAILURE_HEAD, failure_rows(figures["by_partition"], failure)),
+            harness.table(FAILURE_HEAD, failure_rows(figures["by_partition"], failure), markdown=markdown),
             f"{changes['snapshot_bytes'] / MB:.1f} MB of state; {changes['log_bytes'] / MB:.1f} MB of changes in "
             f"{changes['records']:,} records, by which {changes['snapshots']} snapshots were due. Compaction of "
             f"{STATE_BYTES / MB:.0f} MB after {STATE_BYTES / MB / 2:.0f} MB of changes (the seed's sum), and when half "
             "of the log is changes (computed: what a minimum clean ratio of 50% says)",
-            table(CHANGE_HEAD, change_rows(changes)),
+            harness.table(CHANGE_HEAD, change_rows(changes), markdown=markdown),
         ]
     )
 
@@ -156,34 +142,35 @@ def run_step(step: str, options: argparse.Namespace) -> Figures:
 
 def main(given: Sequence[str]) -> int:
     """Run all parts and print the figures."""
-    parser = argparse.ArgumentParser(prog="python -m bench.fencing", description=__doc__)
+    parser = harness.parser(
+        MODULE, __doc__, f"a {QUICK}th of it: seconds instead of a minute", "tables for docs/benchmarks.md"
+    )
     parser.add_argument(
         "--topics", type=int, default=None, help="with 10 partitions each (100,000; 2,000 with --quick)"
     )
-    parser.add_argument("--quick", action="store_true", help=f"a {QUICK}th of it: seconds instead of a minute")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="one JSON object")
-    form.add_argument("--markdown", action="store_true", help="tables for docs/benchmarks.md")
     parser.add_argument("--step", choices=("by_event", "by_partition", "changes"), help=argparse.SUPPRESS)
     options = parser.parse_args(given)
-    options.topics = options.topics or (100_000 // QUICK if options.quick else 100_000)
+    harness.fill(options, {"topics": 100_000 // QUICK}, {"topics": 100_000})
     if not 100 <= options.topics <= 1_000_000:
         parser.error("topics from 100 to 1,000,000")
     if options.step:
         sys.stdout.write(json.dumps(run_step(options.step, options)))
         return 0
-    figures = {}
-    for step in ("by_event", "by_partition", "changes"):
-        sys.stderr.write(f"bench: {step.replace('_', ' ')} ...\n")
-        command = [sys.executable, "-m", "bench.fencing", *given, "--step", step]
-        figures[step] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
-    if options.json:
-        about = {"machine": system.describe_machine(), "topics": options.topics, "observers": OBSERVERS}
-        text = json.dumps({**about, "partitions_of_a_topic": PARTITIONS, **figures})
-    else:
-        text = _report(figures, as_markdown if options.markdown else as_text)
-    sys.stdout.write(f"{text}\n")
-    return 0
+    figures: dict[str, Figures] = {}
+
+    def measure() -> None:
+        for step in ("by_event", "by_partition", "changes"):
+            harness.say(MODULE, f"{step.replace('_', ' ')} ...")
+            figures[step] = harness.in_process(MODULE, *given, "--step", step)
+
+    about = {"topics": options.topics, "observers": OBSERVERS, "partitions_of_a_topic": PARTITIONS}
+    return harness.run(
+        MODULE,
+        options,
+        measure,
+        figures=lambda: {**about, **figures},
+        text=lambda: as_tables(figures, markdown=options.markdown) if "changes" in figures else "",
+    )
 
 
 if __name__ == "__main__":

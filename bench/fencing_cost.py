@@ -94,7 +94,7 @@ def measure_failure(topics: int, *, by_event: bool) -> dict[str, Any]:
     partitions = len(image.partitions_of_broker(FAILING))
     ledger = _Ledger(image)
     begin = time.perf_counter()
-    records = controller.fence([FAILING])
+    records = controller.brokers.fence([FAILING])
     decide_s = time.perf_counter() - begin
     ledger.take(records)
     led = sum(image.topics[key[0]].partitions[key[1]].leader == FAILING for key in image.partitions_of_broker(FAILING))

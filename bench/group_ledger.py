@@ -15,8 +15,7 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from kipmesh.core.group.consumer_protocol import decode_assignment, flat
-from kipmesh.core.group.records import GroupRecord, Record
+from kipmesh.core.group.records import GroupRecord, Record, decode_assignment, flat
 
 EXAMPLES_MAX = 5
 

@@ -15,19 +15,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import signal
 import sys
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from bench import system, workload
+from bench import harness, system, workload
 from bench.group_ledger import CAUSES, End, Ledger, LogFacts
 from bench.group_members import GROUP, TOPIC, Lateness, Settings, Stage, Writer, read_log
 from kipmesh.client import AdminClient
-from kipmesh.cluster import ClusterError, LocalCluster
-from kipmesh.core.errors import KafkaError
+from kipmesh.cluster import LocalCluster
+
+MODULE = "bench.groups"
 
 CONFIG = {"group.initial.rebalance.delay.ms": "500"}
 """An empty group's first rebalance is put off as long as members keep coming, and here they never cease."""
@@ -73,7 +72,7 @@ class Outcome(NamedTuple):
 
 def arguments(given: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.groups", description=__doc__)
+    parser = harness.parser(MODULE, __doc__, "few members for a short time", harness.TABLE)
     parser.add_argument(
         "--seconds", type=float, default=None, help="of joining, leaving and dying (600; 20 with --quick)"
     )
@@ -88,16 +87,10 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--records", type=float, default=120, help="a second, in all (120)")
     parser.add_argument("--strategy", choices=STRATEGIES, default=STRATEGIES[0], help="how partitions are shared out")
     parser.add_argument("--seed", type=int, default=1, help="of who goes when (1)")
-    parser.add_argument("--quick", action="store_true", help="few members for a short time")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="one JSON object")
-    form.add_argument("--markdown", action="store_true", help="a table for docs/benchmarks.md")
     options = parser.parse_args(given)
     small = {"seconds": 20.0, "members": 6, "partitions": 12, "life": 20.0, "kills": 1, "session": 6.0}
     large = {"seconds": 600.0, "members": 50, "partitions": 60, "life": 120.0, "kills": 3, "session": 30.0}
-    for name, value in (small if options.quick else large).items():
-        if getattr(options, name) is None:
-            setattr(options, name, value)
+    harness.fill(options, small, large)
     if not 5 <= options.seconds <= 3600 or not 1 <= options.members <= 200 or not 1 <= options.partitions <= 1000:
         parser.error("seconds from 5 to 3,600, members up to 200, partitions up to 1,000")
     if not 0 < options.records <= 5000 or not 0 <= options.deaths <= 1 or not 1 <= options.life <= 3600:
@@ -107,12 +100,6 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
     if not 0 <= options.kills * 4 * DOWN_S <= options.seconds:
         parser.error(f"a kill takes {4 * DOWN_S:g} s")
     return options
-
-
-def say(text: str) -> None:
-    """One line of progress."""
-    sys.stderr.write(f"bench.groups: {text}\n")
-    sys.stderr.flush()
 
 
 async def coordinator(cluster: LocalCluster) -> str:
@@ -127,7 +114,7 @@ async def kill_coordinators(cluster: LocalCluster, stage: Stage, seconds: float,
     for number in range(1, kills + 1):
         await asyncio.sleep(max(seconds / (kills + 1) - (DOWN_S if number > 1 else 0), 0))
         name = await coordinator(cluster)
-        say(f"SIGKILL to {name}, the coordinator; {_progress(stage)}")
+        harness.say(MODULE, f"SIGKILL to {name}, the coordinator; {_progress(stage)}")
         await asyncio.to_thread(cluster.kill, name)
         await asyncio.sleep(DOWN_S)
         await asyncio.to_thread(cluster.start, name)
@@ -144,7 +131,7 @@ def _progress(stage: Stage) -> str:
 async def _tell(stage: Stage) -> None:
     while True:
         await asyncio.sleep(30)
-        say(_progress(stage))
+        harness.say(MODULE, _progress(stage))
 
 
 async def churn(cluster: LocalCluster, options: argparse.Namespace) -> Outcome:
@@ -169,7 +156,7 @@ async def churn(cluster: LocalCluster, options: argparse.Namespace) -> Outcome:
         ends.set()
         await asyncio.gather(*writing)
         acknowledged = [where for writer in writers for where in writer.acknowledged]
-        say(f"{len(acknowledged)} records written; {_progress(stage)}")
+        harness.say(MODULE, f"{len(acknowledged)} records written; {_progress(stage)}")
         await _settle(ledger, acknowledged, members)
         used = tuple(now - before for now, before in zip(_cpu_s(cluster), cpu, strict=True))
         seconds = time.monotonic() - began
@@ -253,22 +240,15 @@ def _cause(cause: End | None) -> str:
     }[cause]
 
 
-def as_markdown(outcome: Outcome, options: argparse.Namespace) -> str:
-    """A table for docs/benchmarks.md."""
-    lines = ["| what | figure |", "|---|---|", *[f"| {what} | {figure} |" for what, figure in rows(outcome, options)]]
-    return "\n".join(lines)
+def as_table(outcome: Outcome, options: argparse.Namespace) -> str:
+    """A row for each figure."""
+    return harness.table(("what", "figure"), rows(outcome, options), markdown=options.markdown)
 
 
-def as_text(outcome: Outcome, options: argparse.Namespace) -> str:
-    """Lines for a terminal."""
-    return "\n".join(f"{what:<44} {figure}" for what, figure in rows(outcome, options))
-
-
-def as_json(outcome: Outcome, options: argparse.Namespace) -> str:
-    """Everything, on one line."""
+def figures(outcome: Outcome, options: argparse.Namespace) -> dict[str, Any]:
+    """Every figure by its name."""
     ledger, pauses = outcome.ledger, outcome.ledger.pauses()
-    figures = {
-        "machine": system.describe_machine(),
+    return {
         "options": {key: value for key, value in vars(options).items() if key not in {"json", "markdown", "quick"}},
         "seconds": outcome.seconds,
         "joined": ledger.joins,
@@ -290,32 +270,21 @@ def as_json(outcome: Outcome, options: argparse.Namespace) -> str:
         "cpu_s": outcome.cpu_s,
         "problems": outcome.problems(),
     }
-    return json.dumps(figures)
-
-
-def _interrupted(signum: int, frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 def main(given: Sequence[str]) -> int:
     """Run, and print the figures."""
     options = arguments(given)
-    signal.signal(signal.SIGTERM, _interrupted)
-    say(f"{options.members} members, {options.partitions} partitions, {options.seconds:g} s")
-    try:
-        outcome = run(options)
-    except KeyboardInterrupt:
-        say("interrupted")
-        return 130
-    except (ClusterError, KafkaError, workload.BenchError, TimeoutError) as error:
-        say(f"failed: {error or 'out of time'}")
-        return 1
-    form = as_json if options.json else as_markdown if options.markdown else as_text
-    sys.stdout.write(f"{form(outcome, options)}\n")
-    problems = outcome.problems()
-    for problem in problems:
-        say(f"PROBLEM: {problem}")
-    return 1 if problems else 0
+    harness.say(MODULE, f"{options.members} members, {options.partitions} partitions, {options.seconds:g} s")
+    done: list[Outcome] = []
+    return harness.run(
+        MODULE,
+        options,
+        lambda: done.append(run(options)),
+        figures=lambda: figures(done[0], options) if done else {},
+        text=lambda: as_table(done[0], options) if done else "",
+        problems=lambda: done[0].problems() if done else [],
+    )
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
+from bench.harness import BenchError
+from bench.kafka_tools import download_kafka_tools
 from kipmesh.messages import SnapshotId
-from kipmesh.testing.kafka_tools import download_kafka_tools
 
 ROOT = Path(__file__).resolve().parent.parent
 POM = ROOT / "tests" / "golden" / "kafka-tools" / "pom.xml"
@@ -28,7 +29,7 @@ TIMEOUT_S = 900
 Rounds = list[dict[str, Any]]
 
 
-class KafkaMissingError(Exception):
+class KafkaMissingError(BenchError):
     """Apache Kafka's classes cannot be run here; the text says why."""
 
 

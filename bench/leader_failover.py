@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from bench.acknowledged import Acknowledged
 from bench.faults import FAULTS
-from bench.quorum_mesh import QuorumMesh, wait_for
+from bench.quorum_cluster import QuorumCluster, wait_for
 from kipmesh.client import AdminClient, Producer
 from kipmesh.client.types import NewTopic
 from kipmesh.core.errors import KafkaError
@@ -41,7 +41,7 @@ class Outcome(NamedTuple):
 class Records(Acknowledged):
     """`with Records(...)`: produced from then on, until the end of the block, on the loop of the mesh's portal."""
 
-    def __init__(self, mesh: QuorumMesh) -> None:
+    def __init__(self, mesh: QuorumCluster) -> None:
         super().__init__(mesh.portal, PRODUCERS, WAIT_S)
         self.failed = 0
         self._bootstrap = mesh.bootstrap
@@ -70,13 +70,13 @@ async def _partition(bootstrap: str) -> tuple[int, int]:
         return partition.leader_id, len(partition.isr)
 
 
-def prepare(mesh: QuorumMesh) -> None:
+def prepare(mesh: QuorumCluster) -> None:
     """Make the topic."""
     mesh.run(_create(mesh.bootstrap))
 
 
-def leader(mesh: QuorumMesh) -> str:
-    """The name of the broker that leads, once all three replicas are in sync; MeshError."""
+def leader(mesh: QuorumCluster) -> str:
+    """The name of the broker that leads, once all three replicas are in sync; QuorumError."""
     found = (-1, 0)
 
     def in_sync() -> bool:
@@ -88,8 +88,8 @@ def leader(mesh: QuorumMesh) -> str:
     return next(node.name for node in mesh.brokers if node.node_id == found[0])
 
 
-def suffer(mesh: QuorumMesh, kind: str) -> Outcome:
-    """One fault of the leader under load, undone at the end; MeshError, TimeoutError."""
+def suffer(mesh: QuorumCluster, kind: str) -> Outcome:
+    """One fault of the leader under load, undone at the end; QuorumError, TimeoutError."""
     fault, (first, during, after) = FAULTS[kind], RECORDS
     before = leader(mesh)
     with Records(mesh) as records:

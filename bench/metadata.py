@@ -2,26 +2,26 @@
 
 - Start-up (`bench.metadata_start`): one record to each of many topics, each awaited before the next, and all at once,
   by producers with `metadata.refresh=paced` and `=all` on a local cluster, and by the Java producer on Apache Kafka.
-- Steady state in simulated time (`kipmesh.testing.producer_day`): the same topics in use for ten hours, paced and
-  literal, and then idle; `--picture F.svg` draws requests and topics by window of ten seconds.
+- Steady state in simulated time (`kipmesh_jobs.plan.producer_day`): the same topics in use for ten hours, paced and
+  literal, and then idle; `--chart F.svg` draws requests and topics by window of ten seconds.
 - `--day`: instead, a simulated day with 100,000 topics under each pattern of use, its invariants checked.
 """
 
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import metadata_start, system
-from bench.metadata_picture import Bars, Series, bars, picture
-from kipmesh.testing.producer_day import WINDOW_MS, Day, DayConfig, DayResult
+from bench import charts, harness, metadata_start, system
+from bench.charts import Bars, Series
+from kipmesh_jobs.plan.producer_day import WINDOW_MS, Day, DayConfig, DayResult
 
 HOURS = 10
+MODULE = "bench.metadata"
 USES_A_TOPIC_S = 240
 """In the steady state each topic gets a record so often: none is evicted."""
 QUIET_S = 900
@@ -76,7 +76,7 @@ def day(topics: int, hours: int, patterns: Sequence[str] = tuple(DAY_RECORDS_PER
             f"| {counts.non_urgent_requests:,} | {counts.non_urgent_topics:,} | {counts.evictions:,} "
             f"| {result.cached_most:,} | {result.oldest_ms / 1000:.2f} s | {result.idle_longest_ms / 1000:.2f} s |"
         )
-        sys.stderr.write(f"bench: {pattern}: {time.process_time() - begin:.0f} s of CPU\n")
+        harness.say(MODULE, f"{pattern}: {time.process_time() - begin:.0f} s of CPU")
         sys.stdout.write(lines[-1] + "\n")
         sys.stdout.flush()
     return lines
@@ -103,7 +103,8 @@ def _steady_text(found: dict[str, DayResult], topics: int, hours: int) -> list[s
     return lines
 
 
-def _draw(found: dict[str, DayResult], hours: int) -> str:
+def steady_chart(found: dict[str, DayResult], hours: int) -> str:
+    """Columns: requests and topics by window of ten seconds."""
     windows = hours * 3_600_000 // WINDOW_MS
     series = []
     for what in ("requests", "topics"):
@@ -112,10 +113,10 @@ def _draw(found: dict[str, DayResult], hours: int) -> str:
             # Without the start: its urgent requests ask for all topics.
             columns = [counts[each] if each else 0 for each in range(windows)]
             series.append(Series(f"{mode}: {what} in ten seconds", columns))
-    return picture(series, hours)
+    return charts.columns(series, hours)
 
 
-def _draw_start(rows: Sequence[metadata_start.Row]) -> str:
+def start_chart(rows: Sequence[metadata_start.Row]) -> str:
     """Bars: bytes, on a logarithmic axis, and time."""
     panels = []
     for shape in dict.fromkeys(row.shape for row in rows):
@@ -123,16 +124,12 @@ def _draw_start(rows: Sequence[metadata_start.Row]) -> str:
         names = [row.who.replace("`", "") for row in of_shape]
         panels.append(Bars(f"{shape}: bytes of metadata", names, [row.bytes for row in of_shape], is_log=True))
         panels.append(Bars(f"{shape}: seconds to the last acknowledgement", names, [row.total_s for row in of_shape]))
-    return bars(panels)
-
-
-def _interrupted(signum: int, frame: object) -> None:
-    raise KeyboardInterrupt  # so that clusters are stopped
+    return charts.bars(panels)
 
 
 def main(given: Sequence[str]) -> int:
     """Run what is asked for and print it."""
-    parser = argparse.ArgumentParser(prog="python -m bench.metadata", description=__doc__)
+    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description=__doc__)
     parser.add_argument("--topics", type=int, help="10,000; with --day 100,000")
     parser.add_argument("--hours", type=int, help="of simulated time: 10; with --day 24")
     parser.add_argument(
@@ -149,11 +146,11 @@ def main(given: Sequence[str]) -> int:
     parser.add_argument("--no-steady", action="store_true", help="the start-up only")
     parser.add_argument("--day", action="store_true", help="a simulated day under each pattern of use instead")
     parser.add_argument("--patterns", nargs="+", choices=list(DAY_RECORDS_PER_S), default=list(DAY_RECORDS_PER_S))
-    parser.add_argument("--picture", type=Path, help="draw the steady state to this SVG file")
-    parser.add_argument("--start-picture", type=Path, help="draw the start-up to this SVG file")
+    parser.add_argument("--chart", type=Path, help="draw the steady state to this SVG file")
+    parser.add_argument("--start-chart", type=Path, help="draw the start-up to this SVG file")
     parser.add_argument("--step", help=argparse.SUPPRESS)
     options = parser.parse_args(given)
-    signal.signal(signal.SIGTERM, _interrupted)
+    harness.interrupt_on_sigterm()
     topics = options.topics or (DAY_TOPICS if options.day else 10_000)
     hours = options.hours or (24 if options.day else HOURS)
     if topics < 1 or hours < 1:
@@ -169,13 +166,13 @@ def main(given: Sequence[str]) -> int:
         limit_s = options.all_minutes * 60
         rows = metadata_start.start_up(topics, options.shapes, with_kafka=not options.no_kafka, all_limit_s=limit_s)
         lines += ["", *metadata_start.as_markdown(rows, topics)]
-        if options.start_picture:
-            options.start_picture.write_text(_draw_start(rows), encoding="utf-8")
+        if options.start_chart:
+            options.start_chart.write_text(start_chart(rows), encoding="utf-8")
     if not options.no_steady:
         found = steady(topics, hours)
         lines += ["", *_steady_text(found, topics, hours)]
-        if options.picture:
-            options.picture.write_text(_draw(found, hours), encoding="utf-8")
+        if options.chart:
+            options.chart.write_text(steady_chart(found, hours), encoding="utf-8")
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
 

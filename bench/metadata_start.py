@@ -13,7 +13,6 @@ import asyncio
 import json
 import os
 import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench import kafka, kafka_broker, system
+from bench import harness, kafka, kafka_broker, system
 from kipmesh.client import NewTopic, Producer
 from kipmesh.client.sync import AdminClient
 from kipmesh.cluster import LocalCluster
@@ -93,13 +92,6 @@ def _cpu_of_children_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _in_process(*given: object) -> dict[str, Any]:
-    """What `step` gives for these."""
-    command = [sys.executable, "-m", "bench.metadata", "--step", ",".join(map(str, given))]
-    figures: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
-    return figures
-
-
 class _Clocks:
     """CPU time of a cluster's processes, and of those that this one started and waited for, from the making on."""
 
@@ -127,7 +119,9 @@ def _ours(topics: int, shapes: Sequence[str], all_limit_s: float) -> list[Row]:
         # What takes longest comes last: `all`, awaited.
         for shape, mode in [*((each, "paced") for each in shapes), *((each, "all") for each in reversed(shapes))]:
             clocks = _Clocks(nodes)
-            figures = _in_process(cluster.bootstrap, shape, mode, topics, all_limit_s)
+            figures = harness.in_process(
+                "bench.metadata", "--step", ",".join(map(str, (cluster.bootstrap, shape, mode, topics, all_limit_s)))
+            )
             rows.append(clocks.row(shape, f"`{mode}`", figures))
     return rows
 

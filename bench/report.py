@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from bench import harness
 
 
 class Figure(NamedTuple):
@@ -85,32 +86,26 @@ def number(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
-def as_text(summaries: Iterable[Summary]) -> str:
-    """A table for a terminal."""
-    lines = [f"{'':<48} {'median':>10} {'min .. max':>22}  {'unit':<10} target"]
-    for figure, median, least, greatest, _ in summaries:
-        span = f"{number(least)} .. {number(greatest)}"
-        lines.append(
-            f"{figure.label:<48} {number(median):>10} {span:>22}  {figure.unit:<10} {figure.verdict(median)}".rstrip()
+def table(summaries: Iterable[Summary], *, markdown: bool) -> str:
+    """A table for docs/benchmarks.md or a terminal; empty without figures."""
+    rows = [
+        (
+            figure.label,
+            f"{number(median)} {figure.unit}",
+            f"{number(least)} .. {number(greatest)}",
+            str(runs),
+            figure.verdict(median),
         )
-    return "\n".join(lines)
-
-
-def as_markdown(summaries: Iterable[Summary]) -> str:
-    """A table for docs/benchmarks.md."""
-    lines = ["| what | median | min .. max | runs | target |", "|---|---:|---:|---:|---|"]
-    lines += [
-        f"| {figure.label} | {number(median)} {figure.unit} | {number(least)} .. {number(greatest)} | {runs} "
-        f"| {figure.verdict(median)} |"
         for figure, median, least, greatest, runs in summaries
     ]
-    return "\n".join(lines)
+    return harness.table(("what", "median", "min .. max", "runs", "target"), rows, markdown=markdown) if rows else ""
 
 
-def as_json(summaries: Iterable[Summary], about: Mapping[str, object]) -> str:
-    """Everything, on one line."""
-    figures = {
-        figure.key: {"median": median, "min": least, "max": greatest, "runs": runs, "unit": figure.unit}
-        for figure, median, least, greatest, runs in summaries
+def figures(summaries: Iterable[Summary]) -> dict[str, Any]:
+    """Everything, for JSON."""
+    return {
+        "figures": {
+            figure.key: {"median": median, "min": least, "max": greatest, "runs": runs, "unit": figure.unit}
+            for figure, median, least, greatest, runs in summaries
+        }
     }
-    return json.dumps({**about, "figures": figures})

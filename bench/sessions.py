@@ -15,19 +15,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import json
 import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench import system
+from bench import charts, harness, system
+from bench.charts import Line
 from bench.report import number
 from bench.sessions_cost import Cost, Follower, Leader, memory_bytes, places
-from bench.sessions_picture import Line, picture
+
+MODULE = "bench.sessions"
 
 SIZES = (1_000, 10_000, 100_000)
 QUICK_SIZES = (1_000, 2_000)
@@ -75,12 +76,6 @@ class Memory(NamedTuple):
     client: float
 
 
-def say(text: str) -> None:
-    """Progress."""
-    sys.stderr.write(f"bench: {text}\n")
-    sys.stderr.flush()
-
-
 def row_of(mode: str, partitions: int, changed: int, costs: Sequence[Cost]) -> Row:
     """The medians; bytes are the last round's, all but the first of which are alike."""
     server, client = [cost.server_us for cost in costs], [cost.client_us for cost in costs]
@@ -113,7 +108,7 @@ class Bench:
         self.memory: list[Memory] = []
         self._leaders = {}
         for size in sizes:
-            say(f"making {size:,} partitions ...")
+            harness.say(MODULE, f"making {size:,} partitions ...")
             self._leaders[size] = Leader(folder / f"{size}", size)
         # No session marks its partitions, which are as many as those of the smallest session.
         self._bare = Leader(folder / "bare", sizes[0])
@@ -128,7 +123,7 @@ class Bench:
     async def run(self) -> None:
         """Everything."""
         for size, leader in self._leaders.items():
-            say(f"memory of a session of {size:,} ...")
+            harness.say(MODULE, f"memory of a session of {size:,} ...")
             self.memory.append(Memory(size, *await memory_bytes(leader)))
         followers = {size: Follower(one, list(one.replicas), enabled=True) for size, one in self._leaders.items()}
         for follower in followers.values():
@@ -142,7 +137,7 @@ class Bench:
                 await self._without(size, changed)
 
     async def _in_sessions(self, followers: dict[int, Follower], changed: int) -> None:
-        say(f"{changed:,} changed, in sessions ...")
+        harness.say(MODULE, f"{changed:,} changed, in sessions ...")
         where = {size: places(size, changed) for size in self.sizes}
         costs: dict[int, list[Cost]] = {size: [] for size in self.sizes}
         alone = Follower(self._bare, where[self.sizes[0]], enabled=False)
@@ -167,7 +162,7 @@ class Bench:
             self.ratios.append(Ratio(name, changed, ratio, ALONE_RATIO_MAX if is_aim else None))
 
     async def _without(self, size: int, changed: int) -> None:
-        say(f"{changed:,} changed of {size:,}, without a session ...")
+        harness.say(MODULE, f"{changed:,} changed of {size:,}, without a session ...")
         leader, where = self._leaders[size], places(size, changed)
         follower = Follower(leader, list(leader.replicas), enabled=False)
         costs = [await follower.fetch(where) for _ in range(1 + self.full_rounds)]
@@ -235,34 +230,18 @@ def memory_rows(bench: Bench) -> list[tuple[str, ...]]:
     return [(f"{size:,}", number(server), number(client)) for size, server, client in bench.memory]
 
 
-def as_text(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table for a terminal."""
-    lines = [head, *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    return "\n".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
-
-
-def as_markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table for docs/benchmarks.md."""
-    rows = list(rows)
-    lines = [head, ["---:" if cell[:1].isdigit() else "---" for cell in rows[0]], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def report(bench: Bench, table: Callable[[Sequence[str], Iterable[Sequence[str]]], str]) -> str:
+def report(bench: Bench, *, markdown: bool) -> str:
     """All tables."""
     return "\n\n".join(
         [
-            table(COST_HEAD, cost_rows(bench)),
-            table(RATIO_HEAD, ratio_rows(bench)),
-            table(MEMORY_HEAD, memory_rows(bench)),
+            harness.table(COST_HEAD, cost_rows(bench), markdown=markdown),
+            harness.table(RATIO_HEAD, ratio_rows(bench), markdown=markdown),
+            harness.table(MEMORY_HEAD, memory_rows(bench), markdown=markdown),
         ]
     )
 
 
-def picture_of(bench: Bench) -> str:
+def chart_of(bench: Bench) -> str:
     """Server CPU and bytes of a fetch by the number of partitions, as SVG."""
     panels = []
     for title, unit, value in (
@@ -275,7 +254,7 @@ def picture_of(bench: Bench) -> str:
                 points = [(size, value(bench.row(mode, size, changed))) for size in bench.sizes]
                 lines.append(Line(f"{name}, {changed:,} changed", mode == ALL, points))
         panels.append((title, unit, lines))
-    return picture(panels, "partitions of the follower")
+    return charts.lines(panels, "partitions of the follower")
 
 
 def axis_time(us: float) -> str:
@@ -305,14 +284,12 @@ def about(bench: Bench) -> dict[str, Any]:
 
 def arguments(given: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.sessions", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small and few rounds: seconds instead of minutes")
+    parser = harness.parser(
+        MODULE, __doc__, "small and few rounds: seconds instead of minutes", "tables for docs/benchmarks.md"
+    )
     parser.add_argument("--rounds", type=int, default=None, help=f"of fetches in sessions ({ROUNDS})")
     parser.add_argument("--dir", type=Path, default=None, help="where to put the logs for the time of the run")
-    parser.add_argument("--picture", type=Path, default=None, metavar="FILE", help="write the curve as SVG, too")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="one JSON object")
-    form.add_argument("--markdown", action="store_true", help="tables for docs/benchmarks.md")
+    parser.add_argument("--chart", type=Path, default=None, metavar="FILE", help="write the curve as SVG, too")
     options = parser.parse_args(given)
     options.rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
     if not 1 <= options.rounds <= 100_000:
@@ -327,13 +304,20 @@ def main(given: Sequence[str]) -> int:
     full_rounds = QUICK_FULL_ROUNDS if options.quick else FULL_ROUNDS
     with tempfile.TemporaryDirectory(dir=options.dir) as folder:
         bench = Bench(Path(folder), sizes, options.rounds, full_rounds)
-        asyncio.run(bench.run())
-        bench.close()
-    if options.picture is not None:
-        options.picture.write_text(picture_of(bench), encoding="utf-8")
-    text = json.dumps(about(bench)) if options.json else report(bench, as_markdown if options.markdown else as_text)
-    sys.stdout.write(f"{text}\n")
-    return 0
+
+        def measure() -> None:
+            asyncio.run(bench.run())
+            bench.close()
+            if options.chart is not None:
+                options.chart.write_text(chart_of(bench), encoding="utf-8")
+
+        return harness.run(
+            MODULE,
+            options,
+            measure,
+            figures=lambda: about(bench),
+            text=lambda: report(bench, markdown=options.markdown),
+        )
 
 
 if __name__ == "__main__":

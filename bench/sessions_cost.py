@@ -18,22 +18,21 @@ from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 
+from kipmesh.broker.observability.metrics import BrokerMetrics
+from kipmesh.broker.replication.hosted_replicas import HostedReplicas
+from kipmesh.broker.replication.replica import DirtyReplicas, Replica
+from kipmesh.broker.requests.fetch import FetchHandler
+from kipmesh.broker.requests.fetch_sessions import make_session_cache
 from kipmesh.core.config import BrokerConfig, TopicConfig
 from kipmesh.core.fetch_session import FetchSessionHandler, SessionRequest
 from kipmesh.core.metadata.image import BrokerState, MetadataImage, PartitionState, TopicState
 from kipmesh.core.record_batch import build
 from kipmesh.messages import FetchPartition, FetchRequest, FetchResponse
 from kipmesh.messages.proto import decode, encode
-from kipmesh.node.broker.changes import Changes
-from kipmesh.node.broker.fetch import FetchHandler
-from kipmesh.node.broker.fetch_sessions import make_session_cache
-from kipmesh.node.broker.metrics import BrokerMetrics
-from kipmesh.node.broker.partitions import Partitions
-from kipmesh.node.broker.replica import Replica
-from kipmesh.node.clock import monotonic_ms
-from kipmesh.rpc.server import RequestContext
+from kipmesh.node import monotonic_ms
 from kipmesh.storage.fs import RealFileSystem
 from kipmesh.storage.log_manager import LogManager
+from kipmesh.transport.grpc.server import RequestContext
 
 LEADER_ID, FOLLOWER_ID, EPOCH = 1, 2, 7
 TOPIC_PARTITIONS = 100
@@ -96,20 +95,17 @@ class Leader:
         image = MetadataImage(offset=0)
         for broker in (LEADER_ID, FOLLOWER_ID):
             image.brokers[broker] = BrokerState(broker, EPOCH, b"x" * 16, {}, None, False, False, False)
-        self._hosted, self._changes = Partitions(image), Changes()
+        self._hosted, self._dirty_replicas = HostedReplicas(image), DirtyReplicas()
         self.replicas: dict[Place, Replica] = {}
         for topic in range(partitions // TOPIC_PARTITIONS):
             self._add(topic, image)
         self.handler = FetchHandler(
-            LEADER_ID,
+            config,
             self._hosted,
-            make_session_cache(config, self._changes.subscriptions, self._hosted),
+            make_session_cache(config, self._dirty_replicas.subscriptions, self._hosted),
             BrokerMetrics(CollectorRegistry()),
             lambda replica, isr: None,
             monotonic_ms,
-            cluster_id="bench",
-            response_bytes_max=config.fetch_max_bytes,
-            follower_bytes_max=config.replica_fetch_response_max_bytes,
         )
         self._batch = build([(None, b"v" * VALUE_BYTES)], base_offset=0, leader_epoch=-1, timestamp_ms=1)
 
@@ -119,7 +115,7 @@ class Leader:
         for number in range(TOPIC_PARTITIONS):
             state = PartitionState((LEADER_ID, FOLLOWER_ID), (LEADER_ID, FOLLOWER_ID), LEADER_ID, 0, 0)
             log = self._logs.create(name, number, topic_id(topic), TopicConfig(), 0)
-            replica = Replica(LEADER_ID, log, 0, monotonic_ms, self._changes)
+            replica = Replica(LEADER_ID, log, 0, monotonic_ms, self._dirty_replicas)
             replica.become_leader(
                 state, min_insync_replicas=1, lag_max_ms=30_000, eligible_epoch=self._hosted.eligible_epoch
             )
@@ -189,7 +185,7 @@ class Follower:
         received = encode(response)
         server_ns = clock() - begin
         begin = clock()
-        answer = self._session.answered(request, decode(FetchResponse, received))
+        answer = self._session.handle_response(request, decode(FetchResponse, received))
         client_ns += clock() - begin
         records = [one for one in answer.partitions if one.data.records]
         if not answer.is_accepted or len(records) != len(changed):

@@ -13,7 +13,6 @@ import asyncio
 import gc
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,14 +20,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import kafka, system
+from bench import harness, kafka
 from bench.images import PARTITIONS, neighbours_image
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
 from kipmesh.core.metadata.image_writer import image_values
 from kipmesh.storage.fs import RealFileSystem
-from kipmesh.storage.image_loader import ImageLoader
-from kipmesh.storage.snapshots import SnapshotStore
+from kipmesh.storage.quorum.snapshot_file import ImageLoader
+from kipmesh.storage.quorum.snapshots import SnapshotStore
+
+MODULE = "bench.snapshot"
 
 TICK_S = 0.001
 MIB = 1 << 20
@@ -118,20 +119,13 @@ def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _in_process(step: str, given: Sequence[str], folder: str) -> dict[str, float]:
-    command = [sys.executable, "-m", "bench.snapshot", *given, "--step", step, "--folder", folder]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    figures: dict[str, float] = json.loads(done.stdout)
-    return figures
-
-
 def _kafka(folder: Path, ours: dict[str, float]) -> dict[str, Any]:
     """Apache Kafka's figures and ours by them; nothing where it cannot be run, which is said."""
     (snapshot_id,) = SnapshotStore(RealFileSystem(), str(folder)).snapshot_ids()
     try:
         rounds = kafka.measure(folder, snapshot_id)
     except kafka.KafkaMissingError as error:
-        sys.stderr.write(f"bench: without Apache Kafka: {error}\n")
+        harness.say(MODULE, f"without Apache Kafka: {error}")
         return {}
     if rounds[-1]["records"] != ours["records"]:
         raise AssertionError(f"Apache Kafka read {rounds[-1]['records']} records of {ours['records']}")
@@ -157,12 +151,11 @@ def _text(topics: int, figures: dict[str, Any]) -> str:
 
 def main(given: Sequence[str]) -> int:
     """Run both steps and print the figures."""
-    parser = argparse.ArgumentParser(prog="python -m bench.snapshot", description=__doc__)
+    parser = harness.parser(MODULE, __doc__)
     parser.add_argument("--topics", type=int, default=100_000, help="with 10 partitions each")
     parser.add_argument("--compression", choices=("none", "gzip", "snappy", "zstd"), default="none")
     parser.add_argument("--keep-gc", action="store_true", help="leave Python's garbage collector as it is")
     parser.add_argument("--kafka", action="store_true", help="compare with Apache Kafka's own classes")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("--step", choices=("generate", "load"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     options = parser.parse_args(given)
@@ -172,13 +165,16 @@ def main(given: Sequence[str]) -> int:
         step = generate if options.step == "generate" else load
         sys.stdout.write(json.dumps(step(options, Path(options.folder))))
         return 0
-    with tempfile.TemporaryDirectory() as folder:
-        figures: dict[str, Any] = {**_in_process("generate", given, folder), **_in_process("load", given, folder)}
-        if options.kafka:
-            figures.update(_kafka(Path(folder), figures))
-    about = {**figures, "topics": options.topics, "machine": system.describe_machine()}
-    sys.stdout.write((json.dumps(about) if options.json else _text(options.topics, figures)) + "\n")
-    return 0
+    found: dict[str, Any] = {"topics": options.topics}
+
+    def measure() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            for step in ("generate", "load"):
+                found.update(harness.in_process(MODULE, *given, "--step", step, "--folder", folder))
+            if options.kafka:
+                found.update(_kafka(Path(folder), found))
+
+    return harness.run(MODULE, options, measure, figures=lambda: found, text=lambda: _text(options.topics, found))
 
 
 if __name__ == "__main__":

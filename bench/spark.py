@@ -19,11 +19,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import report, spark_beside, system, workload
+from bench import harness, report, spark_beside, workload
 from kipmesh.client import Producer
-from kipmesh.cluster import LocalCluster
-from kipmesh.spark.jobs.flights import dataset
 from kipmesh.spark.session import local_session
+from kipmesh_jobs.flights import dataset
+
+MODULE = "bench.spark"
 
 _TOPIC = "flights"
 
@@ -48,7 +49,7 @@ async def fill(bootstrap: str, scale: int, limit: int | None) -> workload.Rate:
         await producer.flush()
         for delivery in deliveries:
             if delivery.exception() is not None:
-                raise workload.BenchError(f"produce: {delivery.exception()}")
+                raise harness.BenchError(f"produce: {delivery.exception()}")
     return workload.Rate(records, volume, time.perf_counter() - begin)
 
 
@@ -61,54 +62,50 @@ def read(session: Any, bootstrap: str) -> tuple[int, int, float]:
     return row["records"], row["volume"], time.perf_counter() - begin
 
 
+def measure(options: argparse.Namespace, samples: dict[str, list[float]]) -> None:
+    """Start a cluster, fill it, read it several times, stop it; BenchError."""
+    with (
+        tempfile.TemporaryDirectory(prefix="kipmesh-bench-") as folder,
+        harness.three_brokers() as cluster,
+    ):
+        sent = asyncio.run(fill(cluster.bootstrap, options.scale, options.limit))
+        harness.say(MODULE, f"produced {sent.records:,} flights at {sent.mb_s:.1f} MB/s")
+        session = local_session("kipmesh-bench", Path(folder))
+        try:
+            for run in range(options.runs):
+                records, volume, seconds = read(session, cluster.bootstrap)
+                if (records, volume) != (sent.records, sent.volume_bytes):
+                    raise harness.BenchError(f"spark: read {records} records of {volume} bytes, sent {sent}")
+                harness.say(MODULE, f"read {run + 1}: {records / seconds:,.0f} records/s")
+                samples["spark_records_s" if run else "spark_first_records_s"].append(records / seconds)
+        finally:
+            session.stop()
+
+
 def main(given: Sequence[str]) -> int:
-    """Start a cluster, fill it, read it several times, stop it."""
-    parser = argparse.ArgumentParser(prog="python -m bench.spark", description=__doc__)
+    """Run, and print the figures."""
+    parser = harness.parser(MODULE, __doc__, markdown=harness.TABLE)
     parser.add_argument("--runs", type=int, default=4, help="reads, the first of which is reported by itself (4)")
     parser.add_argument("--scale", type=int, default=3, help="years of 336,776 flights (3)")
     parser.add_argument("--limit", type=int, default=None, help="flights of each year")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-    parser.add_argument("--markdown", action="store_true", help="a table for docs/benchmarks.md")
     parser.add_argument("--kafka", action="store_true", help="beside Spark's Kafka connector on Apache Kafka")
     sizes, partitions = tuple(spark_beside.SIZES), spark_beside.PARTITIONS
     parser.add_argument("--sizes", type=int, nargs="+", choices=sizes, default=sizes, help="--kafka: bytes of values")
     parser.add_argument("--partitions", type=int, nargs="+", default=partitions, help="--kafka: of the topics (6 60)")
     parser.add_argument("--share", type=float, default=1.0, help="--kafka: of 2,000,000 (500,000) records (1)")
     options = parser.parse_args(given)
-    if options.kafka:
-        loads = [
-            spark_beside.Workload(size, int(spark_beside.SIZES[size] * options.share), count)
-            for size in options.sizes
-            for count in options.partitions
-        ]
-        return spark_beside.main(loads, options.runs)
     if options.runs < 2 or not 1 <= options.scale <= 30:
         parser.error("runs from 2, scale from 1 to 30")
+    if options.kafka:
+        return spark_beside.run_all(MODULE, options)
     samples: dict[str, list[float]] = {"spark_first_records_s": [], "spark_records_s": []}
-    about = {"machine": system.describe_machine(), "scale": options.scale}
-    with (
-        tempfile.TemporaryDirectory(prefix="kipmesh-bench-") as folder,
-        LocalCluster(mode="processes", controllers=1, leaders=1, followers=2) as cluster,
-    ):
-        sent = asyncio.run(fill(cluster.bootstrap, options.scale, options.limit))
-        sys.stderr.write(f"bench: produced {sent.records:,} flights at {sent.mb_s:.1f} MB/s\n")
-        session = local_session("kipmesh-bench", Path(folder))
-        try:
-            for run in range(options.runs):
-                records, volume, seconds = read(session, cluster.bootstrap)
-                if (records, volume) != (sent.records, sent.volume_bytes):
-                    raise workload.BenchError(f"spark: read {records} records of {volume} bytes, sent {sent}")
-                sys.stderr.write(f"bench: read {run + 1}: {records / seconds:,.0f} records/s\n")
-                samples["spark_records_s" if run else "spark_first_records_s"].append(records / seconds)
-        finally:
-            session.stop()
-    summaries = report.summarize(samples)
-    if options.json:
-        text = report.as_json(summaries, about)
-    else:
-        text = report.as_markdown(summaries) if options.markdown else report.as_text(summaries)
-    sys.stdout.write(f"{text}\n")
-    return 0
+    return harness.run(
+        MODULE,
+        options,
+        lambda: measure(options, samples),
+        figures=lambda: {"scale": options.scale, **report.figures(report.summarize(samples))},
+        text=lambda: report.table(report.summarize(samples), markdown=options.markdown),
+    )
 
 
 if __name__ == "__main__":

@@ -11,12 +11,12 @@ CPU seconds say where the time goes: of the brokers, of Spark's JVM, and of its 
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import os
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -27,14 +27,14 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from bench import system, workload
+from bench import harness, system, workload
 from bench.kafka import KafkaMissingError
 from bench.kafka_broker import KafkaCluster
+from bench.kafka_tools import download_kafka_tools
 from bench.report import number
 from kipmesh.client.sync import Producer
 from kipmesh.cluster import LocalCluster
 from kipmesh.spark.session import local_session, stop_session
-from kipmesh.testing.kafka_tools import download_kafka_tools
 
 ROOT = Path(__file__).resolve().parent.parent
 POM = ROOT / "bench" / "spark_kafka" / "pom.xml"
@@ -108,7 +108,7 @@ def fill_ours(bootstrap: str, load: Workload) -> None:
 def _check(pending: list[Any]) -> None:
     for each in pending:
         if each.exception() is not None:
-            raise workload.BenchError(f"produce: {each.exception()}")
+            raise harness.BenchError(f"produce: {each.exception()}")
     pending.clear()
 
 
@@ -164,7 +164,7 @@ class Bench:
         found = getattr(self, f"_{kind}")(source, options)
         seconds = time.perf_counter() - begin
         if found != (load.records, load.records * load.size):
-            raise workload.BenchError(f"{source} {kind}: {found} came of {load}")
+            raise harness.BenchError(f"{source} {kind}: {found} came of {load}")
         after = self._cpu(source)
         return Read(load.records / seconds, *[late - early for late, early in zip(after, before, strict=True)])
 
@@ -208,14 +208,13 @@ def start_session(folder: Path) -> Any:
     return local_session("kipmesh-bench", folder, memory="2g", settings=settings)
 
 
-def run(loads: Sequence[Workload], runs: int, say: Callable[[str], None]) -> Found:
-    """Measure; raises KafkaMissingError where Apache Kafka cannot be run."""
-    found: Found = defaultdict(list)
+def run(loads: Sequence[Workload], runs: int, say: Callable[[str], None], found: Found) -> None:
+    """Measure into `found`; raises KafkaMissingError where Apache Kafka cannot be run."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kipmesh-bench-")))
         session = start_session(folder)
         stack.callback(stop_session, session)
-        ours = stack.enter_context(LocalCluster(mode="processes", controllers=1, leaders=1, followers=2))
+        ours = stack.enter_context(harness.three_brokers())
         theirs = stack.enter_context(KafkaCluster(3))
         bench = Bench(
             session, folder, {"kipmesh": _broker_pids(ours), "kafka": [broker.pid for broker in theirs._brokers]}
@@ -231,7 +230,6 @@ def run(loads: Sequence[Workload], runs: int, say: Callable[[str], None]) -> Fou
                     say(f"  {kind} {turn or 'warm-up'}: {_text(one)} | {_text(other)} | {one[0] / other[0]:.2f}")
                     if turn:
                         found[load, kind].append((one, other))
-    return found
 
 
 def _broker_pids(cluster: LocalCluster) -> list[int]:
@@ -267,14 +265,34 @@ def as_markdown(found: Found) -> str:
     return "\n".join([*lines, "", "CPU seconds of a read:", "", *more])
 
 
-def main(loads: Sequence[Workload], runs: int) -> int:
-    """Measure and print."""
+def run_all(module: str, options: argparse.Namespace) -> int:
+    """Measure every size and number of partitions of the options, and print."""
+    loads = [
+        Workload(size, int(SIZES[size] * options.share), count)
+        for size in options.sizes
+        for count in options.partitions
+    ]
+    found: Found = defaultdict(list)
     begin = os.getloadavg()[0]
-    try:
-        found = run(loads, runs, lambda text: print(f"bench: {text}", file=sys.stderr, flush=True))
-    except KafkaMissingError as error:
-        sys.stderr.write(f"bench: {error}\n")
-        return 1
-    machine = system.describe_machine()
-    sys.stdout.write(f"{as_markdown(found)}\n\n{machine}; load before {begin:.1f}, after {os.getloadavg()[0]:.1f}\n")
-    return 0
+
+    def figures() -> dict[str, Any]:
+        return {
+            "load_1min_before": begin,
+            "reads": [
+                {
+                    **load._asdict(),
+                    "query": kind,
+                    "ours": [one._asdict() for one, _ in pairs],
+                    "connector": [other._asdict() for _, other in pairs],
+                }
+                for (load, kind), pairs in found.items()
+            ],
+        }
+
+    return harness.run(
+        module,
+        options,
+        lambda: run(loads, options.runs, lambda text: harness.say(module, text), found),
+        figures=figures,
+        text=lambda: f"{as_markdown(found)}\n\n{system.describe_machine()}; load before {begin:.1f}" if found else "",
+    )

@@ -10,7 +10,6 @@ Progress goes to standard error, the figures to standard output.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -29,12 +28,15 @@ from typing import Any
 
 import pyarrow.dataset
 
+from bench import harness
 from bench.spark_query import END, FILES, TOPIC, Place
 from kipmesh.client import NewTopic
 from kipmesh.client.sync import AdminClient, Consumer, PendingRecord, Producer
 from kipmesh.cluster import LocalCluster
 from kipmesh.core.errors import KafkaError
 from kipmesh.spark.row_ids import BATCH_HEADER, ROW_HEADER
+
+MODULE = "bench.spark_kills"
 
 PARTITIONS = 6
 RECORDS_PER_S = 250
@@ -52,12 +54,6 @@ _EXCEPTION = re.compile(r"(?!\s|at )(?=.*(?:Exception|Error|Caused by)\b)")
 
 class KillsError(RuntimeError):
     """It did not come to an end."""
-
-
-def say(text: str) -> None:
-    """A line of progress."""
-    sys.stderr.write(f"bench.spark_kills: {text}\n")
-    sys.stderr.flush()
 
 
 class Load:
@@ -246,7 +242,10 @@ def run(kills: int, seed: int, retention_s: int, folder: Path) -> dict[str, Any]
                 query.wait_for_batches()
                 time.sleep(rng.uniform(0, 3))
                 broker = rng.choice(BROKERS)
-                say(f"{turn}/{kills}: SIGKILL to the query and to {broker}; {place.committed(FILES)} batches are done")
+                harness.say(
+                    MODULE,
+                    f"{turn}/{kills}: SIGKILL to the query and to {broker}; {place.committed(FILES)} batches are done",
+                )
                 with broker_down(cluster, broker):
                     time.sleep(rng.uniform(0, 1))
                     query.kill()
@@ -270,31 +269,28 @@ def run(kills: int, seed: int, retention_s: int, folder: Path) -> dict[str, Any]
         }
 
 
-def _interrupted(signum: int, frame: object) -> None:
-    raise KeyboardInterrupt  # so that the cluster and the query are stopped
-
-
 def main(given: Sequence[str]) -> int:
     """Run, and print the figures."""
-    parser = argparse.ArgumentParser(prog="python -m bench.spark_kills", description=__doc__)
+    parser = harness.parser(MODULE, __doc__)
     parser.add_argument("--kills", type=int, default=10, help="of the query, each with one of a broker (10)")
     parser.add_argument("--seed", type=int, default=1, help="of what is killed when (1)")
     parser.add_argument("--retention-s", type=int, default=180, help="how long the first topic keeps records (180)")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
     options = parser.parse_args(given)
     if not 1 <= options.kills <= 1000 or options.retention_s < 10:
         parser.error("kills from 1 to 1000, and at least 10 s of retention")
-    signal.signal(signal.SIGTERM, _interrupted)
-    with tempfile.TemporaryDirectory(prefix="kipmesh-spark-kills-") as folder:
-        figures = run(options.kills, options.seed, options.retention_s, Path(folder))
-    if options.json:
-        print(json.dumps(figures))
-    else:
-        for key, value in figures.items():
-            print(f"{key.replace('_', ' ')}: {value if key != 'problems' else len(value)}")
-        for problem in figures["problems"]:
-            print(f"PROBLEM {problem}")
-    return 1 if figures["problems"] else 0
+    figures: dict[str, Any] = {}
+
+    def measure() -> None:
+        with tempfile.TemporaryDirectory(prefix="kipmesh-spark-kills-") as folder:
+            figures.update(run(options.kills, options.seed, options.retention_s, Path(folder)))
+
+    def text() -> str:
+        shown = {key: value for key, value in figures.items() if key != "problems"}
+        return "\n".join(f"{key.replace('_', ' ')}: {value}" for key, value in shown.items())
+
+    return harness.run(
+        MODULE, options, measure, figures=lambda: figures, text=text, problems=lambda: figures.get("problems", [])
+    )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from kipmesh.core.metadata.image_writer import image_values
 from kipmesh.core.snapshot.schedule import SnapshotLimits, SnapshotSchedule
 from kipmesh.storage import LogManager, RealFileSystem
 from kipmesh.storage.fs import Buffer, File
-from kipmesh.storage.snapshots import SnapshotStore
+from kipmesh.storage.quorum.snapshots import SnapshotStore
 
 STATE_BYTES = 100_000_000
 LIMIT_BYTES = SnapshotLimits().record_bytes_between

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
 import sys
 import time
@@ -23,11 +22,12 @@ from typing import Any, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench import system, workload
+from bench import harness, system, workload
 from bench.closest_readers import scrape
 from kipmesh.client import Consumer, Producer
-from kipmesh.cluster import ClusterError, LocalCluster
-from kipmesh.core.errors import KafkaError
+from kipmesh.cluster import LocalCluster
+
+MODULE = "bench.wakeup"
 
 KEY = "replica.fetch.high.watermark.wakeup"
 SELECTOR = {"replica.selector.class": "RackAwareReplicaSelector"}
@@ -101,7 +101,7 @@ class Side:
         fetches = await self._fetches() - fetches
         others = {node: count - before.get(node, 0) for node, count in self._read_from().items() if node != near}
         if any(others.values()):
-            raise workload.BenchError(f"wakeup: the consumer in {FOLLOWER_RACK} read elsewhere: {others}")
+            raise harness.BenchError(f"wakeup: the consumer in {FOLLOWER_RACK} read elsewhere: {others}")
         return Turn(fetches / passed, cpu / passed * 100, _percentiles(follower), _percentiles(leader))
 
     async def _load(self, count: int, rate: float) -> tuple[list[float], list[float]]:
@@ -139,7 +139,7 @@ class Side:
             for record in records:
                 index = int.from_bytes((record.value or b"")[:8], "big")
                 if index < first:
-                    raise workload.BenchError("wakeup: a record came twice")
+                    raise harness.BenchError("wakeup: a record came twice")
                 times.append(now - self._sent_at[index])
         return times
 
@@ -176,14 +176,8 @@ async def measure(on: LocalCluster, off: LocalCluster, rates: Sequence[float], r
             for rate in rates:
                 turns = {side: await side.turn(rate, seconds) for side in (sides if number % 2 == 0 else sides[::-1])}
                 found[rate].append(Pair(turns[sides[0]], turns[sides[1]]))
-                say(f"run {number + 1}/{runs}: {as_table({rate: found[rate][-1:]}).splitlines()[-1]}")
+                harness.say(MODULE, f"run {number + 1}/{runs}: {as_table({rate: found[rate][-1:]}).splitlines()[-1]}")
     return found
-
-
-def say(text: str) -> None:
-    """One line of progress."""
-    sys.stderr.write(f"bench.wakeup: {text}\n")
-    sys.stderr.flush()
 
 
 FIGURES: Mapping[str, tuple[str, Callable[[Turn], float]]] = {
@@ -217,42 +211,45 @@ def as_table(found: Found) -> str:
 
 def run(rates: Sequence[float], runs: int, seconds: float) -> Found:
     """Two clusters from start to stop; BenchError, ClusterError, KafkaError."""
-    shape: dict[str, Any] = {"mode": "processes", "controllers": 1, "leaders": 1, "followers": 2}
     with ExitStack() as stack:
         on, off = [
-            stack.enter_context(LocalCluster(**shape, config={**SELECTOR, KEY: told})) for told in ("true", "false")
+            stack.enter_context(harness.three_brokers(config={**SELECTOR, KEY: value})) for value in ("true", "false")
         ]
         return asyncio.run(measure(on, off, rates, runs, seconds))
 
 
+def arguments(given: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = harness.parser(MODULE, __doc__, "few seconds of each", f"{harness.TABLE} (the default)")
+    parser.add_argument(
+        "--runs", type=int, default=None, help="rounds of each cluster with each load (3; 1 with --quick)"
+    )
+    parser.add_argument("--seconds", type=float, default=None, help="of a round (10; 3 with --quick)")
+    parser.add_argument("--rates", type=float, nargs="+", default=list(RATES), help="records a second")
+    options = parser.parse_args(given)
+    harness.fill(options, {"runs": 1, "seconds": 3.0}, {"runs": 3, "seconds": 10.0})
+    if not 1 <= options.runs <= 100 or not 0 < options.seconds <= 600:
+        parser.error("runs from 1 to 100, seconds up to 600")
+    if not all(0 <= rate <= 5000 for rate in options.rates):
+        parser.error("up to 5,000 records a second")
+    return options
+
+
 def main(given: Sequence[str]) -> int:
     """Run, and print the figures."""
-    parser = argparse.ArgumentParser(prog="python -m bench.wakeup", description=__doc__)
-    parser.add_argument(
-        "--runs", type=int, default=None, help="turns of each cluster with each load (3; 1 with --quick)"
+    options = arguments(given)
+    found: Found = {}
+
+    def loads() -> dict[str, Any]:
+        return {f"{rate:g}": [{"on": pair.on, "off": pair.off} for pair in pairs] for rate, pairs in found.items()}
+
+    return harness.run(
+        MODULE,
+        options,
+        lambda: found.update(run(options.rates, options.runs, options.seconds)),
+        figures=lambda: {"loads": loads()},
+        text=lambda: as_table(found) if found else "",
     )
-    parser.add_argument("--seconds", type=float, default=None, help="of a turn (10; 3 with --quick)")
-    parser.add_argument("--rates", type=float, nargs="+", default=list(RATES), help="records a second")
-    parser.add_argument("--quick", action="store_true", help="few seconds of each")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="one JSON object")
-    form.add_argument("--markdown", action="store_true", help="a table for docs/benchmarks.md (the default)")
-    options = parser.parse_args(given)
-    runs = options.runs or (1 if options.quick else 3)
-    seconds = options.seconds or (3.0 if options.quick else 10.0)
-    if not 1 <= runs <= 100 or not 0 < seconds <= 600 or not all(0 <= rate <= 5000 for rate in options.rates):
-        parser.error("runs from 1, seconds up to 600, records up to 5,000 a second")
-    try:
-        found = run(options.rates, runs, seconds)
-    except (ClusterError, KafkaError, workload.BenchError, TimeoutError) as error:
-        say(f"failed: {error or 'out of time'}")
-        return 1
-    if options.json:
-        loads = {f"{rate:g}": [{"on": pair.on, "off": pair.off} for pair in pairs] for rate, pairs in found.items()}
-        sys.stdout.write(f"{json.dumps({'machine': system.describe_machine(), 'loads': loads})}\n")
-    else:
-        sys.stdout.write(f"{as_table(found)}\n")
-    return 0
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from bench.harness import BenchError
 from kipmesh.client import AdminClient, Consumer, Producer
 from kipmesh.client.types import NewTopic
 
@@ -22,10 +23,6 @@ STEP_SECONDS_MAX = 180
 _VALUES = 257
 
 PRODUCER: dict[str, Any] = {"acks": "all", "linger.ms": 5, "batch.size": 262_144, "buffer.memory": 64 << 20}
-
-
-class BenchError(Exception):
-    """A step did not do what it should have; the message is one line."""
 
 
 class Rate(NamedTuple):

@@ -14,10 +14,11 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
+from bench.kafka_tools import download_kafka_tools
 from kipmesh.cluster import ports
-from kipmesh.rpc.loops import is_of_poller
-from kipmesh.testing.kafka_tools import download_kafka_tools
+from kipmesh.transport.grpc import is_of_poller
 
 # Spark starts its process by fork: what gRPC would do in that child, about threads that are not there, may end it.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -54,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """What chance, other workers and earlier files of the same worker must not decide."""
     if config.getoption("--hypothesis-profile") is None:
         # Hypothesis tries constants of all modules that are loaded, which are other ones in each order of the files.
-        providers._get_local_constants = providers.Constants
+        providers._get_local_constants = Constants
     worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     # A port that is free while its node is down would be another worker's by the time the node is back.

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "clients")]
+sys.path.insert(0, str(ROOT))
 
 from bench.kafka_broker import KafkaBroker, KafkaCluster  # noqa: E402
 from kipmesh.cluster import ports  # noqa: E402
@@ -93,8 +93,8 @@ class Proxy:
 
 def talk(bootstrap: str, folder: Path) -> None:
     """Each client does what its driver knows; what one cannot is left out."""
-    drivers = importlib.import_module("drivers_of_tests")
-    scenarios = importlib.import_module("scenarios_of_tests")
+    drivers = importlib.import_module("tests.clients.drivers_of_tests")
+    scenarios = importlib.import_module("tests.clients.scenarios_of_tests")
 
     for client in drivers.CLIENTS.values():
         try:

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from kipmesh.core import config
-from kipmesh.messages.limits import MAX_INT64
+from kipmesh.messages.schema import MAX_INT64
 
 # Parsed out of other keys' values, not configured by themselves.
 PARTS = (config.Endpoint, config.Voter)

@@ -7,8 +7,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from dashboards import kip_227, kip_392, kip_526, kip_630, mesh, wire
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
+
+from tools.dashboards import kip_227, kip_392, kip_526, kip_630, mesh, wire
 
 TARGET = Path(__file__).resolve().parent.parent / "deploy" / "grafana" / "dashboards"
 

@@ -1,4 +1,4 @@
-"""Write the diagrams in docs/raft.md from the table in `kipmesh.core.raft.transitions`; `--check` only compares."""
+"""Write the diagrams in docs/raft.md from the table in `kipmesh.core.raft.elections`; `--check` only compares."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from kipmesh.core.raft.transitions import diagram
+from kipmesh.core.raft.elections import diagram
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "raft.md"
 _DRAWN = re.compile(r"(<!-- diagram: (voters|observers) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
     text = render(before)
     if "--check" in arguments:
         if before != text:
-            sys.stderr.write("docs/raft.md is not what kipmesh.core.raft.transitions says: make docs\n")
+            sys.stderr.write("docs/raft.md is not what kipmesh.core.raft.elections says: make docs\n")
         return int(before != text)
     TARGET.write_text(text, encoding="utf-8")
     return 0

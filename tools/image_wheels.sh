@@ -37,7 +37,7 @@ collect() {
 }
 
 mkdir -p "$root"
-collect service '.[kubernetes]'
+collect service '.[kubernetes,chaos]'
 [ "$set" != spark ] || collect spark '.[demo]'
 rm -rf "$root"/kipmesh-*.whl
 "$venv/bin/python" -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir "$root" .

@@ -36,5 +36,5 @@ echo "kipmesh: installing requirements.lock into $venv (about a minute the first
 "$venv/bin/python" -m pip install --quiet --no-deps --no-build-isolation --editable . ||
     fail "pip could not install kipmesh itself; what it says is above"
 # Compiled here, on all cores, and not at the start of every process where Python may write no bytecode.
-"$venv/bin/python" -m compileall -q -j 0 -x '/tests?/' "$venv"/lib/python*/site-packages kipmesh services >/dev/null || true
+"$venv/bin/python" -m compileall -q -j 0 -x '/tests?/' "$venv"/lib/python*/site-packages kipmesh kipmesh_chaos kipmesh_jobs services >/dev/null || true
 printf '%s\n' "$here" >"$venv/installed"

@@ -27,11 +27,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kipmesh.client import TIMESTAMP_LATEST, AdminClient
-from kipmesh.cluster.errors import ClusterError
+from kipmesh.cluster import ClusterError
 from kipmesh.cluster.layout import LISTENER, Counts, NodeInfo, Role
 from kipmesh.cluster.single import SingleCluster
+from kipmesh.core.control_records import LeaderChange, leader_change_batch
 from kipmesh.core.errors import InvalidConfigError, KafkaError
-from kipmesh.core.raft.control import LeaderChange, leader_change_batch
 from kipmesh.core.record_batch import parse_header
 from kipmesh.node.settings import read_properties
 

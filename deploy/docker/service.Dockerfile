@@ -20,11 +20,13 @@ COPY pyproject.toml README.md LICENSE CHANGELOG.md build/wheels/kipmesh-*.whl /s
 COPY services /src/services
 COPY pyspark_kipmesh /src/pyspark_kipmesh
 COPY kipmesh /src/kipmesh
+COPY kipmesh_chaos /src/kipmesh_chaos
+COPY kipmesh_jobs /src/kipmesh_jobs
 RUN set -eu; pip="python -m pip --python /opt/kipmesh/bin/python"; \
     if ls /src/kipmesh-*.whl >/dev/null 2>&1; then \
       $pip install --quiet --no-index --no-deps /src/kipmesh-*.whl; \
     else \
-      $pip install --quiet --constraint /wheels/requirements.lock "/src[kubernetes]"; \
+      $pip install --quiet --constraint /wheels/requirements.lock "/src[kubernetes,chaos]"; \
     fi; \
     $pip check
 # Two builds of the same files are the same bytes: no times but SOURCE_DATE_EPOCH, bytecode that asks for no times.

@@ -17,6 +17,8 @@ COPY pyproject.toml README.md LICENSE CHANGELOG.md build/wheels/kipmesh-*.whl /s
 COPY services /src/services
 COPY pyspark_kipmesh /src/pyspark_kipmesh
 COPY kipmesh /src/kipmesh
+COPY kipmesh_chaos /src/kipmesh_chaos
+COPY kipmesh_jobs /src/kipmesh_jobs
 COPY deploy/docker/client.properties /rootfs/etc/kipmesh/
 RUN set -eu; pip="python -m pip --python /opt/kipmesh/bin/python"; \
     if ls /src/kipmesh-*.whl >/dev/null 2>&1; then \

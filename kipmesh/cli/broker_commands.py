@@ -1,4 +1,4 @@
-"""`kipmesh broker`: which brokers there are, and how one of them is removed without losing anything."""
+"""Commands that ask brokers: `kipmesh broker`, `kipmesh sessions` (KIP-227) and `kipmesh faults`."""
 
 from __future__ import annotations
 
@@ -11,28 +11,34 @@ import typer
 
 from kipmesh.cli.common import (
     ADMIN_TIMEOUT_S,
-    DEFAULT_DIR,
-    AdminTimeout,
+    EXIT_FAILED,
+    AdminConnection,
     AsJson,
-    Bootstrap,
-    BrokerId,
-    Dir,
-    admin_client,
-    bootstrap_of,
-    examples,
+    command,
+    explain,
     make_app,
     print_json,
     print_table,
-    run,
+    print_values,
+    shown,
 )
-from kipmesh.cli.logdirs_command import logdirs
-from kipmesh.cli.moving import Deadline, Throttle, WaitTimeout, call_timeout_s, moved, stoppable, throttled
+from kipmesh.cli.reassignment import Deadline, Throttle, WaitTimeout, moved, throttled
+from kipmesh.messages.schema import MAX_INT32
 
 if TYPE_CHECKING:
     from kipmesh.client import AdminClient
-    from kipmesh.client.reassignments import DrainProgress
+    from kipmesh.client.admin.brokers import LogDirDescription
+    from kipmesh.client.admin.reassignments import DrainProgress
+    from kipmesh.client.types import FetchSessionDescription
+    from kipmesh.messages import InjectedFault
 
 POLL_S = 0.5
+
+BrokerId = Annotated[int, typer.Argument(metavar="ID", min=0, max=MAX_INT32, help="node.id of the broker.")]
+OnlyBroker = Annotated[
+    int | None,
+    typer.Option("--broker", min=0, max=MAX_INT32, metavar="ID", help="Only this broker.", show_default=False),
+]
 
 app = make_app(
     "Show brokers, and remove one without losing anything.",
@@ -42,49 +48,77 @@ app = make_app(
     kipmesh broker decommission 3
     """,
 )
-
-app.command(
-    "logdirs",
-    epilog=examples(
-        """
-        kipmesh broker logdirs 2
-        kipmesh broker logdirs 2 --json
-        """
-    ),
-)(logdirs)
+sessions_app = make_app("Show fetch sessions.", "kipmesh sessions list")
+faults_app = make_app(
+    "Inject faults at brokers' listeners of the Kafka protocol (fault.injection.enable).",
+    """
+    kipmesh local up --config fault.injection.enable=true
+    kipmesh faults inject --api Fetch --error OFFSET_NOT_AVAILABLE --times 3
+    """,
+)
 
 
-@app.command(name="list", epilog=examples("kipmesh broker list\nkipmesh broker list --json"))
-def list_(
-    bootstrap: Bootstrap = None,
-    folder: Dir = DEFAULT_DIR,
-    timeout_s: AdminTimeout = ADMIN_TIMEOUT_S,
-    as_json: AsJson = False,
-) -> None:
-    """List the brokers that are there, and those that are not but have replicas."""
-    address = bootstrap_of(bootstrap, folder)
+@command(app)
+def logdirs(broker_id: BrokerId, *, connection: AdminConnection, as_json: AsJson = False) -> None:
+    """Show a broker's data folders: the size of each partition there, or why the folder is offline.
 
-    async def work() -> list[dict[str, Any]]:
-        async with admin_client(address, timeout_s) as admin:
-            return await _brokers(admin)
-
-    found = run(work)
+    Examples:
+    kipmesh broker logdirs 2
+    kipmesh broker logdirs 2 --json
+    """
+    found = connection.run(lambda admin: admin.describe_log_dirs(broker_id))
     if as_json:
-        for broker in found:
-            print_json(broker)
+        for one in found:
+            print_json(_log_dir_object(broker_id, one))
         return
+    for one in found:
+        state = f"OFFLINE: {one.error.message}" if one.error else f"{one.usable_bytes} of {one.total_bytes} bytes free"
+        print(f"{one.log_dir}  {state}")
     rows = [
-        (
+        (where.topic, where.partition, info.size_bytes, info.offset_lag, one.log_dir)
+        for one in found
+        for where, info in one.replicas.items()
+    ]
+    print_table(("TOPIC", "PARTITION", "BYTES", "LAG", "FOLDER"), sorted(rows))
+
+
+def _log_dir_object(broker_id: int, one: LogDirDescription) -> dict[str, Any]:
+    return {
+        "broker_id": broker_id,
+        "log_dir": one.log_dir,
+        "error": one.error.code.name if one.error else None,
+        "error_message": one.error.message if one.error else None,
+        "total_bytes": one.total_bytes,
+        "usable_bytes": one.usable_bytes,
+        "partitions": [
+            {"topic": where.topic, "partition": where.partition, **info._asdict()}
+            for where, info in sorted(one.replicas.items())
+        ],
+    }
+
+
+@command(app, "list")
+def list_(*, connection: AdminConnection, as_json: AsJson = False) -> None:
+    """List the brokers that are there, and those that are not but have replicas.
+
+    Examples:
+    kipmesh broker list
+    kipmesh broker list --json
+    """
+    print_values(
+        connection.run(_brokers),
+        ("BROKER", "ADDRESS", "RACK", "REPLICAS", "LEADS", "OUT OF SYNC"),
+        lambda broker: (
             broker["node_id"],
             f"{broker['host']}:{broker['port']}" if broker["is_available"] else "not there",
             broker["rack"] or "-",
             broker["replicas"],
             broker["leaders"],
             broker["out_of_sync"],
-        )
-        for broker in found
-    ]
-    print_table(("BROKER", "ADDRESS", "RACK", "REPLICAS", "LEADS", "OUT OF SYNC"), rows)
+        ),
+        lambda broker: broker,
+        as_json=as_json,
+    )
 
 
 async def _brokers(admin: AdminClient) -> list[dict[str, Any]]:
@@ -112,21 +146,13 @@ async def _brokers(admin: AdminClient) -> list[dict[str, Any]]:
     return found
 
 
-@app.command(
-    epilog=examples(
-        """
-        kipmesh broker drain 3
-        kipmesh broker drain 3 --throttle 10000000
-        kipmesh broker drain 3 --no-wait
-        """
-    )
-)
+@command(app)
 def drain(
     broker_id: BrokerId,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when the broker has no replica.")] = True,
     throttle: Throttle = None,
-    bootstrap: Bootstrap = None,
-    folder: Dir = DEFAULT_DIR,
+    *,
+    connection: AdminConnection,
     timeout_s: WaitTimeout = None,
     as_json: AsJson = False,
 ) -> None:
@@ -135,15 +161,14 @@ def drain(
     Each goes to the rack with the fewest of its partition's replicas, and there to the broker with the least. Nothing
     is moved when a partition has more replicas than there would be brokers. Records go on being written and read. An
     interrupted drain goes on by itself. New topics may still be placed on the broker.
+
+    Examples:
+    kipmesh broker drain 3
+    kipmesh broker drain 3 --throttle 10000000
+    kipmesh broker drain 3 --no-wait
     """
-    address = bootstrap_of(bootstrap, folder)
-
-    async def work() -> DrainProgress:
-        deadline = Deadline(timeout_s)
-        async with admin_client(address, call_timeout_s(timeout_s)) as admin:
-            return await _drain(admin, broker_id, throttle, deadline, wait=wait)
-
-    found = stoppable(work)
+    deadline = Deadline(timeout_s)
+    found = connection.run_stoppable(lambda admin: _drain(admin, broker_id, throttle, deadline, wait=wait))
     if as_json:
         print_json({"broker_id": broker_id, **found._asdict()})
     elif found.left:
@@ -167,19 +192,12 @@ async def _drain(
         )
 
 
-@app.command(
-    epilog=examples(
-        """
-        kipmesh broker decommission 3
-        kipmesh broker decommission 3 --throttle 10000000 --timeout 600
-        """
-    )
-)
+@command(app)
 def decommission(
     broker_id: BrokerId,
     throttle: Throttle = None,
-    bootstrap: Bootstrap = None,
-    folder: Dir = DEFAULT_DIR,
+    *,
+    connection: AdminConnection,
     timeout_s: WaitTimeout = None,
     as_json: AsJson = False,
 ) -> None:
@@ -188,18 +206,19 @@ def decommission(
     The process is yours to stop, as soon as this says that the broker is empty; it waits 30 seconds for that, or what
     is left of --timeout, and may be called again later. A broker that is stopped already, or dead, is drained as well:
     the other in-sync replicas have its records.
+
+    Examples:
+    kipmesh broker decommission 3
+    kipmesh broker decommission 3 --throttle 10000000 --timeout 600
     """
-    address = bootstrap_of(bootstrap, folder)
+    deadline = Deadline(timeout_s)
 
-    async def work() -> int:
-        deadline = Deadline(timeout_s)
-        async with admin_client(address, call_timeout_s(timeout_s)) as admin:
-            total = (await _drain(admin, broker_id, throttle, deadline, wait=True)).total
-            if timeout_s is None:
-                deadline = Deadline(ADMIN_TIMEOUT_S)
-            return total + await _unregister(admin, broker_id, throttle, deadline)
+    async def work(admin: AdminClient) -> int:
+        total = (await _drain(admin, broker_id, throttle, deadline, wait=True)).total
+        until = Deadline(ADMIN_TIMEOUT_S) if timeout_s is None else deadline
+        return total + await _unregister(admin, broker_id, throttle, until)
 
-    total = stoppable(work)
+    total = connection.run_stoppable(work)
     if as_json:
         print_json({"broker_id": broker_id, "moved": total, "is_registered": False})
     else:
@@ -226,3 +245,148 @@ async def _unregister(admin: AdminClient, broker_id: int, throttle: int | None, 
             is_told = True
             print(f"broker {broker_id} is empty: stop its process now", file=sys.stderr, flush=True)
         await asyncio.sleep(POLL_S)
+
+
+# --- kipmesh sessions
+
+
+@sessions_app.callback()
+def _group() -> None:
+    pass
+
+
+@command(sessions_app, "list")
+def list_sessions(*, connection: AdminConnection, broker: OnlyBroker = None, as_json: AsJson = False) -> None:
+    """Show the fetch sessions of all brokers: whose they are, their partitions, age, last use and next epoch.
+
+    Privileged are those of followers. Exit code 1 when a broker does not answer; the others are shown.
+
+    Examples:
+    kipmesh sessions list
+    kipmesh sessions list --broker 2
+    kipmesh sessions list --bootstrap 127.0.0.1:9092 --json
+    """
+    found = connection.run(lambda admin: admin.list_fetch_sessions(broker))
+    print_values(
+        [(each.node_id, session) for each in found for session in each.sessions],
+        ("BROKER", "SESSION", "CLIENT", "PRIVILEGED", "PARTITIONS", "AGE", "LAST USED", "EPOCH"),
+        lambda listed: (listed[0], *_session_row(listed[1])),
+        lambda listed: {"broker_id": listed[0], **listed[1]._asdict()},
+        as_json=as_json,
+    )
+    failures = [each.error for each in found if each.error is not None]
+    if failures:
+        sys.stdout.flush()
+        for failure in failures:
+            explain(failure)
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _session_row(session: FetchSessionDescription) -> tuple[object, ...]:
+    return (
+        session.session_id,
+        shown(session.client_id),
+        "yes" if session.privileged else "no",
+        session.partitions,
+        _duration(session.age_ms),
+        "now" if session.is_waiting else f"{_duration(session.idle_ms)} ago",
+        session.epoch,
+    )
+
+
+def _duration(milliseconds: int) -> str:
+    """With its largest two units."""
+    seconds = milliseconds / 1000
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
+
+
+# --- kipmesh faults
+
+
+@command(faults_app)
+def inject(
+    api: Annotated[str, typer.Option("--api", metavar="NAME", help="Kafka's name of the API, e.g. Fetch.")],
+    error: Annotated[
+        str, typer.Option("--error", metavar="NAME", help="Answer with this error.", show_default=False)
+    ] = "NONE",
+    delay_ms: Annotated[int, typer.Option("--delay-ms", min=0, max=MAX_INT32, help="Wait first.")] = 0,
+    drop_connection: Annotated[bool, typer.Option("--drop-connection", help="End the connection instead.")] = False,
+    times: Annotated[
+        int, typer.Option("--times", min=1, max=MAX_INT32, help="For so many requests, at each broker.")
+    ] = 1,
+    client_id: Annotated[
+        str, typer.Option("--client-id", metavar="ID", help="Of this client only.", show_default=False)
+    ] = "",
+    broker: OnlyBroker = None,
+    *,
+    connection: AdminConnection,
+    as_json: AsJson = False,
+) -> None:
+    """Let the next requests of an API be answered late, with an error, or not at all.
+
+    Examples:
+    kipmesh faults inject --api Fetch --error OFFSET_NOT_AVAILABLE --times 3
+    kipmesh faults inject --api Produce --delay-ms 2000 --client-id slow-app
+    kipmesh faults inject --api Heartbeat --drop-connection --broker 2
+    """
+    from kipmesh.core.errors import ErrorCode
+    from kipmesh.messages import InjectedFault
+
+    if error not in ErrorCode.__members__:
+        raise typer.BadParameter(f"there is no error {error!r}", param_hint="--error")
+    fault = InjectedFault(0, api, int(ErrorCode[error]), delay_ms, drop_connection, times, client_id)
+    for broker_id, number in connection.run(lambda admin: admin.inject_fault(fault, broker)).items():
+        if as_json:
+            print_json({"broker_id": broker_id, "fault_id": number})
+        else:
+            print(f"broker {broker_id}: fault {number}")
+
+
+@command(faults_app, "list")
+def list_faults(broker: OnlyBroker = None, *, connection: AdminConnection, as_json: AsJson = False) -> None:
+    """Show the faults that are still to act, and on how many requests.
+
+    Examples:
+    kipmesh faults list --json
+    """
+    found = connection.run(lambda admin: admin.list_faults(broker))
+    print_values(
+        [(broker_id, fault) for broker_id, faults in found.items() for fault in faults],
+        ("BROKER", "FAULT", "API", "ERROR", "DELAY MS", "DROPS", "LEFT", "CLIENT"),
+        lambda listed: (listed[0], *_fault_row(listed[1])),
+        lambda listed: {"broker_id": listed[0], **listed[1]._asdict(), "error": _error(listed[1])},
+        as_json=as_json,
+    )
+
+
+def _fault_row(fault: InjectedFault) -> tuple[object, ...]:
+    return (
+        fault.fault_id,
+        fault.api_name,
+        _error(fault),
+        fault.delay_ms,
+        "yes" if fault.drops_connection else "no",
+        fault.times,
+        fault.client_id or "any",
+    )
+
+
+def _error(fault: InjectedFault) -> str:
+    from kipmesh.core.errors import ErrorCode
+
+    return ErrorCode.of(fault.fault_error_code).name
+
+
+@command(faults_app)
+def clear(broker: OnlyBroker = None, *, connection: AdminConnection) -> None:
+    """Take all faults away.
+
+    Examples:
+    kipmesh faults clear
+    """
+    for broker_id, number in connection.run(lambda admin: admin.clear_faults(broker)).items():
+        print(f"broker {broker_id}: {number} cleared")

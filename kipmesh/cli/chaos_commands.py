@@ -7,7 +7,7 @@ import itertools
 import random
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,8 +18,8 @@ from kipmesh.cli.common import (
     EXIT_SIGNAL,
     AsJson,
     CommandError,
+    command,
     command_config,
-    examples,
     explain,
     make_app,
     print_json,
@@ -27,11 +27,11 @@ from kipmesh.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from kipmesh.chaos.experiment import Experiment
-    from kipmesh.chaos.mesh import MakeCluster
-    from kipmesh.chaos.recorder import Recorder
-    from kipmesh.chaos.runner import OnProgress, Result
-    from kipmesh.testing.history_checker import Figures, Verdict
+    from kipmesh_chaos.experiment import Experiment
+    from kipmesh_chaos.history_checker import Figures, Verdict
+    from kipmesh_chaos.recorder import Recorder
+    from kipmesh_chaos.runner import OnProgress, Result
+    from kipmesh_chaos.target_cluster import MakeCluster
 
 EXIT_SKIPPED = 77
 """This machine cannot do what an experiment needs."""
@@ -48,16 +48,7 @@ app = make_app(
 )
 
 
-@app.command(
-    epilog=examples(
-        """
-        kipmesh chaos run deploy/chaos/kill-leader.yaml --runs 10
-        kipmesh chaos run deploy/chaos/*.yaml
-        kipmesh chaos run deploy/chaos/random.yaml --duration 1800 --seed 7 --dir build/chaos
-        kipmesh chaos run deploy/chaos/compose/kill-each.yaml --compose kipmesh
-        """
-    )
-)
+@command(app)
 def run(
     files: Annotated[list[Path], typer.Argument(metavar="EXPERIMENT.yaml...")],
     folder: Annotated[
@@ -89,10 +80,19 @@ def run(
 
     A run's folder has report.html, summary.json and history.jsonl; after an anomaly the cluster's files too.
     Exit code 1 when there is an anomaly, 77 when this machine cannot run one of the experiments.
-    """
-    from kipmesh.chaos.disk import NotPossibleError, enter_namespace
-    from kipmesh.chaos.experiment import load
 
+    Examples:
+    kipmesh chaos run deploy/chaos/kill-leader.yaml --runs 10
+    kipmesh chaos run deploy/chaos/*.yaml
+    kipmesh chaos run deploy/chaos/random.yaml --duration 1800 --seed 7 --dir build/chaos
+    kipmesh chaos run deploy/chaos/compose/kill-each.yaml --compose kipmesh
+    """
+    try:
+        import kipmesh_chaos.runner  # noqa: F401 - with all that it needs
+        from kipmesh_chaos.disk import NotPossibleError, enter_namespace
+        from kipmesh_chaos.experiment import load
+    except ImportError as error:
+        raise CommandError(f"the package {error.name!r} is missing: install kipmesh[chaos]") from None
     experiments = [load(file, duration_s=duration_s) for file in files]
     # A local cluster is the run's own, and how it is reached is known.
     client = {} if compose is None and kube is None else command_config()
@@ -117,6 +117,11 @@ def run(
                 broken += 1
                 explain(error)
                 print(f"{experiment.name} (seed {first + number}): could not be run", flush=True)
+    _summarize(results, broken, skipped)
+
+
+def _summarize(results: Sequence[Result], broken: int, skipped: int) -> None:
+    """The last line, and the exit code."""
     clean = sum(result.verdict.is_clean for result in results)
     if len(results) + skipped + broken > 1:
         print(f"{len(results)} runs, {clean} without an anomaly; {broken} could not be run, {skipped} skipped")
@@ -126,13 +131,17 @@ def run(
         raise typer.Exit(EXIT_SKIPPED)
 
 
-@app.command(epilog=examples("kipmesh chaos check kipmesh-chaos/kill-leader-1/history.jsonl --json"))
+@command(app)
 def check(
     file: Annotated[Path, typer.Argument(metavar="HISTORY", help="history.jsonl of a run.")], as_json: AsJson = False
 ) -> None:
-    """Check the history of a run again. Exit code 1 when there is an anomaly."""
-    from kipmesh.testing import history_checker
-    from kipmesh.testing.history import read_history
+    """Check the history of a run again. Exit code 1 when there is an anomaly.
+
+    Examples:
+    kipmesh chaos check kipmesh-chaos/kill-leader-1/history.jsonl --json
+    """
+    from kipmesh_chaos import history_checker
+    from kipmesh_chaos.history import read_history
 
     verdict = history_checker.check(read_history(file))
     if as_json:
@@ -170,11 +179,11 @@ def _maker(compose: str | None, inside: bool, kube: str | None, client: Mapping[
     if kube is not None:
         return _on_kubernetes(kube)
     if compose is None:
-        from kipmesh.cli.chaos_local import LocalCluster
+        from kipmesh.cli.chaos_clusters import LocalCluster
 
         return LocalCluster
-    from kipmesh.chaos import containers
-    from kipmesh.chaos.runner import TOPIC
+    from kipmesh_chaos import containers
+    from kipmesh_chaos.runner import TOPIC
 
     return containers.maker(compose, TOPIC, inside=inside, client=client)
 
@@ -182,8 +191,8 @@ def _maker(compose: str | None, inside: bool, kube: str | None, client: Mapping[
 def _run_one(
     experiment: Experiment, make: MakeCluster, folder: Path, seed: int, which: str, client: Mapping[str, str]
 ) -> Result:
-    from kipmesh.chaos import runner
     from kipmesh.node import logging
+    from kipmesh_chaos import runner
 
     logging.configure(level="error", form="console", context={})
     home = _new_folder(folder.absolute(), f"{experiment.name}-{seed}")
@@ -281,6 +290,6 @@ def _on_kubernetes(place: str) -> MakeCluster:
     namespace, slash, release = place.partition("/")
     if not (namespace and slash and release) or "/" in release:
         raise CommandError(f"--kube {place!r} is not NAMESPACE/RELEASE")
-    from kipmesh.cli.chaos_kube import KubeCluster
+    from kipmesh.cli.chaos_clusters import KubeCluster
 
     return lambda folder, part, hook: KubeCluster(namespace, release)

@@ -1,43 +1,59 @@
-"""`kipmesh cluster describe` and `kipmesh quorum describe`."""
+"""`kipmesh cluster`, `kipmesh quorum` and `kipmesh config`: the cluster's nodes, its metadata quorum, its settings."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kipmesh.cli.common import (
-    ADMIN_TIMEOUT_S,
     CONNECT_TIMEOUT_S,
     DEFAULT_DIR,
     EXIT_FAILED,
-    AdminTimeout,
+    AdminConnection,
     AsJson,
     Bootstrap,
-    CommandError,
     Dir,
     addresses,
-    admin_client,
-    bootstrap_of,
+    command,
     command_config,
-    examples,
+    local_state,
     make_app,
+    parse_pairs,
+    plain_text,
     print_json,
     print_table,
+    print_values,
     run,
     seconds_option,
 )
 
 if TYPE_CHECKING:
-    from kipmesh.client.types import ClusterDescription, QuorumDescription, QuorumReplica
+    from kipmesh.client import AdminClient
+    from kipmesh.client.types import (
+        ConfigAlteration,
+        ConfigResource,
+        ConfigValue,
+        QuorumDescription,
+        QuorumReplica,
+    )
 
 PORT_MAX = 65535
 
 cluster_app = make_app("Show the cluster.", "kipmesh cluster describe")
 quorum_app = make_app("Show the metadata quorum.", "kipmesh quorum describe")
+config_app = make_app(
+    "Show and change the settings of topics and brokers.",
+    """
+    kipmesh config describe topic flights
+    kipmesh config alter topic flights --set retention.ms=60000
+    kipmesh config alter broker all --set follower.replication.throttled.rate=10000000
+    """,
+)
 
 
 @cluster_app.callback()
@@ -50,21 +66,15 @@ def _quorum_group() -> None:
     pass
 
 
-@cluster_app.command("describe", epilog=examples("kipmesh cluster describe\nkipmesh cluster describe --json"))
-def describe_cluster(
-    bootstrap: Bootstrap = None,
-    folder: Dir = DEFAULT_DIR,
-    timeout_s: AdminTimeout = ADMIN_TIMEOUT_S,
-    as_json: AsJson = False,
-) -> None:
-    """Show the cluster's id, its active controller and its brokers."""
-    address = bootstrap_of(bootstrap, folder)
+@command(cluster_app, "describe")
+def describe_cluster(*, connection: AdminConnection, as_json: AsJson = False) -> None:
+    """Show the cluster's id, its active controller and its brokers.
 
-    async def work() -> ClusterDescription:
-        async with admin_client(address, timeout_s) as admin:
-            return await admin.describe_cluster()
-
-    found = run(work)
+    Examples:
+    kipmesh cluster describe
+    kipmesh cluster describe --json
+    """
+    found = connection.run(lambda admin: admin.describe_cluster())
     if as_json:
         brokers = [broker._asdict() for broker in found.brokers]
         print_json({"cluster_id": found.cluster_id, "controller_id": found.controller_id, "brokers": brokers})
@@ -95,16 +105,7 @@ BootstrapController = Annotated[
 ]
 
 
-@quorum_app.command(
-    "describe",
-    epilog=examples(
-        """
-        kipmesh quorum describe
-        kipmesh quorum describe --bootstrap 127.0.0.1:9092 --json
-        kipmesh quorum describe --bootstrap-controller 127.0.0.1:9093,127.0.0.1:9094
-        """
-    ),
-)
+@command(quorum_app, "describe")
 def describe_quorum(
     bootstrap: Bootstrap = None,
     bootstrap_controller: BootstrapController = None,
@@ -115,21 +116,19 @@ def describe_quorum(
     """Show the quorum's leader, epoch and high watermark, and how far each voter and observer is.
 
     Exit code 1 when there is no leader.
+
+    Examples:
+    kipmesh quorum describe
+    kipmesh quorum describe --bootstrap 127.0.0.1:9092 --json
+    kipmesh quorum describe --bootstrap-controller 127.0.0.1:9093,127.0.0.1:9094
     """
     if bootstrap and bootstrap_controller:
         raise typer.BadParameter("not together with --bootstrap", param_hint="--bootstrap-controller")
     controllers, config = ((), {}) if bootstrap else _controllers(bootstrap_controller, folder)
-
-    async def work() -> QuorumDescription:
-        from kipmesh.client import quorum
-        from kipmesh.core.config.security import ClientSslConfig
-
-        if controllers:
-            security = ClientSslConfig.parse(config)
-            return await quorum.describe_quorum(controllers, timeout_s=timeout_s, security=security)
-        return await _by_brokers(bootstrap_of(bootstrap, folder), timeout_s)
-
-    found = run(work)
+    if controllers:
+        found = run(lambda: _by_controllers(controllers, config, timeout_s))
+    else:
+        found = AdminConnection(bootstrap, folder, timeout_s).run(_by_brokers)
     replicas = _replicas(found)
     lags = [one["lag"] for one in replicas if one["status"] == "follower"]
     summary = {
@@ -170,17 +169,23 @@ def describe_quorum(
         raise typer.Exit(EXIT_FAILED)
 
 
-async def _by_brokers(address: str, timeout_s: float) -> QuorumDescription:
+async def _by_controllers(controllers: Sequence[str], config: Mapping[str, str], timeout_s: float) -> QuorumDescription:
+    from kipmesh.client.admin import quorum
+    from kipmesh.core.config.security import ClientSslConfig
+
+    return await quorum.describe_quorum(controllers, timeout_s=timeout_s, security=ClientSslConfig.parse(config))
+
+
+async def _by_brokers(admin: AdminClient) -> QuorumDescription:
     """What brokers know: without an active controller not even the epoch."""
     from kipmesh.client.types import QuorumDescription
     from kipmesh.core.errors import ErrorCode, KafkaError
 
-    async with admin_client(address, timeout_s) as admin:
-        try:
-            return await admin.describe_quorum()
-        except KafkaError as error:
-            if error.code is not ErrorCode.REQUEST_TIMED_OUT:
-                raise
+    try:
+        return await admin.describe_quorum()
+    except KafkaError as error:
+        if error.code is not ErrorCode.REQUEST_TIMED_OUT:
+            raise
     return QuorumDescription(-1, -1, -1, [], [], ())
 
 
@@ -190,14 +195,9 @@ def _controllers(given: str | None, folder: Path) -> tuple[tuple[str, ...], Mapp
     if given:
         return tuple(filter(None, (address.strip() for address in given.split(",")))), config
     from kipmesh.cluster.certificates import client_config
-    from kipmesh.cluster.layout import Role, read_state
+    from kipmesh.cluster.layout import Role
 
-    state = read_state(folder)
-    if state is None:
-        raise CommandError(
-            "which cluster? Give --bootstrap, --bootstrap-controller or --dir (there is no local cluster in "
-            f"{folder.absolute()})"
-        )
+    state = local_state(folder, "--bootstrap, --bootstrap-controller")
     controllers = tuple(node.grpc for node in state.nodes if node.role is Role.CONTROLLER and node.grpc)
     return controllers, {**client_config(state.nodes), **config}
 
@@ -217,3 +217,94 @@ def _time(timestamp_ms: int) -> str:
     if timestamp_ms < 0:
         return "-"
     return datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+# --- kipmesh config
+
+
+class Kind(StrEnum):
+    """Whose settings; of brokers only those that were changed while they ran."""
+
+    TOPIC = "topic"
+    BROKER = "broker"
+
+
+ALL_BROKERS = "all"
+
+Of = Annotated[Kind, typer.Argument(metavar="topic|broker")]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", callback=plain_text, help="Name of the topic; id of the broker, or `all`.")
+]
+
+
+def _resource(kind: Kind, name: str) -> ConfigResource:
+    from kipmesh.client.types import ConfigResource, ResourceType
+
+    if kind is Kind.BROKER:
+        return ConfigResource(ResourceType.BROKER, "" if name == ALL_BROKERS else name)
+    return ConfigResource(ResourceType.TOPIC, name)
+
+
+def alterations(sets: Mapping[str, str], deletes: Sequence[str]) -> list[ConfigAlteration]:
+    """What to change of a configuration."""
+    from kipmesh.client.types import AlterOperation, ConfigAlteration
+
+    changes = [ConfigAlteration(key, value) for key, value in sets.items()]
+    return changes + [ConfigAlteration(key, None, AlterOperation.DELETE) for key in deletes]
+
+
+@command(config_app)
+def describe(kind: Of, name: Name, *, connection: AdminConnection, as_json: AsJson = False) -> None:
+    """Show all settings, and where each value is from.
+
+    Examples:
+    kipmesh config describe topic flights
+    kipmesh config describe topic flights --json
+    """
+
+    async def work(admin: AdminClient) -> list[ConfigValue]:
+        resource = _resource(kind, name)
+        return list((await admin.describe_configs([resource], with_documentation=as_json))[resource].values())
+
+    print_values(
+        sorted(connection.run(work)),
+        ("KEY", "VALUE", "FROM"),
+        lambda value: (value.name, value.value if value.value is not None else "-", _source(value.source)),
+        lambda value: {**value._asdict(), "source": _source(value.source)},
+        as_json=as_json,
+    )
+
+
+def _source(number: int) -> str:
+    from kipmesh.client.types import ConfigSource
+
+    try:
+        return ConfigSource(number).name
+    except ValueError:
+        return str(number)
+
+
+@command(config_app)
+def alter(
+    kind: Of,
+    name: Name,
+    sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Repeatable.")] = None,
+    deletes: Annotated[
+        list[str] | None,
+        typer.Option("--delete", metavar="KEY", callback=plain_text, help="Back to the default; repeatable."),
+    ] = None,
+    *,
+    connection: AdminConnection,
+) -> None:
+    """Change settings.
+
+    Examples:
+    kipmesh config alter topic flights --set retention.ms=60000 --set segment.bytes=1048576
+    kipmesh config alter topic flights --delete retention.ms
+    """
+    changes = parse_pairs(sets or (), "--set")
+    if not changes and not deletes:
+        raise typer.BadParameter("nothing to alter: give --set or --delete")
+    wanted = alterations(changes, deletes or ())
+    connection.run(lambda admin: admin.alter_configs({_resource(kind, name): wanted}))
+    print(f"{kind} {name}: altered")

@@ -1,22 +1,27 @@
-"""What commands share: the form of help, `--bootstrap`, output as JSON lines or tables, running a client."""
+"""What commands share: registration and help, options, connections, output as JSON lines or tables, signals."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import os
+import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, TypeVar
 
 import typer
 
-from kipmesh.messages.limits import MAX_INT32
+from kipmesh.messages.schema import MAX_INT32
 
 if TYPE_CHECKING:
-    from kipmesh.client import AdminClient
+    from kipmesh.client import AdminClient, TopicPartition
+    from kipmesh.cluster.layout import ClusterState
+    from kipmesh.core.errors import KafkaError
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -33,20 +38,6 @@ COMMAND_CONFIG = "KIPMESH_COMMAND_CONFIG"
 """The environment variable with the file of `--command-config`."""
 
 T = TypeVar("T")
-
-
-class Mesh(str):
-    """Addresses of brokers, and what clients need beside them to get there."""
-
-    __slots__ = ("config",)
-    config: Mapping[str, str]
-
-    @classmethod
-    def at(cls, bootstrap: str, config: Mapping[str, str]) -> Mesh:
-        """At these addresses."""
-        mesh = cls(bootstrap)
-        mesh.config = config
-        return mesh
 
 
 def plain_text(value: Any) -> Any:
@@ -99,11 +90,6 @@ Bootstrap = Annotated[
 ]
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", callback=plain_text)]
 AdminTimeout = Annotated[float, seconds_option("--timeout", "Seconds to wait for brokers and the active controller.")]
-BrokerId = Annotated[int, typer.Argument(metavar="ID", min=0, max=MAX_INT32, help="node.id of the broker.")]
-OnlyBroker = Annotated[
-    int | None,
-    typer.Option("--broker", min=0, max=MAX_INT32, metavar="ID", help="Only this broker.", show_default=False),
-]
 ClientConfig = Annotated[
     list[str] | None, typer.Option("--config", metavar="KEY=VALUE", help="A client setting, for example acks=1.")
 ]
@@ -132,11 +118,6 @@ def make_app(summary: str, example_lines: str) -> typer.Typer:
     )
 
 
-def client_config_of(bootstrap: str) -> Mapping[str, str]:
-    """What clients need to get there beside the addresses: of what `bootstrap_of` gave."""
-    return bootstrap.config if isinstance(bootstrap, Mesh) else {}
-
-
 def command_config() -> Mapping[str, str]:
     """The properties of `--command-config`; raises InvalidConfigError."""
     file = os.environ.get(COMMAND_CONFIG)
@@ -147,19 +128,160 @@ def command_config() -> Mapping[str, str]:
     return read_properties(Path(file))
 
 
-def bootstrap_of(bootstrap: str | None, folder: Path) -> Mesh:
-    """The brokers to talk to; raises CommandError when nothing says which, InvalidConfigError for a bad file."""
-    given = command_config()
-    if bootstrap:
-        return Mesh.at(bootstrap, given)
-    from kipmesh.cluster.certificates import client_config
+def local_state(folder: Path, options: str) -> ClusterState:
+    """The local cluster in `--dir`; raises CommandError that names the options to give instead."""
     from kipmesh.cluster.layout import read_state
 
     state = read_state(folder)
     if state is None or not state.bootstrap:
         where = folder.absolute()
-        raise CommandError(f"which cluster? Give --bootstrap or --dir (there is no local cluster in {where})")
-    return Mesh.at(state.bootstrap, {**client_config(state.nodes), **given})
+        raise CommandError(f"which cluster? Give {options} or --dir (there is no local cluster in {where})")
+    return state
+
+
+class Connection:
+    """How a command reaches the brokers: --bootstrap, --dir and --command-config, read when first used."""
+
+    options: ClassVar[Mapping[str, tuple[Any, Any]]] = {
+        "bootstrap": (Bootstrap, None),
+        "folder": (Dir, DEFAULT_DIR),
+    }
+
+    def __init__(self, bootstrap: str | None, folder: Path) -> None:
+        self._given = bootstrap
+        self._folder = folder
+
+    @cached_property
+    def _place(self) -> tuple[str, Mapping[str, str]]:
+        given = command_config()
+        if self._given:
+            return self._given, given
+        from kipmesh.cluster.certificates import client_config
+
+        state = local_state(self._folder, "--bootstrap")
+        return state.bootstrap, {**client_config(state.nodes), **given}
+
+    @property
+    def bootstrap(self) -> str:
+        """Brokers to begin with; raises CommandError when no option names any, InvalidConfigError for a bad file."""
+        return self._place[0]
+
+    @property
+    def config(self) -> Mapping[str, str]:
+        """What clients need beside the addresses."""
+        return self._place[1]
+
+    async def start(self, client: Client, settings: Mapping[str, Any], *, timeout_s: float | None = None) -> None:
+        """Start a client, and give up soon when no broker answers, unless `settings` have `request.timeout.ms`."""
+        from kipmesh.core.errors import ErrorCode, KafkaError
+
+        longest_s = None if "request.timeout.ms" in settings else CONNECT_TIMEOUT_S
+        limit_s = min((one for one in (longest_s, timeout_s) if one is not None), default=None)
+        try:
+            async with asyncio.timeout(limit_s):
+                await client.start()
+        except TimeoutError:
+            meaning = getattr(client.last_failure, "meaning", "")
+            why = f" ({meaning})" if meaning else ""
+            text = f"no broker answers at {self.bootstrap} within {limit_s:g} s{why}"
+            raise KafkaError(ErrorCode.NETWORK_EXCEPTION, text) from None
+
+
+class AdminConnection(Connection):
+    """The same with --timeout, which limits each call of an administration client."""
+
+    options: ClassVar = {**Connection.options, "timeout_s": (AdminTimeout, ADMIN_TIMEOUT_S)}
+
+    def __init__(self, bootstrap: str | None, folder: Path, timeout_s: float | None) -> None:
+        super().__init__(bootstrap, folder)
+        self._timeout_s = ADMIN_TIMEOUT_S if timeout_s is None else timeout_s
+
+    def run(self, work: Callable[[AdminClient], Awaitable[T]]) -> T:
+        """What the work returns, done with a connected client."""
+        return run(lambda: self._run(work))
+
+    def run_stoppable(self, work: Callable[[AdminClient], Awaitable[T]]) -> T:
+        """As `run`; SIGTERM and SIGHUP cancel the work as Ctrl-C does, and the exit code is a shell's."""
+        found: list[T] = []
+
+        async def done() -> None:
+            found.append(await self._run(work))
+
+        code = run(lambda: Ending().run(done()))
+        if code:
+            raise typer.Exit(code)
+        return found[0]
+
+    async def _run(self, work: Callable[[AdminClient], Awaitable[T]]) -> T:
+        from kipmesh.client import AdminClient
+
+        limit_ms = max(round(self._timeout_s * 1000), 1)
+        request_ms = min(limit_ms, round(ADMIN_TIMEOUT_S * 1000))
+        limits = {"default.api.timeout.ms": limit_ms, "request.timeout.ms": request_ms}
+        client = AdminClient(self.bootstrap, **{**self.config, **limits})
+        await self.start(client, {}, timeout_s=self._timeout_s)
+        try:
+            return await work(client)
+        finally:
+            await client.close()
+
+
+class Client(Protocol):
+    """Any client of brokers."""
+
+    @property
+    def last_failure(self) -> Exception | None: ...  # noqa: D102
+    async def start(self) -> None: ...  # noqa: D102
+
+
+def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a command: its docstring is the help text, with examples after a line `Examples:`.
+
+    A parameter that is a Connection takes the place of the options that make one. Of these the command may declare
+    `timeout_s` itself, which it then gets as well.
+    """
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        text, _, lines = (inspect.getdoc(function) or "").partition("\n\nExamples:\n")
+        app.command(name, help=text, epilog=examples(lines))(_connecting(function))
+        return function
+
+    return register
+
+
+def _connecting(function: Callable[..., None]) -> Callable[..., None]:
+    own = inspect.signature(function, eval_str=True).parameters
+    connections = [
+        one for one in own.values() if inspect.isclass(one.annotation) and issubclass(one.annotation, Connection)
+    ]
+    if not connections:
+        return function
+    (wanted,) = connections
+    parameters = []
+    for one in own.values():
+        if one is not wanted:
+            parameters.append((one.name, one.annotation, one.default))
+            continue
+        options = wanted.annotation.options.items()
+        parameters += [(key, hint, default) for key, (hint, default) in options if key not in own]
+
+    def invoke(**given: Any) -> None:
+        options = {key: given[key] if key in own else given.pop(key) for key in wanted.annotation.options}
+        function(**given, **{wanted.name: wanted.annotation(**options)})
+
+    invoke.__name__ = function.__name__
+    return with_parameters(invoke, parameters)
+
+
+def with_parameters(function: Callable[..., None], parameters: Iterable[tuple[str, Any, Any]]) -> Callable[..., None]:
+    """The function with a signature of (name, annotation, default) that typer makes arguments and options of."""
+    made = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, annotation, default in parameters
+    ]
+    function.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]
+    function.__annotations__ = {one.name: one.annotation for one in made}
+    return function
 
 
 def run(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -171,66 +293,13 @@ def run(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
     return asyncio.run(make())
 
 
-class _Client(Protocol):
-    @property
-    def last_failure(self) -> Exception | None: ...
-
-    async def start(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-
-C = TypeVar("C", bound=_Client)
-
-
-async def connect(
-    client: _Client, bootstrap: str, config: Mapping[str, Any], *, timeout_s: float | None = None
-) -> None:
-    """Start a client, and give up soon when nobody is there, unless the user set `request.timeout.ms`."""
-    from kipmesh.core.errors import ErrorCode, KafkaError
-
-    longest_s = None if "request.timeout.ms" in config else CONNECT_TIMEOUT_S
-    limit_s = min((one for one in (longest_s, timeout_s) if one is not None), default=None)
-    try:
-        async with asyncio.timeout(limit_s):
-            await client.start()
-    except TimeoutError:
-        meaning = getattr(client.last_failure, "meaning", "")
-        why = f" ({meaning})" if meaning else ""
-        text = f"no broker answers at {bootstrap} within {limit_s:g} s{why}"
-        raise KafkaError(ErrorCode.NETWORK_EXCEPTION, text) from None
-
-
-@asynccontextmanager
-async def connected(
-    client: C, bootstrap: str, config: Mapping[str, Any], *, timeout_s: float | None = None
-) -> AsyncIterator[C]:
-    """`connect`, and close it at the end."""
-    await connect(client, bootstrap, config, timeout_s=timeout_s)
-    try:
-        yield client
-    finally:
-        await client.close()
-
-
-def admin_client(bootstrap: str, timeout_s: float) -> AbstractAsyncContextManager[AdminClient]:
-    """A connected administration client, each call of which takes `timeout_s` at most."""
-    from kipmesh.client import AdminClient
-
-    limit_ms = max(round(timeout_s * 1000), 1)
-    request_ms = min(limit_ms, round(ADMIN_TIMEOUT_S * 1000))
-    limits = {"default.api.timeout.ms": limit_ms, "request.timeout.ms": request_ms}
-    client = AdminClient(bootstrap, **{**client_config_of(bootstrap), **limits})
-    return connected(client, bootstrap, {}, timeout_s=timeout_s)
-
-
 def explain(error: Exception) -> int:
     """Say on stderr what happened; the exit code."""
     show = getattr(error, "show", None)
     if show is not None:  # click's errors of usage
         show()
         return int(getattr(error, "exit_code", EXIT_FAILED))
-    expected = type(error).__module__.startswith("kipmesh.") or isinstance(error, OSError)
+    expected = type(error).__module__.startswith(("kipmesh.", "kipmesh_")) or isinstance(error, OSError)
     if not expected or os.environ.get("KIPMESH_TRACEBACK"):
         import traceback
 
@@ -253,7 +322,7 @@ def _line(error: Exception) -> str:
 
 def print_json(values: Mapping[str, Any]) -> None:
     """One object a line."""
-    from kipmesh.core.json_form import to_line
+    from kipmesh.client.json_form import to_line
 
     sys.stdout.write(to_line(values) + "\n")
 
@@ -265,6 +334,53 @@ def print_table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> None
     for row in cells:
         line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         sys.stdout.write(line.rstrip() + "\n")
+
+
+def print_values(
+    values: Iterable[T],
+    titles: Sequence[str],
+    to_row: Callable[[T], Sequence[object]],
+    to_object: Callable[[T], Mapping[str, Any]],
+    *,
+    as_json: bool,
+    none: str | None = None,
+) -> None:
+    """Print values as JSON lines, or as a table; `none` is the text instead of an empty table."""
+    found = list(values)
+    if as_json:
+        for value in found:
+            print_json(to_object(value))
+    elif found or none is None:
+        print_table(titles, map(to_row, found))
+    else:
+        print(none)
+
+
+def print_results(
+    results: Mapping[TopicPartition, KafkaError | None],
+    done: Callable[[TopicPartition], str],
+    *,
+    as_json: bool,
+    none: str,
+) -> None:
+    """Print what became of each partition; `done` says it where there was no error."""
+
+    def to_object(where: TopicPartition) -> dict[str, Any]:
+        error = results[where]
+        code, name, message = (0, "NONE", None) if error is None else (int(error.code), error.code.name, error.message)
+        return {**where._asdict(), "error_code": code, "error": name, "message": message}
+
+    def to_row(where: TopicPartition) -> tuple[object, ...]:
+        error = results[where]
+        return (*where, done(where) if error is None else f"{error.code.name}: {error.message}")
+
+    print_values(sorted(results), ("TOPIC", "PARTITION", "RESULT"), to_row, to_object, as_json=as_json, none=none)
+
+
+def shown(name: str) -> str:
+    """A name on one line: clients may call themselves and their groups anything, what is not printable is escaped."""
+    text = name or "-"
+    return text if text.isprintable() else ascii(text)
 
 
 def parse_pairs(texts: Sequence[str], option: str) -> dict[str, str]:
@@ -292,3 +408,58 @@ def separator_bytes(text: str) -> bytes:
 def comma_list(values: Iterable[object]) -> str:
     """`1,2,3`, or a dash for nothing."""
     return ",".join(str(value) for value in values) or "-"
+
+
+class Ending:
+    """SIGTERM and SIGHUP cancel the work, which closes what it has at the brokers (227-17).
+
+    While records are written the signal ends that, too: nobody may be reading. A signal that is ignored (SIGHUP under
+    nohup) stays so; Ctrl-C is asyncio's.
+    """
+
+    def __init__(self) -> None:
+        self._is_writing = False
+        self._number = 0
+        self._cancel: Callable[[], object] | None = None
+
+    async def run(self, work: Coroutine[Any, Any, None]) -> int:
+        """Do the work; the exit code."""
+        loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
+        self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+        before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)}
+        numbers = [number for number, handler in before.items() if handler is signal.SIG_DFL]
+        for number in numbers:
+            signal.signal(number, self._on_signal)
+        try:
+            await task
+        except (asyncio.CancelledError, _StoppedWritingError):
+            if not self._number:
+                raise
+        finally:
+            for number in numbers:
+                signal.signal(number, signal.SIG_DFL)
+        return EXIT_SIGNAL + self._number if self._number else EXIT_OK
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._number = self._number or number
+        if self._is_writing:
+            raise _StoppedWritingError
+        if self._cancel is not None:
+            self._cancel()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Around what may wait for whoever reads the output."""
+        self._is_writing = True
+        try:
+            yield
+        except _StoppedWritingError:
+            # What is buffered would be written at the exit, which would wait as well.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise
+        finally:
+            self._is_writing = False
+
+
+class _StoppedWritingError(Exception):
+    """A signal came while records were written."""

@@ -10,25 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from kipmesh.cli.common import (
-    ADMIN_TIMEOUT_S,
-    DEFAULT_DIR,
-    AdminTimeout,
+    AdminConnection,
     AsJson,
-    Bootstrap,
     CommandError,
-    Dir,
-    admin_client,
-    bootstrap_of,
     comma_list,
-    examples,
+    command,
     make_app,
     number_of,
     plain_text,
     print_json,
     print_table,
-    run,
+    print_values,
+    shown,
 )
-from kipmesh.messages.limits import MAX_INT64
+from kipmesh.messages.schema import MAX_INT64
 
 if TYPE_CHECKING:
     from kipmesh.client import AdminClient, GroupDescription, GroupMemberDescription, ResetTo, TopicPartition
@@ -89,78 +84,63 @@ class _Place(NamedTuple):
     member: GroupMemberDescription | None
 
 
-@app.command(
-    name="list",
-    epilog=examples(
-        """
-        kipmesh group list
-        kipmesh group list --state stable --state empty
-        kipmesh group list --json
-        """
-    ),
-)
+@command(app, "list")
 def list_(
     states: Annotated[
         list[str] | None,
         typer.Option("--state", metavar="STATE", callback=_known_states, help="Only groups in this state; repeatable."),
     ] = None,
-    bootstrap: Bootstrap = None,
-    folder: Dir = DEFAULT_DIR,
-    timeout_s: AdminTimeout = ADMIN_TIMEOUT_S,
+    *,
+    connection: AdminConnection,
     as_json: AsJson = False,
 ) -> None:
-    """List the groups of all coordinators, with their states."""
-    address = bootstrap_of(bootstrap, folder)
+    """List the groups of all coordinators, with their states.
 
-    async def work() -> list[dict[str, Any]]:
-        async with admin_client(address, timeout_s) as admin:
-            return [one._asdict() for one in await admin.list_groups(states=states or ())]
+    Examples:
+    kipmesh group list
+    kipmesh group list --state stable --state empty
+    kipmesh group list --json
+    """
+    print_values(
+        connection.run(lambda admin: admin.list_groups(states=states or ())),
+        ("GROUP", "STATE", "PROTOCOL"),
+        lambda one: (shown(one.group_id), one.state, one.protocol_type or "-"),
+        lambda one: one._asdict(),
+        as_json=as_json,
+        none="there are no groups",
+    )
 
-    found = run(work)
-    if as_json:
-        for group in found:
-            print_json(group)
-    elif found:
-        rows = [(_shown(one["group_id"]), one["state"], one["protocol_type"] or "-") for one in found]
-        print_table(("GROUP", "STATE", "PROTOCOL"), rows)
-    else:
-        sys.stdout.write("there are no groups\n")
 
-
-@app.command(epilog=examples("kipmesh group describe readers\nkipmesh group describe readers --json"))
+@command(app)
 def describe(
     group_id: Group,
-    bootstrap: Bootstrap = None,
-    folder: Dir = DEFAULT_DIR,
-    timeout_s: AdminTimeout = ADMIN_TIMEOUT_S,
+    *,
+    connection: AdminConnection,
     as_json: AsJson = False,
 ) -> None:
     """Show a group's state and members, and for each partition how far it is.
 
     A dash stands for what there is not: no committed offset, no member that has the partition, or a partition without
     a leader, whose end nobody can tell.
+
+    Examples:
+    kipmesh group describe readers
+    kipmesh group describe readers --json
     """
-    address = bootstrap_of(bootstrap, folder)
 
-    async def work() -> tuple[GroupDescription, list[_Place]]:
-        async with admin_client(address, timeout_s) as admin:
-            group = await _existing(admin, group_id)
-            return group, await _places(admin, group)
+    async def work(admin: AdminClient) -> tuple[GroupDescription, list[_Place]]:
+        group = (await admin.describe_groups([group_id]))[group_id]
+        if group.state == "Dead":
+            from kipmesh.core.errors import ErrorCode, KafkaError
 
-    group, places = run(work)
+            raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no group {group_id!r}")
+        return group, await _places(admin, group)
+
+    group, places = connection.run(work)
     if as_json:
         print_json(_json_form(group, places))
     else:
         _show(group, places)
-
-
-async def _existing(admin: AdminClient, group_id: str) -> GroupDescription:
-    group = (await admin.describe_groups([group_id]))[group_id]
-    if group.state == "Dead":
-        from kipmesh.core.errors import ErrorCode, KafkaError
-
-        raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no group {group_id!r}")
-    return group
 
 
 async def _places(admin: AdminClient, group: GroupDescription) -> list[_Place]:
@@ -196,7 +176,7 @@ def _show(group: GroupDescription, places: Sequence[_Place]) -> None:
     node = group.coordinator
     count = len(group.members)
     parts = [
-        f"group {_shown(group.group_id)}: {group.state}",
+        f"group {shown(group.group_id)}: {group.state}",
         *([group.partition_assignor] if group.partition_assignor else []),
         f"coordinator {node.node_id} ({node.address})",
         f"{count} member{'' if count == 1 else 's'}",
@@ -204,7 +184,7 @@ def _show(group: GroupDescription, places: Sequence[_Place]) -> None:
     sys.stdout.write(", ".join(parts) + "\n")
     owners = {place.member.member_id for place in places if place.member is not None}
     rows: list[tuple[object, ...]] = [
-        (_shown(place.topic), place.partition, *map(_or_dash, place[2:5]), *_who(place.member)) for place in places
+        (shown(place.topic), place.partition, *map(_or_dash, place[2:5]), *_who(place.member)) for place in places
     ]
     rows += [(*"-----", *_who(member)) for member in group.members if member.member_id not in owners]
     if rows:
@@ -214,17 +194,11 @@ def _show(group: GroupDescription, places: Sequence[_Place]) -> None:
 def _who(member: GroupMemberDescription | None) -> tuple[str, str, str]:
     if member is None:
         return ("-", "-", "-")
-    return (_shown(member.member_id), _shown(member.host), _shown(member.client_id))
+    return (shown(member.member_id), shown(member.host), shown(member.client_id))
 
 
 def _or_dash(value: int | None) -> str:
     return "-" if value is None else str(value)
-
-
-def _shown(name: str) -> str:
-    """Clients may call themselves and their groups anything: what would not stay on its line is shown escaped."""
-    text = name or "-"
-    return text if text.isprintable() else ascii(text)
 
 
 def _json_form(group: GroupDescription, places: Sequence[_Place]) -> dict[str, Any]:
@@ -239,16 +213,7 @@ def _json_form(group: GroupDescription, places: Sequence[_Place]) -> dict[str, A
 # --- reset ---------------------------------------------------------------------------------------------------------
 
 
-@app.command(
-    epilog=examples(
-        """
-        kipmesh group reset readers --topic flights --to-earliest --dry-run
-        kipmesh group reset readers --topic flights:0 --topic flights:3 --to-offset 1000
-        kipmesh group reset readers --topic flights --to-datetime 2026-11-21T08:00:00+00:00
-        kipmesh group reset readers --topic flights --shift-by -100 --json
-        """
-    )
-)
+@command(app)
 def reset(
     group_id: Group,
     topics: Annotated[
@@ -274,41 +239,50 @@ def reset(
         typer.Option("--shift-by", metavar="N", min=-MAX_INT64, max=MAX_INT64, help="N records on; -N records back."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would become of it.")] = False,
-    bootstrap: Bootstrap = None,
-    folder: Dir = DEFAULT_DIR,
-    timeout_s: AdminTimeout = ADMIN_TIMEOUT_S,
+    *,
+    connection: AdminConnection,
     as_json: AsJson = False,
 ) -> None:
     """Let a group go on somewhere else. It must have no members, and need not exist.
 
     An offset before the first record becomes that one's, one beyond the end the end.
+
+    Examples:
+    kipmesh group reset readers --topic flights --to-earliest --dry-run
+    kipmesh group reset readers --topic flights:0 --topic flights:3 --to-offset 1000
+    kipmesh group reset readers --topic flights --to-datetime 2026-11-21T08:00:00+00:00
+    kipmesh group reset readers --topic flights --shift-by -100 --json
     """
     to, value = _target(
         to_earliest=to_earliest, to_latest=to_latest, offset=to_offset, when=to_datetime, shift=shift_by
     )
     named = [_parse(text) for text in topics]
-    address = bootstrap_of(bootstrap, folder)
 
-    async def work() -> tuple[Mapping[TopicPartition, int], Mapping[TopicPartition, int]]:
-        async with admin_client(address, timeout_s) as admin:
-            partitions = await _partitions(admin, named)
-            group = (await admin.describe_groups([group_id]))[group_id]
-            if group.state not in _RESETTABLE:
-                count = len(group.members)
-                raise CommandError(f"group {group_id!r} is {group.state} with {count} members: stop them first")
-            before = await admin.list_group_offsets(group_id, partitions)
-            after = await admin.reset_group_offsets(group_id, partitions, to, value, dry_run=dry_run)
-            return {where: one.offset for where, one in before.items()}, after
+    async def work(admin: AdminClient) -> tuple[Mapping[TopicPartition, int], Mapping[TopicPartition, int]]:
+        partitions = await _partitions(admin, named)
+        group = (await admin.describe_groups([group_id]))[group_id]
+        if group.state not in _RESETTABLE:
+            count = len(group.members)
+            raise CommandError(f"group {group_id!r} is {group.state} with {count} members: stop them first")
+        before = await admin.list_group_offsets(group_id, partitions)
+        after = await admin.reset_group_offsets(group_id, partitions, to, value, dry_run=dry_run)
+        return {where: one.offset for where, one in before.items()}, after
 
-    before, after = run(work)
-    if as_json:
-        for where, offset in sorted(after.items()):
-            values = {"current_offset": before.get(where), "new_offset": offset}
-            print_json({"group_id": group_id, **where._asdict(), **values, "dry_run": dry_run})
-        return
-    rows = [(_shown(group_id), *where, _or_dash(before.get(where)), offset) for where, offset in sorted(after.items())]
-    print_table(("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "NEW-OFFSET"), rows)
-    if dry_run:
+    before, after = connection.run(work)
+    print_values(
+        sorted(after),
+        ("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "NEW-OFFSET"),
+        lambda where: (shown(group_id), *where, _or_dash(before.get(where)), after[where]),
+        lambda where: {
+            "group_id": group_id,
+            **where._asdict(),
+            "current_offset": before.get(where),
+            "new_offset": after[where],
+            "dry_run": dry_run,
+        },
+        as_json=as_json,
+    )
+    if dry_run and not as_json:
         print("nothing was changed (--dry-run)", file=sys.stderr)
 
 
@@ -317,17 +291,14 @@ def _target(
 ) -> tuple[ResetTo, int]:
     from kipmesh.client import ResetTo
 
-    given: list[tuple[ResetTo, int]] = []
-    if to_earliest:
-        given.append((ResetTo.EARLIEST, 0))
-    if to_latest:
-        given.append((ResetTo.LATEST, 0))
-    if offset is not None:
-        given.append((ResetTo.OFFSET, offset))
-    if when is not None:
-        given.append((ResetTo.TIMESTAMP, _timestamp_ms(when)))
-    if shift is not None:
-        given.append((ResetTo.SHIFT_BY, shift))
+    wanted: Mapping[ResetTo, int | None] = {
+        ResetTo.EARLIEST: 0 if to_earliest else None,
+        ResetTo.LATEST: 0 if to_latest else None,
+        ResetTo.OFFSET: offset,
+        ResetTo.TIMESTAMP: None if when is None else _timestamp_ms(when),
+        ResetTo.SHIFT_BY: shift,
+    }
+    given = [(to, value) for to, value in wanted.items() if value is not None]
     if len(given) != 1:
         names = "--to-earliest, --to-latest, --to-offset, --to-datetime, --shift-by"
         raise typer.BadParameter(f"give one of {names}")
@@ -372,26 +343,23 @@ async def _partitions(admin: AdminClient, named: Sequence[tuple[str, list[int] |
 # --- delete --------------------------------------------------------------------------------------------------------
 
 
-@app.command(epilog=examples("kipmesh group delete readers"))
-def delete(
-    group_id: Group,
-    bootstrap: Bootstrap = None,
-    folder: Dir = DEFAULT_DIR,
-    timeout_s: AdminTimeout = ADMIN_TIMEOUT_S,
-) -> None:
-    """Delete a group that has no members, and its committed offsets."""
-    address = bootstrap_of(bootstrap, folder)
+@command(app)
+def delete(group_id: Group, *, connection: AdminConnection) -> None:
+    """Delete a group that has no members, and its committed offsets.
 
-    async def work() -> None:
+    Examples:
+    kipmesh group delete readers
+    """
+
+    async def work(admin: AdminClient) -> None:
         from kipmesh.core.errors import ErrorCode, KafkaError
 
-        async with admin_client(address, timeout_s) as admin:
-            try:
-                await admin.delete_groups([group_id])
-            except KafkaError as error:
-                if error.code is not ErrorCode.NON_EMPTY_GROUP:
-                    raise
-                raise KafkaError(error.code, f"group {group_id!r} has members: stop them first") from None
+        try:
+            await admin.delete_groups([group_id])
+        except KafkaError as error:
+            if error.code is not ErrorCode.NON_EMPTY_GROUP:
+                raise
+            raise KafkaError(error.code, f"group {group_id!r} has members: stop them first") from None
 
-    run(work)
-    sys.stdout.write(f"{_shown(group_id)}: deleted\n")
+    connection.run(work)
+    print(f"{shown(group_id)}: deleted")

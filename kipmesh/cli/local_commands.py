@@ -16,7 +16,7 @@ from kipmesh.cli.common import (
     DEFAULT_DIR,
     AsJson,
     Dir,
-    examples,
+    command,
     make_app,
     parse_pairs,
     print_json,
@@ -50,15 +50,7 @@ def _cluster(folder: Any, **options: Any) -> ProcessCluster:
     return ProcessCluster(folder, **options)
 
 
-@app.command(
-    epilog=examples(
-        """
-        kipmesh local up
-        kipmesh local up --dir mesh --leaders 1 --followers 2 --consumers 1
-        kipmesh local up --dir mesh --config log.segment.bytes=1048576 --config log.level=debug
-        """
-    )
-)
+@command(app)
 def up(
     folder: Dir = DEFAULT_DIR,
     controllers: Annotated[int | None, typer.Option(min=1, max=5, help="Voters of the metadata quorum (3).")] = None,
@@ -77,6 +69,11 @@ def up(
     """Start a cluster, or restart the one in the folder on its data, and return when it is ready.
 
     The folder then holds cluster.json and a folder a node: node.properties, data, node.log.
+
+    Examples:
+    kipmesh local up
+    kipmesh local up --dir mesh --leaders 1 --followers 2 --consumers 1
+    kipmesh local up --dir mesh --config log.segment.bytes=1048576 --config log.level=debug
     """
     from kipmesh.cluster.layout import LOCAL_UP_COUNTS, Counts
 
@@ -152,21 +149,31 @@ def _progress() -> Iterator[OnEvent | None]:
         yield on_event
 
 
-@app.command(epilog=examples("kipmesh local down\nkipmesh local down --dir mesh"))
+@command(app)
 def down(
     folder: Dir = DEFAULT_DIR,
     timeout_s: Annotated[float, seconds_option("--timeout", "Seconds before SIGKILL.", least=0)] = 15.0,
 ) -> None:
-    """Stop all nodes cleanly; those that take too long are killed. The data stays."""
+    """Stop all nodes cleanly; those that take too long are killed. The data stays.
+
+    Examples:
+    kipmesh local down
+    kipmesh local down --dir mesh
+    """
     with _progress() as on_event:
         cluster = _cluster(folder, stop_timeout_s=timeout_s, on_event=on_event)
         stopped = cluster.down()
     print(f"{cluster.folder}: {'stopped' if stopped else 'nothing ran'}")
 
 
-@app.command(epilog=examples("kipmesh local status --dir mesh\nkipmesh local status --dir mesh --json"))
+@command(app)
 def status(folder: Dir = DEFAULT_DIR, as_json: AsJson = False) -> None:
-    """Show every node: ready, not ready, paused or stopped. Exit code 0 when all are ready, 1 otherwise."""
+    """Show every node: ready, not ready, paused or stopped. Exit code 0 when all are ready, 1 otherwise.
+
+    Examples:
+    kipmesh local status --dir mesh
+    kipmesh local status --dir mesh --json
+    """
     cluster = _cluster(folder)
     states = cluster.status()
     if as_json:
@@ -183,11 +190,14 @@ def status(folder: Dir = DEFAULT_DIR, as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-@app.command(epilog=examples("kipmesh local start follower-1 --dir mesh"))
+@command(app)
 def start(name: NodeName, folder: Dir = DEFAULT_DIR) -> None:
     """Start a node that does not run, on its data, and return when it is ready.
 
     A controller is not waited for while too few of them run to elect the active one.
+
+    Examples:
+    kipmesh local start follower-1 --dir mesh
     """
     begin = time.monotonic()
     cluster = _cluster(folder)
@@ -198,29 +208,45 @@ def start(name: NodeName, folder: Dir = DEFAULT_DIR) -> None:
     print(f"{name}: {how} (pid {started.node.pid})")
 
 
-@app.command(epilog=examples("kipmesh local stop follower-1 --dir mesh"))
+@command(app)
 def stop(name: NodeName, folder: Dir = DEFAULT_DIR) -> None:
-    """Stop one node cleanly (SIGTERM)."""
+    """Stop one node cleanly (SIGTERM).
+
+    Examples:
+    kipmesh local stop follower-1 --dir mesh
+    """
     _cluster(folder).stop(name)
     print(f"{name}: stopped")
 
 
-@app.command(epilog=examples("kipmesh local kill leader-1 --dir mesh"))
+@command(app)
 def kill(name: NodeName, folder: Dir = DEFAULT_DIR) -> None:
-    """Kill one node at once (SIGKILL)."""
+    """Kill one node at once (SIGKILL).
+
+    Examples:
+    kipmesh local kill leader-1 --dir mesh
+    """
     _cluster(folder).kill(name)
     print(f"{name}: killed")
 
 
-@app.command(epilog=examples("kipmesh local pause leader-1 --dir mesh"))
+@command(app)
 def pause(name: NodeName, folder: Dir = DEFAULT_DIR) -> None:
-    """Hold one node (SIGSTOP): it keeps its connections and answers nothing."""
+    """Hold one node (SIGSTOP): it keeps its connections and answers nothing.
+
+    Examples:
+    kipmesh local pause leader-1 --dir mesh
+    """
     _cluster(folder).pause(name)
     print(f"{name}: paused")
 
 
-@app.command(epilog=examples("kipmesh local resume leader-1 --dir mesh"))
+@command(app)
 def resume(name: NodeName, folder: Dir = DEFAULT_DIR) -> None:
-    """Let a held node go on (SIGCONT)."""
+    """Let a held node go on (SIGCONT).
+
+    Examples:
+    kipmesh local resume leader-1 --dir mesh
+    """
     _cluster(folder).resume(name)
     print(f"{name}: resumed")

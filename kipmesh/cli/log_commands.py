@@ -1,9 +1,10 @@
-"""`kipmesh log`: what is in a segment file."""
+"""`kipmesh log` and `kipmesh snapshot`: what is in a segment file, and in a snapshot of the metadata."""
 
 from __future__ import annotations
 
 import base64
 import mmap
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kipmesh.cli.common import AsJson, CommandError, examples, make_app, print_json
+from kipmesh.cli.common import AsJson, CommandError, command, make_app, print_json
 
 if TYPE_CHECKING:
     from kipmesh.core.record_batch import BatchHeader, Buffer
@@ -22,15 +23,13 @@ SNAPSHOT_NAME = re.compile(r"\.checkpoint(\.part|\.deleted)?$")
 app = make_app("Look into log files.", "kipmesh log dump mesh/leader-1/data/flights-0/00000000000000000000.log")
 
 
-@app.command(
-    epilog=examples(
-        """
-        kipmesh log dump data/flights-0/00000000000000000000.log
-        kipmesh log dump data/flights-0/00000000000000000000.log --print-records
-        kipmesh log dump data/__cluster_metadata-0/00000000000000000000.log --json
-        """
-    )
+snapshot_app = make_app(
+    "Look into snapshots of the metadata.",
+    "kipmesh snapshot dump mesh/controller-1/data/__cluster_metadata-0/00000000000000000100-0000000003.checkpoint",
 )
+
+
+@command(app)
 def dump(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A segment: <20 digits>.log")],
     print_records: Annotated[
@@ -43,15 +42,61 @@ def dump(
 
     What is wrong with a file is printed in its place; the exit code is then 1. Records of the metadata log and of its
     snapshots are decoded, control records included.
+
+    Examples:
+    kipmesh log dump data/flights-0/00000000000000000000.log
+    kipmesh log dump data/flights-0/00000000000000000000.log --print-records
+    kipmesh log dump data/__cluster_metadata-0/00000000000000000000.log --json
     """
-    check_file(file)
+    _check_file(file)
     is_metadata = file.absolute().parent.name.startswith(METADATA_FOLDER) or bool(SNAPSHOT_NAME.search(file.name))
     with_records = is_metadata if print_records is None else print_records
-    if not print_dump(file, print_records=with_records, is_metadata=is_metadata, as_json=as_json):
+    if not _print_dump(file, print_records=with_records, is_metadata=is_metadata, as_json=as_json):
         raise typer.Exit(1)
 
 
-def check_file(file: Path) -> None:
+@command(snapshot_app, "dump")
+def dump_snapshot(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="<end offset>-<epoch>.checkpoint, or a .part of one")],
+    batches_only: Annotated[bool, typer.Option("--batches", help="Only the batches, not every record.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print the batches and decoded records of a snapshot, a line each, and check that it is whole and valid.
+
+    What is wrong with the file is printed; the exit code is then 1.
+
+    Examples:
+    kipmesh snapshot dump data/__cluster_metadata-0/00000000000000000100-0000000003.checkpoint
+    kipmesh snapshot dump data/__cluster_metadata-0/00000000000000000100-0000000003.checkpoint --json
+    kipmesh snapshot dump data/__cluster_metadata-0/00000000000000000100-0000000003.checkpoint --batches
+    """
+    from kipmesh.core.errors import CorruptRecordError
+    from kipmesh.storage.quorum.snapshot_file import SnapshotReader
+
+    _check_file(file)
+    if not _print_dump(file, print_records=not batches_only, is_metadata=True, as_json=as_json):
+        raise typer.Exit(1)
+    with file.open("rb") as stream:
+        try:
+            SnapshotReader(_ReadOnly(stream.fileno()), file.name).check()
+        except CorruptRecordError as error:
+            raise CommandError(error.message) from None
+
+
+class _ReadOnly:
+    """An open file that need not be ours to write: Apache Kafka makes its snapshots read-only."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def read_at(self, size: int, position: int) -> bytes:
+        return os.pread(self._descriptor, size, position)
+
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+
+def _check_file(file: Path) -> None:
     """Raises CommandError for what is no regular file."""
     if file.is_dir():
         raise CommandError(f"{file} is a folder: name a file in it")
@@ -61,7 +106,7 @@ def check_file(file: Path) -> None:
         raise CommandError(f"{file} is not a regular file")
 
 
-def print_dump(file: Path, *, print_records: bool, is_metadata: bool, as_json: bool) -> bool:
+def _print_dump(file: Path, *, print_records: bool, is_metadata: bool, as_json: bool) -> bool:
     """Print what is in a file of record batches; whether nothing is wrong with it."""
     if file.stat().st_size == 0:
         return True
@@ -109,7 +154,7 @@ def _objects(data: Buffer, *, print_records: bool, is_metadata: bool) -> Iterato
 
 
 def _batch_object(position: int, header: BatchHeader) -> dict[str, Any]:
-    from kipmesh.client.records import COMPRESSIONS
+    from kipmesh.client.compression import COMPRESSIONS
 
     codec = header.compression
     return {
@@ -134,8 +179,8 @@ def _batch_object(position: int, header: BatchHeader) -> dict[str, Any]:
 
 
 def _record_objects(data: Buffer, position: int, header: BatchHeader, *, is_metadata: bool) -> list[dict[str, Any]]:
+    from kipmesh.client.json_form import header_object, put_bytes
     from kipmesh.client.records import read_batch
-    from kipmesh.core.json_form import header_object, put_bytes
 
     objects = []
     for record in read_batch(data, position, header):
@@ -154,9 +199,9 @@ def _record_objects(data: Buffer, position: int, header: BatchHeader, *, is_meta
 
 
 def _control_object(key: bytes | None, value: bytes | None) -> dict[str, Any]:
+    from kipmesh.core import control_records as control
+    from kipmesh.core.control_records import decode_leader_change
     from kipmesh.core.errors import CorruptRecordError
-    from kipmesh.core.raft.control import decode_leader_change
-    from kipmesh.core.snapshot import control
 
     decoders: dict[int, Callable[[], Any]] = {
         control.ControlType.LEADER_CHANGE: lambda: decode_leader_change(key, value),

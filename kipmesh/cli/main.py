@@ -17,22 +17,26 @@ import typer
 
 from kipmesh.cli import (
     broker_commands,
-    certs_commands,
     chaos_commands,
     cluster_commands,
-    config_commands,
-    fault_commands,
+    consume_command,
     group_commands,
-    job,
+    job_commands,
     local_commands,
     log_commands,
-    record_commands,
-    session_commands,
-    snapshot_commands,
+    produce_command,
+    security_commands,
     topic_commands,
-    user_commands,
 )
-from kipmesh.cli.common import COMMAND_CONFIG, EXIT_OK, EXIT_PIPE_CLOSED, EXIT_SIGNAL, explain, make_app
+from kipmesh.cli.common import (
+    COMMAND_CONFIG,
+    EXIT_OK,
+    EXIT_PIPE_CLOSED,
+    EXIT_SIGNAL,
+    command,
+    explain,
+    make_app,
+)
 
 app = make_app(
     "A Kafka-compatible replicated log made of small services.",
@@ -45,20 +49,21 @@ app = make_app(
 )
 app.add_typer(local_commands.app, name="local")
 app.add_typer(topic_commands.app, name="topic")
-record_commands.register(app)
+command(app)(produce_command.produce)
+command(app)(consume_command.consume)
 app.add_typer(log_commands.app, name="log")
-app.add_typer(snapshot_commands.app, name="snapshot")
+app.add_typer(log_commands.snapshot_app, name="snapshot")
 app.add_typer(group_commands.app, name="group")
-app.add_typer(session_commands.app, name="sessions")
+app.add_typer(broker_commands.sessions_app, name="sessions")
 app.add_typer(cluster_commands.quorum_app, name="quorum")
 app.add_typer(cluster_commands.cluster_app, name="cluster")
 app.add_typer(broker_commands.app, name="broker")
-app.add_typer(config_commands.app, name="config")
-app.add_typer(user_commands.app, name="user")
+app.add_typer(cluster_commands.config_app, name="config")
+app.add_typer(security_commands.user_app, name="user")
 app.add_typer(chaos_commands.app, name="chaos")
-app.add_typer(certs_commands.app, name="certs")
-app.add_typer(fault_commands.app, name="faults")
-app.add_typer(job.app, name="job")
+app.add_typer(security_commands.certs_app, name="certs")
+app.add_typer(broker_commands.faults_app, name="faults")
+app.add_typer(job_commands.app, name="job")
 
 
 def _print_version(wanted: bool) -> None:

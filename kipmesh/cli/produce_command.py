@@ -16,23 +16,19 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kipmesh.cli.common import (
-    DEFAULT_DIR,
     EXIT_OK,
     EXIT_SIGNAL,
-    Bootstrap,
     ClientConfig,
     CommandError,
-    Dir,
+    Connection,
     Topic,
-    bootstrap_of,
-    client_config_of,
-    connect,
     explain,
     parse_pairs,
     run,
@@ -97,14 +93,21 @@ def produce(
         bool, typer.Option("--stats", help="At the end, write the producer's counters of metadata to stderr.")
     ] = False,
     config: ClientConfig = None,
-    bootstrap: Bootstrap = None,
-    folder: Dir = DEFAULT_DIR,
+    *,
+    connection: Connection,
 ) -> None:
-    """Write each line of files or standard input as a record. The last line of stderr says what was acknowledged."""
+    """Write each line of files or standard input as a record. The last line of stderr says what was acknowledged.
+
+    Examples:
+    seq 1000 | kipmesh produce flights
+    printf 'UA:{"dep":517}\\n' | kipmesh produce flights --key-separator :
+    kipmesh produce flights january.csv february.csv --format csv --key-column carrier
+    kipmesh produce flights - --format ndjson --key-column id < flights.ndjson
+    kipmesh produce flights values.txt --config compression.type=zstd --config linger.ms=20 --stats
+    """
     settings = parse_pairs(config or (), "--config")
     make_parser = _parser_maker(form, key_separator, key_column, delimiter)
-    address = bootstrap_of(bootstrap, folder)
-    code = run(lambda: _produce(address, topic, files or (), make_parser, settings, stats))
+    code = run(lambda: _produce(connection, topic, files or (), make_parser, settings, stats))
     if code != EXIT_OK:
         raise typer.Exit(code)
 
@@ -126,7 +129,12 @@ def _parser_maker(form: Format, key_separator: str | None, key_column: str | Non
 
 
 async def _produce(
-    bootstrap: str, topic: str, files: Sequence[str], make_parser: MakeParser, config: dict[str, Any], stats: bool
+    connection: Connection,
+    topic: str,
+    files: Sequence[str],
+    make_parser: MakeParser,
+    config: dict[str, Any],
+    stats: bool,
 ) -> int:
     """Run to the end of the input, an error or a signal; the exit code."""
     inputs = Inputs(files)
@@ -143,7 +151,7 @@ async def _produce(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal, number)
     showing = asyncio.create_task(progress.show_on()) if progress.is_terminal else None
-    feeding = asyncio.create_task(_feed(bootstrap, topic, make_parser, config, inputs, progress))
+    feeding = asyncio.create_task(_feed(connection, topic, make_parser, config, inputs, progress))
     await _first(feeding, arrived, None)
     if not feeding.done():
         arrived.clear()
@@ -172,7 +180,7 @@ async def _first(task: asyncio.Task[None], event: asyncio.Event, timeout_s: floa
 
 
 async def _feed(
-    bootstrap: str,
+    connection: Connection,
     topic: str,
     make_parser: MakeParser,
     config: dict[str, Any],
@@ -182,9 +190,9 @@ async def _feed(
     """Send everything and wait until it is delivered; cancelled, it gives up what is under way."""
     from kipmesh.client import Producer
 
-    producer = Producer(bootstrap, **{**client_config_of(bootstrap), **config})
+    producer = Producer(connection.bootstrap, **{**connection.config, **config})
     progress.has_acks = producer.config.acks != 0
-    await connect(producer, bootstrap, config)
+    await connection.start(producer, config)
     close_timeout_s: float | None = None
     telling = asyncio.create_task(_tell_unknown(producer, topic, progress))
     try:
@@ -214,27 +222,27 @@ async def _tell_unknown(producer: Producer, topic: str, progress: _Progress) -> 
         print(f"kipmesh: no broker has told of topic {topic!r} yet; waiting", file=sys.stderr, flush=True)
 
 
+@dataclass(eq=False)
 class _Feeder:
     """Sends the lines of the inputs, and says of which line an error is."""
 
-    def __init__(
-        self, producer: Producer, topic: str, make_parser: MakeParser, inputs: Inputs, progress: _Progress
-    ) -> None:
-        self._producer = producer
-        self._topic = topic
-        self._make_parser = make_parser
-        self._inputs = inputs
-        self._progress = progress
-        self._row_bytes_max = producer.config.max_request_size
-        self._parser = make_parser(self._row_bytes_max)
+    producer: Producer
+    topic: str
+    make_parser: MakeParser
+    inputs: Inputs
+    progress: _Progress
+
+    def __post_init__(self) -> None:
+        self._row_bytes_max = self.producer.config.max_request_size
+        self._parser = self.make_parser(self._row_bytes_max)
         self._place = 0  # of the input
         self._number = 0  # of the line in it, from 1
 
     async def send_all(self) -> None:
         """Raises CommandError or KafkaError at the first record that cannot be made, sent or delivered."""
-        progress = self._progress
+        progress = self.progress
         try:
-            async for chunk in self._inputs.read(self._row_bytes_max):
+            async for chunk in self.inputs.read(self._row_bytes_max):
                 await self._send(chunk)
                 if len(progress.waiting) > WAITING_MAX:
                     await progress.waiting[0]
@@ -250,16 +258,16 @@ class _Feeder:
 
     def _begin(self, place: int) -> None:
         if place != self._place:
-            self._parser, self._place, self._number = self._make_parser(self._row_bytes_max), place, 0
+            self._parser, self._place, self._number = self.make_parser(self._row_bytes_max), place, 0
 
     def _where(self) -> str:
-        return f"{self._inputs.label(self._place)}line {self._number}"
+        return f"{self.inputs.label(self._place)}line {self._number}"
 
     async def _send(self, chunk: Chunk) -> None:
         from kipmesh.core.errors import KafkaError
 
         self._begin(chunk.place)
-        progress = self._progress
+        progress = self.progress
         progress.read += len(chunk.lines)
         progress.begun.set()
         try:
@@ -269,7 +277,7 @@ class _Feeder:
                 if pair is None:
                     progress.read -= 1
                 else:
-                    progress.waiting.append(await self._producer.send(self._topic, pair.value, key=pair.key))
+                    progress.waiting.append(await self.producer.send(self.topic, pair.value, key=pair.key))
             if chunk.is_end:
                 self._parser.end()
         except CommandError as error:

@@ -1,42 +1,37 @@
-"""`kipmesh topic`: create, describe, list, delete and alter topics, and elect leaders of their partitions."""
+"""`kipmesh topic`: create, describe, list, delete and alter topics, elect leaders, and reassign partitions."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kipmesh.cli import elect_command, reassign_command
+from kipmesh.cli import reassignment
 from kipmesh.cli.common import (
-    ADMIN_TIMEOUT_S,
-    DEFAULT_DIR,
-    AdminTimeout,
+    EXIT_FAILED,
+    AdminConnection,
     AsJson,
-    Bootstrap,
-    Dir,
-    admin_client,
-    bootstrap_of,
     comma_list,
-    examples,
+    command,
     make_app,
+    number_of,
     parse_pairs,
     plain_text,
     print_json,
+    print_results,
     print_table,
-    run,
 )
-from kipmesh.messages.limits import MAX_INT32
+from kipmesh.messages.schema import MAX_INT32
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
     from kipmesh.client import AdminClient
-    from kipmesh.client.reassignments import PartitionReassignment
+    from kipmesh.client.admin.reassignments import PartitionReassignment
     from kipmesh.client.types import ConfigValue, CreatedTopic, TopicMetadata, TopicPartition
+    from kipmesh.core.errors import KafkaError
 
     Reassignments = Mapping[TopicPartition, PartitionReassignment]
 
@@ -61,14 +56,7 @@ def topic_id_text(topic_id: bytes) -> str:
     return base64.urlsafe_b64encode(topic_id).rstrip(b"=").decode()
 
 
-@app.command(
-    epilog=examples(
-        """
-        kipmesh topic create flights --partitions 6 --replication-factor 3
-        kipmesh topic create events --partitions 1 --config retention.ms=60000 --config min.insync.replicas=2
-        """
-    )
-)
+@command(app)
 def create(
     name: Name,
     partitions: Annotated[
@@ -79,30 +67,34 @@ def create(
     ] = -1,
     config: Config = None,
     if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="An existing topic is no error.")] = False,
-    bootstrap: Bootstrap = None,
-    folder: Dir = DEFAULT_DIR,
-    timeout_s: AdminTimeout = ADMIN_TIMEOUT_S,
+    *,
+    connection: AdminConnection,
     as_json: AsJson = False,
 ) -> None:
-    """Create a topic."""
-    configs = parse_pairs(config or (), "--config")
-    address = bootstrap_of(bootstrap, folder)
+    """Create a topic.
 
-    async def work() -> tuple[CreatedTopic, bool]:
+    Examples:
+    kipmesh topic create flights --partitions 6 --replication-factor 3
+    kipmesh topic create events --partitions 1 --config retention.ms=60000 --config min.insync.replicas=2
+    """
+    configs = parse_pairs(config or (), "--config")
+
+    async def work(admin: AdminClient) -> tuple[CreatedTopic, bool]:
         from kipmesh.client import NewTopic
+        from kipmesh.client.types import CreatedTopic
         from kipmesh.core.errors import ErrorCode, KafkaError
 
-        async with admin_client(address, timeout_s) as admin:
-            try:
-                created = await admin.create_topics([NewTopic(name, partitions, replication_factor, configs)])
-            except KafkaError as error:
-                if not if_not_exists or error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
-                    raise
-                (there,) = await admin.describe_topics([name])
-                return _as_created(there), False
-            return created[0], True
+        try:
+            created = await admin.create_topics([NewTopic(name, partitions, replication_factor, configs)])
+        except KafkaError as error:
+            if not if_not_exists or error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+                raise
+            (topic,) = await admin.describe_topics([name])
+            replicas = len(topic.partitions[0].replicas) if 0 in topic.partitions else 0
+            return CreatedTopic(topic.name, topic.topic_id, len(topic.partitions), replicas), False
+        return created[0], True
 
-    topic, is_new = run(work)
+    topic, is_new = connection.run(work)
     if as_json:
         print_json({**topic._asdict(), "topic_id": topic_id_text(topic.topic_id), "is_new": is_new})
     elif is_new:
@@ -111,78 +103,74 @@ def create(
         print(f"{name} exists")
 
 
-def _as_created(topic: TopicMetadata) -> CreatedTopic:
-    """What is said of a new topic, of one that there is."""
-    from kipmesh.client.types import CreatedTopic
+@command(app, "list")
+def list_(*, connection: AdminConnection, as_json: AsJson = False) -> None:
+    """List all topics, a name a line.
 
-    replicas = len(topic.partitions[0].replicas) if 0 in topic.partitions else 0
-    return CreatedTopic(topic.name, topic.topic_id, len(topic.partitions), replicas)
-
-
-@app.command(name="list", epilog=examples("kipmesh topic list\nkipmesh topic list --json"))
-def list_(
-    bootstrap: Bootstrap = None,
-    folder: Dir = DEFAULT_DIR,
-    timeout_s: AdminTimeout = ADMIN_TIMEOUT_S,
-    as_json: AsJson = False,
-) -> None:
-    """List all topics, a name a line."""
-    address = bootstrap_of(bootstrap, folder)
-
-    async def work() -> list[TopicMetadata]:
-        async with admin_client(address, timeout_s) as admin:
-            return sorted(await admin.list_topics(), key=lambda topic: topic.name)
-
-    for topic in run(work):
+    Examples:
+    kipmesh topic list
+    kipmesh topic list --json
+    """
+    for topic in sorted(connection.run(lambda admin: admin.list_topics()), key=lambda topic: topic.name):
         if as_json:
-            print_json(
-                {"name": topic.name, "topic_id": topic_id_text(topic.topic_id), "is_internal": topic.is_internal}
-            )
+            topic_id = topic_id_text(topic.topic_id)
+            print_json({"name": topic.name, "topic_id": topic_id, "is_internal": topic.is_internal})
         else:
             print(topic.name)
 
 
-@app.command(
-    epilog=examples("kipmesh topic describe\nkipmesh topic describe flights --json\nkipmesh topic describe flights")
-)
+@command(app)
 def describe(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME]...", callback=plain_text, help="All when left out.")
     ] = None,
-    bootstrap: Bootstrap = None,
-    folder: Dir = DEFAULT_DIR,
-    timeout_s: AdminTimeout = ADMIN_TIMEOUT_S,
+    *,
+    connection: AdminConnection,
     as_json: AsJson = False,
 ) -> None:
     """Show partitions, leaders, replicas, in-sync replicas, and for whom a partition without a leader waits.
 
     Where replicas are being moved, also which come and which leave.
-    """
-    address = bootstrap_of(bootstrap, folder)
 
-    async def work() -> tuple[list[tuple[TopicMetadata, list[ConfigValue]]], Reassignments]:
+    Examples:
+    kipmesh topic describe
+    kipmesh topic describe flights --json
+    kipmesh topic describe flights
+    """
+
+    async def work(admin: AdminClient) -> tuple[list[tuple[TopicMetadata, list[ConfigValue]]], Reassignments]:
         from kipmesh.client.types import ConfigResource, ResourceType
 
-        async with admin_client(address, timeout_s) as admin:
-            found = await (admin.describe_topics(names) if names else admin.list_topics())
-            resources = [ConfigResource(ResourceType.TOPIC, topic.name) for topic in found]
-            configs = await admin.describe_configs(resources) if resources else {}
-            named = [(topic.name, partition) for topic in found for partition in topic.partitions]
-            moving = await _reassignments(admin, named if names else None) if named else {}
-            described = zip(found, resources, strict=True)
-            return [(topic, list(configs[resource].values())) for topic, resource in described], moving
+        found = await (admin.describe_topics(names) if names else admin.list_topics())
+        resources = [ConfigResource(ResourceType.TOPIC, topic.name) for topic in found]
+        configs = await admin.describe_configs(resources) if resources else {}
+        named = [(topic.name, partition) for topic in found for partition in topic.partitions]
+        moving = await _reassignments(admin, named if names else None) if named else {}
+        described = zip(found, resources, strict=True)
+        return [(topic, list(configs[resource].values())) for topic, resource in described], moving
 
-    topics, moving = run(work)
+    topics, moving = connection.run(work)
+    from kipmesh.client.types import ConfigSource
+
     for index, (topic, configs) in enumerate(topics):
-        own = {value.name: value.value for value in configs if value.source == _topic_source()}
+        own = {value.name: value.value for value in configs if value.source == ConfigSource.TOPIC}
         partitions = list(_partition_objects(topic, moving))
+        topic_id = topic_id_text(topic.topic_id)
         if as_json:
-            print_json(_topic_object(topic, own, partitions))
+            print_json(
+                {
+                    "name": topic.name,
+                    "topic_id": topic_id,
+                    "is_internal": topic.is_internal,
+                    "partitions": partitions,
+                    "configs": own,
+                }
+            )
             continue
         if index:
             print()
         settings = comma_list(f"{key}={value}" for key, value in own.items())
-        print(f"topic {topic.name}  id {topic_id_text(topic.topic_id)}  partitions {len(topic.partitions)}  {settings}")
+        print(f"topic {topic.name}  id {topic_id}  partitions {len(topic.partitions)}  {settings}")
         _show_partitions(partitions)
 
 
@@ -216,24 +204,6 @@ def _show_partitions(partitions: Sequence[Mapping[str, Any]]) -> None:
     print_table(titles, rows)
 
 
-def _topic_source() -> int:
-    from kipmesh.client.types import ConfigSource
-
-    return ConfigSource.TOPIC
-
-
-def _topic_object(
-    topic: TopicMetadata, configs: Mapping[str, str | None], partitions: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    return {
-        "name": topic.name,
-        "topic_id": topic_id_text(topic.topic_id),
-        "is_internal": topic.is_internal,
-        "partitions": partitions,
-        "configs": dict(configs),
-    }
-
-
 def _partition_objects(topic: TopicMetadata, moving: Reassignments) -> Iterator[dict[str, Any]]:
     from kipmesh.client.types import TopicPartition
 
@@ -257,43 +227,37 @@ def _partition_objects(topic: TopicMetadata, moving: Reassignments) -> Iterator[
         yield described
 
 
-@app.command(epilog=examples("kipmesh topic delete flights\nkipmesh topic delete flights events --if-exists"))
+@command(app)
 def delete(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", callback=plain_text)],
     if_exists: Annotated[bool, typer.Option("--if-exists", help="An unknown topic is no error.")] = False,
-    bootstrap: Bootstrap = None,
-    folder: Dir = DEFAULT_DIR,
-    timeout_s: AdminTimeout = ADMIN_TIMEOUT_S,
+    *,
+    connection: AdminConnection,
 ) -> None:
-    """Delete topics and all their records."""
-    address = bootstrap_of(bootstrap, folder)
+    """Delete topics and all their records.
 
-    async def work() -> None:
+    Examples:
+    kipmesh topic delete flights
+    kipmesh topic delete flights events --if-exists
+    """
+
+    async def work(admin: AdminClient) -> None:
         from kipmesh.core.errors import ErrorCode, KafkaError
 
-        async with admin_client(address, timeout_s) as admin:
-            for name in names:
-                try:
-                    await admin.delete_topics([name])
-                except KafkaError as error:
-                    if not (if_exists and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
-                        raise
-                    sys.stdout.write(f"{name} does not exist\n")
-                else:
-                    sys.stdout.write(f"{name}: deleted\n")
+        for name in names:
+            try:
+                await admin.delete_topics([name])
+            except KafkaError as error:
+                if not (if_exists and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+                    raise
+                print(f"{name} does not exist")
+            else:
+                print(f"{name}: deleted")
 
-    run(work)
+    connection.run(work)
 
 
-@app.command(
-    epilog=examples(
-        """
-        kipmesh topic alter flights --partitions 12
-        kipmesh topic alter flights --config retention.ms=60000
-        kipmesh topic alter flights --delete-config retention.ms
-        """
-    )
-)
+@command(app)
 def alter(
     name: Name,
     partitions: Annotated[
@@ -304,30 +268,100 @@ def alter(
         list[str] | None,
         typer.Option("--delete-config", metavar="KEY", callback=plain_text, help="Back to the default; repeatable."),
     ] = None,
-    bootstrap: Bootstrap = None,
-    folder: Dir = DEFAULT_DIR,
-    timeout_s: AdminTimeout = ADMIN_TIMEOUT_S,
+    *,
+    connection: AdminConnection,
 ) -> None:
-    """Add partitions to a topic, or change its settings."""
+    """Add partitions to a topic, or change its settings.
+
+    Examples:
+    kipmesh topic alter flights --partitions 12
+    kipmesh topic alter flights --config retention.ms=60000
+    kipmesh topic alter flights --delete-config retention.ms
+    """
     sets = parse_pairs(config or (), "--config")
     if partitions is None and not sets and not delete_config:
         raise typer.BadParameter("nothing to alter: give --partitions, --config or --delete-config")
-    address = bootstrap_of(bootstrap, folder)
 
-    async def work() -> None:
-        from kipmesh.cli.config_commands import alterations
+    async def work(admin: AdminClient) -> None:
+        from kipmesh.cli.cluster_commands import alterations
         from kipmesh.client.types import ConfigResource, ResourceType
 
-        async with admin_client(address, timeout_s) as admin:
-            if sets or delete_config:
-                resource = ConfigResource(ResourceType.TOPIC, name)
-                await admin.alter_configs({resource: alterations(sets, delete_config or ())})
-            if partitions is not None:
-                await admin.create_partitions({name: partitions})
+        if sets or delete_config:
+            resource = ConfigResource(ResourceType.TOPIC, name)
+            await admin.alter_configs({resource: alterations(sets, delete_config or ())})
+        if partitions is not None:
+            await admin.create_partitions({name: partitions})
 
-    run(work)
+    connection.run(work)
     print(f"{name}: altered")
 
 
-elect_command.register(app)
-reassign_command.register(app)
+@command(app)
+def elect(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TOPIC[:PARTITION]]...", callback=plain_text, help="Whose leaders are elected."),
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Every partition that needs it.")] = False,
+    unclean: Annotated[
+        bool,
+        typer.Option(
+            "--unclean/--preferred",
+            help="Unclean: a partition without a leader gets the one that has the most of its log; records may be "
+            "lost. Preferred: back to the first replica, the leader service.",
+        ),
+    ] = False,
+    *,
+    connection: AdminConnection,
+    as_json: AsJson = False,
+) -> None:
+    """Let partitions be led by their preferred leader again, or by anybody who is left.
+
+    Exit code 1 when a partition could not be elected; one that needs no election is no failure.
+
+    Examples:
+    kipmesh topic elect --all
+    kipmesh topic elect flights
+    kipmesh topic elect flights:0 flights:3 --json
+    kipmesh topic elect --unclean flights:2
+    """
+    if all_ and names:
+        raise typer.BadParameter("is every partition: leave it out, or the names", param_hint="--all")
+    if not all_ and not names:
+        raise typer.BadParameter("name topics or partitions, or give --all")
+    wanted = [_topic_and_partition(name) for name in names or ()]
+
+    async def work(admin: AdminClient) -> dict[TopicPartition, KafkaError | None]:
+        from kipmesh.client import ElectionType, TopicPartition
+
+        election_type = ElectionType.UNCLEAN if unclean else ElectionType.PREFERRED
+        if all_:
+            return await admin.elect_leaders(election_type)
+        whole = list(dict.fromkeys(topic for topic, partition in wanted if partition is None))
+        numbers = {topic.name: sorted(topic.partitions) for topic in await admin.describe_topics(whole)}
+        partitions = [
+            TopicPartition(topic, each)
+            for topic, partition in wanted
+            for each in (numbers[topic] if partition is None else (partition,))
+        ]
+        return await admin.elect_leaders(election_type, partitions)
+
+    results = connection.run(work)
+    print_results(results, lambda _: "elected", as_json=as_json, none="no partition needs an election")
+    from kipmesh.core.errors import ErrorCode
+
+    if any(error is not None and error.code is not ErrorCode.ELECTION_NOT_NEEDED for error in results.values()):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _topic_and_partition(text: str) -> tuple[str, int | None]:
+    """A topic, and one of its partitions or all."""
+    topic, colon, number = text.rpartition(":")
+    if not colon:
+        return text, None
+    if not topic or not number.isdecimal():
+        raise typer.BadParameter(f"{text!r} is not TOPIC or TOPIC:PARTITION")
+    return topic, number_of(number)
+
+
+command(app)(reassignment.reassign)

@@ -1,18 +1,18 @@
 """The client library: producers, consumers and administration of a mesh; `kipmesh.client.sync` has blocking forms."""
 
-from kipmesh.client.accumulator import Delivery
-from kipmesh.client.admin import AdminClient
-from kipmesh.client.admin_groups import (
+from kipmesh.client.admin.admin import AdminClient
+from kipmesh.client.admin.credentials import ScramCredentialInfo, ScramMechanism
+from kipmesh.client.admin.groups import (
     CommittedOffset,
     GroupDescription,
     GroupListing,
     GroupMemberDescription,
     ResetTo,
 )
-from kipmesh.client.consumer import Consumer
-from kipmesh.client.credentials import ScramCredentialInfo, ScramMechanism
-from kipmesh.client.group import ConsumerGroupMetadata, RebalanceListener
-from kipmesh.client.producer import Producer, WouldBlockError
+from kipmesh.client.consumer.consumer import Consumer
+from kipmesh.client.consumer.group import ConsumerGroupMetadata, RebalanceListener
+from kipmesh.client.producer.accumulator import Delivery
+from kipmesh.client.producer.producer import Producer, WouldBlockError
 from kipmesh.client.types import (
     TIMESTAMP_EARLIEST,
     TIMESTAMP_LATEST,

@@ -8,18 +8,65 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeVar
 
-from kipmesh.client.backoff import Backoff
+from kipmesh.client.calls import Backoff, api_of, call, no_answer
 from kipmesh.client.metadata import Metadata, RefreshPolicy
 from kipmesh.client.types import TopicPartition
-from kipmesh.core.config import ClientConfig
+from kipmesh.core.config import ClientConfig, Config
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.rpc.client import ConnectionPool, TransportError
+from kipmesh.transport.grpc.client import ConnectionPool, TransportError
 
+T = TypeVar("T")
+ConfigT = TypeVar("ConfigT", bound=Config)
 ByTopic = Mapping[str, Sequence[int]]
 """Topic -> its partitions in a request."""
+
+
+def by_topic(partitions: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
+    """The partitions of each topic."""
+    topics: dict[str, list[int]] = {}
+    for topic, partition in partitions:
+        topics.setdefault(topic, []).append(partition)
+    return topics
+
+
+def parse_config(kind: type[ConfigT], values: Mapping[str, Any]) -> ConfigT:
+    """The configuration from keyword arguments; raises InvalidConfigError.
+
+    Keys have dots (`**{"linger.ms": 5}`) or underscores (`linger_ms=5`).
+    """
+    return kind.parse({key.replace("_", "."): value for key, value in values.items()})
+
+
+class Client:
+    """The part that the asynchronous producer, consumer and admin client share. Use `async with`."""
+
+    _metadata: Metadata
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Connect; raises KafkaError when no bootstrap address answers."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """Disconnect; may be called again."""
+        raise NotImplementedError
+
+    @property
+    def last_failure(self) -> Exception | None:
+        """Why no broker answered the last request for metadata; None when one did."""
+        return self._metadata.last_failure
 
 
 class PartitionAnswer(NamedTuple):
@@ -32,9 +79,8 @@ class PartitionAnswer(NamedTuple):
 
 
 class LeaderCall(NamedTuple):
-    """A method of `Broker` that leaders answer: how to ask, and how to read the answer."""
+    """A request that leaders answer: how to ask, and how to read the answer."""
 
-    method: str
     request: Callable[[ByTopic], Any]
     answers: Callable[[Any], Iterable[PartitionAnswer]]
 
@@ -70,41 +116,51 @@ class Cluster:
         await self.metadata.close()
         await self.pool.close()
 
-    async def call_any(
-        self, service: str, method: str, request: Any, timeout_s: float, retry: Callable[[Any], ErrorCode | None]
-    ) -> Any:
-        """Ask any broker. `retry` says which error of an answer makes asking again worthwhile (None: take it)."""
+    async def retry(self, attempt: Callable[[float], Awaitable[T | KafkaError]], timeout_s: float) -> T:
+        """The result of the first attempt that succeeds; raises an attempt's error that retries do not cure.
+
+        `attempt` gets the seconds that are left. Its last error is raised when the time is over.
+        """
         deadline = time.monotonic() + timeout_s
         attempts = 0
         while True:
-            failure: KafkaError | None = None
+            result = await attempt(max(deadline - time.monotonic(), 0.001))
+            if not isinstance(result, KafkaError):
+                return result
+            attempts += 1
+            delay = self.backoff.delay_s(attempts)
+            if not result.retriable or time.monotonic() + delay >= deadline:
+                raise result
+            await asyncio.sleep(delay)
+
+    async def call_any(self, request: Any, timeout_s: float, retry: Callable[[Any], ErrorCode | None]) -> Any:
+        """Ask any broker. `retry` says which error of an answer makes asking again worthwhile (None: take it)."""
+        api = api_of(request)
+        name = f"{api.service.name if api.service else ''}.{api.rpc}"
+
+        async def attempt(left_s: float) -> Any:
+            failure = KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"{api.rpc} within {timeout_s * 1000:.0f} ms")
+            deadline = time.monotonic() + left_s
             for address in self.metadata.candidates():
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
                 try:
-                    response = await self.pool.get(address).call(
-                        service, method, request, min(left, self._request_timeout_s)
-                    )
+                    response = await call(self.pool, address, request, min(left, self._request_timeout_s))
                 except TransportError as error:
-                    if error.code.name == "UNIMPLEMENTED":
-                        text = f"{address} does not answer {service}.{method}"
-                        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, text) from None
-                    failure = KafkaError(_transport_code(error), str(error))
+                    if error.unimplemented:
+                        text = f"{address} does not answer {name}"
+                        return KafkaError(ErrorCode.UNSUPPORTED_VERSION, text)
+                    failure = no_answer(error)
                     continue
                 code = retry(response)
-                if code is None:
-                    return response
-                failure = KafkaError(code, f"{service}.{method} at {address}")
-                break
-            attempts += 1
-            delay = self.backoff.delay_s(attempts)
-            if time.monotonic() + delay >= deadline:
-                raise failure or KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"{method} within {timeout_s * 1000:.0f} ms")
-            await asyncio.sleep(delay)
+                return response if code is None else KafkaError(code, f"{name} at {address}")
+            return failure
+
+        return await self.retry(attempt, timeout_s)
 
     async def call_leaders(
-        self, partitions: Iterable[TopicPartition], call: LeaderCall, timeout_s: float
+        self, partitions: Iterable[TopicPartition], asked: LeaderCall, timeout_s: float
     ) -> dict[TopicPartition, Any]:
         """Ask each partition's leader; the values by partition. Raises the first error that cannot be retried."""
         pending = set(partitions)
@@ -114,7 +170,7 @@ class Cluster:
         while pending:
             for topic in sorted({where.topic for where in pending}):
                 await self.metadata.wait_for_topic(topic, max(deadline - time.monotonic(), 0.0))
-            found, failures = await self.ask_leaders(pending, call, max(deadline - time.monotonic(), 0.001))
+            found, failures = await self.ask_leaders(pending, asked, max(deadline - time.monotonic(), 0.001))
             results.update(found)
             pending.difference_update(found)
             if not pending:
@@ -131,7 +187,7 @@ class Cluster:
         return results
 
     async def ask_leaders(
-        self, partitions: Iterable[TopicPartition], call: LeaderCall, timeout_s: float
+        self, partitions: Iterable[TopicPartition], asked: LeaderCall, timeout_s: float
     ) -> tuple[dict[TopicPartition, Any], dict[TopicPartition, KafkaError]]:
         """Ask each partition's leader once: values and errors by partition, together all of them."""
         values: dict[TopicPartition, Any] = {}
@@ -145,37 +201,36 @@ class Cluster:
                 failures[where] = KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"{where.topic}-{where.partition}")
             else:
                 groups.setdefault(known.leader_id, []).append(where)
-        calls = [self._ask(leader_id, group, call, timeout_s) for leader_id, group in groups.items()]
-        for group, answers in zip(groups.values(), await asyncio.gather(*calls), strict=True):
-            if isinstance(answers, KafkaError):
-                failures.update(dict.fromkeys(group, answers))
-                continue
-            for where in group:
-                answer = answers.get(where)
-                what = f"{call.method} of {where.topic}-{where.partition}"
-                if answer is None:
-                    failures[where] = KafkaError(ErrorCode.NETWORK_EXCEPTION, f"{what}: not in the answer")
-                elif answer.error_code:
-                    failures[where] = KafkaError(answer.error_code, what)
+        calls = [self._ask(leader_id, group, asked, timeout_s) for leader_id, group in groups.items()]
+        for answers in await asyncio.gather(*calls):
+            for where, answer in answers.items():
+                if isinstance(answer, KafkaError):
+                    failures[where] = answer
                 else:
-                    values[where] = answer.value
+                    values[where] = answer
         return values, failures
 
     async def _ask(
-        self, leader_id: int, group: Sequence[TopicPartition], call: LeaderCall, timeout_s: float
-    ) -> dict[TopicPartition, PartitionAnswer] | KafkaError:
+        self, leader_id: int, group: Sequence[TopicPartition], asked: LeaderCall, timeout_s: float
+    ) -> dict[TopicPartition, Any]:
+        """The value or the KafkaError of each partition of the group."""
         address = self.metadata.address(leader_id)
         if address is None:
-            return KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"broker {leader_id} is gone")
-        by_topic: dict[str, list[int]] = {}
-        for topic, partition in group:
-            by_topic.setdefault(topic, []).append(partition)
-        timeout_s = min(timeout_s, self._request_timeout_s)
+            return dict.fromkeys(group, KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"broker {leader_id} is gone"))
+        request = asked.request(by_topic(group))
         try:
-            response = await self.pool.get(address).call("Broker", call.method, call.request(by_topic), timeout_s)
+            response = await call(self.pool, address, request, min(timeout_s, self._request_timeout_s))
         except TransportError as error:
-            return KafkaError(_transport_code(error), str(error))
-        return {TopicPartition(each.topic, each.partition): each for each in call.answers(response)}
+            return dict.fromkeys(group, no_answer(error))
+        method = api_of(request).rpc
+        found: dict[TopicPartition, Any] = {}
+        for topic, partition, error_code, value in asked.answers(response):
+            failure = KafkaError(error_code, f"{method} of {topic}-{partition}") if error_code else None
+            found[TopicPartition(topic, partition)] = failure or value
+        for topic, partition in set(group) - found.keys():
+            text = f"{method} of {topic}-{partition}: not in the answer"
+            found[TopicPartition(topic, partition)] = KafkaError(ErrorCode.NETWORK_EXCEPTION, text)
+        return {where: found[where] for where in group}
 
     def knows(self, where: TopicPartition) -> bool:
         """Whether the partition is in the metadata."""
@@ -190,7 +245,3 @@ class Cluster:
         """The leader epoch of a partition, -1 if it is not known."""
         known = self.metadata.partition(topic, partition)
         return known.leader_epoch if known is not None else -1
-
-
-def _transport_code(error: TransportError) -> ErrorCode:
-    return ErrorCode.REQUEST_TIMED_OUT if error.timed_out else ErrorCode.NETWORK_EXCEPTION

@@ -1,9 +1,9 @@
 """A client's view of the cluster: brokers, topics, leaders, and the one task that keeps it fresh.
 
 One Metadata request is in flight at a time. It goes to a broker that metadata names, or to a bootstrap address when
-none of those answers (`metadata_request`). Which topics a request asks for, and when, is a `RefreshPolicy`; the one
-here asks for all topics in use as soon as one of them needs it (`metadata.refresh=all` of 526-11), and KIP-526's rules
-are another.
+none of those answers; while one is silent, as a stopped process is, the next one is asked as well. Which topics a
+request asks for, and when, is a `RefreshPolicy`; the one here asks for all topics in use as soon as one of them needs
+it (`metadata.refresh=all` of 526-11), and KIP-526's rules are another.
 
 Invariants: a topic that is not tracked is never asked for; a request without topics asks for brokers only; within one
 topic id the leader epoch of a partition never goes back.
@@ -20,17 +20,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from kipmesh import messages as m
-from kipmesh.client.backoff import Backoff
-from kipmesh.client.metadata_request import ask_any
-from kipmesh.client.supervision import raise_failure, task_failure
+from kipmesh.client.calls import Backoff, call, raise_failure, task_failure
 from kipmesh.client.types import ClusterDescription, Node, PartitionMetadata, TopicMetadata
 from kipmesh.core.config import ClientConfig
 from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
-from kipmesh.rpc.client import ConnectionPool, TransportError
+from kipmesh.transport.grpc.client import ConnectionPool, Meter, TransportError
 
 log = logging.getLogger(__name__)
 
 _RETIRED_IDS_MAX = 16
+SILENCE_S = 0.5
+"""A broker that has not answered for so long may never: others are asked beside it."""
 
 UNKNOWN_ANSWERS_MAX = 3
 """Answers in a row that do not know a topic, after which readers give up: metadata of a new topic may lag that long."""
@@ -80,6 +80,14 @@ class TopicEntry:
         self.waiters = 0
         self.topic_id = b""
         self.retired_ids: tuple[bytes, ...] = ()
+
+    def known(self, *, is_patient: bool) -> TopicMetadata | None:
+        """The topic's metadata, None if an answer may still bring it; raises KafkaError if it is to be given up."""
+        if self.metadata is None and self.error is not ErrorCode.NONE and not self.error.retriable:
+            raise KafkaError(self.error, f"topic {self.name!r}")
+        if self.metadata is None and not is_patient and self.unknown_answers >= UNKNOWN_ANSWERS_MAX:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {self.name!r} does not exist")
+        return self.metadata
 
 
 class Choice(NamedTuple):
@@ -139,6 +147,8 @@ class Metadata:
         self.listeners: list[Callable[[], None]] = []
         self.failure: KafkaError | None = None
         """Why the task has ended for good; listeners are told once."""
+        self.last_failure: Exception | None = None
+        """Why no broker answered the last request; None if one did, or no request was sent yet."""
         self._entries: dict[str, TopicEntry] = {}
         self._pool = pool
         self._rack_id = rack_id
@@ -147,7 +157,6 @@ class Metadata:
         self._policy = policy or RefreshDue(config.metadata_max_age_ms / 1000, config.retry_backoff_ms / 1000)
         self._request_timeout_s = config.request_timeout_ms / 1000
         self._connect_timeout_s = min(config.socket_connection_setup_timeout_ms / 1000, self._request_timeout_s)
-        self._failure: Exception | None = None
         self._failing_since = 0.0
         self._brokers_stale = True
         self._refreshed_at = 0.0
@@ -179,11 +188,6 @@ class Metadata:
         self._waiters.clear()
 
     # -- reading
-
-    @property
-    def last_failure(self) -> Exception | None:
-        """Why nobody answered the last request; None when somebody did, or nobody was asked yet."""
-        return self._failure
 
     def topic(self, name: str) -> TopicMetadata | None:
         """What is known about a topic, without asking."""
@@ -220,7 +224,7 @@ class Metadata:
     @property
     def unreachable_s(self) -> float:
         """For how long every request for metadata has failed; 0 when the last one did not."""
-        return time.monotonic() - self._failing_since if self._failure is not None else 0.0
+        return time.monotonic() - self._failing_since if self.last_failure is not None else 0.0
 
     def candidates(self) -> list[str]:
         """Addresses to ask what any broker can answer: known brokers in random order, then the bootstrap ones."""
@@ -275,18 +279,11 @@ class Metadata:
         entry.unknown_answers = 0
         entry.error = ErrorCode.NONE
 
-        def known() -> TopicMetadata | None:
-            if entry.metadata is not None:
-                return entry.metadata
-            if entry.error is not ErrorCode.NONE and not entry.error.retriable:
-                raise KafkaError(entry.error, f"topic {name!r}")
-            if not patient and entry.unknown_answers >= UNKNOWN_ANSWERS_MAX:
-                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r} does not exist")
-            return None
-
         entry.waiters += 1
         try:
-            result: TopicMetadata = await self._wait(known, timeout_s, f"topic {name!r}", entry)
+            result: TopicMetadata = await self._wait(
+                lambda: entry.known(is_patient=patient), timeout_s, f"topic {name!r}", entry
+            )
         finally:
             entry.waiters -= 1
             self.forget_unknown(name)
@@ -315,9 +312,9 @@ class Metadata:
         return result
 
     def _timeout(self, what: str, timeout_s: float, entry: TopicEntry | None) -> KafkaError:
-        if self._failure is not None or not self.brokers:
+        if self.last_failure is not None or not self.brokers:
             where = ", ".join(self.bootstrap)
-            reason = f" ({self._failure})" if self._failure is not None else ""
+            reason = f" ({self.last_failure})" if self.last_failure is not None else ""
             return KafkaError(ErrorCode.NETWORK_EXCEPTION, f"no broker answers at {where}{reason}")
         code = entry.error if entry is not None and entry.error is not ErrorCode.NONE else ErrorCode.REQUEST_TIMED_OUT
         return KafkaError(code, f"{what} was not in the metadata within {timeout_s * 1000:.0f} ms")
@@ -340,21 +337,16 @@ class Metadata:
                 response = await self._request(topics)
             except (TransportError, KafkaError) as error:
                 failures += 1
-                if self._failure is None:
-                    self._failing_since = time.monotonic()
-                self._failure = error
-                log.debug("metadata failed %d times: %s", failures, error)
+                self._fail(error)
                 self._notify()
                 await asyncio.sleep(self._backoff.delay_s(failures))
                 continue
             failures = 0
-            self._failure = None
+            self.last_failure = None
             try:
                 self._apply(topics, response)
             except Exception as error:
-                log.exception("a metadata answer makes no sense")
-                self._failing_since = time.monotonic()
-                self._failure = error
+                self._fail(error)
                 await asyncio.sleep(self._backoff.max_ms / 1000)
             self._notify()
 
@@ -369,6 +361,15 @@ class Metadata:
             except Exception:
                 log.exception("a listener to metadata failed")
 
+    def _fail(self, error: Exception) -> None:
+        if self.last_failure is None:
+            self._failing_since = time.monotonic()
+        self.last_failure = error
+        if isinstance(error, TransportError | KafkaError):
+            log.debug("metadata failed: %s", error)
+        else:
+            log.error("a metadata answer makes no sense", exc_info=error)
+
     async def _sleep(self, wait_s: float | None) -> None:
         try:
             async with asyncio.timeout(wait_s):
@@ -377,10 +378,48 @@ class Metadata:
             pass
 
     async def _request(self, topics: Sequence[str]) -> m.MetadataResponse:
-        request = m.MetadataRequest(
-            topics=tuple(m.MetadataRequestTopic(name=name) for name in topics), rack_id=self._rack_id
-        )
-        return await ask_any(self._pool, self.candidates(), request, self._connect_timeout_s)
+        """The first response that names brokers; raises TransportError or KafkaError when there is none."""
+        names = tuple([m.MetadataRequestTopic(name=name) for name in topics])
+        request = m.MetadataRequest(topics=names, rack_id=self._rack_id)
+        meter = self._meter() if topics else None
+        failure: Exception = KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, "no address")
+        left = self.candidates()
+        asked: set[asyncio.Task[m.MetadataResponse | Exception]] = set()
+        try:
+            while left or asked:
+                if left:
+                    asked.add(asyncio.create_task(self._request_from(left.pop(0), request, meter)))
+                wait_s = SILENCE_S if left else None
+                done, asked = await asyncio.wait(asked, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    answer = task.result()
+                    if not isinstance(answer, Exception):
+                        return answer
+                    failure = answer
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+        raise failure
+
+    async def _request_from(
+        self, address: str, request: m.MetadataRequest, meter: Meter | None
+    ) -> m.MetadataResponse | Exception:
+        """The response of one broker, or why there is none."""
+        try:
+            response: m.MetadataResponse = await call(self._pool, address, request, self._connect_timeout_s, meter)
+        except TransportError as error:
+            return error
+        except Exception as error:  # whatever an answer is made of, the next broker's may be better
+            log.exception("metadata of %s cannot be read", address)
+            return KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, f"metadata of {address} cannot be read: {error!r}")
+        if response.brokers:
+            return response
+        return KafkaError(response.error_code or ErrorCode.BROKER_NOT_AVAILABLE, f"{address} knows no brokers yet")
+
+    def _meter(self) -> Meter | None:
+        """Counts the bytes of requests that name topics."""
+        return None
 
     def _notify(self) -> None:
         self._wake_waiters()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
-from kipmesh.client.compression import COMPRESSIONS, Compression, compress, decompressed, default_compression
+from kipmesh.client.compression import Compression, compress, decompressed, default_compression
 from kipmesh.client.types import ConsumerRecord, Headers
 from kipmesh.core.errors import CorruptRecordError, KafkaError
 from kipmesh.core.record_batch import HEADER_BYTES, BatchHeader, Buffer, assign, check_crc, iterate, join, parse_header
@@ -163,20 +163,3 @@ def decode_columns(
         if with_headers:
             columns.headers.extend([each.headers for each in records])
     return columns
-
-
-__all__ = [
-    "COMPRESSIONS",
-    "Columns",
-    "Compression",
-    "check_fields",
-    "consumer_records",
-    "decode_columns",
-    "default_compression",
-    "encode_batch",
-    "new_builder",
-    "read_batch",
-    "record_bytes_max",
-    "restamped",
-    "seal",
-]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import NamedTuple
 
-from kipmesh.core.config.resources import AlterOperation as AlterOperation
-from kipmesh.core.config.resources import ConfigSource as ConfigSource
-from kipmesh.core.config.resources import ResourceType as ResourceType
+from kipmesh.core.config.base import AlterOperation as AlterOperation
+from kipmesh.core.config.base import ConfigSource as ConfigSource
+from kipmesh.core.config.base import ResourceType as ResourceType
 from kipmesh.core.errors import KafkaError
 from kipmesh.core.fetch_session.types import FetchSessionDescription as FetchSessionDescription
 
@@ -100,19 +100,7 @@ class FetchStats:
     """What the consumer's own selector did wrong (392-11)."""
 
     def __add__(self, other: FetchStats) -> FetchStats:
-        return FetchStats(
-            self.sessions + other.sessions,
-            self.partitions + other.partitions,
-            self.full_fetches + other.full_fetches,
-            self.incremental_fetches + other.incremental_fetches,
-            self.fetches_aside + other.fetches_aside,
-            self.resets + other.resets,
-            self.bytes_by_node + other.bytes_by_node,
-            self.redirects + other.redirects,
-            self.returns + other.returns,
-            self.truncations + other.truncations,
-            self.selector_failures + other.selector_failures,
-        )
+        return FetchStats(*[getattr(self, each.name) + getattr(other, each.name) for each in fields(self)])
 
 
 class OffsetAndTimestamp(NamedTuple):

@@ -4,8 +4,7 @@ Importing this package is cheap (no grpc, no pydantic): the pytest plugin is loa
 kipmesh installed.
 """
 
-from kipmesh.cluster.errors import ClusterError
-from kipmesh.cluster.layout import NodeInfo, Role
+from kipmesh.cluster.layout import ClusterError, NodeInfo, Role
 from kipmesh.cluster.local import LocalCluster
 
 __all__ = ["ClusterError", "LocalCluster", "NodeInfo", "Role"]

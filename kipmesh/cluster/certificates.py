@@ -10,8 +10,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from kipmesh.cluster.errors import ClusterError
-from kipmesh.cluster.layout import NODE_NAME, NodeInfo, Role
+from kipmesh.cluster.layout import NODE_NAME, ClusterError, NodeInfo, Role
 from kipmesh.cluster.ports import HOST
 
 CLIENT = "client"
@@ -25,7 +24,7 @@ def ensure(folder: Path, nodes: Iterable[NodeInfo]) -> None:
     if not wanted:
         return
     from kipmesh.core.errors import InvalidConfigError
-    from kipmesh.tls.making import CERTIFICATE_FILE, Authority, replace_file
+    from kipmesh.transport.tls.making import CERTIFICATE_FILE, Authority, replace_file
 
     certs = folder / "certs"
     try:
@@ -54,8 +53,8 @@ def ensure(folder: Path, nodes: Iterable[NodeInfo]) -> None:
 def is_good(home: Path) -> bool:
     """Whether a folder has a whole certificate that does not soon expire."""
     from kipmesh.core.errors import InvalidConfigError
-    from kipmesh.tls.files import TlsFiles, TlsPaths
-    from kipmesh.tls.making import AUTHORITIES_FILE, CERTIFICATE_FILE, KEY_FILE
+    from kipmesh.transport.tls.files import TlsFiles, TlsPaths
+    from kipmesh.transport.tls.making import AUTHORITIES_FILE, CERTIFICATE_FILE, KEY_FILE
 
     try:
         files = TlsFiles(TlsPaths(home / CERTIFICATE_FILE, home / KEY_FILE, home / AUTHORITIES_FILE))

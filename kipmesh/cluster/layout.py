@@ -12,15 +12,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from types import NoneType
-from typing import NamedTuple
-
-from kipmesh.cluster.errors import ClusterError
+from typing import NamedTuple, get_type_hints
 
 FILE_NAME = "cluster.json"
 RACKS = ("rack-a", "rack-b", "rack-c")
@@ -32,6 +29,10 @@ LISTENER = "MESH"
 NODE_NAME = "kipmesh://node"
 """What certificates of brokers and controllers have, and others not, in a local cluster with TLS."""
 KAFKA_LISTENER = "KAFKA"
+
+
+class ClusterError(Exception):
+    """A cluster cannot do what was asked; the first line of the text says why, further lines show a node's log."""
 
 
 class Role(StrEnum):
@@ -77,9 +78,21 @@ class NodeInfo:
         certs = str(folder / "certs" / self.name) if has_tls else None
         return replace(self, dir=str(home), log=str(home / "node.log"), certs=certs)
 
+    def with_addresses(self, new: Callable[[], str], *, has_http: bool) -> NodeInfo:
+        """The same node, with a new address for each of its listeners."""
+        return replace(
+            self,
+            grpc=None if self.role is Role.CONSUMER else new(),
+            kafka=new() if self.role.is_broker else None,
+            http=new() if has_http else None,
+        )
+
 
 class Counts(NamedTuple):
-    """How many nodes of each role; None leaves it as it is (or at its default in a new cluster)."""
+    """How many nodes of each role, in the order of `Role`.
+
+    None leaves the number as it is, or at its default in a new cluster.
+    """
 
     controllers: int | None = None
     leaders: int | None = None
@@ -88,15 +101,7 @@ class Counts(NamedTuple):
 
     def of(self, role: Role) -> int | None:
         """The number for a role."""
-        match role:
-            case Role.CONTROLLER:
-                return self.controllers
-            case Role.LEADER:
-                return self.leaders
-            case Role.FOLLOWER:
-                return self.followers
-            case Role.CONSUMER:
-                return self.consumers
+        return self[list(Role).index(role)]
 
 
 DEFAULT_COUNTS = Counts(1, 1, 2, 0)
@@ -190,20 +195,7 @@ def read_state(folder: Path) -> ClusterState | None:
         raise ClusterError(f"{file} is not what `local up` writes: {error}") from None
 
 
-_FIELD_TYPES: Mapping[str, tuple[type, ...]] = {
-    "name": (str,),
-    "role": (str,),
-    "node_id": (int, NoneType),
-    "rack": (str,),
-    "pid": (int, NoneType),
-    "process": (str, NoneType),
-    "grpc": (str, NoneType),
-    "kafka": (str, NoneType),
-    "http": (str, NoneType),
-    "dir": (str,),
-    "log": (str, NoneType),
-    "certs": (str, NoneType),
-}
+_FIELD_TYPES = {**get_type_hints(NodeInfo), "role": str}
 
 
 def _state_from(document: object) -> ClusterState:
@@ -273,11 +265,6 @@ def _new_node(nodes: Sequence[NodeInfo], role: Role, number: int, folder: Path) 
     return NodeInfo(name, role, node_id, RACKS[turn % len(RACKS)], dir=str(home), log=str(home / "node.log"))
 
 
-def voters(nodes: Sequence[NodeInfo]) -> str:
-    """`controller.quorum.voters` of the cluster."""
-    return ",".join(f"{node.node_id}@{node.grpc}" for node in nodes if node.role is Role.CONTROLLER)
-
-
 def has_majority(nodes: Sequence[NodeInfo], running: int) -> bool:
     """Whether so many controllers are enough to elect the active one."""
     return running > sum(node.role is Role.CONTROLLER for node in nodes) // 2
@@ -294,10 +281,11 @@ def properties(state: ClusterState, node: NodeInfo, config: Mapping[str, str]) -
             **_tls_properties(node),
             **config,
         }
+    controllers = [one for one in state.nodes if one.role is Role.CONTROLLER]
     values = {
         "node.id": str(node.node_id),
         "cluster.id": state.cluster_id,
-        "controller.quorum.voters": voters(state.nodes),
+        "controller.quorum.voters": ",".join(f"{one.node_id}@{one.grpc}" for one in controllers),
         "listeners": f"{LISTENER}://{node.grpc}",
     }
     if node.http is not None:

@@ -19,8 +19,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from kipmesh.cluster.certificates import client_config
-from kipmesh.cluster.errors import ClusterError
-from kipmesh.cluster.layout import ClusterState, Counts, NodeInfo
+from kipmesh.cluster.layout import ClusterError, ClusterState, Counts, NodeInfo
 from kipmesh.cluster.process_cluster import ProcessCluster
 from kipmesh.cluster.single import SingleCluster
 

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from contextlib import closing
 from pathlib import Path
 
-from kipmesh.cluster.errors import ClusterError
+from kipmesh.cluster.layout import ClusterError
 
 HOST = "127.0.0.1"
 FIRST = 10_240

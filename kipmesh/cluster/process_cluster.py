@@ -26,10 +26,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from kipmesh.cluster import certificates, looking, ports, processes
-from kipmesh.cluster.errors import ClusterError
+from kipmesh.cluster import certificates, ports, processes
 from kipmesh.cluster.layout import (
     DEFAULT_COUNTS,
+    ClusterError,
     ClusterState,
     Counts,
     NodeInfo,
@@ -130,7 +130,7 @@ class ProcessCluster:
             raise ClusterError(f"cannot make the folder {self.folder}: {error.strerror}") from None
         with self._locked():
             known = read_state(self.folder)
-            running = {node.name for node in known.nodes if looking.is_alive(node)} if known is not None else set()
+            running = {node.name for node in known.nodes if processes.is_alive(node)} if known is not None else set()
             if known is not None:
                 known.check_tls(tls)
             if known is not None and running:
@@ -155,12 +155,12 @@ class ProcessCluster:
         """Stop everything: clients of the cluster first, controllers last; False when nothing ran."""
         with self._locked():
             state = self.state()
-            alive = [node for node in state.nodes if looking.is_alive(node)]
+            alive = [node for node in state.nodes if processes.is_alive(node)]
             for node in alive:  # brokers hand over to an active controller, which may be a paused one
                 processes.send(node.pid, node.process, signal.SIGCONT)
             self._stop_nodes([node for node in alive if node.role is not Role.CONTROLLER])
             self._stop_nodes([node for node in alive if node.role is Role.CONTROLLER])
-            self._write_stopped(replace(state, nodes=tuple(looking.without_process(node) for node in state.nodes)))
+            self._write_stopped(replace(state, nodes=tuple(processes.without_process(node) for node in state.nodes)))
             return bool(alive)
 
     def start(self, name: str, *, wait: bool = True) -> NodeStatus:
@@ -171,14 +171,14 @@ class ProcessCluster:
         with self._locked():
             state = self.state()
             node = state.node(name)
-            if looking.is_alive(node):
+            if processes.is_alive(node):
                 raise ClusterError(f"{name} runs already (pid {node.pid})")
             running = {other.name for other in state.nodes if other.name != name}
             state = self._with_ports(state, running, fresh=False)
-            up_to = looking.is_ready if looking.may_become_ready(state, node) else looking.is_listening
-            self._start_all(state, [state.node(name)], up_to if wait else looking.is_alive)
+            up_to = processes.is_ready if processes.may_become_ready(state, node) else processes.is_listening
+            self._start_all(state, [state.node(name)], up_to if wait else processes.is_alive)
             started = self.state().node(name)
-            return NodeStatus(started, looking.describe(started))
+            return NodeStatus(started, processes.status_of(started))
 
     def kill(self, name: str) -> None:
         """SIGKILL one node."""
@@ -209,7 +209,9 @@ class ProcessCluster:
         """How each node is; asks all at the same time."""
         nodes = self.state().nodes
         with ThreadPoolExecutor(max_workers=min(len(nodes), 16)) as pool:
-            return [NodeStatus(node, how) for node, how in zip(nodes, pool.map(looking.describe, nodes), strict=True)]
+            return [
+                NodeStatus(node, how) for node, how in zip(nodes, pool.map(processes.status_of, nodes), strict=True)
+            ]
 
     def close(self) -> None:
         """Give up the pipe of an owned cluster: its nodes stop by themselves if they still run."""
@@ -225,15 +227,7 @@ class ProcessCluster:
         """Raises what a new cluster would be refused for, before there is a folder."""
         state = self._planned(None, counts, config, tls)
         addresses = (f"{ports.HOST}:{number}" for number in range(1, 3 * len(state.nodes) + 1))
-        placed = [
-            replace(
-                node,
-                grpc=None if node.role is Role.CONSUMER else next(addresses),
-                kafka=next(addresses) if node.role.is_broker else None,
-                http=next(addresses),
-            )
-            for node in state.nodes
-        ]
+        placed = [node.with_addresses(addresses.__next__, has_http=True) for node in state.nodes]
         state = replace(state, nodes=tuple(placed))
         for node in state.nodes:
             _properties_text(state, node, {})
@@ -252,12 +246,14 @@ class ProcessCluster:
         """Every node that does not run gets ports that are free now, its old ones if possible."""
         used = (one for node in state.nodes for one in (node.grpc, node.kafka, node.http))
         taken = {ports.port_of(one) for one in used if one is not None}
-        others_run = any(node.name in running and looking.is_alive(node) for node in state.nodes)
+        others_run = any(node.name in running and processes.is_alive(node) for node in state.nodes)
         for node in state.nodes:
             if node.name in running:
                 continue
             before = (None, None, None) if fresh else (node.grpc, node.kafka, node.http)
-            grpc, kafka, http = map(looking.if_free, before)
+            grpc, kafka, http = (
+                one if one is not None and ports.is_free(ports.port_of(one)) else None for one in before
+            )
             if node.role is Role.CONTROLLER and node.grpc is not None and grpc is None and others_run:
                 raise ClusterError(
                     f"{node.name}: {node.grpc} is in use by another program, and the running nodes know it by that "
@@ -294,14 +290,14 @@ class ProcessCluster:
                 os.write(opening, b"\n" * len(started))
             for one in started:
                 self._on_event(one.node.name, "starting")
-            self._wait_for(started, is_up or looking.is_ready)
+            self._wait_for(started, is_up or processes.is_ready)
         except BaseException:
             with deferred_signals():
                 for one in started:
                     processes.send(one.node.pid, one.node.process, signal.SIGKILL)
                 processes.wait_gone([(one.node.pid, one.node.process) for one in started], KILL_TIMEOUT_S)
                 for one in started:
-                    state = state.with_node(looking.without_process(one.node))
+                    state = state.with_node(processes.without_process(one.node))
                 self._write_stopped(state)
             raise
 
@@ -342,7 +338,7 @@ class ProcessCluster:
         while waiting:
             for one in list(waiting):
                 node = one.node
-                if not looking.is_alive(node):
+                if not processes.is_alive(node):
                     raise ClusterError(f"{node.name} ended while it started{_tail(one)}")
                 if is_up(node):
                     waiting.remove(one)
@@ -371,7 +367,7 @@ class ProcessCluster:
         with self._locked():
             state = self.state()
             node = state.node(name)
-            if not looking.is_alive(node):
+            if not processes.is_alive(node):
                 raise ClusterError(f"{name} does not run")
             if number is signal.SIGKILL:
                 processes.send(node.pid, node.process, number)
@@ -379,7 +375,7 @@ class ProcessCluster:
                 self._on_event(name, "stopped")
             else:
                 self._stop_nodes([node])
-            self._write_stopped(state.with_node(looking.without_process(node)))
+            self._write_stopped(state.with_node(processes.without_process(node)))
 
     def _write_stopped(self, state: ClusterState) -> None:
         """Nodes are stopped also where that cannot be written, as on a full disk: a pid alone is no process."""

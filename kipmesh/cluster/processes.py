@@ -13,9 +13,12 @@ import subprocess
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
+
+from kipmesh.cluster.layout import ClusterState, NodeInfo, Role, has_majority
 
 POLL_INTERVAL_S = 0.02
 _PROBE_TIMEOUT_S = 5.0
@@ -99,10 +102,10 @@ def send(pid: int | None, process: str | None, number: signal.Signals) -> bool:
     return False
 
 
-def wait_gone(processes: Iterable[tuple[int | None, str | None]], timeout_s: float) -> bool:
+def wait_gone(wanted: Iterable[tuple[int | None, str | None]], timeout_s: float) -> bool:
     """Whether all of them are gone within the time."""
     deadline = time.monotonic() + timeout_s
-    left = list(processes)
+    left = list(wanted)
     while left := [one for one in left if state_of(*one) is not ProcessState.GONE]:
         if time.monotonic() > deadline:
             return False
@@ -156,3 +159,49 @@ def log_tail(file: Path, offset: int, *, lines: int) -> list[str]:
             return stream.read().decode(errors="replace").splitlines()[-lines:]
     except OSError:
         return []
+
+
+# --- of nodes
+
+
+def is_alive(node: NodeInfo) -> bool:
+    """Whether its process is there, paused or not."""
+    return state_of(node.pid, node.process) is not ProcessState.GONE
+
+
+def is_ready(node: NodeInfo) -> bool:
+    """Whether it says so."""
+    return node.http is not None and probe(node.http, "/readyz", certs=node.certs) == 200
+
+
+def is_listening(node: NodeInfo) -> bool:
+    """Whether somebody accepts connections where it should."""
+    return node.grpc is not None and listens(node.grpc)
+
+
+def without_process(node: NodeInfo) -> NodeInfo:
+    """The node after it was ended; one that survived even SIGKILL so far stays written down."""
+    return node if is_alive(node) else replace(node, pid=None, process=None)
+
+
+def may_become_ready(state: ClusterState, node: NodeInfo) -> bool:
+    """Whether a node that is started alone needs no other for that; of controllers a majority is needed."""
+    if node.role is not Role.CONTROLLER:
+        return True
+    running = sum(
+        state_of(one.pid, one.process) is ProcessState.RUNNING
+        for one in state.nodes
+        if one.role is Role.CONTROLLER and one.name != node.name
+    )
+    return has_majority(state.nodes, running + 1)
+
+
+def status_of(node: NodeInfo) -> str:
+    """In one word or two."""
+    match state_of(node.pid, node.process):
+        case ProcessState.GONE:
+            return "stopped"
+        case ProcessState.PAUSED:
+            return "paused"
+        case ProcessState.RUNNING:
+            return "ready" if is_ready(node) else "not ready"

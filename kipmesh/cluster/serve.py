@@ -17,8 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kipmesh.cluster.errors import ClusterError
-from kipmesh.cluster.layout import Counts, NodeInfo
+from kipmesh.cluster.layout import ClusterError, Counts, NodeInfo
 from kipmesh.cluster.single import SingleCluster
 from kipmesh.core.errors import InvalidConfigError
 

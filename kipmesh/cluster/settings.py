@@ -11,7 +11,7 @@ from difflib import get_close_matches
 
 from kipmesh.cluster.layout import ClusterState, NodeInfo, Role, properties
 from kipmesh.core.config import BrokerConfig, Config, ControllerConfig
-from kipmesh.core.config.consumer_service import ConsumerServiceConfig
+from kipmesh.core.config.node import ConsumerServiceConfig
 from kipmesh.core.errors import InvalidConfigError
 from kipmesh.node import settings
 

@@ -14,14 +14,13 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
 from kipmesh.cluster import certificates, ports
-from kipmesh.cluster.errors import ClusterError
-from kipmesh.cluster.layout import ClusterState, Counts, NodeInfo, Role, has_majority, plan
-from kipmesh.rpc.loops import handle_exception
+from kipmesh.cluster.layout import ClusterError, ClusterState, Counts, NodeInfo, Role, has_majority, plan
+from kipmesh.transport.grpc import handle_exception
 
 READY_INTERVAL_S = 0.005
 CALL_TIMEOUT_S = 60.0
@@ -38,20 +37,19 @@ class _Node(Protocol):
     async def stop(self) -> None: ...
 
 
+@dataclass(eq=False)
 class SingleCluster:
-    """Nodes in a background thread; `up` to `down`, once."""
+    """Nodes in a background thread; `up` to `down`, once.
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        start_timeout_s: float = 30.0,
-        properties: Callable[[NodeInfo], Mapping[str, str]] | None = None,
-    ) -> None:
-        """`properties` says what each node's configuration is beside and over the cluster's own."""
-        self._properties = properties
-        self._folder = folder
-        self._start_timeout_s = start_timeout_s
+    `properties` says what each node's configuration is beside and over the cluster's own.
+    """
+
+    folder: Path
+    _: KW_ONLY
+    start_timeout_s: float = 30.0
+    properties: Callable[[NodeInfo], Mapping[str, str]] | None = None
+
+    def __post_init__(self) -> None:
         self._nodes: dict[str, _Node] = {}
         self._state: ClusterState | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -83,7 +81,7 @@ class SingleCluster:
 
         configure_library()
         settings.check_keys(config)
-        nodes = plan((), counts, self._folder)
+        nodes = plan((), counts, self.folder)
         try:
             self._state = self._placed(nodes, config, has_tls=bool(tls))
             self._start_thread()
@@ -94,15 +92,17 @@ class SingleCluster:
 
     def _placed(self, nodes: Sequence[NodeInfo], config: Mapping[str, str], *, has_tls: bool) -> ClusterState:
         """The nodes with ports, folders and certificates."""
-        free = iter(self._ports.choose(3 * len(nodes)))
-        placed = []
-        for node in nodes:
-            grpc = None if node.role is Role.CONSUMER else f"{ports.HOST}:{next(free)}"
-            http = f"{ports.HOST}:{next(free)}" if node.role is Role.CONSUMER else None
-            kafka = f"{ports.HOST}:{next(free)}" if node.role.is_broker else None
-            at_home = node.at(self._folder, has_tls=has_tls)
-            placed.append(replace(at_home, grpc=grpc, kafka=kafka, http=http, log=None))
-        certificates.ensure(self._folder, placed)
+        addresses = (f"{ports.HOST}:{port}" for port in self._ports.choose(3 * len(nodes)))
+        placed = [
+            replace(
+                node.at(self.folder, has_tls=has_tls).with_addresses(
+                    addresses.__next__, has_http=node.role is Role.CONSUMER
+                ),
+                log=None,
+            )
+            for node in nodes
+        ]
+        certificates.ensure(self.folder, placed)
         return ClusterState("single-" + os.urandom(8).hex(), dict(config), tuple(placed))
 
     def down(self) -> None:
@@ -149,7 +149,7 @@ class SingleCluster:
             self._nodes[node.name] = self._make(node)
         starting = [asyncio.create_task(self._nodes[node.name].start(), name=node.name) for node in nodes]
         try:
-            async with asyncio.timeout(self._start_timeout_s):
+            async with asyncio.timeout(self.start_timeout_s):
                 await asyncio.gather(*starting)
                 if until_ready:
                     await self._until_ready(nodes)
@@ -161,7 +161,7 @@ class SingleCluster:
                 with suppress(Exception):
                     await self._nodes.pop(node.name).stop()
             if isinstance(error, TimeoutError):
-                raise ClusterError(f"not ready after {self._start_timeout_s:g} s") from None
+                raise ClusterError(f"not ready after {self.start_timeout_s:g} s") from None
             raise
 
     async def _until_ready(self, nodes: tuple[NodeInfo, ...]) -> None:
@@ -185,15 +185,15 @@ class SingleCluster:
     def _make(self, node: NodeInfo) -> _Node:
         from kipmesh.cluster import settings
 
-        over = self._properties(node) if self._properties is not None else None
+        over = self.properties(node) if self.properties is not None else None
         config: Any = settings.parsed(self.state(), node, over)
         match node.role:
             case Role.CONTROLLER:
-                from kipmesh.node.controller import ControllerNode
+                from kipmesh.controller import ControllerNode
 
                 return ControllerNode(config)
             case Role.LEADER | Role.FOLLOWER:
-                from kipmesh.node.broker import BrokerNode
+                from kipmesh.broker import BrokerNode
 
                 return BrokerNode(config, is_leader_role=node.role is Role.LEADER)
             case Role.CONSUMER:
@@ -208,15 +208,8 @@ class SingleCluster:
         loop.set_exception_handler(handle_exception)
 
         def run() -> None:
-            asyncio.set_event_loop(loop)
-            try:
-                loop.run_forever()
-                _cancel_all(loop)
-                loop.run_until_complete(loop.shutdown_asyncgens())
-                loop.run_until_complete(loop.shutdown_default_executor())
-            finally:
-                asyncio.set_event_loop(None)
-                loop.close()
+            with asyncio.Runner(loop_factory=lambda: loop) as runner:
+                runner.get_loop().run_forever()
 
         self._loop = loop
         self._thread = threading.Thread(target=run, name="kipmesh-cluster", daemon=True)
@@ -232,10 +225,3 @@ class SingleCluster:
         except concurrent.futures.TimeoutError:
             future.cancel()
             raise ClusterError(f"the cluster did not answer within {CALL_TIMEOUT_S:g} s") from None
-
-
-def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
-    tasks = asyncio.all_tasks(loop)
-    for task in tasks:
-        task.cancel()
-    loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))

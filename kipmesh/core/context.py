@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from kipmesh.messages.limits import MAX_INT32
+from kipmesh.messages.schema import MAX_INT32
 
 _RESPONSE_SHARE = 0.9
 
@@ -35,6 +35,6 @@ class RequestContext(NamedTuple):
         """Whether the request is in a version of Kafka's protocol before `version`."""
         return self.version is not None and self.version < version
 
-    def answer_within(self, limit_s: float) -> float:
+    def respond_within(self, limit_s: float) -> float:
         """Return at most `limit_s`, and less if the caller would not get a response that explains the failure."""
         return limit_s if self.time_left_s is None else min(limit_s, _RESPONSE_SHARE * self.time_left_s)

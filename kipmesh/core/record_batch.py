@@ -232,25 +232,22 @@ def build(
         put_varint(record, 0)  # headers
         put_varint(body, len(record))
         body += record
-    head = bytearray(
-        _HEADER.pack(
-            base_offset,
-            HEADER_BYTES - LOG_OVERHEAD_BYTES + len(body),
-            leader_epoch,
-            MAGIC,
-            0,
-            _CONTROL if is_control else 0,
-            len(records) - 1,
-            timestamp_ms,
-            timestamp_ms,
-            -1,
-            -1,
-            -1,
-            len(records),
-        )
+    header = BatchHeader(
+        base_offset,
+        HEADER_BYTES - LOG_OVERHEAD_BYTES + len(body),
+        leader_epoch,
+        MAGIC,
+        crc=0,  # computed by `join`
+        attributes=_CONTROL if is_control else 0,
+        last_offset_delta=len(records) - 1,
+        base_timestamp=timestamp_ms,
+        max_timestamp=timestamp_ms,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=-1,
+        record_count=len(records),
     )
-    _CRC.pack_into(head, _CRC_POSITION, crc32c(body, crc32c(memoryview(head)[_CRC_FROM:])))
-    return bytes(head + body)
+    return join(header, body)
 
 
 def read_records(data: Buffer, position: int, header: BatchHeader) -> Iterator[Record]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kipmesh.core.errors import InvalidConfigError
@@ -16,11 +16,14 @@ from kipmesh.kube import inside, prepare
 from kipmesh.kube.api import KubeError
 from kipmesh.node.settings import from_overrides
 
-INSIDE = {
-    "hold": "SIGSTOP for this pod's node",
-    "resume": "SIGCONT for it",
-    "press": "take processor and memory of this container",
-    "relieve": "an end to that",
+INSIDE: dict[str, tuple[str, Callable[[argparse.Namespace], None]]] = {
+    "hold": ("SIGSTOP for this pod's node", lambda _: inside.signal_node(signal.SIGSTOP)),
+    "resume": ("SIGCONT for it", lambda _: inside.signal_node(signal.SIGCONT)),
+    "press": (
+        "take processor and memory of this container",
+        lambda options: inside.press(options.cpu, options.memory_share, options.for_s),
+    ),
+    "relieve": ("an end to that", lambda _: inside.relieve()),
 }
 
 
@@ -32,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _prepare(options)
             return 0
         if options.command in INSIDE:
-            _inside(options)
+            INSIDE[options.command][1](options)
             return 0
         from kipmesh.kube import leave
 
@@ -47,24 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _inside(options: argparse.Namespace) -> None:
-    match options.command:
-        case "hold":
-            inside.signal_node(signal.SIGSTOP)
-        case "resume":
-            inside.signal_node(signal.SIGCONT)
-        case "press":
-            inside.press(options.cpu, options.memory_share, options.for_s)
-        case _:
-            inside.relieve()
-
-
 def _prepare(options: argparse.Namespace) -> None:
     member = None
     if options.pod is not None:
-        inside = [_listener(text, options) for text in options.listener or ()]
+        more = [_listener(text, options) for text in options.listener or ()]
         member = prepare.Member(
-            options.pod, options.first_id, options.service, options.port, [*inside, *_outside(options)]
+            options.pod, options.first_id, options.service, options.port, [*more, *_outside(options)]
         )
     rack = prepare.rack_of(options.node, options.label) if options.node and options.label else None
     if options.node and options.label and rack is None:
@@ -115,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     leave.add_argument("--bootstrap", required=True, help="brokers to begin with: host:port, separated by commas")
     leave.add_argument("--config", metavar="KEY=VALUE", action="append", help="how brokers are reached; repeatable")
     leave.add_argument("--timeout-s", type=float, default=300.0, help="longest time to wait for others, not to drain")
-    for name, text in INSIDE.items():
+    for name, (text, _) in INSIDE.items():
         inner = commands.add_parser(name, help=text)
         if name == "press":
             inner.add_argument("--cpu", type=int, default=0, help="busy processes")

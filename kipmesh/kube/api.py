@@ -18,15 +18,11 @@ import contextlib
 import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Any, NamedTuple
 
 CALL_TIMEOUT_S = 5.0
 RUN_TIMEOUT_S = 120.0
-_UNAUTHORIZED = 401
-_FORBIDDEN = 403
-_NOT_FOUND = 404
-_CONFLICT = 409
-_TOO_MANY = 429
 
 
 class KubeError(Exception):
@@ -116,15 +112,12 @@ class KubeApi:
 
     def write_lease(self, namespace: str, name: str, holder: str, duration_s: int, version: str) -> bool:
         """Take or renew it; False when somebody wrote it after that version was read. Raises KubeError."""
-        body = self._client.V1Lease(
-            metadata=self._client.V1ObjectMeta(name=name, namespace=namespace, resource_version=version),
-            spec=self._client.V1LeaseSpec(
-                holder_identity=holder, lease_duration_seconds=duration_s, renew_time=datetime.now(UTC)
-            ),
+        spec = self._client.V1LeaseSpec(
+            holder_identity=holder, lease_duration_seconds=duration_s, renew_time=datetime.now(UTC)
         )
         patch = {
             "metadata": {"resourceVersion": version},
-            "spec": self._client.ApiClient().sanitize_for_serialization(body.spec),
+            "spec": self._client.ApiClient().sanitize_for_serialization(spec),
         }
         try:
             self._call(f"write lease {name}", self._leases.patch_namespaced_lease, name, namespace, patch)
@@ -185,14 +178,7 @@ class KubeApi:
         try:
             return function(*arguments, _request_timeout=CALL_TIMEOUT_S, **options)
         except ApiException as error:
-            kinds = {
-                _UNAUTHORIZED: ForbiddenError,
-                _FORBIDDEN: ForbiddenError,
-                _NOT_FOUND: NotFoundError,
-                _CONFLICT: ConflictError,
-                _TOO_MANY: TooManyError,
-            }
-            kind = kinds.get(error.status, KubeError)
+            kind = _KINDS.get(error.status, KubeError)
             raise kind(f"cannot {what}: {error.status} {error.reason}") from None
         except (HTTPError, OSError) as error:
             raise KubeError(f"cannot {what}: {' '.join(str(error).split())}") from None
@@ -212,3 +198,12 @@ class TooManyError(KubeError):
 
 class ForbiddenError(KubeError):
     """The account may not do that, or is gone."""
+
+
+_KINDS: dict[int, type[KubeError]] = {
+    HTTPStatus.UNAUTHORIZED: ForbiddenError,
+    HTTPStatus.FORBIDDEN: ForbiddenError,
+    HTTPStatus.NOT_FOUND: NotFoundError,
+    HTTPStatus.CONFLICT: ConflictError,
+    HTTPStatus.TOO_MANY_REQUESTS: TooManyError,
+}

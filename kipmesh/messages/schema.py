@@ -40,6 +40,8 @@ Uuid = Annotated[bytes, "uuid"]
 Records = Annotated[bytes, "records"]
 """Record batches: bytes that no codec copies."""
 
+MAX_INT32 = 2**31 - 1
+MAX_INT64 = 2**63 - 1
 VERSION_MAX = 32_767
 _PYTHON_TYPES = {bool: "bool", str: "string", bytes: "bytes"}
 _ZEROS: dict[str, Any] = {"bool": False, "float64": 0.0, "string": "", "bytes": b"", "uuid": b"", "records": b""}
@@ -114,19 +116,6 @@ class Field(NamedTuple):
     """Whether an `error_code` refuses the whole request."""
 
 
-class _Spec(NamedTuple):
-    number: int | None
-    versions: str
-    nullable: str | None
-    tag: int | None
-    default: Any
-    null: Any
-    null_flag: NullFlag | None
-    proto_name: str
-    mirrors: tuple[str, ...] | None
-    is_refusal: bool
-
-
 ITEM = ""
 """In `mirrors`: the item of the request itself, where the request lists scalars."""
 
@@ -159,9 +148,20 @@ def field(
             list needs it; a scalar without a default of its own repeats the one of its name.
         is_refusal: False for an `error_code` of a response that does not refuse the whole request.
     """
-    flag = None if null_flag is None else NullFlag(*null_flag)
-    sources = (mirrors,) if isinstance(mirrors, str) else mirrors
-    return _Spec(number, versions, nullable, tag, default, null, flag, proto_name, sources, is_refusal)
+    return Field(
+        name="",
+        type=None,
+        number=number,
+        versions=parse_versions(versions),
+        nullable=_UNSET if nullable is None else parse_versions(nullable),
+        tag=tag,
+        default=default,
+        null=null,
+        null_flag=None if null_flag is None else NullFlag(*null_flag),
+        proto_name=proto_name,
+        mirrors=(mirrors,) if isinstance(mirrors, str) else mirrors,
+        is_refusal=is_refusal,
+    )
 
 
 def _parse_type(annotation: Any) -> tuple[Any, bool]:
@@ -179,31 +179,20 @@ def _parse_type(annotation: Any) -> tuple[Any, bool]:
     return _PYTHON_TYPES.get(annotation, annotation), False
 
 
-def _make_field(name: str, annotation: Any, spec: _Spec) -> Field:
+def _make_field(name: str, annotation: Any, declared: Field) -> Field:
+    """Return a field with what its declaration leaves to the name and the annotation."""
     kind, allows_none = _parse_type(annotation)
     is_struct = isinstance(kind, type)
-    default = spec.default
+    default, nullable = declared.default, declared.nullable
     if default is _UNSET:
         if allows_none or is_struct:
             default = None if allows_none else kind()
         else:
             default = () if isinstance(kind, Array) else zero_of(kind)
-    nullable = spec.nullable
-    if nullable is None:
-        nullable = "0+" if allows_none and not (is_struct and spec.tag is not None) else ""
-    return Field(
-        name,
-        kind,
-        spec.number,
-        parse_versions(spec.versions),
-        parse_versions(nullable),
-        spec.tag,
-        default,
-        spec.null,
-        spec.null_flag,
-        spec.proto_name or name,
-        spec.mirrors,
-        spec.is_refusal,
+    if nullable is _UNSET:
+        nullable = parse_versions("0+" if allows_none and not (is_struct and declared.tag is not None) else "")
+    return declared._replace(
+        name=name, type=kind, default=default, nullable=nullable, proto_name=declared.proto_name or name
     )
 
 
@@ -236,7 +225,7 @@ class MessageType(type):
         """Make the class. `key`, `versions` and `flexible` are those of a record."""
         if not bases:
             return super().__new__(mcs, name, bases, namespace)
-        specs = {attribute: spec for attribute, spec in namespace.items() if isinstance(spec, _Spec)}
+        specs = {attribute: spec for attribute, spec in namespace.items() if isinstance(spec, Field)}
         annotations = namespace.get("__annotations__", {})
         made = tuple([_make_field(attribute, annotations[attribute], spec) for attribute, spec in specs.items()])
         base = namedtuple(name, specs, defaults=[one.default for one in made], module=namespace["__module__"])  # type: ignore[misc]

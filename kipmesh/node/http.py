@@ -15,18 +15,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from kipmesh.tls.contexts import ServerContext
+    from kipmesh.transport.tls.contexts import ServerContext
 
 CONNECTIONS_MAX = 16
 CONNECTION_TIMEOUT_S = 5.0
@@ -41,7 +45,7 @@ class HttpAddressError(Exception):
 
 
 class Page(NamedTuple):
-    """An answer: status, content type, body."""
+    """A response: status, content type, body."""
 
     status: int
     content_type: str
@@ -58,19 +62,15 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:
-        self._answer(body=True)
-
-    def do_HEAD(self) -> None:
-        self._answer(body=False)
-
-    def _answer(self, *, body: bool) -> None:
         page = self.server.pages.get(self.path.partition("?")[0], _not_found)()
         self.send_response(page.status)
         self.send_header("Content-Type", page.content_type)
         self.send_header("Content-Length", str(len(page.body)))
         self.end_headers()
-        if body:
+        if self.command == "GET":
             self.wfile.write(page.body)
+
+    do_HEAD = do_GET  # noqa: N815 - the standard library's name
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the standard library's name
         """Requests of probes and scrapes are not worth a line."""
@@ -156,20 +156,16 @@ class Conditions(NamedTuple):
     is_in_sync: Callable[[], bool]
 
 
+@dataclass(eq=False, repr=False)
 class ProbeServer:
     """Serves the paths for one node."""
 
-    def __init__(
-        self,
-        registry: CollectorRegistry,
-        conditions: Conditions,
-        loop: asyncio.AbstractEventLoop,
-        tls: ServerContext | None = None,
-    ) -> None:
-        self._tls = tls
-        self._registry = registry
-        self._conditions = conditions
-        self._loop = loop
+    registry: CollectorRegistry
+    conditions: Conditions
+    loop: asyncio.AbstractEventLoop
+    tls: ServerContext | None = None
+
+    def __post_init__(self) -> None:
         self._server: _Server | None = None
         self.port = 0
 
@@ -178,12 +174,12 @@ class ProbeServer:
         pages = {
             "/metrics": self._metrics,
             "/healthz": self._healthz,
-            "/startedz": lambda: _told(self._conditions.is_started(), "started"),
-            "/readyz": lambda: _told(self._conditions.is_ready(), "ready"),
+            "/startedz": lambda: _told(self.conditions.is_started(), "started"),
+            "/readyz": lambda: _told(self.conditions.is_ready(), "ready"),
             "/insyncz": self._insyncz,
         }
         try:
-            server = _Server((host, port), pages, self._tls)
+            server = _Server((host, port), pages, self.tls)
         except OSError as error:
             raise HttpAddressError(f"cannot listen on {host}:{port} (http.listener): {error.strerror}") from None
         self._server = server
@@ -198,27 +194,62 @@ class ProbeServer:
             server.close()
 
     def _metrics(self) -> Page:
-        return Page(200, CONTENT_TYPE_LATEST, generate_latest(self._registry))
+        return Page(200, CONTENT_TYPE_LATEST, generate_latest(self.registry))
 
     def _healthz(self) -> Page:
         return self._in_loop(lambda: text_page(200, "alive"))
 
     def _insyncz(self) -> Page:
-        return self._in_loop(lambda: _told(self._conditions.is_in_sync(), "in sync"))
+        return self._in_loop(lambda: _told(self.conditions.is_in_sync(), "in sync"))
 
     def _in_loop(self, make: Callable[[], Page]) -> Page:
-        async def answer() -> Page:
+        async def respond() -> Page:
             return make()
 
-        question = answer()
+        response = respond()
         try:
-            return asyncio.run_coroutine_threadsafe(question, self._loop).result(LOOP_ANSWER_TIMEOUT_S)
+            return asyncio.run_coroutine_threadsafe(response, self.loop).result(LOOP_ANSWER_TIMEOUT_S)
         except FutureTimeoutError:
             return text_page(503, f"the event loop did not answer within {LOOP_ANSWER_TIMEOUT_S:g} s")
         except RuntimeError:
-            question.close()
+            response.close()
             return text_page(503, "the event loop is closed")
 
 
 def _told(is_so: bool, what: str) -> Page:
     return text_page(200, what) if is_so else text_page(503, f"not {what}")
+
+
+def data_folders(config: object) -> tuple[str, ...]:
+    """The folders that a service's configuration names: `log.dirs` and `metadata.log.dir`; () for others."""
+    named = (*getattr(config, "log_dirs", ()), getattr(config, "metadata_log_dir", ""))
+    return tuple(dict.fromkeys(folder for folder in named if folder))
+
+
+class DiskSpaceCollector(Collector):
+    """Free space and size of the disks of a node's data directories, by `logdirectory` as in `LogDirectoryOffline`.
+
+    Reads the file system at each scrape, on the probe server's thread. A directory that cannot be read, as one whose
+    disk was taken away, has no value; `kafka_log_logmanager_logdirectoryoffline` says that it is offline.
+    """
+
+    def __init__(self, folders: Sequence[str]) -> None:
+        self._folders = folders
+
+    def describe(self) -> tuple[GaugeMetricFamily, GaugeMetricFamily]:
+        """The names, without touching a disk."""
+        labels = ["logdirectory"]
+        return (
+            GaugeMetricFamily("kipmesh_disk_free_bytes", "Bytes that this node may still write there.", labels=labels),
+            GaugeMetricFamily("kipmesh_disk_size_bytes", "Bytes of that disk.", labels=labels),
+        )
+
+    def collect(self) -> Iterable[Metric]:
+        """O(folders)."""
+        free, size = self.describe()
+        for folder in self._folders:
+            with contextlib.suppress(OSError):
+                usage = shutil.disk_usage(folder)
+                free.add_metric([folder], usage.free)
+                size.add_metric([folder], usage.total)
+        return free, size

@@ -191,8 +191,7 @@ class _Process:
         from prometheus_client import ProcessCollector
 
         from kipmesh.core.config.node import parse_http_listener
-        from kipmesh.node.disk_space import DiskSpaceCollector, data_folders
-        from kipmesh.node.http import Conditions, ProbeServer
+        from kipmesh.node.http import Conditions, DiskSpaceCollector, ProbeServer, data_folders
 
         ProcessCollector(registry=node.registry)
         if folders := data_folders(self._config):

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from kipmesh.core.config import Endpoint, NodeConfig
-from kipmesh.core.config.consumer_service import ConsumerServiceConfig
+from kipmesh.core.config import NodeConfig
+from kipmesh.core.config.node import ConsumerServiceConfig
 
 if TYPE_CHECKING:
-    from kipmesh.rpc.tls import ServerTls
-    from kipmesh.tls import ServerContext, TlsFiles
+    from kipmesh.transport.grpc.tls import ServerTls
+    from kipmesh.transport.tls import ServerContext, TlsFiles
 
 
 class ProcessTls:
@@ -27,7 +27,7 @@ class ProcessTls:
         self._config = config
         if not _wants_tls(config):
             return
-        from kipmesh.tls import TlsFiles, TlsPaths  # cryptography: a start without TLS does not pay for it
+        from kipmesh.transport.tls import TlsFiles, TlsPaths  # cryptography: a start without TLS does not pay for it
 
         self.files = TlsFiles(TlsPaths.of(config))
         registry.register(_TlsCollector(self.files, lambda: sum(one.refused for one in self._servers)))
@@ -40,7 +40,7 @@ class ProcessTls:
         encrypts = config.has_tls(listener)
         if not encrypts and not config.mesh_has_tls:
             return None
-        from kipmesh.rpc.tls import ServerTls
+        from kipmesh.transport.grpc.tls import ServerTls
 
         required = listener == config.mesh_listener or config.ssl_client_auth == "required"
         server = ServerTls(self.files, config.ssl_node_names, encrypts=encrypts, requires_certificate=required)
@@ -54,24 +54,20 @@ class ProcessTls:
         return self.files if wants else None
 
     def http(self, *, alpn: tuple[str, ...] = ()) -> ServerContext | None:
-        """For `http.listener`."""
-        return http_context(self.files, self._config.http_endpoint, self._config.http_ssl_client_auth, alpn=alpn)
+        """The context of `http.listener`, None for one in plaintext."""
+        if self.files is None or self._config.http_endpoint.name != "HTTPS":
+            return None
+        from kipmesh.transport.tls import ServerContext
+
+        client_auth: Literal["required", "none"] = "none"
+        if self._config.http_ssl_client_auth == "required":
+            client_auth = "required"
+        return ServerContext(self.files, client_auth=client_auth, alpn=alpn)
 
     def close(self) -> None:
         """Look at the files no more; idempotent."""
         if self.files is not None:
             self.files.close()
-
-
-def http_context(
-    files: TlsFiles | None, endpoint: Endpoint, client_auth: str, *, alpn: tuple[str, ...] = ()
-) -> ServerContext | None:
-    """The context of an HTTP listener, None for one in plaintext."""
-    if files is None or endpoint.name != "HTTPS":
-        return None
-    from kipmesh.tls import ServerContext
-
-    return ServerContext(files, client_auth="required" if client_auth == "required" else "none", alpn=alpn)
 
 
 def _wants_tls(config: NodeConfig | ConsumerServiceConfig) -> bool:
@@ -88,7 +84,7 @@ class _TlsCollector(Collector):
         self._refused = refused
 
     def collect(self) -> Iterator[Metric]:
-        current = self._files.current
+        files, current = self._files, self._files.current
         expiry = GaugeMetricFamily(
             "kipmesh_tls_certificate_expiry_timestamp_seconds",
             "When the certificates in use expire: the own one, and the first of the authorities.",
@@ -98,17 +94,13 @@ class _TlsCollector(Collector):
             if at_s is not None:
                 expiry.add_metric([label], at_s)
         yield expiry
-        yield GaugeMetricFamily(
-            "kipmesh_tls_files_bad",
-            "1 while the certificate files cannot be used and those before are.",
-            value=float(self._files.is_bad),
-        )
+        text = "1 while the certificate files cannot be used and those before are."
+        yield GaugeMetricFamily("kipmesh_tls_files_bad", text, value=float(files.is_bad))
         reloads = CounterMetricFamily(
             "kipmesh_tls_reloads", "Changes of the certificate files, by what became of them.", labels=["result"]
         )
-        reloads.add_metric(["used"], self._files.reloads)
-        reloads.add_metric(["refused"], self._files.failures)
+        reloads.add_metric(["used"], files.reloads)
+        reloads.add_metric(["refused"], files.failures)
         yield reloads
-        yield CounterMetricFamily(
-            "kipmesh_tls_requests_refused", "Requests for nodes that came from others.", value=self._refused()
-        )
+        text = "Requests for nodes that came from others."
+        yield CounterMetricFamily("kipmesh_tls_requests_refused", text, value=self._refused())

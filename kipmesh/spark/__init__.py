@@ -22,10 +22,9 @@ def register(spark: SparkSession) -> None:
     """Make ``format("kipmesh")`` known to `spark`; harmless when it is known already.
 
     Turns on that Spark hands filters to Python sources, unless the session says something about it already, and makes
-    it safe to start several streaming queries side by side (`kipmesh.spark.runner_variables`).
+    it safe to start several streaming queries side by side (`kipmesh.spark.source`).
     """
-    from kipmesh.spark.runner_variables import complete_variables
-    from kipmesh.spark.source import KipmeshDataSource
+    from kipmesh.spark.source import KipmeshDataSource, complete_variables
 
     name = KipmeshDataSource.name()
     complete_variables(spark, name)  # of the source that Spark has found, which other sessions use

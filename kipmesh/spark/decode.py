@@ -45,35 +45,11 @@ _MS_MAX: Final = (2**63 - 1) // _MICROSECONDS
 _BYTES_ALONE: Final = _BYTES // 8
 
 
-def arrow_schema(*, include_headers: bool, include_record_id: bool = False) -> pa.Schema:
-    """The columns of Spark's Kafka connector as Arrow types, exactly as Spark 4.2 expects them."""
-    fields = [
-        pa.field("key", pa.binary()),
-        pa.field("value", pa.binary()),
-        pa.field("topic", pa.string()),
-        pa.field("partition", pa.int32()),
-        pa.field("offset", pa.int64()),
-        pa.field("timestamp", pa.timestamp("us", tz="UTC")),
-        pa.field("timestampType", pa.int32()),
-    ]
-    if include_headers:
-        header = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
-        fields.append(pa.field("headers", pa.list_(header)))
-    if include_record_id:
-        fields.append(pa.field("recordId", pa.string()))
-    return pa.schema(fields)
-
-
-def decode(chunks: Iterable[tuple[int, bytes]], wanted: OffsetRange, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Arrow batches of the records of `wanted` in `chunks`: first offsets, and whole batches in offset order.
+def decode(chunks: Iterable[tuple[OffsetRange, int, bytes]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Arrow batches of the records of ranges in `chunks`: first offsets, and whole batches in offset order by range.
 
     Raises `CorruptRecordError` for bytes that are no batch or whose CRC is wrong.
     """
-    return decode_all(((wanted, first, chunk) for first, chunk in chunks), schema)
-
-
-def decode_all(chunks: Iterable[tuple[OffsetRange, int, bytes]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The same of several ranges, whose chunks come in turns."""
     decoder = _Decoder(schema)
     for wanted, first, chunk in chunks:
         yield from decoder.add(wanted, first, chunk)

@@ -52,14 +52,7 @@ class JavaMissingError(Exception):
 
 def find_java() -> Path | None:
     """The JAVA_HOME of the first Java runtime of at least `MINIMUM_VERSION`, or None."""
-    seen: set[Path] = set()
-    for home in _candidates():
-        if home in seen:
-            continue
-        seen.add(home)
-        if java_version(home) >= MINIMUM_VERSION:
-            return home
-    return None
+    return next((home for home in dict.fromkeys(_candidates()) if java_version(home) >= MINIMUM_VERSION), None)
 
 
 def ensure_java(report: Callable[[str], None] = lambda _line: None) -> Path:

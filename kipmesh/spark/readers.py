@@ -42,7 +42,7 @@ from kipmesh.spark.pushdown import Pushdown
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kipmesh.spark.mesh import Mesh
+    from kipmesh.spark.cluster import ClusterConnection
 
 try:
     from pyspark.sql.streaming.datasource import (
@@ -68,7 +68,29 @@ class RangePartition(InputPartition):
         self.wanted = wanted
 
 
-class KipmeshReader(DataSourceReader):
+class _Executor:
+    """What readers do on an executor."""
+
+    _options: SourceOptions
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of one task. Spark asks for an empty partition when a query has no tasks."""
+        if not isinstance(partition, RangePartition):
+            return
+        from pyspark import TaskContext
+
+        from kipmesh.spark.cluster import ClusterConnection
+        from kipmesh.spark.decode import decode
+
+        with ClusterConnection(self._options, keeps_consumer=TaskContext.get() is not None) as mesh:
+            schema = arrow_schema(
+                include_headers=self._options.include_headers, include_record_id=self._options.include_record_id
+            )
+            chunks = mesh.fetch(partition.wanted, DataLoss(fail=self._options.fail_on_data_loss))
+            yield from decode(chunks, schema)
+
+
+class KipmeshReader(_Executor, DataSourceReader):
     """A batch query."""
 
     def __init__(self, options: SourceOptions) -> None:
@@ -84,15 +106,11 @@ class KipmeshReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """A task for each partition of the topics; more where minPartitions or maxRecordsPerPartition ask for them."""
-        from kipmesh.spark.mesh import Mesh
+        from kipmesh.spark.cluster import ClusterConnection
 
-        with Mesh(self._options) as mesh:
+        with ClusterConnection(self._options) as mesh:
             ranges = plan_batch(self._options, mesh, DataLoss(fail=self._options.fail_on_data_loss))
             return _tasks(self._options, self.pushdown.narrow(ranges, mesh), mesh)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of one task, on an executor."""
-        return _read(self._options, partition)
 
 
 class FilterTaker:
@@ -111,23 +129,23 @@ class FilterTaker:
         return self._reader.pushdown.take(filters) if self._reader.pushes_filters else filters
 
 
-class _StreamReader(DataSourceStreamReader):
+class _StreamReader(_Executor, DataSourceStreamReader):
     """A streaming query, as far as pyspark 4.1 and 4.2 agree. Lives in a process of its own beside the driver."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._loss = DataLoss(fail=options.fail_on_data_loss)
-        self._open_mesh: Mesh | None = None
+        self._open_mesh: ClusterConnection | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open_mesh": None}
 
     @property
-    def _mesh(self) -> Mesh:
+    def _mesh(self) -> ClusterConnection:
         if self._open_mesh is None:
-            from kipmesh.spark.mesh import Mesh
+            from kipmesh.spark.cluster import ClusterConnection
 
-            self._open_mesh = Mesh(self._options)
+            self._open_mesh = ClusterConnection(self._options)
         return self._open_mesh
 
     def initialOffset(self) -> Json:  # noqa: N802 (Spark's name)
@@ -139,10 +157,6 @@ class _StreamReader(DataSourceStreamReader):
         begin, until = offsets_from_json(start), offsets_from_json(end)
         new = self._mesh.earliest_offsets(new_partitions(begin, until))
         return _tasks(self._options, plan_stream(begin, until, new, self._loss), self._mesh)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of one task, on an executor."""
-        return _read(self._options, partition)
 
     def commit(self, end: Json) -> None:
         """Nothing to do: the checkpoint is the only place of offsets."""
@@ -230,24 +244,30 @@ def refuse_read_limits(options: SourceOptions) -> None:
         raise InvalidOptionError("minOffsetsPerTrigger", "needs pyspark 4.2, which has read limits")
 
 
-def _tasks(options: SourceOptions, ranges: list[OffsetRange], mesh: Mesh) -> list[InputPartition]:
+def arrow_schema(*, include_headers: bool, include_record_id: bool = False) -> pa.Schema:
+    """The columns of Spark's Kafka connector as Arrow types, exactly as Spark 4.2 expects them."""
+    import pyarrow as pa
+
+    fields = [
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),
+        pa.field("timestamp", pa.timestamp("us", tz="UTC")),
+        pa.field("timestampType", pa.int32()),
+    ]
+    if include_headers:
+        header = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+        fields.append(pa.field("headers", pa.list_(header)))
+    if include_record_id:
+        fields.append(pa.field("recordId", pa.string()))
+    return pa.schema(fields)
+
+
+def _tasks(options: SourceOptions, ranges: list[OffsetRange], mesh: ClusterConnection) -> list[InputPartition]:
     pieces = split_ranges(ranges, options.min_partitions, options.max_records_per_partition)
     leaders: dict[TopicPartition, int] = {}
     if options.max_tasks is not None and len(pieces) > options.max_tasks:
         leaders = mesh.leaders({piece.topic_partition for piece in pieces})
     return [RangePartition(group) for group in group_ranges(pieces, options.max_tasks, leaders)]
-
-
-def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """Fetch, decode, yield. Spark asks for an empty partition when a query has no tasks."""
-    if not isinstance(partition, RangePartition):
-        return
-    from pyspark import TaskContext
-
-    from kipmesh.spark.decode import arrow_schema, decode_all
-    from kipmesh.spark.mesh import Mesh
-
-    with Mesh(options, keeps_consumer=TaskContext.get() is not None) as mesh:
-        schema = arrow_schema(include_headers=options.include_headers, include_record_id=options.include_record_id)
-        chunks = mesh.fetch_all(partition.wanted, DataLoss(fail=options.fail_on_data_loss))
-        yield from decode_all(chunks, schema)

@@ -7,6 +7,10 @@ neither gRPC nor the client library is imported from here.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -14,21 +18,16 @@ from pyspark.sql.datasource import (
     DataSourceStreamWriter,
     DataSourceWriter,
 )
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
 from kipmesh.spark.offsets import InvalidOptionError, OtherModeError
-from kipmesh.spark.options import Mode, SourceOptions, parse_options
-from kipmesh.spark.readers import KipmeshReader, KipmeshStreamReader
-from kipmesh.spark.write_options import check_columns, parse_write_options
+from kipmesh.spark.options import Mode, SourceOptions, check_columns, parse_options, parse_write_options
+from kipmesh.spark.readers import KipmeshReader, KipmeshStreamReader, arrow_schema
 from kipmesh.spark.writers import KipmeshStreamWriter, KipmeshWriter
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 class KipmeshDataSource(DataSource):
@@ -83,24 +82,57 @@ def _types(schema: StructType) -> dict[str, str]:
 
 
 def _columns(options: SourceOptions) -> StructType:
-    columns = (
-        StructType()
-        .add("key", BinaryType())
-        .add("value", BinaryType())
-        .add("topic", StringType())
-        .add("partition", IntegerType())
-        .add("offset", LongType())
-        .add("timestamp", TimestampType())
-        .add("timestampType", IntegerType())
+    return from_arrow_schema(
+        arrow_schema(include_headers=options.include_headers, include_record_id=options.include_record_id)
     )
-    if options.include_headers:
-        columns.add("headers", ArrayType(StructType().add("key", StringType()).add("value", BinaryType())))
-    if options.include_record_id:
-        columns.add("recordId", StringType())
-    return columns
 
 
 def _check_schema(schema: StructType, options: SourceOptions) -> None:
     columns = _columns(options)
     if schema != columns:
         raise InvalidOptionError("schema", f"cannot be chosen: the columns are {columns.simpleString()}")
+
+
+# -- several streaming queries of one Spark
+#
+# Spark has one `PythonFunction` for each Python data source, and with it one map of environment variables for all its
+# queries. The first streaming query puts four keys into it (`PythonStreamingSourceRunner.init`), and every query writes
+# the map out with its tasks. Nothing synchronises that: two queries that start side by side may both add a key, after
+# which the map counts one more than it has, and no task of this source can be written out any more: "Illegal size 5 of
+# collection, expected 6". A map that has the keys already is only ever given other values, which harms nothing.
+
+RUNNER_VARIABLES: Final[Mapping[str, str]] = {
+    "SPARK_LOCAL_DIRS": "",
+    "SPARK_AUTH_SOCKET_TIMEOUT": "",
+    "SPARK_BUFFER_SIZE": "",
+    "SPARK_PYTHON_RUNTIME": "PYTHON_WORKER",
+}
+"""What Spark 4.1 and 4.2 put into the map when a streaming query starts. Empty is what all who use it set before."""
+
+_log = logging.getLogger(__name__)
+
+
+def complete_variables(spark: SparkSession, name: str) -> None:
+    """Add what is missing of `RUNNER_VARIABLES` to the map of the Python data source `name`, if there is that source.
+
+    To be called before its first query. With Spark Connect the map is out of reach, and nothing happens; so it is,
+    with a warning in the log, when Spark's inner classes are not as they were in 4.1 and 4.2.
+    """
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+    try:
+        variables = _variables(spark, name)
+        for variable, value in RUNNER_VARIABLES.items() if variables is not None else ():
+            if variable not in variables:
+                variables[variable] = value
+    except (AttributeError, TypeError, Py4JError):
+        if hasattr(spark, "_jsparkSession"):
+            _log.warning("Streaming queries of %s must not start side by side: see docs/spark.md", name, exc_info=True)
+
+
+def _variables(spark: Any, name: str) -> Any:
+    """The map itself, as py4j's view of it; None where there is no such source."""
+    manager = spark._jsparkSession.sessionState().dataSourceManager()
+    if not manager.dataSourceExists(name):
+        return None
+    return manager.lookupDataSource(name).dataSourceCls().envVars()

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from kipmesh.spark.offsets import InvalidOptionError
+from kipmesh.spark.options import WriteOptions
 from kipmesh.spark.row_ids import BATCH_HEADER, ROW_HEADER, Header, Row, RowNames, without_names
-from kipmesh.spark.write_options import WriteOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kipmesh.client.pump import PendingRecord
+    from kipmesh.client.producer.pump import PendingRecord
     from kipmesh.client.sync import Producer
 
 # By these names Spark's streaming engine tells its tasks what they belong to.
@@ -94,7 +94,7 @@ def write_rows(options: WriteOptions, batch: str, task: int, batches: Iterator[p
             sender.finish()
     finally:
         if sender is not None:
-            sender.close()
+            sender.producer.close()
     return RowsWritten(rows)
 
 
@@ -141,14 +141,14 @@ class _Sender:
     def __init__(self, options: WriteOptions) -> None:
         from kipmesh.client.sync import Producer
 
-        self._producer: Producer = Producer(options.bootstrap, **options.client_config)
-        self._producer.start()
+        self.producer: Producer = Producer(options.bootstrap, **options.client_config)
+        self.producer.start()
         self._pending: deque[PendingRecord] = deque()
 
     def send(self, rows: list[Row], batch: bytes, names: RowNames | None) -> None:
         """Send rows; blocks when too many wait, and raises the error of an earlier one that failed."""
         ids = [None] * len(rows) if names is None else names.take(rows)
-        send, append = self._producer.send, self._pending.append
+        send, append = self.producer.send, self._pending.append
         for (topic, key, value, partition, timestamp_ms, headers), row_id in zip(rows, ids, strict=True):
             if row_id is not None:
                 headers = [*without_names(headers), (BATCH_HEADER, batch), (ROW_HEADER, row_id)]
@@ -158,10 +158,6 @@ class _Sender:
 
     def finish(self) -> None:
         """Wait until all is acknowledged; raises the first error."""
-        self._producer.flush()
+        self.producer.flush()
         while self._pending:
             self._pending.popleft().result()
-
-    def close(self) -> None:
-        """Disconnect."""
-        self._producer.close()

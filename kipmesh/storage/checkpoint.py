@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from kipmesh.core.errors import CorruptRecordError
-from kipmesh.storage.fs import FileSystem, read_file, write_atomic
+from kipmesh.storage.fs import FileSystem, read_file, write_atomic, write_file
 
 RECOVERY_POINT_CHECKPOINT = "recovery-point-offset-checkpoint"
 LOG_START_CHECKPOINT = "log-start-offset-checkpoint"
@@ -70,9 +70,9 @@ def write_offsets(fs: FileSystem, path: str, offsets: Mapping[TopicPartition, in
     write_atomic(fs, path, _format_lines(f"{topic} {part} {offset}" for (topic, part), offset in offsets.items()))
 
 
-def read_epochs(fs: FileSystem, folder: str) -> tuple[tuple[int, int], ...]:
+def read_epochs(fs: FileSystem, directory: str) -> tuple[tuple[int, int], ...]:
     """(epoch, start offset) of a log; empty when there is no checkpoint; CorruptRecordError."""
-    path = f"{folder}/{LEADER_EPOCH_CHECKPOINT}"
+    path = f"{directory}/{LEADER_EPOCH_CHECKPOINT}"
     try:
         entries = tuple((int(epoch), int(offset)) for epoch, offset in _read_lines(fs, path, 2))
     except ValueError:
@@ -82,10 +82,10 @@ def read_epochs(fs: FileSystem, folder: str) -> tuple[tuple[int, int], ...]:
     return entries
 
 
-def write_epochs(fs: FileSystem, folder: str, entries: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-    """Replace the epochs of a log and give what was written; the caller syncs the folder. OSError."""
+def write_epochs(fs: FileSystem, directory: str, entries: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    """Replace the epochs of a log and give what was written; the caller syncs the directory. OSError."""
     lines = _format_lines(f"{epoch} {offset}" for epoch, offset in entries)
-    write_atomic(fs, f"{folder}/{LEADER_EPOCH_CHECKPOINT}", lines, sync_dir=False)
+    write_atomic(fs, f"{directory}/{LEADER_EPOCH_CHECKPOINT}", lines, sync_dir=False)
     return entries
 
 
@@ -94,9 +94,10 @@ def uuid_text(identity: bytes) -> str:
     return base64.urlsafe_b64encode(identity).decode().rstrip("=")
 
 
-def format_partition_metadata(topic_id: bytes) -> bytes:
-    """The content of `partition.metadata`."""
-    return f"version: 0\ntopic_id: {uuid_text(topic_id)}".encode()
+def write_partition_metadata(fs: FileSystem, directory: str, topic_id: bytes) -> None:
+    """Write `partition.metadata` of a log, unsynced; see `kipmesh.storage.log.log_loader`. OSError."""
+    content = f"version: 0\ntopic_id: {uuid_text(topic_id)}".encode()
+    write_file(fs, f"{directory}/{PARTITION_METADATA}", content, sync=False)
 
 
 def parse_partition_metadata(data: bytes) -> bytes:
@@ -110,16 +111,16 @@ def parse_partition_metadata(data: bytes) -> bytes:
 
 
 class MetaProperties(NamedTuple):
-    """Whose a data folder is."""
+    """Whose a data directory is."""
 
     cluster_id: str
     node_id: int
     directory_id: str
 
 
-def read_meta_properties(fs: FileSystem, folder: str) -> MetaProperties | None:
-    """None when the folder is new; CorruptRecordError when the file is not whole."""
-    path = f"{folder}/{META_PROPERTIES}"
+def read_meta_properties(fs: FileSystem, directory: str) -> MetaProperties | None:
+    """None when the directory is new; CorruptRecordError when the file is not whole."""
+    path = f"{directory}/{META_PROPERTIES}"
     try:
         data = read_file(fs, path)
     except FileNotFoundError:
@@ -135,8 +136,8 @@ def read_meta_properties(fs: FileSystem, folder: str) -> MetaProperties | None:
         raise CorruptRecordError(f"{path} lacks cluster.id or node.id") from None
 
 
-def write_meta_properties(fs: FileSystem, folder: str, properties: MetaProperties) -> None:
-    """Make the folder this node's; OSError."""
+def write_meta_properties(fs: FileSystem, directory: str, properties: MetaProperties) -> None:
+    """Make the directory this node's; OSError."""
     lines = [
         "#",
         f"cluster.id={properties.cluster_id}",
@@ -145,13 +146,13 @@ def write_meta_properties(fs: FileSystem, folder: str, properties: MetaPropertie
         "version=1",
         "",
     ]
-    write_atomic(fs, f"{folder}/{META_PROPERTIES}", "\n".join(lines).encode())
+    write_atomic(fs, f"{directory}/{META_PROPERTIES}", "\n".join(lines).encode())
 
 
-def read_clean_shutdown(fs: FileSystem, folder: str) -> int | None:
+def read_clean_shutdown(fs: FileSystem, directory: str) -> int | None:
     """The broker epoch of the last clean stop, -1 if it is not readable; None after an unclean stop."""
     try:
-        content = json.loads(read_file(fs, f"{folder}/{CLEAN_SHUTDOWN}"))
+        content = json.loads(read_file(fs, f"{directory}/{CLEAN_SHUTDOWN}"))
         return int(content["brokerEpoch"])
     except FileNotFoundError:
         return None
@@ -159,14 +160,14 @@ def read_clean_shutdown(fs: FileSystem, folder: str) -> int | None:
         return -1
 
 
-def write_clean_shutdown(fs: FileSystem, folder: str, broker_epoch: int) -> None:
-    """Say that everything in the folder is whole and durable; OSError."""
+def write_clean_shutdown(fs: FileSystem, directory: str, broker_epoch: int) -> None:
+    """Say that everything in the directory is whole and durable; OSError."""
     content = json.dumps({"version": 0, "brokerEpoch": broker_epoch}, separators=(",", ":"))
-    write_atomic(fs, f"{folder}/{CLEAN_SHUTDOWN}", content.encode())
+    write_atomic(fs, f"{directory}/{CLEAN_SHUTDOWN}", content.encode())
 
 
-def remove_clean_shutdown(fs: FileSystem, folder: str) -> None:
+def remove_clean_shutdown(fs: FileSystem, directory: str) -> None:
     """From now on a stop is unclean until proven otherwise; OSError."""
-    if fs.exists(f"{folder}/{CLEAN_SHUTDOWN}"):
-        fs.remove(f"{folder}/{CLEAN_SHUTDOWN}")
-        fs.sync_dir(os.path.normpath(folder))
+    if fs.exists(f"{directory}/{CLEAN_SHUTDOWN}"):
+        fs.remove(f"{directory}/{CLEAN_SHUTDOWN}")
+        fs.sync_dir(os.path.normpath(directory))

@@ -1,19 +1,19 @@
-"""All logs of a node: its data folders, who may use them, checkpoints, and what a stop leaves behind.
+"""All logs of a node: its data directories, who may use them, checkpoints, and what a stop leaves behind.
 
 Everything here blocks. `load` and `close` belong on a thread; `checkpoint_*` may run on one while the owner's loop
 creates and deletes partitions. The rest is the owner's.
 
-A data folder has `.lock` (one process at a time), `meta.properties` (one node of one cluster), four offset
-checkpoints, the clean-shutdown marker, and a folder `<topic>-<partition>` a log. The marker is written by `close` when
-everything is durable, and removed by `load` before anything is touched.
+A data directory has `.lock` (one process at a time), `meta.properties` (one node of one cluster), four offset
+checkpoints, the clean-shutdown marker, and a directory `<topic>-<partition>` a log. The marker is written by `close`
+when everything is durable, and removed by `load` before anything is touched.
 
-A data folder whose disk fails, or that is gone (each checkpoint and new log looks), is told to `on_folder_failed`, and
-goes offline when the owner says so (`take_offline`); one that cannot be opened is offline from the start. Its logs are
-no more until the next start, and none of them is made anew elsewhere. The folder of the metadata log is needed: `load`
-fails without it.
+`on_directory_failed` receives each data directory whose disk fails, or that is gone (each checkpoint and new log checks
+that). It goes offline when the owner says so (`take_offline`); one that cannot be opened is offline from the start. Its
+logs are not available until the next start, and none of them is recreated elsewhere. The directory of the metadata log
+is needed: `load` fails without it.
 
-Invariants: a partition is in one data folder; an entry of a checkpoint belongs to the partition that is there now: one
-recreated under its name never meets the old one's offsets.
+Invariants: a partition is in one data directory; an entry of a checkpoint belongs to the partition that is there now:
+one recreated under its name never meets the old one's offsets.
 """
 
 from __future__ import annotations
@@ -30,15 +30,13 @@ from types import MappingProxyType
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, CLUSTER_METADATA_TOPIC_ID
-from kipmesh.storage import checkpoint, metadata_check
+from kipmesh.storage import checkpoint
 from kipmesh.storage.checkpoint import TopicPartition, uuid_text
-from kipmesh.storage.cuts import makes_cuts_durable
-from kipmesh.storage.data_folder import DataFolder, DataFolders, OnFolderFailed, check_no_duplicates
-from kipmesh.storage.errors import StorageError
-from kipmesh.storage.fs import FileSystem
-from kipmesh.storage.log import Log, OnFailed
-from kipmesh.storage.log_loader import open_log, write_identity
-from kipmesh.storage.open_files import OpenFiles
+from kipmesh.storage.data_directory import DataDirectories, DataDirectory, OnDirectoryFailed, check_no_duplicates
+from kipmesh.storage.fs import FileSystem, OpenFiles, StorageError
+from kipmesh.storage.log.log import Log, OnFailed
+from kipmesh.storage.log.log_loader import open_log
+from kipmesh.storage.quorum import metadata_check
 
 _LOG = logging.getLogger(__name__)
 
@@ -60,23 +58,23 @@ class LogManager:
         open_files_max: int = 4000,
         on_progress: Callable[[int, int], None] | None = None,
         on_log_failed: OnFailed | None = None,
-        on_folder_failed: OnFolderFailed | None = None,
+        on_directory_failed: OnDirectoryFailed | None = None,
         metadata_dir: str = "",
     ) -> None:
         """`on_progress(loaded, total)` is called from `load`, after each log.
 
         `on_log_failed(log, error)` is called once for a log that failed for good, when the failure is met: by the
-        owner's call, or on the thread of a flush, a checkpoint or `close`. So is `on_folder_failed` with the log's data
-        folder, and when the folder's own files cannot be written. Both must be quick and must not raise.
+        owner's call, or on the thread of a flush, a checkpoint or `close`. So is `on_directory_failed` with the log's
+        data directory, and when the directory's own files cannot be written. Both must be quick and must not raise.
 
         `metadata_dir` is where the metadata log is made, by default the first of `log_dirs`; if it is none of them it
         gets no other log.
         """
-        self.folders = DataFolders(fs, log_dirs, metadata_dir, on_folder_failed)
+        self.directories = DataDirectories(fs, log_dirs, metadata_dir, on_directory_failed)
         self.fs = fs
         self.files = OpenFiles(fs, open_files_max)
         self.clean_shutdown_epoch = -1
-        """The broker epoch of the last stop if it was clean in every data folder, else -1."""
+        """The broker epoch of the last stop if it was clean in every data directory, else -1."""
         self._cluster_id = cluster_id
         self._node_id = node_id
         self._defaults = defaults
@@ -88,9 +86,10 @@ class LogManager:
         """What the metadata log lacks that was durable; it is not loaded then, and nothing of it was changed."""
         self.metadata_recovery_point = 0
         """What of the metadata log was durable by the checkpoint that was found."""
-        self._folder_of: dict[TopicPartition, DataFolder] = {}
-        self._offline: dict[TopicPartition, bytes] = {}  # topic ids of logs in folders that failed since the start
-        self._high_watermarks: dict[TopicPartition, int] = {}
+        self._directory_of: dict[TopicPartition, DataDirectory] = {}
+        self._offline: dict[TopicPartition, bytes] = {}  # topic ids of logs in directories that failed since the start
+        self.high_watermarks: dict[TopicPartition, int] = {}
+        """The last high watermarks that were checkpointed; they may be above what the logs have now."""
         self._stale: set[TopicPartition] = set()  # may be in a checkpoint, and are no more
         self._deleted: list[tuple[int, str]] = []
         self._checkpoint_lock = threading.Lock()
@@ -109,76 +108,74 @@ class LogManager:
             return self._metadata_log
         return self._logs.get((topic, partition))
 
-    def checkpointed_high_watermark(self, topic: str, partition: int) -> int:
-        """The last high watermark that was checkpointed; 0 if there is none. It may be above what the log has now."""
-        return self._high_watermarks.get((topic, partition), 0)
-
-    def folder_of(self, topic: str, partition: int) -> DataFolder | None:
-        """Where the log is; None when it is not in a folder that is online."""
-        return self._folder_of.get((topic, partition))
+    def directory_of(self, topic: str, partition: int) -> DataDirectory | None:
+        """Where the log is; None when it is not in a directory that is online."""
+        return self._directory_of.get((topic, partition))
 
     def _every_log(self) -> list[Log]:
         return [*self._logs.values(), *([self._metadata_log] if self._metadata_log else [])]
 
-    def _logs_in(self, folder: DataFolder) -> list[Log]:
-        return [log for log in self._every_log() if log.dir.rpartition("/")[0] == folder.path]
+    def _logs_in(self, directory: DataDirectory) -> list[Log]:
+        return [log for log in self._every_log() if log.dir.rpartition("/")[0] == directory.path]
 
     # -- starting
 
     def load(self, now_ms: int) -> None:
-        """Take the data folders and load every log; KafkaError, one clear line, when they are not ours to take."""
+        """Take the data directories and load every log; KafkaError, one clear line, when they are not ours to take."""
         try:
-            self.folders.take_all(self._cluster_id, self._node_id)
+            self.directories.take_all(self._cluster_id, self._node_id)
             self._load_logs(now_ms)
-            self.clean_shutdown_epoch = self.folders.clean_epoch
+            self.clean_shutdown_epoch = self.directories.clean_epoch
         except OSError as error:
             self.abandon()
             why = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
-            raise StorageError(f"cannot load the data folders {', '.join(self.folders.paths)}: {why}") from error
+            raise StorageError(f"cannot load the data folders {', '.join(self.directories.paths)}: {why}") from error
         except BaseException:
             self.abandon()
             raise
 
     def _load_logs(self, now_ms: int) -> None:
         found = []
-        for folder in self.folders.online:
+        for directory in self.directories.online:
             try:
-                there = folder.contents(self.fs)
+                there = directory.contents(self.fs)
             except OSError as error:
-                self.folders.leave_out(folder, error)
+                self.directories.leave_out(directory, error)
                 continue
-            found += [(folder, *entry) for entry in there.logs]
-            self._high_watermarks |= there.high_watermarks
+            found += [(directory, *entry) for entry in there.logs]
+            self.high_watermarks |= there.high_watermarks
             self._stale |= there.checkpointed
-        check_no_duplicates((folder.path, key) for folder, key, *_ in found)
-        # The metadata log first: where it is is the folder that is needed.
+        check_no_duplicates((directory.path, key) for directory, key, *_ in found)
+        # The metadata log first: where it is is the directory that is needed.
         found.sort(key=lambda item: item[1][0] != CLUSTER_METADATA_TOPIC)
-        for number, (folder, key, recovery_point, log_start) in enumerate(found):
-            if not folder.is_online:
+        for number, (directory, key, recovery_point, log_start) in enumerate(found):
+            if not directory.is_online:
                 continue
-            if key[0] == CLUSTER_METADATA_TOPIC and self._is_metadata_damaged(folder, key, recovery_point, log_start):
+            if key[0] == CLUSTER_METADATA_TOPIC and self._is_metadata_damaged(
+                directory, key, recovery_point, log_start
+            ):
                 continue
             try:
                 log = self._open(
-                    folder, key, self._defaults, now_ms, recovery_point=recovery_point, log_start_offset=log_start
+                    directory, key, self._defaults, now_ms, recovery_point=recovery_point, log_start_offset=log_start
                 )
-                log.first_dirty_offset = min(folder.first_dirty_offsets.get(key, 0), log.recovery_point)
+                log.first_dirty_offset = min(directory.first_dirty_offsets.get(key, 0), log.recovery_point)
             except StorageError as error:
-                if folder.path == self.folders.metadata_path or not isinstance(error.__cause__, OSError):
+                if directory.path == self.directories.metadata_path or not isinstance(error.__cause__, OSError):
                     raise
-                self.folders.leave_out(folder, error.__cause__)
-                self._drop_offline(folder, error)
+                self.directories.leave_out(directory, error.__cause__)
+                self._drop_offline(directory, error)
                 continue
             self._stale.discard(key)
             if self._on_progress:
                 self._on_progress(number + 1, len(found))
 
     def _is_metadata_damaged(
-        self, folder: DataFolder, key: TopicPartition, recovery_point: int, log_start: int
+        self, directory: DataDirectory, key: TopicPartition, recovery_point: int, log_start: int
     ) -> bool:
         self.metadata_recovery_point = recovery_point
-        path = f"{folder.path}/{key[0]}-{key[1]}"
-        is_clean = folder.clean_epoch is not None
+        path = f"{directory.path}/{key[0]}-{key[1]}"
+        is_clean = directory.clean_epoch is not None
         self.metadata_damage = metadata_check.damage(
             self.fs, path, clean=is_clean, recovery_point=recovery_point, log_start_offset=log_start
         )
@@ -189,11 +186,11 @@ class LogManager:
 
     def drop_damaged_metadata(self) -> None:
         """Take the damaged metadata log, snapshots and all, out of use: `create` makes another. StorageError."""
-        folder = self._damaged.rpartition("/")[0]
+        directory = self._damaged.rpartition("/")[0]
         try:
             renamed = f"{self._damaged}.{uuid.uuid4().hex}-delete"
             self.fs.rename(self._damaged, renamed)
-            self.fs.sync_dir(folder)
+            self.fs.sync_dir(directory)
             self.fs.remove_tree(renamed)
         except OSError as error:
             raise StorageError(f"cannot remove {self._damaged}: {error}") from error
@@ -201,7 +198,7 @@ class LogManager:
 
     def _open(
         self,
-        folder: DataFolder,
+        directory: DataDirectory,
         key: TopicPartition,
         config: TopicConfig,
         now_ms: int,
@@ -211,62 +208,62 @@ class LogManager:
         log_start_offset: int = 0,
     ) -> Log:
         try:
-            folder.check_there(self.fs)
+            directory.check_there(self.fs)
         except OSError as error:
             raise StorageError(f"cannot load {key[0]}-{key[1]}: {error}") from error
         log = open_log(
             self.files,
-            f"{folder.path}/{key[0]}-{key[1]}",
+            f"{directory.path}/{key[0]}-{key[1]}",
             key[0],
             key[1],
             config,
             now_ms,
             topic_id=topic_id,
-            clean=folder.clean_epoch is not None,
+            clean=directory.clean_epoch is not None,
             recovery_point=recovery_point,
             log_start_offset=log_start_offset,
-            checkpoint_recovery_point=partial(self._checkpoint_before_append, folder),
+            checkpoint_recovery_point=partial(self._checkpoint_before_append, directory),
             on_failed=self._log_failed,
         )
-        self._folder_of[key] = folder
-        folder.log_count += 1
+        self._directory_of[key] = directory
+        directory.log_count += 1
         if key[0] == CLUSTER_METADATA_TOPIC:
-            self._metadata_log, self.folders.metadata_path = log, folder.path
+            self._metadata_log, self.directories.metadata_path = log, directory.path
         else:
             self._logs[key] = log
         return log
 
-    # -- folders that fail
+    # -- directories that fail
 
     def _log_failed(self, log: Log, error: StorageError) -> None:
         if self._on_log_failed:
             self._on_log_failed(log, error)
-        self.folders.failed(log.dir.rpartition("/")[0], error)
+        self.directories.failed(log.dir.rpartition("/")[0], error)
 
     def take_offline(self, path: str, error: StorageError) -> None:
-        """A folder has failed: it and its logs are not used any more; idempotent. On the thread of `create`.
+        """A directory has failed: it and its logs are not used any more; idempotent. On the thread of `create`.
 
         The logs raise StorageError, and so does `create` for their partitions.
         """
-        for folder in self.folders.online:
-            if folder.path == path:
+        for directory in self.directories.online:
+            if directory.path == path:
                 with self._checkpoint_lock:
-                    folder.go_offline(error)
-                self._drop_offline(folder, error)
+                    directory.go_offline(error)
+                self._drop_offline(directory, error)
 
-    def _drop_offline(self, folder: DataFolder, error: StorageError) -> None:
-        for key in [key for key, held_in in self._folder_of.items() if held_in is folder]:
+    def _drop_offline(self, directory: DataDirectory, error: StorageError) -> None:
+        for key in [key for key, held_in in self._directory_of.items() if held_in is directory]:
             log = self.get(*key)
             if log is not None:
                 log.give_up(error)
                 log.abandon()
                 self._offline[key] = log.topic_id
-            del self._folder_of[key]
+            del self._directory_of[key]
             self._logs.pop(key, None)
-            self._high_watermarks.pop(key, None)
+            self.high_watermarks.pop(key, None)
 
     def _check_not_offline(self, key: TopicPartition, topic_id: bytes) -> None:
-        """StorageError when the partition's log is in a folder that failed: another one would lack what it had."""
+        """StorageError when the partition's log is in a directory that failed: another one would lack what it had."""
         if self._offline.get(key, topic_id + b"?") in (topic_id, b""):
             raise StorageError(f"{key[0]}-{key[1]} is in a data folder that has failed")
 
@@ -284,11 +281,11 @@ class LogManager:
         try:
             if existing and not existing.topic_id and existing.log_end_offset > existing.log_start_offset:
                 _LOG.warning("%s has records and no topic id: setting it aside", existing.dir)
-                self._set_aside(existing, "stray")
+                self._set_aside(existing, "stray", f"cannot create {topic}-{partition}")
                 existing = None
             if existing:
                 if not existing.topic_id:
-                    write_identity(self.fs, existing.dir, topic_id)
+                    checkpoint.write_partition_metadata(self.fs, existing.dir, topic_id)
                     existing.topic_id, existing.durability.identity_dirty = topic_id, True
                 if existing.topic_id != topic_id:
                     raise KafkaError(
@@ -303,64 +300,60 @@ class LogManager:
             raise StorageError(f"cannot create {topic}-{partition}: {error}") from error
         if topic == CLUSTER_METADATA_TOPIC:
             topic_id = CLUSTER_METADATA_TOPIC_ID
-        folder = self.folders.for_new_log(is_metadata=topic == CLUSTER_METADATA_TOPIC)
+        directory = self.directories.for_new_log(is_metadata=topic == CLUSTER_METADATA_TOPIC)
         try:
-            return self._open(folder, key, config, now_ms, topic_id=topic_id)
+            return self._open(directory, key, config, now_ms, topic_id=topic_id)
         except StorageError as error:
             if isinstance(error.__cause__, OSError):
-                self.folders.met(folder, error.__cause__, error)
+                self.directories.met(directory, error.__cause__, error)
             raise
 
     def delete(self, topic: str, partition: int, now_ms: int) -> None:
-        """Take a log out of use: its folder gets another name, and is removed after `file.delete.delay.ms`."""
+        """Take a log out of use: its directory gets another name, and is removed after `file.delete.delay.ms`."""
         log = self._logs.get((topic, partition))
-        if log is None:
-            return
-        try:
-            renamed = self._set_aside(log, "delete")
-        except OSError as error:
-            raise StorageError(f"cannot delete {topic}-{partition}: {error}") from error
-        self._deleted.append((now_ms + log.config.file_delete_delay_ms, renamed))
+        if log is not None:
+            renamed = self._set_aside(log, "delete", f"cannot delete {topic}-{partition}")
+            self._deleted.append((now_ms + log.config.file_delete_delay_ms, renamed))
 
     def set_aside(self, topic: str, partition: int) -> str | None:
-        """Take a log out of use that nobody knows of: its folder becomes a `-stray`, which is kept; gives its path.
+        """Take a log out of use that nobody knows of: its directory becomes a `-stray`, which is kept; gives its path.
 
         For logs that the metadata does not name, to be looked at by a person. None when there is no such log.
         """
         log = self._logs.get((topic, partition))
         if log is None:
             return None
-        try:
-            renamed = self._set_aside(log, "stray")
-        except OSError as error:
-            raise StorageError(f"cannot set {topic}-{partition} aside: {error}") from error
+        renamed = self._set_aside(log, "stray", f"cannot set {topic}-{partition} aside")
         _LOG.warning("%s-%d is nobody's: it is kept as %s", topic, partition, renamed)
         return renamed
 
-    def _set_aside(self, log: Log, suffix: str) -> str:
+    def _set_aside(self, log: Log, suffix: str, problem: str) -> str:
         key = (log.topic, log.partition)
-        folder = self._folder_of[key]
+        directory = self._directory_of[key]
         ending = f"-{log.partition}.{uuid.uuid4().hex}-{suffix}"
-        renamed = f"{folder.path}/{log.topic[: _NAME_MAX - len(ending)]}{ending}"
-        log.move_to(renamed)
-        del self._logs[key], self._folder_of[key]
-        folder.log_count -= 1
-        self._high_watermarks.pop(key, None)
+        renamed = f"{directory.path}/{log.topic[: _NAME_MAX - len(ending)]}{ending}"
+        try:
+            log.move_to(renamed)
+        except OSError as error:
+            raise StorageError(f"{problem}: {error}") from error
+        del self._logs[key], self._directory_of[key]
+        directory.log_count -= 1
+        self.high_watermarks.pop(key, None)
         self._stale.add(key)
         return renamed
 
     def _drop_stale(self) -> None:
         """Rewrite the checkpoints without what is no more, all at once, before one of the names is used again."""
-        for folder in self.folders.online:
+        for directory in self.directories.online:
             try:
-                self._write_checkpoints(folder)
+                self._write_checkpoints(directory)
             except OSError as error:
-                self.folders.met(folder, error, StorageError(f"cannot write the checkpoints: {error}"))
+                self.directories.met(directory, error, StorageError(f"cannot write the checkpoints: {error}"))
                 raise
         self._stale.clear()
 
     def remove_deleted(self, now_ms: int) -> int:
-        """Remove what has been out of use long enough, folders and segments; gives how many."""
+        """Remove what has been out of use long enough, directories and segments; gives how many."""
         count = 0
         for due in [entry for entry in self._deleted if entry[0] <= now_ms]:
             self._deleted.remove(due)
@@ -376,59 +369,57 @@ class LogManager:
     def checkpoint_high_watermarks(self, high_watermarks: Mapping[TopicPartition, int]) -> None:
         """Write the high watermarks once cuts are durable; those not given keep their last value. StorageError."""
         for key, value in high_watermarks.items():
-            if key in self._folder_of:
-                known, held = self._high_watermarks.get(key, 0), self.get(*key)
-                self._high_watermarks[key] = value if held is None or makes_cuts_durable(held) else min(known, value)
+            if key in self._directory_of:
+                known, held = self.high_watermarks.get(key, 0), self.get(*key)
+                self.high_watermarks[key] = (
+                    value if held is None or held.make_truncations_durable() else min(known, value)
+                )
         self._checkpoint(checkpoint.HIGH_WATERMARK_CHECKPOINT)
 
     def checkpoint_recovery_points(self) -> None:
         """Write the recovery points, up to where logs are compacted, and make new partitions durable. StorageError."""
-        failed: StorageError | None = None
-        for folder in self.folders.online:
-            try:
-                self._sync_new(folder)
-            except StorageError as error:
-                failed = failed or error
-            except OSError as error:
-                raised = self.folders.met(folder, error, StorageError(f"cannot sync the data folders: {error}"))
-                failed = failed or raised
-        if failed:
-            raise failed
+        self._for_each_online(self._sync_new, "cannot sync the data folders")
         self._checkpoint(checkpoint.RECOVERY_POINT_CHECKPOINT)
 
-    def _sync_new(self, folder: DataFolder) -> None:
-        """Make new partitions of a folder durable. OSError, StorageError."""
-        new = [log for log in self._logs_in(folder) if log.durability.identity_dirty and not log.failed]
+    def _sync_new(self, directory: DataDirectory) -> None:
+        """Make new partitions of a directory durable. OSError, StorageError."""
+        new = [log for log in self._logs_in(directory) if log.durability.identity_dirty and not log.failed]
         for log in new:
             log.sync_identity()
         if new:
-            self.fs.sync_dir(folder.path)
+            self.fs.sync_dir(directory.path)
 
     def checkpoint_log_starts(self) -> None:
         """Write the log starts. StorageError."""
         self._checkpoint(checkpoint.LOG_START_CHECKPOINT)
 
     def _checkpoint(self, name: str) -> None:
+        self._for_each_online(lambda directory: self._write_checkpoints(directory, (name,)), f"cannot write {name}")
+
+    def _for_each_online(self, do: Callable[[DataDirectory], None], what: str) -> None:
+        """Call `do` for each directory that is online; raise the first error afterwards, as a StorageError."""
         failed: StorageError | None = None
-        for folder in self.folders.online:
+        for directory in self.directories.online:
             try:
-                self._write_checkpoints(folder, (name,))
+                do(directory)
+            except StorageError as error:
+                failed = failed or error
             except OSError as error:
-                raised = self.folders.met(folder, error, StorageError(f"cannot write {name}: {error}"))
+                raised = self.directories.met(directory, error, StorageError(f"{what}: {error}"))
                 failed = failed or raised
         if failed:
             raise failed
 
-    def _checkpoint_before_append(self, folder: DataFolder) -> None:
+    def _checkpoint_before_append(self, directory: DataDirectory) -> None:
         """For logs that were cut: on the owner's thread, and once for all that were cut together."""
         try:
-            self._write_checkpoints(folder, (checkpoint.RECOVERY_POINT_CHECKPOINT,))
+            self._write_checkpoints(directory, (checkpoint.RECOVERY_POINT_CHECKPOINT,))
         except OSError as error:
             raised = StorageError(f"cannot write the recovery points: {error}")
-            raise self.folders.met(folder, error, raised) from error
+            raise self.directories.met(directory, error, raised) from error
 
     @contextlib.contextmanager
-    def cutting(self, log: Log, offset: int) -> Iterator[None]:
+    def truncating(self, log: Log, offset: int) -> Iterator[None]:
         """Around a cut that leaves at least what is below `offset`: that is checkpointed before. StorageError.
 
         For logs that are refused when they end below their checkpointed recovery point (`metadata_check`).
@@ -436,19 +427,21 @@ class LogManager:
         durability = log.durability
         with durability.capped(offset):
             if durability.is_checkpoint_stale or durability.recovery_point > offset:
-                self._checkpoint_before_append(self._folder_of[log.topic, log.partition])
+                self._checkpoint_before_append(self._directory_of[log.topic, log.partition])
             yield
 
-    def _write_checkpoints(self, folder: DataFolder, names: Sequence[str] = checkpoint.OFFSET_CHECKPOINTS) -> None:
+    def _write_checkpoints(
+        self, directory: DataDirectory, names: Sequence[str] = checkpoint.OFFSET_CHECKPOINTS
+    ) -> None:
         """OSError."""
         with self._checkpoint_lock:  # around the values too: what is written last is what was read last
-            if folder.error is not None:
+            if directory.error is not None:
                 return
-            folder.check_there(self.fs)
-            logs = {(log.topic, log.partition): log for log in self._logs_in(folder)}
+            directory.check_there(self.fs)
+            logs = {(log.topic, log.partition): log for log in self._logs_in(directory)}
             points = {key: log.durability.to_checkpoint() for key, log in logs.items()}
             # Before recovery points that were lowered: what was cut is not clean any more.
-            folder.write_first_dirty(self.fs, {key: log.first_dirty_offset for key, log in logs.items()})
+            directory.write_first_dirty(self.fs, {key: log.first_dirty_offset for key, log in logs.items()})
             for name in names:
                 values: Mapping[TopicPartition, int]
                 if name == checkpoint.RECOVERY_POINT_CHECKPOINT:
@@ -456,9 +449,9 @@ class LogManager:
                 elif name == checkpoint.LOG_START_CHECKPOINT:
                     values = {key: log.log_start_offset for key, log in logs.items() if log.log_start_offset > 0}
                 else:
-                    known = self._high_watermarks
+                    known = self.high_watermarks
                     values = {key: known[key] for key in logs if key in known}
-                checkpoint.write_offsets(self.fs, f"{folder.path}/{name}", values)
+                checkpoint.write_offsets(self.fs, f"{directory.path}/{name}", values)
                 if name == checkpoint.RECOVERY_POINT_CHECKPOINT:
                     for key, log in logs.items():
                         log.durability.note_checkpoint(points[key][1])
@@ -467,19 +460,19 @@ class LogManager:
 
     def close(self, broker_epoch: int) -> None:
         """Flush and close every log, write checkpoints, and the marker where all of that went well."""
-        healthy = {folder.path for folder in self.folders.online}
+        healthy = {directory.path for directory in self.directories.online}
         with ThreadPoolExecutor(_CLOSING_THREADS, thread_name_prefix="log-close") as pool:
             for log, problem in pool.map(_close_log, self._every_log()):
                 if problem:
                     _LOG.error("%s", problem)
                     healthy.discard(log.dir.rpartition("/")[0])
-        for folder in self.folders.online:
+        for directory in self.directories.online:
             try:
-                self._write_checkpoints(folder)
-                if folder.path in healthy:
-                    checkpoint.write_clean_shutdown(self.fs, folder.path, broker_epoch)
+                self._write_checkpoints(directory)
+                if directory.path in healthy:
+                    checkpoint.write_clean_shutdown(self.fs, directory.path, broker_epoch)
             except OSError as error:
-                _LOG.error("cannot close the data folder %s: %s", folder.path, error)
+                _LOG.error("cannot close the data folder %s: %s", directory.path, error)
         self.abandon()
 
     def abandon(self) -> None:
@@ -487,7 +480,7 @@ class LogManager:
         for log in self._every_log():
             log.abandon()
         self.files.close()
-        self.folders.release()
+        self.directories.release()
 
 
 def _close_log(log: Log) -> tuple[Log, str]:

@@ -11,23 +11,26 @@ the real broker instead.
 from __future__ import annotations
 
 import asyncio
+import functools
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 from kipmesh import messages as m
+from kipmesh.client.calls import api_of
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.record_batch import check_crc, parse_header
-from kipmesh.rpc.server import RequestContext, Server
-from kipmesh.testing.fake_admin import FakeAdmin
 from kipmesh.testing.fake_partitions import FakeFollower, FakePartition, FakeTopic, epoch_end
 from kipmesh.testing.fake_sessions import FakeReader, FakeSessions, Preference
+from kipmesh.transport.grpc.server import RequestContext, Server
 from kipmesh.transport.pipeline import pipeline_of
 
+RequestT = TypeVar("RequestT")
+ResponseT = TypeVar("ResponseT")
 Hook = Callable[[str, int, Any], Awaitable[Any]]
 
 
@@ -141,6 +144,173 @@ class FakeCluster:
         return fault
 
 
+def answering(
+    respond: Callable[[FakeBroker, RequestT, Fault | None], ResponseT],
+) -> Callable[[FakeBroker, RequestT, RequestContext], Awaitable[ResponseT]]:
+    """A handler that meets the faults of its method; `respond` is told of one, for errors of single partitions."""
+
+    @functools.wraps(respond)
+    async def handler(broker: FakeBroker, request: RequestT, _context: RequestContext) -> ResponseT:
+        fault = await broker.cluster.meet(api_of(request).rpc, broker.node_id, request)
+        response = respond(broker, request, fault)
+        if fault is None:
+            return response
+        if fault.hang:
+            await broker.stopping.wait()
+        if fault.malformed is not None:
+            response = fault.malformed
+        elif fault.code is None:
+            raise ConnectionAbortedError("injected")
+        return response
+
+    return handler
+
+
+def refusing(
+    respond: Callable[[FakeAdmin, RequestT, ErrorCode | None], ResponseT],
+) -> Callable[[FakeAdmin, RequestT, RequestContext], Awaitable[ResponseT]]:
+    """A handler that meets the faults of its method; `respond` gets the error to refuse the request with, if any."""
+
+    @functools.wraps(respond)
+    async def handler(admin: FakeAdmin, request: RequestT, _context: RequestContext) -> ResponseT:
+        fault = await admin.cluster.meet(api_of(request).rpc, admin.node_id, request)
+        if fault is not None and fault.code is None:
+            raise ConnectionAbortedError("injected")
+        return respond(admin, request, fault.code if fault is not None else None)
+
+    return handler
+
+
+class FakeAdmin:
+    """The service `Admin` of a broker: topics and their configurations."""
+
+    def __init__(self, cluster: FakeCluster, node_id: int) -> None:
+        self.cluster = cluster
+        self.node_id = node_id
+
+    @refusing
+    def create_topics(self, request: m.CreateTopicsRequest, code: ErrorCode | None) -> m.CreateTopicsResponse:
+        """CreateTopics."""
+        results = []
+        for topic in request.topics:
+            error = code or (ErrorCode.TOPIC_ALREADY_EXISTS if topic.name in self.cluster.topics else None)
+            count = 1 if topic.num_partitions < 0 else topic.num_partitions
+            if error is not None:
+                results.append(m.CreatableTopicResult(topic.name, error_code=error, error_message=f"{topic.name}: no"))
+                continue
+            topic_id = b"\0" * 16
+            if not request.validate_only:
+                created = self.cluster.create_topic(topic.name, count)
+                created.configs.update({each.name: each.value or "" for each in topic.configs})
+                topic_id = created.topic_id
+            results.append(m.CreatableTopicResult(topic.name, topic_id, num_partitions=count, replication_factor=1))
+        return m.CreateTopicsResponse(topics=results)
+
+    @refusing
+    def delete_topics(self, request: m.DeleteTopicsRequest, code: ErrorCode | None) -> m.DeleteTopicsResponse:
+        """DeleteTopics, by name."""
+        results = []
+        for topic in request.topics:
+            found = None if code else self.cluster.topics.pop(topic.name or "", None)
+            error = code or (ErrorCode.NONE if found else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            results.append(m.DeletableTopicResult(topic.name, found.topic_id if found else b"", error))
+        return m.DeleteTopicsResponse(responses=results)
+
+    @refusing
+    def create_partitions(
+        self, request: m.CreatePartitionsRequest, code: ErrorCode | None
+    ) -> m.CreatePartitionsResponse:
+        """CreatePartitions."""
+        results = []
+        for asked in request.topics:
+            found = self.cluster.topics.get(asked.name)
+            if code or found is None or asked.count <= len(found.partitions):
+                error = code or (ErrorCode.INVALID_PARTITIONS if found else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+                results.append(m.CreatePartitionsTopicResult(asked.name, error))
+                continue
+            fresh = self.cluster.partitions(asked.count)
+            found.partitions.extend(fresh[len(found.partitions) :])
+            results.append(m.CreatePartitionsTopicResult(asked.name))
+        return m.CreatePartitionsResponse(results=results)
+
+    @refusing
+    def describe_configs(self, request: m.DescribeConfigsRequest, code: ErrorCode | None) -> m.DescribeConfigsResponse:
+        """DescribeConfigs of topics: what was set."""
+        results = []
+        for asked in request.resources:
+            found = self.cluster.topics.get(asked.resource_name)
+            error = code or (ErrorCode.NONE if found else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            values = [
+                m.DescribeConfigsResourceResult(name, value, False, 1)
+                for name, value in (found.configs if found else {}).items()
+                if not asked.configuration_keys or name in asked.configuration_keys
+            ]
+            results.append(m.DescribeConfigsResult(error, None, asked.resource_type, asked.resource_name, values))
+        return m.DescribeConfigsResponse(results=results)
+
+    @refusing
+    def incremental_alter_configs(
+        self, request: m.IncrementalAlterConfigsRequest, code: ErrorCode | None
+    ) -> m.IncrementalAlterConfigsResponse:
+        """IncrementalAlterConfigs of topics: set and delete."""
+        responses = []
+        for asked in request.resources:
+            found = self.cluster.topics.get(asked.resource_name)
+            error = code or (ErrorCode.NONE if found else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            if found is not None and not error and not request.validate_only:
+                for each in asked.configs:
+                    if each.config_operation == 1:
+                        found.configs.pop(each.name, None)
+                    else:
+                        found.configs[each.name] = each.value or ""
+            responses.append(m.AlterConfigsResourceResponse(error, None, asked.resource_type, asked.resource_name))
+        return m.IncrementalAlterConfigsResponse(responses=responses)
+
+    @refusing
+    def elect_leaders(self, request: m.ElectLeadersRequest, code: ErrorCode | None) -> m.ElectLeadersResponse:
+        """ElectLeaders; there is always a leader, so that an unclean election is never needed."""
+        if code is not None:
+            return m.ElectLeadersResponse(error_code=code)
+        wanted = {each.topic: each.partitions for each in request.topic_partitions or ()}
+        if request.topic_partitions is None:
+            wanted = {name: range(len(topic.partitions)) for name, topic in self.cluster.topics.items()}
+        results = []
+        for name, numbers in wanted.items():
+            found = [m.PartitionResult(number, *self._elect(request.election_type, name, number)) for number in numbers]
+            if request.topic_partitions is None:
+                found = [each for each in found if each.error_code != ErrorCode.ELECTION_NOT_NEEDED]
+            results.append(m.ReplicaElectionResult(name, found))
+        return m.ElectLeadersResponse(replica_election_results=results)
+
+    def _elect(self, election_type: int, name: str, number: int) -> tuple[ErrorCode, str | None]:
+        topic = self.cluster.topics.get(name)
+        if topic is None or not 0 <= number < len(topic.partitions):
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no {name}-{number}"
+        found = topic.partitions[number]
+        preferred = found.preferred_leader
+        if election_type == m.ElectionType.UNCLEAN or found.leader_id == preferred:
+            return ErrorCode.ELECTION_NOT_NEEDED, f"broker {found.leader_id} leads"
+        if preferred not in found.isr:
+            return ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, f"broker {preferred} is behind"
+        self.cluster.move_leader(name, number, preferred)
+        return ErrorCode.NONE, None
+
+    @refusing
+    def list_partition_reassignments(
+        self, request: m.ListPartitionReassignmentsRequest, code: ErrorCode | None
+    ) -> m.ListPartitionReassignmentsResponse:
+        """ListPartitionReassignments: what the test says (`FakeCluster.reassigning`)."""
+        if code is not None:
+            return m.ListPartitionReassignmentsResponse(error_code=code)
+        asked = {(topic.name, number) for topic in request.topics or () for number in topic.partition_indexes}
+        found = [
+            m.OngoingTopicReassignment(name, [one])
+            for name, one in self.cluster.reassigning
+            if request.topics is None or (name, one.partition_index) in asked
+        ]
+        return m.ListPartitionReassignmentsResponse(topics=found)
+
+
 class FakeBroker:
     """One broker; offers the services `Broker` and `Admin`."""
 
@@ -148,22 +318,22 @@ class FakeBroker:
         self.node_id = node_id
         self.port = 0
         self.sessions = FakeSessions(cluster.topics, cluster.session_slots)
-        self._cluster = cluster
+        self.cluster = cluster
         self._server: Server | None = None
         self._kept_port: socket.socket | None = None
-        self._stopping = asyncio.Event()
+        self.stopping = asyncio.Event()
 
     async def start(self, port: int = 0) -> None:
         """Serve, again on the same port after a stop."""
-        self._stopping.clear()
-        self.sessions = FakeSessions(self._cluster.topics, self._cluster.session_slots)
-        self._server = Server(pipeline_of({"Broker": self, "Admin": FakeAdmin(self._cluster, self.node_id)}))
+        self.stopping.clear()
+        self.sessions = FakeSessions(self.cluster.topics, self.cluster.session_slots)
+        self._server = Server(pipeline_of({"Broker": self, "Admin": FakeAdmin(self.cluster, self.node_id)}))
         self.port = await self._server.start("127.0.0.1", port or self.port)
         self.let_port_go()
 
     async def stop(self) -> None:
         """Answer no more; the port stays this broker's."""
-        self._stopping.set()
+        self.stopping.set()
         server, self._server = self._server, None
         if server is not None:
             await server.stop(0)
@@ -179,21 +349,8 @@ class FakeBroker:
         if kept is not None:
             kept.close()
 
-    async def _answer(self, method: str, request: Any, do: Callable[[Any, Fault | None], Any]) -> Any:
-        fault = await self._cluster.meet(method, self.node_id, request)
-        if fault is None:
-            return do(request, None)
-        response = do(request, fault)
-        if fault.hang:
-            await self._stopping.wait()
-        if fault.malformed is not None:
-            return fault.malformed
-        if fault.code is None:
-            raise ConnectionAbortedError("injected")
-        return response
-
     def _find(self, topic: str, topic_id: bytes, index: int) -> FakePartition | ErrorCode:
-        found = self._cluster.topics.get(topic)
+        found = self.cluster.topics.get(topic)
         if found is None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if topic_id and topic_id != found.topic_id:
@@ -221,25 +378,16 @@ class FakeBroker:
 
     # -- Broker
 
-    async def produce(self, request: m.ProduceRequest, _context: RequestContext) -> m.ProduceResponse:
-        """Produce."""
-        response: m.ProduceResponse = await self._answer("Produce", request, self._produce)
-        return response
-
-    async def init_producer_id(
-        self, request: m.InitProducerIdRequest, _context: RequestContext
-    ) -> m.InitProducerIdResponse:
+    @answering
+    def init_producer_id(self, _request: m.InitProducerIdRequest, fault: Fault | None) -> m.InitProducerIdResponse:
         """InitProducerId."""
+        if fault is not None:
+            return m.InitProducerIdResponse(error_code=fault.code or ErrorCode.UNKNOWN_SERVER_ERROR)
+        return m.InitProducerIdResponse(producer_id=next(self.cluster.producer_ids), producer_epoch=0)
 
-        def answer(_request: m.InitProducerIdRequest, fault: Fault | None) -> m.InitProducerIdResponse:
-            if fault is not None:
-                return m.InitProducerIdResponse(error_code=fault.code or ErrorCode.UNKNOWN_SERVER_ERROR)
-            return m.InitProducerIdResponse(producer_id=next(self._cluster.producer_ids), producer_epoch=0)
-
-        response: m.InitProducerIdResponse = await self._answer("InitProducerId", request, answer)
-        return response
-
-    def _produce(self, request: m.ProduceRequest, fault: Fault | None) -> m.ProduceResponse:
+    @answering
+    def produce(self, request: m.ProduceRequest, fault: Fault | None) -> m.ProduceResponse:
+        """Produce."""
         topics = []
         for topic in request.topic_data:
             parts = []
@@ -258,7 +406,7 @@ class FakeBroker:
         found = self._led(topic, topic_id, index)
         if isinstance(found, ErrorCode):
             return m.PartitionProduceResponse(index, found, current_leader=self._leader(topic, index))
-        if len(records) > self._cluster.message_bytes_max:
+        if len(records) > self.cluster.message_bytes_max:
             return m.PartitionProduceResponse(index, ErrorCode.MESSAGE_TOO_LARGE)
         header = parse_header(records)
         check_crc(records, 0, header)
@@ -266,8 +414,8 @@ class FakeBroker:
             base = found.append(records)
         except KafkaError as error:
             return m.PartitionProduceResponse(index, error.code, error_message=error.message)
-        self._cluster.appended.set()
-        self._cluster.appended = asyncio.Event()
+        self.cluster.appended.set()
+        self.cluster.appended = asyncio.Event()
         return m.PartitionProduceResponse(index, 0, base, -1, found.log_start_offset)
 
     def _leader(self, topic: str, index: int) -> m.LeaderIdAndEpoch | None:
@@ -276,17 +424,17 @@ class FakeBroker:
 
     def _endpoints(self) -> list[m.NodeEndpoint]:
         return [
-            m.NodeEndpoint(each.node_id, "127.0.0.1", each.port, self._cluster.racks.get(each.node_id))
-            for each in self._cluster.brokers.values()
+            m.NodeEndpoint(each.node_id, "127.0.0.1", each.port, self.cluster.racks.get(each.node_id))
+            for each in self.cluster.brokers.values()
         ]
 
     async def fetch(self, request: m.FetchRequest, context: RequestContext) -> m.FetchResponse:
         """Fetch, waiting for min_bytes at most max_wait_ms."""
-        fault = await self._cluster.meet("Fetch", self.node_id, request)
+        fault = await self.cluster.meet("Fetch", self.node_id, request)
         if fault is None:
             return await self._fetch(request, context, None)
         if fault.hang:
-            await self._stopping.wait()
+            await self.stopping.wait()
         if fault.malformed is not None:
             malformed: m.FetchResponse = fault.malformed
             return malformed
@@ -312,8 +460,8 @@ class FakeBroker:
             request = request._replace(max_wait_ms=0)
         prefers: Preference = lambda found: -1  # noqa: E731
         if request.replica_id == -1 and request.rack_id:
-            prefers = lambda found: found.preferred(request.rack_id, self._cluster.racks)  # noqa: E731
-        reader = FakeReader(self._cluster.topics, self.node_id, self._served, broken, prefers)
+            prefers = lambda found: found.preferred(request.rack_id, self.cluster.racks)  # noqa: E731
+        reader = FakeReader(self.cluster.topics, self.node_id, self._served, broken, prefers)
         response = await self.sessions.fetch(request, context.client_id, reader, self._wait)
         if fault is not None and fault.code is not None:
             self.sessions.disturb()
@@ -323,29 +471,26 @@ class FakeBroker:
         self, request: m.ListFetchSessionsRequest, _context: RequestContext
     ) -> m.ListFetchSessionsResponse:
         """ListFetchSessions."""
-        fault = await self._cluster.meet("ListFetchSessions", self.node_id, request)
+        fault = await self.cluster.meet("ListFetchSessions", self.node_id, request)
         if fault is not None and fault.hang:
-            await self._stopping.wait()
+            await self.stopping.wait()
         if fault is not None and fault.code is not None:
             return m.ListFetchSessionsResponse(fault.code, "injected", self.node_id)
         return m.ListFetchSessionsResponse(node_id=self.node_id, sessions=self.sessions.list())
 
     async def _wait(self, woken: asyncio.Event, seconds: float) -> bool:
-        events = (woken, self._cluster.appended, self._stopping)
+        events = (woken, self.cluster.appended, self.stopping)
         waits = [asyncio.ensure_future(event.wait()) for event in events]
         try:
             await asyncio.wait(waits, timeout=max(seconds, 0), return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
                 wait.cancel()
-        return seconds > 0 and not self._stopping.is_set()
+        return seconds > 0 and not self.stopping.is_set()
 
-    async def list_offsets(self, request: m.ListOffsetsRequest, _context: RequestContext) -> m.ListOffsetsResponse:
+    @answering
+    def list_offsets(self, request: m.ListOffsetsRequest, fault: Fault | None) -> m.ListOffsetsResponse:
         """ListOffsets; timestamps are those of whole batches."""
-        response: m.ListOffsetsResponse = await self._answer("ListOffsets", request, self._list_offsets)
-        return response
-
-    def _list_offsets(self, request: m.ListOffsetsRequest, fault: Fault | None) -> m.ListOffsetsResponse:
         return m.ListOffsetsResponse(
             topics=[
                 m.ListOffsetsTopicResponse(
@@ -380,14 +525,11 @@ class FakeBroker:
                 return m.ListOffsetsPartitionResponse(index, 0, *place)
         return m.ListOffsetsPartitionResponse(index, 0)
 
-    async def offsets_for_leader_epoch(
-        self, request: m.OffsetsForLeaderEpochRequest, _context: RequestContext
+    @answering
+    def offsets_for_leader_epoch(
+        self, request: m.OffsetsForLeaderEpochRequest, fault: Fault | None
     ) -> m.OffsetsForLeaderEpochResponse:
         """OffsetsForLeaderEpoch."""
-        response: m.OffsetsForLeaderEpochResponse = await self._answer("OffsetsForLeaderEpoch", request, self._epochs)
-        return response
-
-    def _epochs(self, request: m.OffsetsForLeaderEpochRequest, fault: Fault | None) -> m.OffsetsForLeaderEpochResponse:
         topics = []
         for topic in request.topics:
             parts = []
@@ -403,14 +545,9 @@ class FakeBroker:
             topics.append(m.OffsetForLeaderTopicResult(topic.topic, topic.topic_id, parts))
         return m.OffsetsForLeaderEpochResponse(topics=topics)
 
-    async def delete_records(
-        self, request: m.DeleteRecordsRequest, _context: RequestContext
-    ) -> m.DeleteRecordsResponse:
+    @answering
+    def delete_records(self, request: m.DeleteRecordsRequest, fault: Fault | None) -> m.DeleteRecordsResponse:
         """DeleteRecords."""
-        response: m.DeleteRecordsResponse = await self._answer("DeleteRecords", request, self._delete_records)
-        return response
-
-    def _delete_records(self, request: m.DeleteRecordsRequest, fault: Fault | None) -> m.DeleteRecordsResponse:
         topics = []
         for topic in request.topics:
             parts = []
@@ -432,13 +569,10 @@ class FakeBroker:
             topics.append(m.DeleteRecordsTopicResult(topic.name, parts))
         return m.DeleteRecordsResponse(topics=topics)
 
-    async def metadata(self, request: m.MetadataRequest, _context: RequestContext) -> m.MetadataResponse:
+    @answering
+    def metadata(self, request: m.MetadataRequest, fault: Fault | None) -> m.MetadataResponse:
         """Metadata."""
-        response: m.MetadataResponse = await self._answer("Metadata", request, self._metadata)
-        return response
-
-    def _metadata(self, request: m.MetadataRequest, fault: Fault | None) -> m.MetadataResponse:
-        cluster = self._cluster
+        cluster = self.cluster
         names = list(cluster.topics) if request.topics is None else [each.name or "" for each in request.topics]
         topics = []
         for name in names:

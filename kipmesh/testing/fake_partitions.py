@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.producer_state import ProducerStates
+from kipmesh.core.producer.sequences import ProducerStates
 from kipmesh.core.record_batch import BatchHeader, assign, parse_header
 from kipmesh.messages import EpochEndOffset
 

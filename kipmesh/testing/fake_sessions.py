@@ -11,6 +11,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 
 from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
@@ -35,27 +36,20 @@ Preference = Callable[[FakePartition], int]
 _Seen = tuple[str, int, int, int, int, str]
 
 
+@dataclass(eq=False)
 class FakeReader:
     """Reads for one fetch at a leader or follower. `served` finds a partition that this broker has, `broken` says which
     topics have an error, `prefers` whom the reader is sent to."""
 
-    def __init__(
-        self,
-        topics: Topics,
-        node_id: int,
-        served: Callable[[str, bytes, int, int], FakePartition | ErrorCode],
-        broken: Callable[[str], ErrorCode],
-        prefers: Preference,
-    ) -> None:
-        self._topics = topics
-        self._node_id = node_id
-        self._served = served
-        self._broken = broken
-        self._prefers = prefers
+    topics: Topics
+    node_id: int
+    served: Callable[[str, bytes, int, int], FakePartition | ErrorCode]
+    broken: Callable[[str], ErrorCode]
+    prefers: Preference
 
     def topic_name(self, topic_id: bytes) -> str:
         """The name of the topic, empty if there is none."""
-        return next((topic.name for topic in self._topics.values() if topic.topic_id == topic_id), "")
+        return next((topic.name for topic in self.topics.values() if topic.topic_id == topic_id), "")
 
     def read(
         self, topic: str, topic_id: bytes, asked: m.FetchPartition, max_bytes: int, min_one_batch: bool
@@ -65,14 +59,14 @@ class FakeReader:
         index = asked.partition
         if topic_id and not name:
             return _error(index, ErrorCode.UNKNOWN_TOPIC_ID)
-        broken = self._broken(name)
+        broken = self.broken(name)
         if broken:
             return _error(index, broken)
-        found = self._served(name, topic_id, index, asked.current_leader_epoch)
+        found = self.served(name, topic_id, index, asked.current_leader_epoch)
         if isinstance(found, ErrorCode):
             return _error(index, found, self._leader(name, index))
         end, start, told = found.end_offset, found.log_start_offset, found.end_offset
-        follower = found.followers.get(self._node_id)
+        follower = found.followers.get(self.node_id)
         if follower is not None:
             if follower.code is not None:
                 return _error(index, follower.code)
@@ -81,7 +75,7 @@ class FakeReader:
             told = told if follower.told is None else follower.told
         data = m.PartitionData(index, 0, told, told, start)
         if follower is None:
-            preferred = self._prefers(found)
+            preferred = self.prefers(found)
             if preferred >= 0:
                 return PartitionRead(data._replace(preferred_read_replica=preferred), has_news=True)
         diverging = epoch_end(found, asked.last_fetched_epoch) if asked.last_fetched_epoch >= 0 else None
@@ -111,7 +105,7 @@ class FakeReader:
         return PartitionRead(data._replace(records=b"".join(records)), is_cut=is_cut)
 
     def _leader(self, name: str, index: int) -> m.LeaderIdAndEpoch | None:
-        topic = self._topics.get(name)
+        topic = self.topics.get(name)
         if topic is None or not 0 <= index < len(topic.partitions):
             return None
         return m.LeaderIdAndEpoch(topic.partitions[index].leader_id, topic.partitions[index].leader_epoch)
@@ -186,7 +180,7 @@ class FakeSessions:
     # -- events
 
     def _notice(self) -> None:
-        seen = dict(self._look())
+        seen = dict(self._positions())
         for key, now in seen.items():
             before = self._seen.get(key)
             if before != now:
@@ -196,7 +190,7 @@ class FakeSessions:
                 self.cache.subscriptions.changed(key, before[0], LEADERSHIP)
         self._seen = seen
 
-    def _look(self) -> Iterator[tuple[bytes, _Seen]]:
+    def _positions(self) -> Iterator[tuple[bytes, _Seen]]:
         for topic in self._topics.values():
             for index, each in enumerate(topic.partitions):
                 key = partition_key(topic.topic_id, index)

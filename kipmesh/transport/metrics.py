@@ -93,10 +93,6 @@ class RequestMetrics(Collector):
         if response is not None and (codes := api.errors(response)):
             numbers.errors.update(codes)
 
-    def describe(self) -> Iterator[Metric]:
-        """The same metrics."""
-        return self.collect()
-
     def collect(self) -> Iterator[Metric]:
         """Return the metrics of both front ends."""
         prefix = "kafka_network_requestmetrics_"
@@ -123,3 +119,5 @@ class RequestMetrics(Collector):
         for name, of_kind in list(self._grpc.items()):
             of_kind.add_to(grpc, name)
         yield from (requests, errors, received, sent, times, grpc)
+
+    describe = collect

@@ -7,6 +7,7 @@ the connection of a Kafka client, or the call of a gRPC client.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Awaitable, Callable, Mapping
 from importlib import import_module
 from inspect import iscoroutinefunction
@@ -79,6 +80,8 @@ class Pipeline:
         self._observers = observers or {}
         self._metrics = metrics
         self._faults = faults
+        self.stream_numbers = itertools.count(1)
+        """Numbers of gRPC streams, unique among all servers of the pipeline."""
         if faults is not None:
             faults.knows(frozenset(api.name for api in handlers if api.versions != NEVER))
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-import clusters_of_tests as clusters
-import drivers_of_tests as drivers
 import pytest
 
 from bench.kafka import KafkaMissingError
+from tests.clients import clusters_of_tests as clusters
+from tests.clients import drivers_of_tests as drivers
 
 Open = Callable[..., drivers.Driver]
 
@@ -98,7 +98,7 @@ def breakable(
 
 
 @pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
     """What a client or a cluster does not have is a skip, wherever a test finds it."""
     outcome = yield
     error = outcome.excinfo[1] if outcome.excinfo else None

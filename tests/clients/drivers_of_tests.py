@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kipmesh.testing.kafka_tools import download_kafka_tools
+from bench.kafka_tools import download_kafka_tools
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parent.parent / "build" / "clients"

@@ -9,8 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import clusters_of_tests as clusters
-import drivers_of_tests as drivers
+from tests.clients import clusters_of_tests as clusters
+from tests.clients import drivers_of_tests as drivers
 
 BEGINNING, END = -2, -1
 GROUPS_TOPIC = "__consumer_offsets"
@@ -131,7 +131,7 @@ def in_order(read: Iterable[Record]) -> Mapping[int, list[str]]:
     by_partition: dict[int, list[Record]] = defaultdict(list)
     for each in read:
         by_partition[each["partition"]].append(each)
-    for each in by_partition.values():
-        offsets = [one["offset"] for one in each]
+    for records in by_partition.values():
+        offsets = [one["offset"] for one in records]
         assert offsets == sorted(offsets)
-    return {partition: [one["value"] for one in each] for partition, each in by_partition.items()}
+    return {partition: [one["value"] for one in records] for partition, records in by_partition.items()}

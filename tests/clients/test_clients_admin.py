@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import clusters_of_tests as clusters
-import drivers_of_tests as drivers
 import pytest
-import scenarios_of_tests as scenarios
+
+from tests.clients import clusters_of_tests as clusters
+from tests.clients import drivers_of_tests as drivers
+from tests.clients import scenarios_of_tests as scenarios
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -19,7 +20,7 @@ def refused(driver: drivers.Driver, verb: str, **arguments: object) -> int:
     return error.value.code
 
 
-def test_cluster(driver: drivers.Driver, cluster: clusters.Cluster) -> None:
+def test_describe_cluster_returns_all_brokers(driver: drivers.Driver, cluster: clusters.Cluster) -> None:
     found: dict[str, Any] = {}
 
     def has_all() -> bool:
@@ -36,7 +37,7 @@ def test_cluster(driver: drivers.Driver, cluster: clusters.Cluster) -> None:
     assert found["controller"] in {1, 2, 3}
 
 
-def test_topics(driver: drivers.Driver, topic: str) -> None:
+def test_topic_is_listed_until_it_is_deleted(driver: drivers.Driver, topic: str) -> None:
     scenarios.create(driver, topic, 3)
     described = scenarios.settled(driver, topic, 3)
     assert [each["id"] for each in described] == [0, 1, 2]
@@ -47,14 +48,14 @@ def test_topics(driver: drivers.Driver, topic: str) -> None:
     clusters.wait_for("the topic is gone", lambda: topic not in driver("list_topics"))
 
 
-def test_more_partitions(driver: drivers.Driver, topic: str) -> None:
+def test_partitions_are_added_and_never_removed(driver: drivers.Driver, topic: str) -> None:
     scenarios.create(driver, topic, 1)
     driver("create_partitions", topic=topic, total=3)
     scenarios.settled(driver, topic, 3)
     assert refused(driver, "create_partitions", topic=topic, total=2) == scenarios.INVALID_PARTITIONS
 
 
-def test_configurations(driver: drivers.Driver, topic: str) -> None:
+def test_topic_config_is_described_and_altered(driver: drivers.Driver, topic: str) -> None:
     scenarios.create(driver, topic, 1, **{"retention.ms": "3600000"})
 
     def has(name: str, value: str) -> bool:
@@ -82,7 +83,7 @@ def test_records_are_deleted(driver: drivers.Driver, topic: str) -> None:
     assert [each["value"] for each in read] == [each["value"] for each in sent[12:]]
 
 
-def test_topics_that_are_refused(driver: drivers.Driver, topic: str) -> None:
+def test_invalid_topics_are_refused(driver: drivers.Driver, topic: str) -> None:
     if "topics" not in driver.client.keeps:
         pytest.skip(f"{driver.client.name} creates no topics")
     scenarios.create(driver, topic, 1)
@@ -95,12 +96,12 @@ def test_topics_that_are_refused(driver: drivers.Driver, topic: str) -> None:
     assert refused(driver, "create_topic", **asked, config={"retention.ms": "x"}) == scenarios.INVALID_CONFIG
 
 
-def test_no_such_topic(driver: drivers.Driver, topic: str) -> None:
+def test_unknown_topic_is_refused(driver: drivers.Driver, topic: str) -> None:
     assert refused(driver, "delete_topic", topic=topic) == scenarios.UNKNOWN_TOPIC_OR_PARTITION
     assert refused(driver, "describe_topic", topic=topic) == scenarios.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_records_that_are_too_large(driver: drivers.Driver, topic: str) -> None:
+def test_too_large_records_are_refused(driver: drivers.Driver, topic: str) -> None:
     scenarios.create(driver, topic, 1, **{"max.message.bytes": "2000"})
     (small,) = scenarios.records(1)
     large = {**small, "value": scenarios.encoded(bytes(range(256)) * 40)}
@@ -109,7 +110,7 @@ def test_records_that_are_too_large(driver: drivers.Driver, topic: str) -> None:
     assert driver("watermarks", topic=topic, partition=0) == [0, 1]
 
 
-def test_offsets_out_of_range(driver: drivers.Driver, topic: str) -> None:
+def test_offset_out_of_range_resets_by_policy(driver: drivers.Driver, topic: str) -> None:
     """Nobody resets what is not to be reset; who may goes to the beginning."""
     scenarios.create(driver, topic, 1)
     sent = scenarios.records(5)

@@ -6,12 +6,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-import clusters_of_tests as clusters
-import drivers_of_tests as drivers
 import pytest
-import scenarios_of_tests as scenarios
 
-pytestmark = pytest.mark.timeout(400)
+from tests.clients import clusters_of_tests as clusters
+from tests.clients import drivers_of_tests as drivers
+from tests.clients import scenarios_of_tests as scenarios
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 Open = Callable[..., drivers.Driver]
 
 
@@ -77,7 +78,9 @@ def test_members_come_and_go(driver: drivers.Driver, client: drivers.Client, ope
     again("group_close")
 
 
-def test_a_member_dies(driver: drivers.Driver, client: drivers.Client, open_driver: Open, topic: str) -> None:
+def test_partitions_of_a_dead_member_move_to_the_other(
+    driver: drivers.Driver, client: drivers.Client, open_driver: Open, topic: str
+) -> None:
     """Without a goodbye: the other has all after its session timeout."""
     scenarios.create(driver, topic, 2)
     first, second = open_driver(client), open_driver(client)
@@ -94,7 +97,9 @@ def test_a_member_dies(driver: drivers.Driver, client: drivers.Client, open_driv
     first("group_close")
 
 
-def test_commits(driver: drivers.Driver, client: drivers.Client, open_driver: Open, topic: str) -> None:
+def test_group_commits_and_is_deleted_once_it_is_empty(
+    driver: drivers.Driver, client: drivers.Client, open_driver: Open, topic: str
+) -> None:
     """Can be asked for, and a group can be listed, described and, once it is empty, deleted."""
     scenarios.create(driver, topic, 1)
     driver("produce", topic=topic, records=scenarios.records(30))

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import clusters_of_tests as clusters
-import drivers_of_tests as drivers
 import pytest
-import scenarios_of_tests as scenarios
+
+from tests.clients import clusters_of_tests as clusters
+from tests.clients import drivers_of_tests as drivers
+from tests.clients import scenarios_of_tests as scenarios
 
 pytestmark = pytest.mark.timeout(400)
 Open = Callable[..., drivers.Driver]
@@ -35,7 +36,9 @@ def total(cluster: clusters.Cluster, of: Callable[[clusters.Counters], float]) -
     return sum(of(cluster.counters(number)) for number in (1, 2, 3))
 
 
-def test_fetch_sessions(cluster: clusters.Cluster, java: drivers.Client, open_driver: Open, topic: str) -> None:
+def test_java_consumer_fetches_incrementally_in_a_session(
+    cluster: clusters.Cluster, java: drivers.Client, open_driver: Open, topic: str
+) -> None:
     """The consumer's log tells of one full fetch and then incremental ones; the brokers count its session."""
     admin, reader = open_driver(java), open_driver(java)
     scenarios.create(admin, topic, 20)
@@ -58,7 +61,9 @@ def test_fetch_sessions(cluster: clusters.Cluster, java: drivers.Client, open_dr
     clusters.wait_for("the session is closed", lambda: total(cluster, lambda each: each.sessions) <= before)
 
 
-def test_metadata_requests(cluster: clusters.Cluster, java: drivers.Client, open_driver: Open, topic: str) -> None:
+def test_broker_counts_the_metadata_requests_of_the_java_producer(
+    cluster: clusters.Cluster, java: drivers.Client, open_driver: Open, topic: str
+) -> None:
     """The brokers answer as many as the producer's log says that it sent; new topics ride in few of them."""
     admin = open_driver(java)
     scenarios.create(admin, topic, 3)
@@ -80,7 +85,7 @@ def tool(name: str, *given: str, typed: str = "") -> str:
     return done.stdout
 
 
-def test_console_tools(cluster: clusters.Cluster, java: drivers.Client, topic: str) -> None:
+def test_console_tools_write_and_read(cluster: clusters.Cluster, java: drivers.Client, topic: str) -> None:
     there = ("--bootstrap-server", cluster.bootstrap, "--topic", topic)
     tool("TopicCommand", "--create", *there, "--partitions", "2", "--replication-factor", "3")
     assert "PartitionCount: 2" in tool("TopicCommand", "--describe", *there)
@@ -91,7 +96,9 @@ def test_console_tools(cluster: clusters.Cluster, java: drivers.Client, topic: s
     assert f"{topic}:" in tool("GetOffsetShell", *there)
 
 
-def test_verifiable_tools(cluster: clusters.Cluster, java: drivers.Client, topic: str) -> None:
+def test_verifiable_tools_acknowledge_and_consume_every_record(
+    cluster: clusters.Cluster, java: drivers.Client, topic: str
+) -> None:
     """Its producer counts acknowledgements, its consumer of a group each record."""
     there = ("--bootstrap-server", cluster.bootstrap, "--topic", topic)
     tool("TopicCommand", "--create", *there, "--partitions", "3", "--replication-factor", "3")
@@ -133,7 +140,7 @@ class Running:
             self._process.wait()
 
 
-def test_verifiable_tools_while_a_broker_is_killed(
+def test_verifiable_tools_survive_a_killed_broker(
     breakable: clusters.Cluster, java: drivers.Client, open_driver: Open, topic: str, tmp_path: Path
 ) -> None:
     """Its producer, idempotent, has an acknowledgement of each number; its consumer finds each in one place."""
@@ -169,7 +176,9 @@ def test_verifiable_tools_while_a_broker_is_killed(
         consumer.close()
 
 
-def test_performance_tools(cluster: clusters.Cluster, java: drivers.Client, topic: str) -> None:
+def test_performance_tools_send_and_consume_every_record(
+    cluster: clusters.Cluster, java: drivers.Client, topic: str
+) -> None:
     there = ("--bootstrap-server", cluster.bootstrap, "--topic", topic)
     tool("TopicCommand", "--create", *there, "--partitions", "3", "--replication-factor", "3")
     config = ("--producer-props", f"bootstrap.servers={cluster.bootstrap}", "acks=all", "compression.type=lz4")

@@ -5,19 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import clusters_of_tests as clusters
-import drivers_of_tests as drivers
 import pytest
-import scenarios_of_tests as scenarios
-from scenarios_of_tests import BEGINNING, END
 
-pytestmark = pytest.mark.timeout(400)
+from tests.clients import clusters_of_tests as clusters
+from tests.clients import drivers_of_tests as drivers
+from tests.clients import scenarios_of_tests as scenarios
+from tests.clients.scenarios_of_tests import BEGINNING, END
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 Open = Callable[..., drivers.Driver]
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_compression(driver: drivers.Driver, topic: str, codec: str) -> None:
+def test_compressed_records_are_read_back(driver: drivers.Driver, topic: str, codec: str) -> None:
     scenarios.create(driver, topic, 3)
     sent = scenarios.records(60, 3, size=300)
     placed = driver("produce", topic=topic, records=sent, compression=codec)
@@ -27,7 +28,7 @@ def test_compression(driver: drivers.Driver, topic: str, codec: str) -> None:
 
 
 @pytest.mark.parametrize("acks", ["0", "1"])
-def test_fewer_acknowledgements(driver: drivers.Driver, topic: str, acks: str) -> None:
+def test_records_with_fewer_acks_are_read_back(driver: drivers.Driver, topic: str, acks: str) -> None:
     scenarios.create(driver, topic)
     scenarios.at_home(driver, topic)  # or else the leader may change, and with it what is sent now is lost
     sent = scenarios.records(20)
@@ -37,7 +38,7 @@ def test_fewer_acknowledgements(driver: drivers.Driver, topic: str, acks: str) -
     assert [each["value"] for each in read] == [each["value"] for each in sent]
 
 
-def test_assignment(driver: drivers.Driver, topic: str) -> None:
+def test_assigned_partitions_are_read_from_their_offsets(driver: drivers.Driver, topic: str) -> None:
     """Of some partitions, at some offsets."""
     scenarios.create(driver, topic, 3)
     sent = scenarios.records(60, 3)
@@ -52,7 +53,7 @@ def test_assignment(driver: drivers.Driver, topic: str) -> None:
     assert driver("consume", topic=topic, partitions={"0": END}, count=1, timeout_s=2) == []
 
 
-def test_time(driver: drivers.Driver, topic: str) -> None:
+def test_offset_for_time_is_the_first_record_not_older(driver: drivers.Driver, topic: str) -> None:
     """The first record that is not older; none behind the last."""
     if "timestamp" not in driver.client.keeps:
         pytest.skip(f"{driver.client.name} gives records no times")
@@ -69,7 +70,7 @@ def test_time(driver: drivers.Driver, topic: str) -> None:
     assert driver("offset_for_time", topic=topic, partition=0, timestamp=sent[-1]["timestamp"] + 1) in (END, 30)
 
 
-def test_idempotent(driver: drivers.Driver, topic: str) -> None:
+def test_idempotent_records_are_written_once_in_order(driver: drivers.Driver, topic: str) -> None:
     scenarios.create(driver, topic, 2)
     sent = scenarios.records(200, 2)
     placed = driver("produce", topic=topic, records=sent, idempotent=True, compression=driver.client.codec)
@@ -78,7 +79,9 @@ def test_idempotent(driver: drivers.Driver, topic: str) -> None:
     scenarios.check_same(driver.client, sent, placed, read)
 
 
-def test_waiting_for_more(driver: drivers.Driver, client: drivers.Client, open_driver: Open, topic: str) -> None:
+def test_waiting_fetch_returns_the_record_that_arrives(
+    driver: drivers.Driver, client: drivers.Client, open_driver: Open, topic: str
+) -> None:
     """A fetch that waits at the end gets the record when it comes."""
     scenarios.create(driver, topic)
     waiting = open_driver(client)
@@ -89,7 +92,7 @@ def test_waiting_for_more(driver: drivers.Driver, client: drivers.Client, open_d
     assert [each["value"] for each in waiting.result()] == [sent[0]["value"]]
 
 
-def test_large_records(driver: drivers.Driver, topic: str) -> None:
+def test_large_records_are_read_back_whole(driver: drivers.Driver, topic: str) -> None:
     """And bytes of any kind: they come whole."""
     scenarios.create(driver, topic)
     sent = scenarios.records(4, size=100_000)
@@ -100,7 +103,7 @@ def test_large_records(driver: drivers.Driver, topic: str) -> None:
     scenarios.check_same(driver.client, sent, placed, read)
 
 
-def test_a_broker_is_killed(
+def test_records_survive_a_killed_broker(
     breakable: clusters.Cluster, driver: drivers.Driver, client: drivers.Client, open_driver: Open, topic: str
 ) -> None:
     """While an idempotent producer sends and a consumer reads: all arrive, once and in order."""
@@ -122,7 +125,7 @@ def test_a_broker_is_killed(
     scenarios.at_home(driver, topic)
 
 
-def test_the_own_rack(
+def test_consumer_reads_from_its_rack(
     cluster: clusters.Cluster, driver: drivers.Driver, client: drivers.Client, open_driver: Open, topic: str
 ) -> None:
     """A consumer in a follower's rack reads from the follower: its broker says so."""

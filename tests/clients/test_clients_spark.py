@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import clusters_of_tests as clusters
-import drivers_of_tests as drivers
 import pytest
-import scenarios_of_tests as scenarios
+
+from tests.clients import clusters_of_tests as clusters
+from tests.clients import drivers_of_tests as drivers
+from tests.clients import scenarios_of_tests as scenarios
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -91,7 +92,9 @@ def plain(frame: DataFrame) -> list[tuple[Any, ...]]:
     return sorted(found, key=lambda each: int(each[1].rpartition(b"-")[2]))
 
 
-def test_batch(spark: SparkSession, there: dict[str, str], helper: drivers.Driver, topic: str) -> None:
+def test_batch_is_written_and_read_back(
+    spark: SparkSession, there: dict[str, str], helper: drivers.Driver, topic: str
+) -> None:
     """Written and read back: keys, values, headers; offsets of each partition without a gap."""
     scenarios.create(helper, topic, 3)
     sent = rows(0, 900, 3)
@@ -104,7 +107,9 @@ def test_batch(spark: SparkSession, there: dict[str, str], helper: drivers.Drive
     assert part.count() == 310
 
 
-def test_by_time(spark: SparkSession, there: dict[str, str], helper: drivers.Driver, topic: str) -> None:
+def test_timestamps_choose_the_records_of_a_batch(
+    spark: SparkSession, there: dict[str, str], helper: drivers.Driver, topic: str
+) -> None:
     """From a time on, until another, and by partition; what has no such record starts at the end if that is wanted."""
     scenarios.create(helper, topic, 2)
     sent = scenarios.records(200, 2)
@@ -165,7 +170,7 @@ def test_a_stream_goes_on_from_its_checkpoint(
     assert plain(stream.found()) == sent
 
 
-def test_a_stream_while_a_broker_is_killed(
+def test_stream_survives_a_killed_broker(
     spark: SparkSession,
     there: dict[str, str],
     breakable: clusters.Cluster,
@@ -179,8 +184,8 @@ def test_a_stream_while_a_broker_is_killed(
     for name in (topic, copy):
         scenarios.create(helper, name, 2)
     leader = scenarios.settled(helper, topic, 2)[0]["leader"]
-    source = spark.readStream.format("kafka").options(**there).option("subscribe", topic)
-    source = source.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", "50").load()
+    reader = spark.readStream.format("kafka").options(**there).option("subscribe", topic)
+    source = reader.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", "50").load()
     copier = source.select("key", "value", "partition").writeStream.format("kafka").options(**there)
     copier = copier.option("topic", copy).option("checkpointLocation", str(tmp_path / "copier"))
     stream = Stream(spark, there, copy, tmp_path)

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from docker_of_tests import ROOT, TAG, docker, succeeds
+from tests.docker.docker_of_tests import ROOT, TAG, docker, succeeds
 
 NODES = ("controller-1", "controller-2", "controller-3", "leader-1", "follower-1", "follower-2", "consumer-1")
 BROKERS = ("LEADER_1", "FOLLOWER_1", "FOLLOWER_2")

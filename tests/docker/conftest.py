@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from docker_of_tests import BASE_IMAGE, ROOT, SERVICES, TAG, docker, reason_to_skip, succeeds
+
+from tests.docker.docker_of_tests import BASE_IMAGE, ROOT, SERVICES, TAG, docker, reason_to_skip, succeeds
 
 BUILD_TIMEOUT_S = 900
 FOLDER = Path(__file__).resolve().parent

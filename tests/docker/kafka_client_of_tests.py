@@ -8,8 +8,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from compose_of_tests import ComposedMesh
-from docker_of_tests import docker
+from tests.docker.compose_of_tests import ComposedMesh
+from tests.docker.docker_of_tests import docker
 
 FIRST_KAFKA_PORT = 9095
 RECORDS = 60

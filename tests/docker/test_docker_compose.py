@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from compose_of_tests import NODES, ComposedMesh, check_prometheus
-from docker_of_tests import docker
-from kafka_client_of_tests import check_inside, check_outside
 
 from kipmesh.client import NewTopic
 from kipmesh.client.sync import AdminClient, Consumer, Producer
+from tests.docker.compose_of_tests import NODES, ComposedMesh, check_prometheus
+from tests.docker.docker_of_tests import docker
+from tests.docker.kafka_client_of_tests import check_inside, check_outside
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -60,7 +60,7 @@ def test_containers_are_confined(mesh: ComposedMesh) -> None:
         assert all(one[0]["HostIp"] == "127.0.0.1" for one in about["HostConfig"]["PortBindings"].values()), name
 
 
-def test_clients_of_apache_kafka_on_this_machine_and_in_the_network(
+def test_kafka_clients_write_and_read_on_this_machine_and_in_the_network(
     mesh: ComposedMesh, image: Callable[[str], str]
 ) -> None:
     check_outside(mesh)
@@ -93,14 +93,14 @@ def test_held_cut_off_and_restarted_containers_lose_nothing(mesh: ComposedMesh, 
 
 
 @pytest.mark.slow
-def test_experiments_within_the_network_by_the_profile_chaos(mesh: ComposedMesh) -> None:
+def test_experiments_by_the_profile_chaos_find_no_anomaly(mesh: ComposedMesh) -> None:
     told = mesh.compose("--profile", "chaos", "run", "--rm", "chaos", timeout_s=900)
     assert "compose-kill-each" in told
     assert "no anomaly; 4 faults" in told
 
 
 @pytest.mark.slow
-def test_the_flights_by_the_profile_spark(mesh: ComposedMesh, spark_image: str) -> None:
+def test_flights_job_passes_by_the_profile_spark(mesh: ComposedMesh, spark_image: str) -> None:
     summary = mesh.flights(spark_image)
     assert summary["passed"]
     assert summary["records"] == 2060

@@ -6,10 +6,12 @@ import json
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
-from docker_of_tests import BASE_IMAGE, ROOT, SERVICES, docker
+
+from tests.docker.docker_of_tests import BASE_IMAGE, ROOT, SERVICES, docker
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -96,7 +98,7 @@ def test_broker_is_healthy_when_it_is_ready_and_ends_on_sigterm(
         assert _health(broker) != "healthy"
         controller = run("controller-1", "metadata_controller", NODE_ID="1001")
         for container in (controller, broker):
-            _until(lambda container=container: _health(container), "healthy")
+            _until(partial(_health, container), "healthy")
         for container in (broker, controller):
             docker("stop", "--time", "30", container)
             assert docker("inspect", "--format", "{{.State.ExitCode}}", container) == "0"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
-from docker_of_tests import docker
 
 from kipmesh.client import NewTopic
 from kipmesh.client.sync import AdminClient, Consumer, Producer
+from tests.docker.docker_of_tests import docker
+
+if TYPE_CHECKING:
+    from kipmesh.testing.containers import KipmeshContainer
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -21,7 +25,7 @@ def without_reaper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def mesh(image: Callable[[str], str], without_reaper: None) -> Iterator[object]:
+def mesh(image: Callable[[str], str], without_reaper: None) -> Iterator[KipmeshContainer]:
     from kipmesh.testing.containers import KipmeshContainer
 
     with KipmeshContainer(image("single"), brokers=2, config={"num.partitions": "2"}) as container:
@@ -30,7 +34,7 @@ def mesh(image: Callable[[str], str], without_reaper: None) -> Iterator[object]:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_records_go_in_and_out_by_both_protocols(mesh: object) -> None:
+def test_records_go_in_and_out_by_both_protocols(mesh: KipmeshContainer) -> None:
     bootstrap = mesh.get_bootstrap_server()
     with AdminClient(bootstrap) as admin:
         admin.create_topics([NewTopic("greetings", 2, 2)])

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from compose_of_tests import BROKERS, NODES, ComposedMesh, check_prometheus, make_certs
-from docker_of_tests import docker
-from kafka_client_of_tests import check_inside, check_outside
 
 from kipmesh.client import NewTopic
 from kipmesh.client.sync import AdminClient, Consumer, Producer
 from kipmesh.core.errors import KafkaError
+from tests.docker.compose_of_tests import BROKERS, NODES, ComposedMesh, check_prometheus, make_certs
+from tests.docker.docker_of_tests import docker
+from tests.docker.kafka_client_of_tests import check_inside, check_outside
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -65,7 +65,7 @@ def test_plaintext_gets_nothing(mesh: ComposedMesh, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_who_has_no_certificate_gets_nothing(mesh: ComposedMesh, name: str) -> None:
+def test_client_without_a_certificate_is_refused(mesh: ComposedMesh, name: str) -> None:
     try:
         answer = _answer(mesh.ports[name], _context(mesh, own=False))
     except (ConnectionError, ssl.SSLError):
@@ -97,7 +97,7 @@ def test_clients_of_this_machine_write_and_read(mesh: ComposedMesh) -> None:
         plain.describe_topics(["greetings"])
 
 
-def test_clients_of_apache_kafka(mesh: ComposedMesh, image: Callable[[str], str]) -> None:
+def test_kafka_clients_write_and_read_over_tls(mesh: ComposedMesh, image: Callable[[str], str]) -> None:
     check_outside(mesh)
     check_inside(mesh, image("leader"))
 
@@ -110,7 +110,7 @@ def test_commands_take_the_file_of_make_certs(mesh: ComposedMesh) -> None:
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_keys_are_for_the_node_s_user_alone(mesh: ComposedMesh, name: str) -> None:
+def test_keys_are_readable_by_the_node_user_alone(mesh: ComposedMesh, name: str) -> None:
     script = (
         "import os, json; d = '/etc/kipmesh-tls/'; s = os.stat(d + 'tls.key'); f = os.stat(d);"
         "print(json.dumps([s.st_uid, s.st_gid, oct(s.st_mode & 0o7777), f.st_uid, oct(f.st_mode & 0o7777)]));"
@@ -132,12 +132,12 @@ def test_faults_by_tls_lose_nothing(mesh: ComposedMesh, tmp_path: Path) -> None:
     assert "no anomaly; 4 faults" in mesh.chaos("deploy/chaos/compose/kill-each.yaml", tmp_path)
 
 
-def test_experiments_within_the_network(mesh: ComposedMesh) -> None:
+def test_experiments_over_tls_find_no_anomaly(mesh: ComposedMesh) -> None:
     told = mesh.compose("--profile", "chaos", "run", "--rm", "chaos", timeout_s=900)
     assert "no anomaly; 4 faults" in told
 
 
-def test_the_flights_by_tls(mesh: ComposedMesh, spark_image: str) -> None:
+def test_flights_job_passes_over_tls(mesh: ComposedMesh, spark_image: str) -> None:
     summary = mesh.flights(spark_image)
     assert summary["passed"]
     assert summary["records"] == 2060

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(1, str(Path(__file__).parents[2]))  # the package bench
-
-from mesh_of_tests import Mesh
+from tests.e2e.mesh_of_tests import Mesh
 
 
 @pytest.fixture

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from kipmesh.cluster import processes
 from kipmesh.cluster.processes import ProcessState
+from tests.command import clean_environment, run_command
 
 
 class Mesh:
@@ -21,17 +20,17 @@ class Mesh:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def run(self, *arguments: str, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
+    def run(
+        self,
+        *arguments: str,
+        check: bool = True,
+        env: Mapping[str, str] | None = None,
+        stdin: str | bytes = "",
+        cwd: Path | None = None,
+    ) -> subprocess.CompletedProcess[str]:
         """`kipmesh ARGUMENTS --dir FOLDER`; the output as text."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("KIPMESH_")}
-        done = subprocess.run(
-            [sys.executable, "-m", "kipmesh.cli.main", *arguments, "--dir", str(self.folder)],
-            capture_output=True,
-            text=True,
-            timeout=200,
-            env={**environment, **options.pop("env", {})},
-            check=False,
-            **options,
+        done = run_command(
+            *arguments, "--dir", self.folder, stdin=stdin, env=clean_environment(env), cwd=cwd, timeout_s=200
         )
         if check:
             assert done.returncode == 0, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"

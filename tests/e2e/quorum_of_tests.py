@@ -14,12 +14,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from bench.creations import Creations
-from bench.quorum_mesh import MeshNode, QuorumMesh, wait_for
+from bench.quorum_cluster import QuorumCluster, QuorumNode, wait_for
 from kipmesh.cli.main import app
 from kipmesh.client import AdminClient
 from kipmesh.client.types import NewTopic
 from kipmesh.messages import MetadataRequest, MetadataResponse
-from kipmesh.rpc.client import ConnectionPool
+from kipmesh.transport.grpc.client import ConnectionPool
 
 RAFT = "kafka_server_raftmetrics_"
 CONTROLLER = "kafka_controller_kafkacontroller_"
@@ -47,7 +47,7 @@ async def _all_topics(address: str) -> MetadataResponse:
         await pool.close()
 
 
-def topics_at(mesh: QuorumMesh, broker: MeshNode) -> dict[str, bytes]:
+def topics_at(mesh: QuorumCluster, broker: QuorumNode) -> dict[str, bytes]:
     """Name -> topic id as this one broker describes all topics; each name and each id once."""
     topics = mesh.run(_all_topics(broker.grpc)).topics
     found = {topic.name or "": topic.topic_id for topic in topics}
@@ -61,13 +61,18 @@ def missing(wanted: Mapping[str, bytes], found: Mapping[str, bytes]) -> list[str
     return [name for name, topic_id in wanted.items() if name not in found or topic_id not in (b"", found[name])]
 
 
-def check_brokers(mesh: QuorumMesh, wanted: Mapping[str, bytes]) -> None:
+def check_broker(mesh: QuorumCluster, broker: QuorumNode, wanted: Mapping[str, bytes]) -> None:
+    """The broker describes every topic that was acknowledged."""
+    wait_for(
+        lambda: not missing(wanted, topics_at(mesh, broker)),
+        lambda: f"{missing(wanted, topics_at(mesh, broker))[:5]} at {broker.name}",
+    )
+
+
+def check_brokers(mesh: QuorumCluster, wanted: Mapping[str, bytes]) -> None:
     """Every broker describes every topic that was acknowledged, and all describe the same."""
     for broker in mesh.brokers:
-        wait_for(
-            lambda broker=broker: not missing(wanted, topics_at(mesh, broker)),
-            lambda broker=broker: f"{missing(wanted, topics_at(mesh, broker))[:5]} at {broker.name}",
-        )
+        check_broker(mesh, broker, wanted)
 
     def differing() -> list[str]:
         first, *others = [topics_at(mesh, broker) for broker in mesh.brokers]
@@ -76,7 +81,7 @@ def check_brokers(mesh: QuorumMesh, wanted: Mapping[str, bytes]) -> None:
     wait_for(lambda: not differing(), lambda: f"agreement of the brokers on {differing()[:5]}")
 
 
-def create(mesh: QuorumMesh, names: Iterable[str], *, partitions: int = 1, replicas: int = 1, **config: Any) -> None:
+def create(mesh: QuorumCluster, names: Iterable[str], *, partitions: int = 1, replicas: int = 1, **config: Any) -> None:
     """Create topics, in requests of their own, so that each is a batch of its own in the metadata log."""
 
     async def work() -> None:
@@ -87,7 +92,7 @@ def create(mesh: QuorumMesh, names: Iterable[str], *, partitions: int = 1, repli
     mesh.run(work())
 
 
-def delete(mesh: QuorumMesh, names: Iterable[str]) -> None:
+def delete(mesh: QuorumCluster, names: Iterable[str]) -> None:
     """Delete topics, one by one."""
 
     async def work() -> None:
@@ -108,17 +113,17 @@ def dump(command: str, file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def segments(node: MeshNode) -> list[Path]:
+def segments(node: QuorumNode) -> list[Path]:
     """Segment files of its metadata log, oldest first."""
     return sorted(node.metadata.glob("*.log"))
 
 
-def snapshots(node: MeshNode) -> list[Path]:
+def snapshots(node: QuorumNode) -> list[Path]:
     """Its snapshots, oldest first."""
     return sorted(node.metadata.glob("*.checkpoint"))
 
 
-def topics_on_disk(node: MeshNode) -> dict[str, bytes]:
+def topics_on_disk(node: QuorumNode) -> dict[str, bytes]:
     """Name -> topic id by the newest snapshot and the log after it; a topic that is made twice fails the test.
 
     A node that runs writes, and deletes what a newer snapshot makes needless: what was read while it did is read again.
@@ -135,7 +140,7 @@ def topics_on_disk(node: MeshNode) -> dict[str, bytes]:
                 return found
 
 
-def _files(node: MeshNode) -> dict[str, int]:
+def _files(node: QuorumNode) -> dict[str, int]:
     return sizes((*segments(node), *snapshots(node)))
 
 
@@ -148,7 +153,7 @@ def sizes(files: Iterable[Path]) -> dict[str, int]:
     return found
 
 
-def _topics_on_disk(node: MeshNode) -> dict[str, bytes]:
+def _topics_on_disk(node: QuorumNode) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     start = 0
     if snapshots(node):
@@ -178,7 +183,7 @@ def _topic_id(text: str) -> bytes:
     return base64.urlsafe_b64decode(text + "==")
 
 
-def check_disks(mesh: QuorumMesh, wanted: Mapping[str, bytes]) -> None:
+def check_disks(mesh: QuorumCluster, wanted: Mapping[str, bytes]) -> None:
     """Each controller's own files have each acknowledged topic once, and what brokers describe, no more."""
     mesh.wait_caught_up()
     described = topics_at(mesh, mesh.brokers[0])
@@ -196,7 +201,7 @@ def acknowledged(creations: Iterable[Creations]) -> dict[str, bytes]:
 # -- what nodes say of themselves
 
 
-def metrics(node: MeshNode) -> dict[str, float]:
+def metrics(node: QuorumNode) -> dict[str, float]:
     """What /metrics has: `name`, or `name{label=value}` for what has labels."""
     with urllib.request.urlopen(f"http://{node.http}/metrics", timeout=60) as answer:
         text = answer.read().decode()
@@ -210,24 +215,24 @@ def _samples(text: str) -> Iterator[tuple[str, float]]:
             yield (f"{sample.name}{{{labels}}}" if labels else sample.name), sample.value
 
 
-def state_of(node: MeshNode) -> str:
+def state_of(node: QuorumNode) -> str:
     """What it is to the quorum, by its /metrics: `leader`, `follower` ..."""
     states = [name for name, value in metrics(node).items() if name.startswith(f"{RAFT}current_state") and value]
     assert len(states) == 1, states
     return states[0].partition("=")[2].rstrip("}")
 
 
-def lines_of(node: MeshNode, offset: int = 0) -> list[str]:
+def lines_of(node: QuorumNode, offset: int = 0) -> list[str]:
     """What a node wrote to its log after `offset` bytes, without a line that it has not ended yet."""
     return node.log.read_bytes()[offset:].rpartition(b"\n")[0].decode().splitlines()
 
 
-def log_end(node: MeshNode) -> int:
+def log_end(node: QuorumNode) -> int:
     """Bytes of a node's log so far."""
     return node.log.stat().st_size
 
 
-def wait_metric(node: MeshNode, name: str, above: float) -> float:
+def wait_metric(node: QuorumNode, name: str, above: float) -> float:
     """Until this metric is above a number; its value then."""
     wait_for(lambda: metrics(node).get(name, above) > above, lambda: f"{name} > {above:g} at {node.name}")
     return metrics(node)[name]

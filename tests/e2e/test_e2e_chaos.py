@@ -20,8 +20,8 @@ import psutil
 import pytest
 import yaml
 
-from kipmesh.chaos.experiment import load
-from kipmesh.testing.history import FaultBegan, Note, read_history
+from kipmesh_chaos.experiment import load
+from kipmesh_chaos.history import FaultBegan, Note, read_history
 
 pytestmark = pytest.mark.slow
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="links between nodes need /proc")

@@ -9,6 +9,8 @@ import pytest
 
 from bench import closest
 
+pytestmark = pytest.mark.slow
+
 BROKERS = {"broker.session.timeout.ms": "60000"}
 CONSUMERS = {"fetch.max.wait.ms": "10000"}
 """Nobody is taken for silent: a killed replica is noticed by its connections."""

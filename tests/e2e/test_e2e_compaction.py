@@ -6,10 +6,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from mesh_of_tests import Mesh
 
 from kipmesh.client import AdminClient, Consumer, NewTopic, Producer, TopicPartition
-from kipmesh.testing.waiting import until as eventually
+from kipmesh.testing import until as eventually
+from tests.e2e.mesh_of_tests import Mesh
 
 KEYS = 5
 RECORDS = 400

@@ -9,7 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
-from mesh_of_tests import Mesh, wait_for
+
+from tests.e2e.mesh_of_tests import Mesh, wait_for
+
+pytestmark = pytest.mark.slow
 
 PARTITIONS = 4
 CONFIG = {
@@ -63,7 +66,7 @@ def shares(mesh: Mesh) -> list[int]:
 
 def produce(mesh: Mesh, first: int, count: int) -> set[str]:
     values = [str(number) for number in range(first, first + count)]
-    mesh.run("produce", "t", "--key-separator", ":", input="".join(f"{value}:{value}\n" for value in values))
+    mesh.run("produce", "t", "--key-separator", ":", stdin="".join(f"{value}:{value}\n" for value in values))
     return set(values)
 
 

@@ -13,7 +13,9 @@ import pytest
 
 from bench import leader_failover
 from bench.leader_failover import Records, leader, suffer
-from bench.quorum_mesh import QuorumMesh, wait_for
+from bench.quorum_cluster import QuorumCluster, wait_for
+
+pytestmark = pytest.mark.slow
 
 SESSION_S = 400
 GAP_S = 25.0
@@ -24,22 +26,22 @@ BROKE = "connection of a broker broke"
 
 
 @pytest.fixture
-def quorum(tmp_path: Path) -> Iterator[QuorumMesh]:
+def quorum(tmp_path: Path) -> Iterator[QuorumCluster]:
     config = {
         "broker.session.timeout.ms": str(SESSION_S * 1000),
         "auto.leader.rebalance.enable": "false",  # who leads after a fault leads until the next one
     }
-    with QuorumMesh(tmp_path, controllers=3, brokers=3, config=config) as mesh:
+    with QuorumCluster(tmp_path, controllers=3, brokers=3, config=config) as mesh:
         leader_failover.prepare(mesh)
         yield mesh
 
 
-def told(mesh: QuorumMesh, text: str) -> int:
+def told(mesh: QuorumCluster, text: str) -> int:
     """How often controllers said that."""
     return sum(node.log.read_text().count(text) for node in mesh.controllers)
 
 
-def test_a_killed_leader_is_followed_by_another_and_comes_back_at_once(quorum: QuorumMesh) -> None:
+def test_a_killed_leader_is_followed_by_another_and_comes_back_at_once(quorum: QuorumCluster) -> None:
     for count in (1, 2):
         began = time.monotonic()
         found = suffer(quorum, "kill")
@@ -49,7 +51,7 @@ def test_a_killed_leader_is_followed_by_another_and_comes_back_at_once(quorum: Q
         assert told(quorum, GONE) == count
 
 
-def test_a_change_of_the_active_controller_fences_nobody(quorum: QuorumMesh) -> None:
+def test_a_change_of_the_active_controller_fences_nobody(quorum: QuorumCluster) -> None:
     before = leader(quorum)
     with Records(quorum) as records:
         records.more(50)
@@ -74,7 +76,7 @@ def test_a_change_of_the_active_controller_fences_nobody(quorum: QuorumMesh) -> 
     assert records.failed == 0
 
 
-def test_a_clean_stop_is_not_taken_for_a_death(quorum: QuorumMesh) -> None:
+def test_a_clean_stop_is_not_taken_for_a_death(quorum: QuorumCluster) -> None:
     found = suffer(quorum, "stop")
     assert found.gap_s < GAP_S
     assert told(quorum, GONE) == 0

@@ -5,9 +5,13 @@ How long a partition pauses is measured by `python -m bench.groups`; here a busy
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from bench import groups
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.timeout(400)
@@ -20,5 +24,6 @@ def test_members_come_go_and_die(strategy: str) -> None:
     assert outcome.ledger.joins > options.members
     assert outcome.acknowledged
     assert outcome.log.stable_generations > 0
-    for form in (groups.as_text, groups.as_markdown, groups.as_json):
-        assert form(outcome, options)
+    for options.markdown in (False, True):
+        assert groups.as_table(outcome, options)
+    assert json.dumps(groups.figures(outcome, options))

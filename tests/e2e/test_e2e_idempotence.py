@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from bench.quorum_mesh import QuorumMesh
+from bench.quorum_cluster import QuorumCluster
 from kipmesh.client import AdminClient, Consumer, NewTopic, Producer, TopicPartition
-from kipmesh.testing.waiting import until as eventually
+from kipmesh.testing import until as eventually
 
 TOPIC = "once"
 PARTITIONS = 2
@@ -28,9 +28,9 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture
-def quorum(tmp_path: Path) -> Iterator[QuorumMesh]:
+def quorum(tmp_path: Path) -> Iterator[QuorumCluster]:
     config = {"broker.session.timeout.ms": "2000"}
-    with QuorumMesh(tmp_path, controllers=1, brokers=BROKERS, config=config) as mesh:
+    with QuorumCluster(tmp_path, controllers=1, brokers=BROKERS, config=config) as mesh:
         yield mesh
 
 
@@ -90,7 +90,7 @@ async def leader_of_all(admin: AdminClient) -> int:
             await asyncio.sleep(0.05)
 
 
-async def run(quorum: QuorumMesh) -> None:
+async def run(quorum: QuorumCluster) -> None:
     names = {node.node_id: node.name for node in quorum.brokers}
     async with AdminClient(quorum.bootstrap) as admin, Producer(quorum.bootstrap, **CONFIG) as producer:
         await admin.create_topics([NewTopic(TOPIC, PARTITIONS, BROKERS)])
@@ -119,5 +119,5 @@ async def run(quorum: QuorumMesh) -> None:
         assert values == [b"%d" % number for number in range(partition, count, PARTITIONS)]
 
 
-def test_leaders_that_are_killed_held_and_stopped(quorum: QuorumMesh) -> None:
+def test_idempotent_producer_survives_killed_held_and_stopped_leaders(quorum: QuorumCluster) -> None:
     asyncio.run(run(quorum))

@@ -46,6 +46,7 @@ def cluster() -> Iterator[LocalCluster]:
 
 @pytest.fixture(scope="module")
 def admin(cluster: LocalCluster) -> AdminClient:
+    assert cluster.kafka_bootstrap is not None
     return AdminClient({"bootstrap.servers": cluster.kafka_bootstrap})
 
 
@@ -115,13 +116,14 @@ def test_topics_are_made_grow_and_go(cluster: LocalCluster, admin: AdminClient, 
     assert _code(admin.delete_topics([name])[name]) == KafkaError.UNKNOWN_TOPIC_OR_PART
 
 
-def test_configurations(admin: AdminClient, name: str) -> None:
+def test_topic_configs_are_described_and_altered(admin: AdminClient, name: str) -> None:
     admin.create_topics([NewTopic(name, 1, 1, config={"retention.ms": "12345"})])[name].result()
     topic = ConfigResource(ResourceType.TOPIC, name)
 
     def value(key: str) -> str | None:
         found = _of_topic(lambda: admin.describe_configs([topic])[topic])
-        return found[key].value  # type: ignore[no-any-return]
+        entry: ConfigEntry = found[key]
+        return entry.value
 
     assert value("retention.ms") == "12345"
     assert value("cleanup.policy") == "delete"
@@ -151,7 +153,7 @@ def test_records_are_deleted(cluster: LocalCluster, admin: AdminClient, name: st
     assert _code(next(iter(admin.delete_records([beyond]).values()))) == KafkaError.OFFSET_OUT_OF_RANGE
 
 
-def test_elections(admin: AdminClient, name: str) -> None:
+def test_preferred_leader_needs_no_election(admin: AdminClient, name: str) -> None:
     admin.create_topics([NewTopic(name, 1, 3)])[name].result()
     place = TopicPartition(name, 0)
     _until(lambda: any(one.leader >= 0 for one in _partitions(admin, name).values()), "it has a leader")
@@ -159,7 +161,7 @@ def test_elections(admin: AdminClient, name: str) -> None:
     assert result[place].code() == KafkaError.ELECTION_NOT_NEEDED
 
 
-def test_reassignments(cluster: LocalCluster, python_admin: kafka.KafkaAdminClient, name: str) -> None:
+def test_reassignment_moves_a_replica(cluster: LocalCluster, python_admin: kafka.KafkaAdminClient, name: str) -> None:
     with sync.AdminClient(cluster.bootstrap) as ours:
         brokers = sorted(one.node_id for one in ours.describe_cluster().brokers)
     python_admin.create_topics({name: {"assignments": {0: brokers[:2]}}})
@@ -176,7 +178,9 @@ def test_reassignments(cluster: LocalCluster, python_admin: kafka.KafkaAdminClie
     assert refused is kafka.errors.NoReassignmentInProgressError
 
 
-def test_data_folders_and_the_quorum(cluster: LocalCluster, python_admin: kafka.KafkaAdminClient, name: str) -> None:
+def test_log_dirs_and_the_quorum_are_described(
+    cluster: LocalCluster, python_admin: kafka.KafkaAdminClient, name: str
+) -> None:
     python_admin.create_topics({name: {"num_partitions": 1, "replication_factor": 3}})
 
     def held() -> int:

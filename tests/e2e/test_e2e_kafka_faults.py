@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +13,7 @@ import pytest
 from kipmesh.client import NewTopic, sync
 from kipmesh.cluster import LocalCluster
 from kipmesh.core.errors import ErrorCode, KafkaError
+from tests.command import run_command
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -38,8 +37,9 @@ def topic(cluster: LocalCluster) -> str:
 
 
 def _faults(cluster: LocalCluster, *arguments: str) -> str:
-    command = [sys.executable, "-m", "kipmesh.cli.main", "faults", *arguments, "--bootstrap", cluster.bootstrap]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    done = run_command("faults", *arguments, "--bootstrap", cluster.bootstrap)
+    done.check_returncode()
+    return done.stdout
 
 
 def _produce(cluster: LocalCluster, topic: str, **config: Any) -> list[Any]:
@@ -51,7 +51,7 @@ def _produce(cluster: LocalCluster, topic: str, **config: Any) -> list[Any]:
     return ends
 
 
-def test_an_error_that_lasts_and_one_that_does_not(cluster: LocalCluster, topic: str) -> None:
+def test_injected_error_ends_after_its_times(cluster: LocalCluster, topic: str) -> None:
     _faults(cluster, "inject", "--api", "Produce", "--error", "NOT_ENOUGH_REPLICAS", "--times", "3", "--client-id", "a")
     listed = _faults(cluster, "list")
     assert "NOT_ENOUGH_REPLICAS" in listed
@@ -79,20 +79,14 @@ def test_a_consumer_goes_on_after_errors_delays_and_broken_connections(cluster: 
     assert _faults(cluster, "clear").endswith(": 0 cleared\n")  # all of them acted
 
 
-def test_off_unless_enabled() -> None:
+def test_faults_are_refused_unless_enabled() -> None:
     with LocalCluster(mode="single", followers=0) as cluster:
-        done = subprocess.run(
-            [sys.executable, "-m", "kipmesh.cli.main", "faults", "list", "--bootstrap", cluster.bootstrap],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
+        done = run_command("faults", "list", "--bootstrap", cluster.bootstrap)
     assert done.returncode == 1
     assert "fault.injection.enable is false" in done.stderr
 
 
-def test_our_admin_client(cluster: LocalCluster) -> None:
+def test_admin_client_injects_lists_and_clears_faults(cluster: LocalCluster) -> None:
     from kipmesh.client import AdminClient
     from kipmesh.messages import InjectedFault
 

@@ -27,7 +27,7 @@ with warnings.catch_warnings():  # it uses what Python deprecates
     from kafka.coordinator.assignors.range import RangePartitionAssignor
     from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:kafka.*")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning:kafka.*")]
 
 PARTITIONS = 6
 RECORDS = 300
@@ -104,7 +104,7 @@ class Confluent(Member):
             while not self._is_over.is_set():
                 message = consumer.poll(0.1)
                 if message is not None and message.error() is None:
-                    self.values[message.value().decode()] += 1
+                    self.values[_text(message.value())] += 1
                 self.owned = {(one.topic, one.partition) for one in consumer.assignment()}
         finally:
             consumer.close()
@@ -169,8 +169,13 @@ class Mesh(Member):
         with consumer:
             consumer.subscribe([self._topic])
             while not self._is_over.is_set():
-                self.values.update(record.value.decode() for record in consumer.poll(100))
+                self.values.update(_text(record.value) for record in consumer.poll(100))
                 self.owned = {(one.topic, one.partition) for one in consumer.assignment()}
+
+
+def _text(value: bytes | None) -> str:
+    assert value is not None
+    return value.decode()
 
 
 def _until(condition: Callable[[], Any], members: list[Member], what: str) -> None:
@@ -271,10 +276,11 @@ def test_a_static_member_comes_back_without_a_rebalance(cluster: LocalCluster, t
     second.close()
 
 
-def test_administration_of_groups(cluster: LocalCluster, topic: str) -> None:
+def test_groups_are_listed_described_altered_and_deleted(cluster: LocalCluster, topic: str) -> None:
     group = f"group-{secrets.token_hex(4)}"
     member = Confluent(cluster, group, topic, "range")
     _until(lambda: len(member.values) == RECORDS, [member], "all is read")
+    assert cluster.kafka_bootstrap is not None
     admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": cluster.kafka_bootstrap})
     listed = admin.list_consumer_groups().result()
     assert group in {one.group_id for one in listed.valid}

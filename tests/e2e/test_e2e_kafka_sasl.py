@@ -19,9 +19,9 @@ import confluent_kafka
 import confluent_kafka.admin
 import pytest
 from aiokafka.errors import KafkaError as AioKafkaError
-from sasl_of_tests import settings
 
 from kipmesh.cluster import LocalCluster
+from tests.e2e.sasl_of_tests import settings
 
 with warnings.catch_warnings():  # it uses what Python deprecates
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -65,7 +65,7 @@ def secured(users: Path) -> Iterator[LocalCluster]:
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-async def test_clients_come_in(cluster: LocalCluster, mechanism: str) -> None:
+async def test_clients_authenticate_with_each_mechanism(cluster: LocalCluster, mechanism: str) -> None:
     topic = f"topic-{secrets.token_hex(4)}"
     config = settings(cluster, "alice", PASSWORD, mechanism)
     admin = confluent_kafka.admin.AdminClient(config)
@@ -91,7 +91,9 @@ async def test_clients_come_in(cluster: LocalCluster, mechanism: str) -> None:
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize(("user", "password"), [("alice", "wrong"), ("nobody", PASSWORD)])
-async def test_others_do_not(cluster: LocalCluster, mechanism: str, user: str, password: str) -> None:
+async def test_wrong_users_and_passwords_fail_to_authenticate(
+    cluster: LocalCluster, mechanism: str, user: str, password: str
+) -> None:
     producer = aiokafka.AIOKafkaProducer(
         bootstrap_servers=cluster.kafka_bootstrap,
         security_protocol="SASL_PLAINTEXT",
@@ -111,7 +113,7 @@ async def test_others_do_not(cluster: LocalCluster, mechanism: str, user: str, p
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_messages_without_headers(cluster: LocalCluster, mechanism: str) -> None:
+def test_clients_authenticate_with_handshake_version_0(cluster: LocalCluster, mechanism: str) -> None:
     """SaslHandshake in version 0, which a client takes that thinks the broker is of that time."""
     client = kafka.KafkaConsumer(
         bootstrap_servers=cluster.kafka_bootstrap,
@@ -127,7 +129,7 @@ def test_messages_without_headers(cluster: LocalCluster, mechanism: str) -> None
 
 @pytest.mark.skipif(shutil.which("kcat") is None, reason="kcat is not installed")
 @pytest.mark.parametrize("protocol", ["SASL_PLAINTEXT", "SASL_SSL"])
-def test_kcat_comes_in(protocol: str, request: pytest.FixtureRequest) -> None:
+def test_kcat_authenticates_with_plain(protocol: str, request: pytest.FixtureRequest) -> None:
     """By PLAIN: its SCRAM is wrong in the librdkafka of Debian 12, and of all before 2.6.1 (docs/clients.md)."""
     has_tls = protocol == "SASL_SSL"
     cluster: LocalCluster = request.getfixturevalue("secured" if has_tls else "cluster")
@@ -152,7 +154,7 @@ def _replace(users: Path, text: str) -> None:
     new.replace(users)
 
 
-def test_the_file_is_read_again(cluster: LocalCluster, users: Path) -> None:
+def test_changed_users_file_is_reloaded(cluster: LocalCluster, users: Path) -> None:
     before = users.read_text(encoding="utf-8")
     _replace(users, before + "bob=other\n")
     for mechanism in MECHANISMS:
@@ -191,7 +193,7 @@ def _exchange(cluster: LocalCluster, *frames: bytes) -> list[bytes]:
     return answers
 
 
-def test_nothing_else_before_that(cluster: LocalCluster) -> None:
+def test_requests_before_authentication_are_refused(cluster: LocalCluster) -> None:
     versions = _frame(18, 0, b"")
     metadata = _frame(3, 1, struct.pack(">i", -1))
     assert len(_exchange(cluster, versions, versions)) == 2
@@ -213,7 +215,7 @@ def test_nothing_else_before_that(cluster: LocalCluster) -> None:
     assert len(_exchange(cluster, handshake, large)) == 1
 
 
-def test_over_tls(secured: LocalCluster) -> None:
+def test_clients_authenticate_over_tls(secured: LocalCluster) -> None:
     client = {
         **settings(secured, "alice", PASSWORD, "SCRAM-SHA-512"),
         "security.protocol": "SASL_SSL",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
 
 import confluent_kafka
 import pytest
@@ -20,9 +20,10 @@ from confluent_kafka.admin import (
     UserScramCredentialDeletion,
     UserScramCredentialUpsertion,
 )
-from sasl_of_tests import settings
 
 from kipmesh.cluster import LocalCluster
+from tests.command import run_command
+from tests.e2e.sasl_of_tests import settings
 
 with warnings.catch_warnings():  # it uses what Python deprecates
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -46,14 +47,8 @@ def cluster() -> Iterator[LocalCluster]:
 def kipmesh(
     cluster: LocalCluster, command: str, *arguments: str, password: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "kipmesh.cli.main", "user", command, *arguments, "--bootstrap", cluster.bootstrap],
-        input=password and f"{password}\n",
-        capture_output=True,
-        encoding="utf-8",
-        timeout=280,
-        check=False,
-        env={**os.environ, "PYTHONUTF8": "1"},
+    return run_command(
+        "user", command, *arguments, "--bootstrap", cluster.bootstrap, stdin=password and f"{password}\n"
     )
 
 
@@ -90,7 +85,7 @@ def admin_of(cluster: LocalCluster) -> AdminClient:
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_a_user_made_by_the_command(cluster: LocalCluster, mechanism: str) -> None:
+def test_user_added_by_command_authenticates_until_deleted(cluster: LocalCluster, mechanism: str) -> None:
     user = f"command-{mechanism[-3:]}"
     done = kipmesh(cluster, "add", user, "--mechanism", mechanism, "--iterations", "8192", "--json", password=PASSWORD)
     assert (done.returncode, done.stderr) == (0, "")
@@ -115,16 +110,24 @@ def test_a_user_made_by_the_command(cluster: LocalCluster, mechanism: str) -> No
     until_in(cluster, user, "another", mechanism, wanted=False)
 
 
+def describe_user(admin: AdminClient, user: str) -> Future[Any]:
+    described = admin.describe_user_scram_credentials([user])
+    assert isinstance(described, dict)
+    return described[user]
+
+
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_a_user_made_by_librdkafka(cluster: LocalCluster, mechanism: str) -> None:
+def test_user_added_by_librdkafka_authenticates_until_deleted(cluster: LocalCluster, mechanism: str) -> None:
     user = f"librdkafka-{mechanism[-3:]}"
     kind = {"SCRAM-SHA-256": ScramMechanism.SCRAM_SHA_256, "SCRAM-SHA-512": ScramMechanism.SCRAM_SHA_512}[mechanism]
     admin = admin_of(cluster)
     upsertion = UserScramCredentialUpsertion(user, ScramCredentialInfo(kind, 5000), PASSWORD.encode())
     admin.alter_user_scram_credentials([upsertion])[user].result(TIMEOUT_S)
-    described = admin.describe_user_scram_credentials([user])[user].result(TIMEOUT_S)
+    described = describe_user(admin, user).result(TIMEOUT_S)
     assert [(info.mechanism, info.iterations) for info in described.scram_credential_infos] == [(kind, 5000)]
-    assert {user, "admin"} <= admin.describe_user_scram_credentials().result(TIMEOUT_S).keys()
+    everybody = admin.describe_user_scram_credentials()
+    assert isinstance(everybody, Future)
+    assert {user, "admin"} <= everybody.result(TIMEOUT_S).keys()
     until_in(cluster, user, PASSWORD, mechanism)
     assert not comes_in(cluster, user, "wrong", mechanism)
     done = kipmesh(cluster, "describe", user)
@@ -142,5 +145,5 @@ def test_a_user_made_by_librdkafka(cluster: LocalCluster, mechanism: str) -> Non
             "RESOURCE_NOT_FOUND" if refused is deletion else "UNACCEPTABLE_CREDENTIAL"
         )
     with pytest.raises(KafkaException) as caught:
-        admin.describe_user_scram_credentials([user])[user].result(TIMEOUT_S)
+        describe_user(admin, user).result(TIMEOUT_S)
     assert caught.value.args[0].name() == "RESOURCE_NOT_FOUND"

@@ -7,11 +7,11 @@ import json
 from collections.abc import Callable
 
 import pytest
-import writer_of_tests
-from mesh_of_tests import Mesh
-from writer_of_tests import Writer, check_nothing_lost, read_all
 
 from kipmesh.client import AdminClient, PartitionMetadata
+from tests.e2e import writer_of_tests
+from tests.e2e.mesh_of_tests import Mesh
+from tests.e2e.writer_of_tests import Writer, check_nothing_lost, read_all
 
 TOPIC = "events"
 PARTITIONS = 2

@@ -17,7 +17,7 @@ from kipmesh.cluster.single import SingleCluster
 from kipmesh.core.config import BrokerConfig
 from kipmesh.core.errors import ErrorCode, InvalidConfigError
 from kipmesh.messages import Coordinator, FindCoordinatorRequest, MetadataRequest, MetadataResponse
-from kipmesh.rpc.client import ConnectionPool
+from kipmesh.transport.grpc.client import ConnectionPool
 
 HOST = "localhost"
 """What the second listener advertises, another name of where the first one is."""
@@ -105,7 +105,7 @@ def test_clients_of_the_second_listener_find_the_new_leader(mesh: _Mesh) -> None
         ("MESH://a:9092", "MESH://a:1,MESH://a:2", "names MESH twice"),
     ],
 )
-def test_listeners_that_cannot_be(listeners: str, advertised: str, text: str) -> None:
+def test_invalid_listeners_are_refused_with_the_reason(listeners: str, advertised: str, text: str) -> None:
     values = {
         "node.id": "1",
         "cluster.id": "c",

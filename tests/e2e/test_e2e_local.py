@@ -14,15 +14,15 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from mesh_of_tests import Mesh, wait_for
 
 from kipmesh.cluster import ClusterError, LocalCluster, processes
 from kipmesh.cluster.processes import ProcessState
+from tests.e2e.mesh_of_tests import Mesh, wait_for
 
 SMALL = ("--controllers", "1", "--followers", "0")
 
 
-def test_up_status_down(mesh: Mesh) -> None:
+def test_up_starts_all_nodes_and_down_leaves_none(mesh: Mesh) -> None:
     began = time.monotonic()
     out = mesh.local("up", "--consumers", "1")
     print(f"up took {time.monotonic() - began:.1f} s")
@@ -87,7 +87,7 @@ def test_a_second_up_is_the_same_cluster_and_may_grow(mesh: Mesh) -> None:
     assert mesh.description == second
 
 
-def test_kill_start_pause_resume(mesh: Mesh) -> None:
+def test_kill_start_pause_and_resume_act_on_one_node(mesh: Mesh) -> None:
     mesh.local("up", *SMALL, "--config", "broker.session.timeout.ms=1500")
     pid = mesh.node("leader-1")["pid"]
     mesh.local("kill", "leader-1")
@@ -299,7 +299,7 @@ def test_a_port_in_use_is_one_line(mesh: Mesh) -> None:
         assert "Traceback" not in done.stderr
 
 
-def test_a_cluster_as_a_context_manager(tmp_path: Path) -> None:
+def test_context_manager_removes_its_nodes_and_its_directory(tmp_path: Path) -> None:
     with LocalCluster(followers=1, config={"log.level": "warning"}) as cluster:
         folder = cluster.dir
         mesh = Mesh(folder)

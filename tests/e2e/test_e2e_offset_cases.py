@@ -18,15 +18,15 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kipmesh.chaos.experiment import ClusterPart
-from kipmesh.chaos.network import Network
-from kipmesh.cli.chaos_local import LocalCluster
+from kipmesh.cli.chaos_clusters import LocalCluster
 from kipmesh.client import AdminClient, Consumer, Producer
 from kipmesh.client.types import NewTopic
 from kipmesh.core import record_batch
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.testing.links import Links
-from kipmesh.testing.waiting import until
+from kipmesh.testing import until
+from kipmesh_chaos.experiment import ClusterPart
+from kipmesh_chaos.links import Links
+from kipmesh_chaos.network import Network
 
 pytestmark = [
     pytest.mark.slow,
@@ -162,7 +162,7 @@ async def mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
             await asyncio.to_thread(cluster.destroy)
 
 
-async def test_each_case_of_an_offset_that_a_follower_does_not_serve(mesh: Mesh) -> None:
+async def test_consumer_handles_each_offset_that_a_follower_does_not_serve(mesh: Mesh) -> None:
     """One mesh for all: it takes longer to start than the cases do."""
     await case_1_uncommitted(mesh)
     await case_2_unavailable(mesh)

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
-from quorum_of_tests import (
+
+from bench.creations import Creations
+from bench.failover import suffer
+from bench.faults import FAULTS
+from bench.quorum_cluster import QuorumCluster, QuorumNode, wait_for
+from kipmesh.core.errors import KafkaError
+from tests.e2e.quorum_of_tests import (
     CONTROLLER,
     RAFT,
     SMALL_SNAPSHOTS,
@@ -24,12 +31,6 @@ from quorum_of_tests import (
     wait_metric,
 )
 
-from bench.creations import Creations
-from bench.failover import suffer
-from bench.faults import FAULTS
-from bench.quorum_mesh import MeshNode, QuorumMesh, wait_for
-from kipmesh.core.errors import KafkaError
-
 pytestmark = pytest.mark.slow
 
 GAP_S_MAX = 20.0
@@ -38,10 +39,10 @@ of a client must not."""
 
 
 @pytest.fixture(scope="module")
-def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuorumMesh]:
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuorumCluster]:
     """Three controllers, two brokers; snapshots are made, and the log is kept."""
     folder = tmp_path_factory.mktemp("quorum")
-    with QuorumMesh(folder, controllers=3, brokers=2, config=SMALL_SNAPSHOTS) as it:
+    with QuorumCluster(folder, controllers=3, brokers=2, config=SMALL_SNAPSHOTS) as it:
         yield it
 
 
@@ -51,7 +52,7 @@ def done() -> list[Creations]:
     return []
 
 
-def has_followed(node: MeshNode, offset: int, epoch: int) -> bool:
+def has_followed(node: QuorumNode, offset: int, epoch: int) -> bool:
     """Whether a node's log says, after `offset`, that it followed somebody in an epoch after this one."""
     said = [json.loads(line) for line in lines_of(node, offset) if line.startswith("{")]
     return any(
@@ -60,7 +61,7 @@ def has_followed(node: MeshNode, offset: int, epoch: int) -> bool:
 
 
 @pytest.mark.parametrize("kind", list(FAULTS))
-def test_another_controller_takes_over(mesh: QuorumMesh, done: list[Creations], kind: str) -> None:
+def test_another_controller_takes_over(mesh: QuorumCluster, done: list[Creations], kind: str) -> None:
     epoch = mesh.wait_caught_up().leader_epoch
     offsets = {node.name: log_end(node) for node in mesh.controllers}
     found = suffer(mesh, kind, (20, 30, 20))
@@ -76,7 +77,7 @@ def test_another_controller_takes_over(mesh: QuorumMesh, done: list[Creations], 
     check_disks(mesh, acknowledged(done))
 
 
-def test_metrics_follow_what_happens(mesh: QuorumMesh) -> None:
+def test_metrics_follow_what_happens(mesh: QuorumCluster) -> None:
     mesh.wait_caught_up()
     held = mesh.followers()[0]
     before = {node.name: metrics(node) for node in mesh.nodes.values()}
@@ -103,7 +104,7 @@ def test_metrics_follow_what_happens(mesh: QuorumMesh) -> None:
     wait_for(lambda: mesh.describe().leader_id not in (-1, active.node_id), "another leader")
     for node in (*mesh.followers(), *mesh.brokers):
         wait_for(
-            lambda node=node: metrics(node)[f"{RAFT}current_leader"] == mesh.active().node_id,
+            partial(follows_active, mesh, node),
             f"{node.name} that follows",
         )
         assert metrics(node)[f"{RAFT}current_epoch"] > epoch
@@ -116,11 +117,19 @@ def test_metrics_follow_what_happens(mesh: QuorumMesh) -> None:
     assert metrics(active)["kipmesh_metadata_load_progress"] == 1
 
 
-def check_progress(node: MeshNode, old: dict[str, float]) -> None:
+def follows_active(mesh: QuorumCluster, node: QuorumNode) -> bool:
+    return metrics(node)[f"{RAFT}current_leader"] == mesh.active().node_id
+
+
+def has_reached(node: QuorumNode, name: str, value: float) -> bool:
+    return metrics(node)[name] >= value
+
+
+def check_progress(node: QuorumNode, old: dict[str, float]) -> None:
     """What 30 topics, a record for each and one for its partition, do to a node's metrics."""
     # What is committed a follower hears a moment after the leader has counted it as caught up.
     for name in (f"{RAFT}high_watermark", f"{RAFT}log_end_offset", f"{CONTROLLER}lastcommittedrecordoffset"):
-        wait_for(lambda name=name: metrics(node)[name] >= old[name] + 60, f"60 more: {name} of {node.name}")
+        wait_for(partial(has_reached, node, name, old[name] + 60), f"60 more: {name} of {node.name}")
     for name in (f"{CONTROLLER}gensnapshotlatencyms_count", f"{CONTROLLER}gensnapshotlatencyms_sum"):
         wait_metric(node, name, old[name])
     wait_for(lambda: metrics(node)[f"{CONTROLLER}snapshotlag"] < 60, f"snapshot of {node.name}")
@@ -129,7 +138,7 @@ def check_progress(node: MeshNode, old: dict[str, float]) -> None:
     assert metrics(node)[f"{RAFT}number_of_voters"] == 3
 
 
-def test_a_corrupt_snapshot_is_set_aside_and_an_older_one_is_loaded(mesh: QuorumMesh, done: list[Creations]) -> None:
+def test_a_corrupt_snapshot_is_set_aside_and_an_older_one_is_loaded(mesh: QuorumCluster, done: list[Creations]) -> None:
     mesh.wait_caught_up()
     node, held = mesh.followers()
     mesh.pause(held.name)  # it will need the log, so that no snapshot is deleted
@@ -155,7 +164,7 @@ def test_a_corrupt_snapshot_is_set_aside_and_an_older_one_is_loaded(mesh: Quorum
     check_disks(mesh, acknowledged(done))
 
 
-def test_all_nodes_are_killed_at_once(mesh: QuorumMesh, done: list[Creations]) -> None:
+def test_acknowledged_topics_survive_the_death_of_all_nodes(mesh: QuorumCluster, done: list[Creations]) -> None:
     with Creations(mesh.portal, [broker.grpc for broker in mesh.brokers], "all") as creations:
         creations.more(20)
         for name in mesh.nodes:
@@ -168,7 +177,7 @@ def test_all_nodes_are_killed_at_once(mesh: QuorumMesh, done: list[Creations]) -
 
 
 def test_five_controllers_survive_two(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with QuorumMesh(tmp_path_factory.mktemp("five"), controllers=5, brokers=1, config=SMALL_SNAPSHOTS) as mesh:
+    with QuorumCluster(tmp_path_factory.mktemp("five"), controllers=5, brokers=1, config=SMALL_SNAPSHOTS) as mesh:
         with Creations(mesh.portal, [mesh.brokers[0].grpc], "five") as creations:
             creations.more(20)
             first = mesh.active().name

@@ -6,10 +6,15 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
-from quorum_of_tests import (
+
+from bench.quorum_cluster import QuorumCluster, QuorumNode, wait_for
+from kipmesh.client import AdminClient, Consumer, Producer
+from kipmesh.client.types import NewTopic
+from tests.e2e.quorum_of_tests import (
     CLEANED_AT_ONCE,
     CONTROLLER,
     LOG_START,
@@ -26,17 +31,13 @@ from quorum_of_tests import (
     wait_metric,
 )
 
-from bench.quorum_mesh import MeshNode, QuorumMesh, wait_for
-from kipmesh.client import AdminClient, Consumer, Producer
-from kipmesh.client.types import NewTopic
-
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuorumMesh]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuorumCluster]:
     """Three controllers and a broker, whose metadata logs all start above 0."""
-    with QuorumMesh(tmp_path_factory.mktemp("disks"), controllers=3, brokers=1, config=CLEANED_AT_ONCE) as it:
+    with QuorumCluster(tmp_path_factory.mktemp("disks"), controllers=3, brokers=1, config=CLEANED_AT_ONCE) as it:
         create(it, [f"topic-{number}" for number in range(100)])
         for node in it.nodes.values():
             wait_metric(node, LOG_START, 0)
@@ -44,7 +45,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuorumMesh]:
 
 
 @pytest.fixture
-def mesh(shared: QuorumMesh) -> Iterator[QuorumMesh]:
+def mesh(shared: QuorumCluster) -> Iterator[QuorumCluster]:
     """The same, in which each test finds and leaves everything caught up and every topic where it belongs."""
     shared.wait_caught_up()
     before = topics_at(shared, shared.brokers[0])
@@ -53,7 +54,7 @@ def mesh(shared: QuorumMesh) -> Iterator[QuorumMesh]:
     check_disks(shared, before)
 
 
-def killed_follower(mesh: QuorumMesh) -> MeshNode:
+def killed_follower(mesh: QuorumCluster) -> QuorumNode:
     """A controller that does not lead, and does not run any more."""
     node = mesh.followers()[0]
     mesh.kill(node.name)
@@ -77,7 +78,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
 
 
-def refusal(mesh: QuorumMesh, node: MeshNode) -> str:
+def refusal(mesh: QuorumCluster, node: QuorumNode) -> str:
     """Start a node that refuses: its exit code is 1, its last words one line."""
     offset = log_end(node)
     mesh.start(node.name, wait=False)
@@ -88,13 +89,13 @@ def refusal(mesh: QuorumMesh, node: MeshNode) -> str:
     return said[0]
 
 
-def complaints(node: MeshNode, offset: int) -> list[str]:
+def complaints(node: QuorumNode, offset: int) -> list[str]:
     """The text of what a node logged as a warning or an error after `offset`."""
     logged = [json.loads(line) for line in lines_of(node, offset) if line.startswith("{")]
     return [line["event"] for line in logged if line["level"] in ("warning", "error")]
 
 
-def wipe_and_start(mesh: QuorumMesh, node: MeshNode) -> None:
+def wipe_and_start(mesh: QuorumCluster, node: QuorumNode) -> None:
     """What the refusals tell a person to do."""
     shutil.rmtree(node.data)
     mesh.start(node.name)
@@ -105,7 +106,7 @@ def wipe_and_start(mesh: QuorumMesh, node: MeshNode) -> None:
     wait_for(lambda: state_of(node) in ("follower", "leader"), f"{node.name} as a voter")
 
 
-def test_a_wiped_controller_comes_back_by_snapshot(mesh: QuorumMesh) -> None:
+def test_a_wiped_controller_comes_back_by_snapshot(mesh: QuorumCluster) -> None:
     node = killed_follower(mesh)
     create(mesh, [f"while-wiped-{number}" for number in range(5)])
     offset = log_end(node)
@@ -119,7 +120,7 @@ def test_a_wiped_controller_comes_back_by_snapshot(mesh: QuorumMesh) -> None:
     mesh.start(*[other.name for other in mesh.controllers if not mesh.is_running(other.name)])
 
 
-def test_a_new_broker_loads_a_snapshot_and_serves(mesh: QuorumMesh) -> None:
+def test_a_new_broker_loads_a_snapshot_and_serves(mesh: QuorumCluster) -> None:
     new = mesh.add_broker()
     mesh.start(new.name)
     mesh.wait_caught_up()
@@ -148,7 +149,7 @@ def test_a_new_broker_loads_a_snapshot_and_serves(mesh: QuorumMesh) -> None:
 
 
 @pytest.mark.parametrize("how", ["corrupt", "missing"])
-def test_a_voter_without_a_valid_snapshot_refuses_to_start(mesh: QuorumMesh, how: str) -> None:
+def test_a_voter_without_a_valid_snapshot_refuses_to_start(mesh: QuorumCluster, how: str) -> None:
     node = killed_follower(mesh)
     lost = snapshots(node)
     start = min(int(file.stem) for file in segments(node))
@@ -167,7 +168,7 @@ def test_a_voter_without_a_valid_snapshot_refuses_to_start(mesh: QuorumMesh, how
 
 
 @pytest.mark.parametrize("how", ["corrupt", "missing"])
-def test_a_broker_without_a_valid_snapshot_fetches_anew(mesh: QuorumMesh, how: str) -> None:
+def test_a_broker_without_a_valid_snapshot_fetches_anew(mesh: QuorumCluster, how: str) -> None:
     broker = mesh.brokers[0]
     mesh.kill(broker.name)
     lost = snapshots(broker)
@@ -185,7 +186,7 @@ def test_a_broker_without_a_valid_snapshot_fetches_anew(mesh: QuorumMesh, how: s
     assert found[LOG_START] > 0
 
 
-def test_a_torn_log_is_cut_and_caught_up(mesh: QuorumMesh) -> None:
+def test_a_torn_log_is_cut_and_caught_up(mesh: QuorumCluster) -> None:
     node = killed_follower(mesh)
     last = [file for file in segments(node) if file.stat().st_size][-1]  # one that was just begun may be empty
     create(mesh, ["while-torn"])
@@ -197,7 +198,7 @@ def test_a_torn_log_is_cut_and_caught_up(mesh: QuorumMesh) -> None:
 
 
 @pytest.mark.parametrize("how", ["flipped", "short"])
-def test_a_voter_whose_log_was_damaged_while_it_was_stopped_refuses_to_start(mesh: QuorumMesh, how: str) -> None:
+def test_a_voter_whose_log_was_damaged_while_it_was_stopped_refuses_to_start(mesh: QuorumCluster, how: str) -> None:
     node = mesh.followers()[0]
     create(mesh, [f"before-{how}"])
     mesh.wait_caught_up()
@@ -216,7 +217,7 @@ def test_a_voter_whose_log_was_damaged_while_it_was_stopped_refuses_to_start(mes
     wipe_and_start(mesh, node)
 
 
-def test_a_broker_whose_log_was_damaged_fetches_anew(mesh: QuorumMesh) -> None:
+def test_a_broker_whose_log_was_damaged_fetches_anew(mesh: QuorumCluster) -> None:
     broker = mesh.brokers[0]
     create(mesh, ["before-the-broker"])
     mesh.wait_caught_up()
@@ -228,7 +229,7 @@ def test_a_broker_whose_log_was_damaged_fetches_anew(mesh: QuorumMesh) -> None:
     assert sum("the metadata is fetched anew" in text for text in complaints(broker, offset)) == 1
 
 
-def test_a_log_that_ends_before_the_snapshot_gives_way_to_it(mesh: QuorumMesh) -> None:
+def test_a_log_that_ends_before_the_snapshot_gives_way_to_it(mesh: QuorumCluster) -> None:
     node = mesh.followers()[0]
 
     def ends_before_it() -> bool:
@@ -256,7 +257,7 @@ def test_a_log_that_ends_before_the_snapshot_gives_way_to_it(mesh: QuorumMesh) -
     assert metrics(node)[LOG_START] >= end_of(newest)
 
 
-def test_a_stale_part_is_dropped(mesh: QuorumMesh) -> None:
+def test_a_stale_part_is_dropped(mesh: QuorumCluster) -> None:
     node = killed_follower(mesh)
     newest = snapshots(node)[-1]
     parts = [node.metadata / f"{10**9:020}-0000000001.checkpoint.part", newest.with_suffix(".checkpoint.part")]
@@ -277,7 +278,7 @@ OTHERS_STATE = (
     ("text", "why"),
     [(OTHERS_STATE, "quorum-state is of cluster another, this is "), ("{}", "quorum-state: it is not Kafka's JSON")],
 )
-def test_a_quorum_state_that_is_not_ours_is_refused(mesh: QuorumMesh, text: str, why: str) -> None:
+def test_a_quorum_state_that_is_not_ours_is_refused(mesh: QuorumCluster, text: str, why: str) -> None:
     node = killed_follower(mesh)
     file = node.metadata / "quorum-state"
     ours = file.read_text()
@@ -289,12 +290,16 @@ def test_a_quorum_state_that_is_not_ours_is_refused(mesh: QuorumMesh, text: str,
     mesh.start(node.name)
 
 
-def test_the_log_goes_on_being_cleaned(mesh: QuorumMesh) -> None:
+def has_snapshot(node: QuorumNode) -> bool:
+    return bool(snapshots(node))
+
+
+def test_the_log_goes_on_being_cleaned(mesh: QuorumCluster) -> None:
     before = {node.name: metrics(node)[LOG_START] for node in mesh.nodes.values()}
     create(mesh, [f"cleaned-{number}" for number in range(100)])
     for node in mesh.nodes.values():
         wait_metric(node, LOG_START, before[node.name])
         wait_metric(node, f"{CONTROLLER}gensnapshotlatencyms_count", 0)
         start = metrics(node)[LOG_START]
-        wait_for(lambda node=node: bool(snapshots(node)), f"snapshot of {node.name}")
+        wait_for(partial(has_snapshot, node), f"snapshot of {node.name}")
         assert any(end_of(file) >= start for file in snapshots(node))

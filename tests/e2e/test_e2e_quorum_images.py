@@ -9,19 +9,19 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from quorum_of_tests import CLEANED_AT_ONCE, segments
 
-from bench.quorum_mesh import MeshNode, QuorumMesh
+from bench.quorum_cluster import QuorumCluster, QuorumNode
 from kipmesh.client import AdminClient
 from kipmesh.client.types import ConfigAlteration, ConfigResource, NewTopic
 from kipmesh.core import record_batch
-from kipmesh.core.config.resources import ResourceType
+from kipmesh.core.config.base import ResourceType
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
 from kipmesh.core.metadata.image_writer import image_records
 from kipmesh.storage.fs import RealFileSystem
-from kipmesh.storage.image_loader import ImageLoader
-from kipmesh.storage.snapshots import SnapshotStore
+from kipmesh.storage.quorum.snapshot_file import ImageLoader
+from kipmesh.storage.quorum.snapshots import SnapshotStore
+from tests.e2e.quorum_of_tests import CLEANED_AT_ONCE, segments
 
 pytestmark = pytest.mark.slow
 
@@ -85,12 +85,12 @@ class Changes:
 
 
 @pytest.fixture
-def mesh(tmp_path: Path) -> Iterator[QuorumMesh]:
-    with QuorumMesh(tmp_path, controllers=3, brokers=2, config=CLEANED_AT_ONCE) as it:
+def mesh(tmp_path: Path) -> Iterator[QuorumCluster]:
+    with QuorumCluster(tmp_path, controllers=3, brokers=2, config=CLEANED_AT_ONCE) as it:
         yield it
 
 
-def fail_at_random(mesh: QuorumMesh, rng: Random) -> None:
+def fail_at_random(mesh: QuorumCluster, rng: Random) -> None:
     """A node at a time is killed, stopped or held for a while, controllers more often."""
     for _ in range(FAULTS):
         time.sleep(rng.uniform(0.2, 1.0))
@@ -105,7 +105,7 @@ def fail_at_random(mesh: QuorumMesh, rng: Random) -> None:
             mesh.start(name)
 
 
-def image_on_disk(node: MeshNode, end: int) -> MetadataImage:
+def image_on_disk(node: QuorumNode, end: int) -> MetadataImage:
     """By its newest snapshot and the log after it, up to an offset."""
     store = SnapshotStore(RealFileSystem(), str(node.metadata))
     loader = ImageLoader(store.open(newest := store.snapshot_ids()[-1]), newest)
@@ -121,7 +121,7 @@ def image_on_disk(node: MeshNode, end: int) -> MetadataImage:
     return image
 
 
-def test_all_disks_have_one_state_after_many_faults(mesh: QuorumMesh) -> None:
+def test_all_disks_have_one_state_after_many_faults(mesh: QuorumCluster) -> None:
     clients = [Changes(number, [broker.grpc for broker in mesh.brokers]) for number in range(2)]
 
     async def begin() -> list[asyncio.Task[None]]:

@@ -9,10 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from mesh_of_tests import Mesh, wait_for
-from writer_of_tests import Writer, check_nothing_lost, read_all
 
 from kipmesh.client import AdminClient
+from tests.e2e.mesh_of_tests import Mesh, wait_for
+from tests.e2e.writer_of_tests import Writer, check_nothing_lost, read_all
+
+pytestmark = pytest.mark.slow
 
 TOPIC = "t"
 PARTITIONS = 4
@@ -39,7 +41,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 def active(mesh: Mesh) -> str:
     """The name of the active controller."""
     found = json.loads(mesh.run("quorum", "describe", "--json").stdout.splitlines()[0])
-    return next(node["name"] for node in mesh.description["nodes"] if node["node_id"] == found["leader_id"])
+    return next(str(node["name"]) for node in mesh.description["nodes"] if node["node_id"] == found["leader_id"])
 
 
 @pytest.mark.timeout(600)

@@ -6,17 +6,20 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
-from mesh_of_tests import Mesh, wait_for
-from writer_of_tests import Writer, check_nothing_lost, read_all
+import pytest
 
 from kipmesh.core import record_batch
 from kipmesh.core.config import TopicConfig
 from kipmesh.storage.fs import RealFileSystem
 from kipmesh.storage.log_manager import LogManager
+from tests.command import run_command
+from tests.e2e.mesh_of_tests import Mesh, wait_for
+from tests.e2e.writer_of_tests import Writer, check_nothing_lost, read_all
+
+pytestmark = pytest.mark.slow
 
 TOPIC = "events"
 BROKERS = ["leader-1", "follower-1", "follower-2"]
@@ -82,7 +85,7 @@ async def test_everything_dies_and_comes_back(mesh: Mesh) -> None:
 
 def test_a_clean_stop_needs_no_recovery(mesh: Mesh) -> None:
     start(mesh, partitions=1)
-    mesh.run("produce", TOPIC, input="".join(f"{number}\n" for number in range(1000)))
+    mesh.run("produce", TOPIC, stdin="".join(f"{number}\n" for number in range(1000)))
     mesh.local("down", "--timeout", "60")
     for name in BROKERS:
         assert (Path(mesh.node(name)["dir"]) / "data" / ".kafka_cleanshutdown").exists()
@@ -93,12 +96,12 @@ def test_a_clean_stop_needs_no_recovery(mesh: Mesh) -> None:
 def test_a_follower_with_records_of_its_own_truncates_them(mesh: Mesh) -> None:
     """The follower's log gets a batch that the leader never had, under an epoch that ended: it has to go."""
     start(mesh, partitions=1)
-    mesh.run("produce", TOPIC, input="before\n" * 100)
+    mesh.run("produce", TOPIC, stdin="before\n" * 100)
     mesh.wait_isr(TOPIC, 3)
     mesh.wait_identical(f"{TOPIC}-0", BROKERS)
     mesh.local("kill", "follower-1")
     size, bytes_before = append_foreign_batch(mesh, "follower-1")
-    mesh.run("produce", TOPIC, input="after\n" * 100)
+    mesh.run("produce", TOPIC, stdin="after\n" * 100)
     mesh.local("start", "follower-1")
     mesh.wait_isr(TOPIC, 3)
     data = mesh.wait_identical(f"{TOPIC}-0", BROKERS, at_least_bytes=size)
@@ -136,7 +139,7 @@ def append_foreign_batch(mesh: Mesh, name: str) -> tuple[int, bytes]:
 
 def test_batches_can_be_dumped(mesh: Mesh) -> None:
     start(mesh, partitions=1)
-    mesh.run("produce", TOPIC, "--key-separator", ":", input="a:1\nb:2\n")
+    mesh.run("produce", TOPIC, "--key-separator", ":", stdin="a:1\nb:2\n")
     mesh.wait_isr(TOPIC, 3)
     file = Path(mesh.node("leader-1")["dir"]) / "data" / f"{TOPIC}-0" / f"{0:020}.log"
     lines = dump(mesh, file, "--print-records")
@@ -157,8 +160,7 @@ def test_batches_can_be_dumped(mesh: Mesh) -> None:
     assert "error" in lines[-1]
 
 
-def dump(mesh: Mesh, file: Path, *options: str, code: int = 0) -> list[dict[str, object]]:
-    command = [sys.executable, "-m", "kipmesh.cli.main", "log", "dump", str(file), "--json", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+def dump(mesh: Mesh, file: Path, *options: str, code: int = 0) -> list[dict[str, Any]]:
+    done = run_command("log", "dump", file, "--json", *options)
     assert done.returncode == code, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]

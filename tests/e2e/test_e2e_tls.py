@@ -12,19 +12,20 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
-from mesh_of_tests import Mesh, wait_for
-from writer_of_tests import Writer, read_all
 
 from kipmesh import messages as m
 from kipmesh.client.sync import AdminClient
 from kipmesh.cluster import LocalCluster
 from kipmesh.core.config.security import ClientSslConfig
 from kipmesh.core.errors import KafkaError
-from kipmesh.rpc.client import ConnectionPool, TransportError
-from kipmesh.tls.making import Authority
+from kipmesh.transport.grpc.client import ConnectionPool, TransportError
+from kipmesh.transport.tls.making import Authority
+from tests.e2e.mesh_of_tests import Mesh, wait_for
+from tests.e2e.writer_of_tests import Writer, read_all
 
 TIMEOUT_S = 60.0
 
@@ -88,10 +89,10 @@ def tls_mesh(mesh: Mesh) -> Iterator[Mesh]:
 
 
 @pytest.mark.slow
-def test_everything_under_tls_and_nothing_without(tls_mesh: Mesh) -> None:
+def test_all_listeners_require_tls(tls_mesh: Mesh) -> None:
     mesh = tls_mesh
     lines = [f"record {number}" for number in range(1000)]
-    mesh.run("produce", "flights", input="\n".join(lines))
+    mesh.run("produce", "flights", stdin="\n".join(lines))
     assert sorted(mesh.consume("flights", 1000)) == sorted(lines)
     nodes = mesh.description["nodes"]
     for node in nodes:
@@ -192,7 +193,7 @@ async def test_all_certificates_and_the_authority_are_replaced_under_load(tls_me
         await writer.until(500)
         for step, (by, trust) in enumerate([(old, [new.pem]), (new, [old.pem]), (new, [])], 1):
             _issue_all(mesh, by, trust)
-            await asyncio.to_thread(wait_for, lambda step=step: reloaded(step), f"certificates of step {step}")
+            await asyncio.to_thread(wait_for, partial(reloaded, step), f"certificates of step {step}")
             await writer.until(500)
         # Every connection to and from a node that died is made anew, by certificates of the new authority alone.
         for name in ("follower-1", "leader-1", "controller-2"):
@@ -209,7 +210,7 @@ async def test_all_certificates_and_the_authority_are_replaced_under_load(tls_me
 
 
 @pytest.mark.slow
-def test_bad_certificates_at_start_and_while_it_runs(tls_mesh: Mesh) -> None:
+def test_bad_certificates_stop_a_start_and_are_ignored_on_reload(tls_mesh: Mesh) -> None:
     mesh = tls_mesh
     node = mesh.node("follower-1")
     certs, bad = Path(node["certs"]), mesh.folder / "bad"
@@ -230,7 +231,7 @@ def test_bad_certificates_at_start_and_while_it_runs(tls_mesh: Mesh) -> None:
     wait_for(lambda: metric(mesh, node, "kipmesh_tls_files_bad") == 1, "the bad key is noticed")
     said = "changed certificates cannot be used, those before stay in use"
     wait_for(lambda: said in Path(node["log"]).read_text(), "it says so")  # after it has counted it
-    mesh.run("produce", "flights", input="still here")
+    mesh.run("produce", "flights", stdin="still here")
     assert mesh.consume("flights", 1) == ["still here"]
     (certs / "tls.key").write_bytes(key)
     wait_for(lambda: metric(mesh, node, "kipmesh_tls_files_bad") == 0, "the good key is back")

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -15,6 +12,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPa
 
 from kipmesh.client.sync import Consumer, Producer
 from kipmesh.cluster import LocalCluster
+from tests.command import run_command
 
 PARTITION = TopicPartition("flights", 0)
 
@@ -91,10 +89,9 @@ async def test_a_client_follows_the_leader_when_it_is_killed(cluster: LocalClust
     assert [record.value for record in records] == [b"before", b"at first", *(b"%d" % index for index in range(20))]
 
 
-def test_the_console_and_the_metrics_tell_of_it(cluster: LocalCluster) -> None:
-    command = [sys.executable, "-m", "kipmesh.cli.main", "local", "status", "--dir", str(Path(cluster.dir))]
-    output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-    assert f"kafka bootstrap: {cluster.kafka_bootstrap}\n" in output
+def test_status_and_metrics_show_the_kafka_listener(cluster: LocalCluster) -> None:
+    done = run_command("local", "status", "--dir", cluster.dir)
+    assert f"kafka bootstrap: {cluster.kafka_bootstrap}\n" in done.stdout
     asyncio.run(_produce(str(cluster.kafka_bootstrap), [b"one more"]))
     texts = [httpx.get(f"http://{node.http}/metrics", timeout=60).text for node in cluster.nodes if node.role.is_broker]
     assert any('kafka_network_requestmetrics_requests_total{request="Produce"' in text for text in texts)

@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         subprocess.run([KIPMESH, "local", "down", "--dir", tmp_path / "mesh"], check=False, capture_output=True)
 
 
-def test_quick_start(folder: Path) -> None:
+def test_quick_start_of_the_readme_runs(folder: Path) -> None:
     lines = [line for line in _block("## Quick start", "").splitlines() if not line.startswith("make ")]
     assert len(lines) == 9
     printed = []
@@ -41,7 +41,7 @@ def test_quick_start(folder: Path) -> None:
     assert printed[3] == "hello\n"
 
 
-def test_cluster_in_a_test() -> None:
+def test_example_test_of_the_readme_passes() -> None:
     names: dict[str, object] = {"__name__": "readme"}
     exec(compile(_block("In a test:", "python"), "README.md", "exec"), names)
     test = names["test_records_arrive"]

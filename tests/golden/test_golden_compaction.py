@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,8 @@ import pytest
 from kipmesh.core import record_batch
 from kipmesh.core.config import TopicConfig
 from kipmesh.storage import LogManager, RealFileSystem
-from kipmesh.storage.compaction import compact_now
-from kipmesh.testing.batches import produced_batch
+from kipmesh.storage.log.compaction import compact_now
+from kipmesh.testing import produced_batch
 
 pytestmark = [pytest.mark.kafka_tools, pytest.mark.timeout(600)]
 
@@ -20,7 +21,7 @@ CONFIG = TopicConfig.parse({"cleanup.policy": "compact", "segment.bytes": 20_000
 RECORD = re.compile(r"^\| offset: (\d+) CreateTime: (\d+) .*? key: (\S+)(?: payload: (.*))?$", re.MULTILINE)
 
 
-def test_kafka_reads_what_compaction_leaves(tmp_path: Path, kafka_dump) -> None:
+def test_kafka_reads_what_compaction_leaves(tmp_path: Path, kafka_dump: Callable[..., str]) -> None:
     manager = LogManager(RealFileSystem(), [str(tmp_path)], cluster_id="cluster", node_id=1, defaults=CONFIG)
     manager.load(NOW)
     log = manager.create("golden", 0, b"i" * 16, CONFIG, NOW)
@@ -38,7 +39,7 @@ def test_kafka_reads_what_compaction_leaves(tmp_path: Path, kafka_dump) -> None:
             producer=producer if number < 70 else (-1, -1, -1),
         )
         info = log.append_as_leader(batch, number // 200, NOW)
-        expected[key] = (info.last_offset, NOW + number * 10 + len(values) - 1, last and last.decode())
+        expected[key] = (info.last_offset, NOW + number * 10 + len(values) - 1, None if last is None else last.decode())
     log.roll(NOW)
     log.flush()
     size = log.size_bytes

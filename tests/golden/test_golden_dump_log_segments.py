@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from kipmesh.core import record_batch
 from kipmesh.core.config import TopicConfig
 from kipmesh.storage import Log, LogManager, RealFileSystem
-from kipmesh.testing.batches import produced_batch
+from kipmesh.testing import produced_batch
 
 pytestmark = [pytest.mark.kafka_tools, pytest.mark.timeout(600)]
 
@@ -39,7 +40,7 @@ def fill(log: Log, batches: int, *, epoch: int = 0, start_ms: int = NOW) -> None
         log.append_as_leader(batch, epoch + number // 100, NOW)
 
 
-def check(dump, log_dir: str, expected_offsets: list[int]) -> str:
+def check(dump: Callable[..., str], log_dir: str, expected_offsets: list[int]) -> str:
     files = sorted(path for path in Path(log_dir).iterdir() if path.suffix in (".log", ".index", ".timeindex"))
     logs = [path for path in files if path.suffix == ".log"]
     assert all(path.with_suffix(".index").exists() for path in logs)
@@ -53,7 +54,7 @@ def check(dump, log_dir: str, expected_offsets: list[int]) -> str:
     return output
 
 
-def test_rolled_segments_of_all_compressions(tmp_path: Path, kafka_dump) -> None:
+def test_kafka_reads_rolled_segments_of_all_compressions(tmp_path: Path, kafka_dump: Callable[..., str]) -> None:
     manager = manager_of(tmp_path)
     log = manager.create("golden", 0, b"i" * 16, CONFIG, NOW)
     fill(log, 300)
@@ -67,7 +68,7 @@ def test_rolled_segments_of_all_compressions(tmp_path: Path, kafka_dump) -> None
     assert sum(path.stat().st_size for path in Path(log.dir).glob("*.index")) > 8 * 20
 
 
-def test_after_recovery_from_a_torn_tail(tmp_path: Path, kafka_dump) -> None:
+def test_kafka_reads_a_log_recovered_from_a_torn_tail(tmp_path: Path, kafka_dump: Callable[..., str]) -> None:
     manager = manager_of(tmp_path)
     log = manager.create("golden", 0, b"i" * 16, CONFIG, NOW)
     fill(log, 120)
@@ -84,7 +85,7 @@ def test_after_recovery_from_a_torn_tail(tmp_path: Path, kafka_dump) -> None:
     check(kafka_dump, log.dir, list(range(log.log_end_offset)))
 
 
-def test_after_truncation_and_another_epoch(tmp_path: Path, kafka_dump) -> None:
+def test_kafka_reads_a_log_after_truncation_and_another_epoch(tmp_path: Path, kafka_dump: Callable[..., str]) -> None:
     manager = manager_of(tmp_path)
     log = manager.create("golden", 0, b"i" * 16, CONFIG, NOW)
     fill(log, 250)
@@ -102,7 +103,7 @@ def test_after_truncation_and_another_epoch(tmp_path: Path, kafka_dump) -> None:
     check(kafka_dump, follower.dir, [500, 501, 502])
 
 
-def test_log_append_time_and_a_log_that_still_runs(tmp_path: Path, kafka_dump) -> None:
+def test_kafka_reads_log_append_time_of_an_open_log(tmp_path: Path, kafka_dump: Callable[..., str]) -> None:
     config = CONFIG.model_copy(update={"message_timestamp_type": "LogAppendTime"})
     manager = manager_of(tmp_path)
     log = manager.create("golden", 0, b"i" * 16, config, NOW)
@@ -116,7 +117,7 @@ def test_log_append_time_and_a_log_that_still_runs(tmp_path: Path, kafka_dump) -
     check(kafka_dump, log.dir, list(range(800)))
 
 
-def test_metadata_log_with_control_records(tmp_path: Path, kafka_dump) -> None:
+def test_kafka_reads_control_records_of_the_metadata_log(tmp_path: Path, kafka_dump: Callable[..., str]) -> None:
     manager = manager_of(tmp_path)
     log = manager.create("__cluster_metadata", 0, b"", CONFIG, NOW)
     leader_change = record_batch.build(

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kipmesh.broker.groups.group_shard import batch_of
 from kipmesh.core.config import TopicConfig
-from kipmesh.core.group.consumer_protocol import (
-    Assignment,
-    Subscription,
-    by_topic,
-    encode_assignment,
-    encode_subscription,
-)
 from kipmesh.core.group.coordinator import GROUP_METADATA_TOPIC
 from kipmesh.core.group.records import (
+    Assignment,
     GroupMetadataKey,
     GroupMetadataValue,
     GroupRecord,
@@ -27,8 +23,11 @@ from kipmesh.core.group.records import (
     OffsetCommitValue,
     OffsetRecord,
     Record,
+    Subscription,
+    by_topic,
+    encode_assignment,
+    encode_subscription,
 )
-from kipmesh.node.broker.group_log import batch_of
 from kipmesh.storage import LogManager, RealFileSystem
 
 pytestmark = [pytest.mark.kafka_tools, pytest.mark.timeout(600)]
@@ -56,7 +55,7 @@ RECORDS: list[Record] = [
 LINE = re.compile(r"^\| offset: \d+ .*? key: (.*?) payload: (.*)$", re.MULTILINE)
 
 
-def test_kafka_reads_what_the_coordinator_writes(tmp_path: Path, kafka_dump) -> None:
+def test_kafka_reads_what_the_coordinator_writes(tmp_path: Path, kafka_dump: Callable[..., str]) -> None:
     defaults = TopicConfig()
     manager = LogManager(RealFileSystem(), [str(tmp_path)], cluster_id="cluster", node_id=1, defaults=defaults)
     manager.load(NOW)
@@ -65,7 +64,7 @@ def test_kafka_reads_what_the_coordinator_writes(tmp_path: Path, kafka_dump) -> 
         log.append_as_leader(batch_of([record], NOW), 0, NOW)
     (file,) = Path(tmp_path).glob(f"{GROUP_METADATA_TOPIC}-0/*.log")
     output = kafka_dump([file], "--offsets-decoder")
-    found = [
+    found: list[tuple[Any, Any]] = [
         (json.loads(key), None if value == "<DELETE>" else json.loads(value)) for key, value in LINE.findall(output)
     ]
     assert len(found) == len(RECORDS), output

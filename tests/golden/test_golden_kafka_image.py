@@ -13,7 +13,7 @@ from kipmesh.core.metadata.fencing import FENCING_FEATURE, FENCING_LEVEL
 from kipmesh.core.metadata.image import MetadataDelta
 from kipmesh.core.metadata.image_writer import image_values
 from kipmesh.storage.fs import RealFileSystem
-from kipmesh.storage.snapshots import SnapshotStore
+from kipmesh.storage.quorum.snapshots import SnapshotStore
 
 pytestmark = [pytest.mark.kafka_tools, pytest.mark.timeout(600)]
 

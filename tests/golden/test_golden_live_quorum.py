@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # the package bench
-
-from bench.quorum_mesh import METADATA, QuorumMesh, wait_for
+from bench.quorum_cluster import METADATA, QuorumCluster, wait_for
 from kipmesh.client import AdminClient
 from kipmesh.client.types import NewTopic
 
@@ -31,7 +29,7 @@ CONFIG = {
 async def change(bootstrap: str, create: list[str], delete: list[str]) -> None:
     async with AdminClient(bootstrap) as admin:
         for name in create:
-            await admin.create_topics([NewTopic(name, 3, 2, configs={"retention.ms": 60_000})])
+            await admin.create_topics([NewTopic(name, 3, 2, configs={"retention.ms": "60000"})])
         for name in delete:
             await admin.delete_topics([name])
 
@@ -42,7 +40,7 @@ def records_of(output: str) -> Counter[str]:
     return Counter(one["type"] for one in decoded if str(one.get("type", "")).endswith("_RECORD"))
 
 
-def live(mesh: QuorumMesh) -> None:
+def live(mesh: QuorumCluster) -> None:
     """Topics, a failover, a fenced broker and deletions."""
     mesh.run(change(mesh.bootstrap, [f"before-{number}" for number in range(30)], ["before-3", "before-7"]))
     first = mesh.active()
@@ -61,8 +59,8 @@ def live(mesh: QuorumMesh) -> None:
     mesh.wait_caught_up()
 
 
-def test_files_of_a_live_cluster(tmp_path: Path, kafka_dump) -> None:
-    with QuorumMesh(tmp_path, controllers=3, brokers=3, config=CONFIG) as mesh:
+def test_kafka_reads_the_metadata_files_of_a_live_cluster(tmp_path: Path, kafka_dump: Callable[..., str]) -> None:
+    with QuorumCluster(tmp_path, controllers=3, brokers=3, config=CONFIG) as mesh:
         live(mesh)
         for node in (mesh.active(), mesh.brokers[0]):
             folder = node.data / METADATA

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from kipmesh.core import record_batch
 from kipmesh.core.config import TopicConfig
+from kipmesh.core.control_records import LeaderChange, leader_change_batch
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.fencing import FENCING_FEATURE, FENCING_LEVEL
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, CLUSTER_METADATA_TOPIC_ID
-from kipmesh.core.raft.control import LeaderChange, leader_change_batch
 from kipmesh.storage.fs import RealFileSystem
 from kipmesh.storage.log_manager import LogManager
-from kipmesh.storage.quorum_replica import log_config
+from kipmesh.storage.quorum.quorum_replica import log_config
 
 pytestmark = [pytest.mark.kafka_tools, pytest.mark.timeout(600)]
 
@@ -72,7 +73,7 @@ RECORDS = [
 ]
 
 
-def test_every_record_is_decoded(tmp_path: Path, kafka_dump) -> None:
+def test_every_record_is_decoded(tmp_path: Path, kafka_dump: Callable[..., str]) -> None:
     manager = LogManager(
         RealFileSystem(), (str(tmp_path),), cluster_id="c", node_id=1001, defaults=TopicConfig.parse({})
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from kipmesh.core.config import TopicConfig
 from kipmesh.storage import LogManager, RealFileSystem
-from kipmesh.testing.batches import produced_batch
+from kipmesh.testing import produced_batch
 
 pytestmark = [pytest.mark.kafka_tools, pytest.mark.timeout(600)]
 
@@ -16,7 +17,9 @@ NOW = 1_700_000_000_000
 CONFIG = TopicConfig.parse({"segment.bytes": 2000})
 
 
-def test_snapshots_of_a_rolled_and_of_a_closed_log(tmp_path: Path, kafka_dump) -> None:
+def test_kafka_reads_producer_snapshots_of_rolled_and_closed_logs(
+    tmp_path: Path, kafka_dump: Callable[..., str]
+) -> None:
     manager = LogManager(RealFileSystem(), [str(tmp_path)], cluster_id="cluster", node_id=1, defaults=CONFIG)
     manager.load(NOW)
     log = manager.create("golden", 0, b"i" * 16, CONFIG, NOW)

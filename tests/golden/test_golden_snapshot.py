@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64decode
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
 from kipmesh.core.metadata.image_writer import image_records, image_values
 from kipmesh.messages import SnapshotId
 from kipmesh.storage.fs import RealFileSystem
-from kipmesh.storage.snapshots import SnapshotStore
+from kipmesh.storage.quorum.snapshots import SnapshotStore
 
 pytestmark = [pytest.mark.kafka_tools, pytest.mark.timeout(600)]
 
@@ -58,7 +59,7 @@ def image_of_records() -> MetadataImage:
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
-def test_every_record_is_decoded(tmp_path: Path, kafka_dump, compression: str) -> None:
+def test_every_record_is_decoded(tmp_path: Path, kafka_dump: Callable[..., str], compression: str) -> None:
     image = image_of_records()
     store = SnapshotStore(RealFileSystem(), str(tmp_path))
     snapshot_id = SnapshotId(image.offset + 1, 7)

@@ -15,7 +15,7 @@ import pytest
 
 from kipmesh.messages.kafka import Codec, Out, skip_tags
 from kipmesh.messages.table import KAFKA_APIS, Api
-from kipmesh.wire.header import read_header
+from kipmesh.transport.kafka.framing import read_header
 
 FOLDER = Path(__file__).resolve().parent / "wire"
 EXCHANGES = json.loads((FOLDER / "exchanges.json").read_text())
@@ -53,7 +53,7 @@ def check(api: Api, version: int, kind: str, codec: Codec, frame: memoryview, at
         assert written == bytes(frame[at:])
 
 
-def test_all_apis_were_heard() -> None:
+def test_recorded_exchanges_cover_the_important_apis() -> None:
     """Those whose exchanges are worth something; others are rarely asked for by these clients."""
     heard = {EXCHANGES[name]["api"] for name in NAMES}
     assert set(EXCHANGES) == set(NAMES)
@@ -71,7 +71,7 @@ def test_all_apis_were_heard() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_requests(name: str) -> None:
+def test_recorded_requests_survive_a_round_trip(name: str) -> None:
     frame = memoryview((FOLDER / f"{name}.request").read_bytes())
     key, version = map(int, name.split("-"))
     api = KAFKA_APIS[key]
@@ -83,7 +83,7 @@ def test_requests(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_responses(name: str) -> None:
+def test_recorded_responses_survive_a_round_trip(name: str) -> None:
     asked = (FOLDER / f"{name}.request").read_bytes()
     frame = memoryview((FOLDER / f"{name}.response").read_bytes())
     key, version = map(int, name.split("-"))

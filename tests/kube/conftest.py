@@ -20,7 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kube_of_tests import CHART, Release, command, make_secrets
+
+from tests.kube.kube_of_tests import CHART, Release, command, image_values, make_secrets
 
 
 def _why_not() -> str | None:
@@ -44,11 +45,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _WHY_NOT and "tests/kube/" in str(item.path):
             item.add_marker(pytest.mark.skip(reason=_WHY_NOT))
-
-
-def image_values(image: str) -> list[str]:
-    repository, _, tag = image.rpartition(":")
-    return ["--set-string", f"image.repository={repository},image.tag={tag}"]
 
 
 @pytest.fixture(scope="session")

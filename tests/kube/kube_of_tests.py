@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from kipmesh.testing.history import Event, from_line
+from kipmesh_chaos.history import Event, from_line
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm" / "kipmesh"
@@ -33,6 +33,12 @@ def command(*arguments: str, stdin: str | None = None, timeout_s: float = 700, c
     if check and done.returncode:
         raise CommandFailedError(f"{' '.join(arguments)}: {done.returncode}\n{done.stdout}\n{done.stderr}")
     return done.stdout
+
+
+def image_values(image: str) -> list[str]:
+    """The options of helm that name the image REPOSITORY:TAG."""
+    repository, _, tag = image.rpartition(":")
+    return ["--set-string", f"image.repository={repository},image.tag={tag}"]
 
 
 def wait_for(what: str, is_so: Callable[[], bool], timeout_s: float = 300) -> None:

@@ -7,9 +7,9 @@ import shlex
 import subprocess
 
 import pytest
-from kube_of_tests import Release, command, experiment, under_load, wait_for
 
-from kipmesh.testing.history import FaultBegan, Led
+from kipmesh_chaos.history import FaultBegan, Led
+from tests.kube.kube_of_tests import Release, command, experiment, under_load, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -37,7 +37,7 @@ def test_faults_by_chance_find_nothing(release: Release) -> None:
     release.wait_rolled()
 
 
-def test_a_node_is_drained(release: Release) -> None:
+def test_drained_node_loses_nothing(release: Release) -> None:
     """Cordon and eviction: budgets and hooks decide when each pod goes, and it comes back on another node."""
     mine = release.pods("chaos")[f"{release.full}-chaos"]["spec"]["nodeName"]
     pods = {**release.pods("leaders"), **release.pods("followers"), **release.pods("controllers")}
@@ -62,7 +62,7 @@ def test_a_node_is_drained(release: Release) -> None:
         assert after[name]["spec"]["nodeName"] != node
 
 
-def test_the_power_of_a_node_is_cut(release: Release) -> None:
+def test_power_cut_of_a_node_loses_nothing(release: Release) -> None:
     cut, boot = os.environ.get("KIPMESH_KUBE_CUT_NODE"), os.environ.get("KIPMESH_KUBE_BOOT_NODE")
     if not (cut and boot):
         pytest.skip("KIPMESH_KUBE_CUT_NODE and KIPMESH_KUBE_BOOT_NODE say no commands")

@@ -9,7 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from kube_of_tests import Release, command, put_kafka_python
+
+from tests.kube.kube_of_tests import Release, command, put_kafka_python
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -18,7 +19,7 @@ KUBELET_PORT = 10250
 COUNT = 300
 
 
-def test_a_kafka_client_in_a_pod(release: Release) -> None:
+def test_kafka_client_in_a_pod_writes_and_reads(release: Release) -> None:
     put_kafka_python(release)
     out = release.kubectl(
         "exec", "-i", f"{release.full}-chaos", "--",

@@ -8,10 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import image_values
-from kube_of_tests import CHART, JOB_CHART, Release, command, under_load, wait_for
 
-from kipmesh.testing.history import Event, Led
+from kipmesh_chaos.history import Event, Led
+from tests.kube.kube_of_tests import CHART, JOB_CHART, Release, command, image_values, under_load, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -55,7 +54,7 @@ def test_the_server_takes_every_manifest(namespace: str, values: str) -> None:
     assert "violate" not in out
 
 
-def test_helm_test(release: Release) -> None:
+def test_helm_test_succeeds(release: Release) -> None:
     assert "Phase:          Succeeded" in release.helm("test", "--timeout", "300s")
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
-from kube_of_tests import Release, experiment, make_secrets, wait_for
 
-from kipmesh.testing.history import FaultBegan
+from kipmesh_chaos.history import FaultBegan
+from tests.kube.kube_of_tests import Release, experiment, make_secrets, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -63,7 +64,7 @@ def places(release: Release) -> list[tuple[str, int]]:
     return [(leader, 19092), (leader, 9092), (leader, 9404), (controller, 19092), (controller, 9404), consumers]
 
 
-def test_helm_test_with_tls(secure: Release) -> None:
+def test_helm_test_succeeds_with_tls(secure: Release) -> None:
     assert "Phase:          Succeeded" in secure.helm("test", "--timeout", "300s")
 
 
@@ -116,7 +117,7 @@ def test_replaced_certificates_are_used_without_a_restart(secure: Release, certi
             return False
 
     for place in places(secure):
-        wait_for(f"the new certificate at {place}", lambda place=place: is_new(place))  # type: ignore[misc]
+        wait_for(f"the new certificate at {place}", partial(is_new, place))
     assert "Phase:          Succeeded" in secure.helm("test", "--timeout", "300s")
     wait_for("replicas in sync", lambda: not any(one["out_of_sync"] for one in secure.lines("broker", "list")))
     assert {name: restarts(pod) for name, pod in secure.pods().items()} == runs

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from conftest import image_values
-from kube_of_tests import JOB_CHART, Release, command, wait_for
+
+from tests.kube.kube_of_tests import JOB_CHART, Release, command, image_values, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

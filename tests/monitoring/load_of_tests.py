@@ -22,7 +22,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, start_http_server
 
 from kipmesh.client import AdminClient, Consumer, NewTopic, Producer
-from kipmesh.client.exporter import ProducerCollector
+from kipmesh.client.producer.exporter import ProducerCollector
 from kipmesh.cluster import ports
 from kipmesh.core.errors import KafkaError
 

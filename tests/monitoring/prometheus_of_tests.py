@@ -16,10 +16,10 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import yaml
-from promql_of_tests import PROMETHEUS, RULES, short_rules
 
 from kipmesh.cluster import ports
 from kipmesh.cluster.layout import NodeInfo
+from tests.monitoring.promql_of_tests import PROMETHEUS, RULES, short_rules
 
 BINARY = shutil.which("prometheus")
 PROMTOOL = shutil.which("promtool")

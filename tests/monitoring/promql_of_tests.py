@@ -66,7 +66,9 @@ def panels() -> Iterator[Panel]:
 
 def shorter(duration: str) -> str:
     """A duration of the rules in the time of the tests."""
-    number, unit = _DURATION.fullmatch(duration).groups()  # type: ignore[union-attr]
+    match = _DURATION.fullmatch(duration)
+    assert match is not None
+    number, unit = match.groups()
     return f"{int(number) * _UNITS_MS[unit] // TIME_SCALE}ms"
 
 

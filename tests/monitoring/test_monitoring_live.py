@@ -16,11 +16,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from load_of_tests import BROKERS, EVERYWHERE, KAFKA_IDLE, STALLED, TOPIC, Exporter, HttpReaders, Load
-from prometheus_of_tests import BINARY, INTERVAL_S, MISSING, Prometheus
-from promql_of_tests import Panel, Rule, in_grafana, needs_tls, panels, rules, selectors, unfiltered, with_short_windows
 
 from kipmesh.cluster import LocalCluster
+from tests.monitoring.load_of_tests import BROKERS, EVERYWHERE, KAFKA_IDLE, STALLED, TOPIC, Exporter, HttpReaders, Load
+from tests.monitoring.prometheus_of_tests import BINARY, INTERVAL_S, MISSING, Prometheus
+from tests.monitoring.promql_of_tests import (
+    Panel,
+    Rule,
+    in_grafana,
+    needs_tls,
+    panels,
+    rules,
+    selectors,
+    unfiltered,
+    with_short_windows,
+)
 
 pytestmark = [
     pytest.mark.slow,
@@ -220,6 +230,7 @@ async def _watch(cluster: LocalCluster, prometheus: Prometheus, exporter: Export
     await _wait(prometheus, "sum(up)", NODES + 1)
     http = HttpReaders(str(cluster.node("consumer-1").http))
     try:
+        assert cluster.kafka_bootstrap is not None
         async with Load(cluster.bootstrap, cluster.kafka_bootstrap, exporter) as load:
             await load.admin.alter_group_offsets(STALLED, dict.fromkeys(EVERYWHERE, 0))
             numbers = await _rates(load, prometheus)
@@ -319,7 +330,7 @@ def test_targets_have_their_names(watched: Watched) -> None:
         "nodes",
     ],
 )
-def test_numbers_are_right(watched: Watched, name: str) -> None:
+def test_numbers_equal_what_the_cluster_reports(watched: Watched, name: str) -> None:
     said, seen = watched.numbers[name]
     print(f"{name}: {said:g} said, {seen:g} seen")
     assert seen == said

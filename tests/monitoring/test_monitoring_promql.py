@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from promql_of_tests import in_grafana, panels, rules, selectors, unfiltered, with_short_windows
+
+from tests.monitoring.promql_of_tests import in_grafana, panels, rules, selectors, unfiltered, with_short_windows
 
 
 def test_each_comparison_returns_all_its_series() -> None:

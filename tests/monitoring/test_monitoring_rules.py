@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
-from prometheus_of_tests import MISSING, PROMTOOL
-from promql_of_tests import PROMETHEUS
+
+from tests.monitoring.prometheus_of_tests import MISSING, PROMTOOL
+from tests.monitoring.promql_of_tests import PROMETHEUS
 
 pytestmark = [pytest.mark.skipif(PROMTOOL is None, reason=MISSING), pytest.mark.timeout(400)]
 
@@ -41,11 +43,11 @@ def test_configuration_with_tls_is_the_same_but_for_that() -> None:
 
 
 @pytest.mark.parametrize("path", sorted((PROMETHEUS / "tests").glob("*.yml")), ids=lambda path: path.stem)
-def test_rules_do_what_their_tests_say(path) -> None:
+def test_rules_do_what_their_tests_say(path: Path) -> None:
     assert "SUCCESS" in _promtool("test", "rules", f"tests/{path.name}")
 
 
-def test_a_wrong_rule_is_found(tmp_path) -> None:
+def test_a_wrong_rule_is_found(tmp_path: Path) -> None:
     """That these checks can fail: a threshold that is another one."""
     assert PROMTOOL is not None
     (tmp_path / "rules").mkdir()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kipmesh.cluster import LocalCluster
+from kipmesh.cluster.single import SingleCluster
 from kipmesh.spark.java import find_java
 
 if TYPE_CHECKING:
@@ -41,10 +42,12 @@ def all_brokers_know(mesh: LocalCluster) -> Callable[[], None]:
     """Waits until each broker knows of the metadata what one of them does: a client waits for one, and asks another."""
 
     def wait() -> None:
-        brokers = [mesh._running.node_object(node.name) for node in mesh.nodes if node.name != "controller-1"]  # type: ignore[union-attr]
-        known = max(broker.partitions.image.offset for broker in brokers)
+        running = mesh._running
+        assert isinstance(running, SingleCluster)
+        brokers = [running.node_object(node.name) for node in mesh.nodes if node.name != "controller-1"]
+        known = max(broker.hosted_replicas.image.offset for broker in brokers)
         deadline = time.monotonic() + 60
-        while any(broker.partitions.image.offset < known for broker in brokers):
+        while any(broker.hosted_replicas.image.offset < known for broker in brokers):
             assert time.monotonic() < deadline, "a broker does not hear of the metadata"
             time.sleep(0.005)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ SETTINGS = {
 }
 
 
-def racks(_rows: Iterator[Any]) -> Iterator[str]:
+def racks(_rows: Iterable[Any]) -> Iterator[str]:
     """Of the executor that this task runs on."""
     yield os.environ.get("KIPMESH_CLIENT_RACK", "")
 

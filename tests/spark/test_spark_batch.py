@@ -96,7 +96,9 @@ def test_timestamps_choose_their_records(read: Callable[..., DataFrame], new_top
     assert values(frame) == numbers(50, 150)
 
 
-def test_assign_and_patterns(read: Callable[..., DataFrame], new_topic: NewTopic, send: Send) -> None:
+def test_assign_and_patterns_choose_partitions_and_topics(
+    read: Callable[..., DataFrame], new_topic: NewTopic, send: Send
+) -> None:
     one, other = new_topic(), new_topic()
     send(one, 10)
     send(other, 10, first=10)
@@ -115,10 +117,12 @@ def test_large_ranges_are_cut_into_tasks(read: Callable[..., DataFrame], new_top
     assert values(read(subscribe=topic, maxRecordsPerPartition=99)) == numbers(0, 1000)
 
 
-def test_an_empty_topic_and_sql(spark: SparkSession, read: Callable[..., DataFrame], new_topic: NewTopic) -> None:
+def test_empty_topic_has_no_rows_in_sql(
+    spark: SparkSession, read: Callable[..., DataFrame], new_topic: NewTopic
+) -> None:
     frame = read(subscribe=new_topic())
     frame.createOrReplaceTempView("nothing")
-    assert spark.sql("select count(*) from nothing").first()[0] == 0
+    assert spark.sql("select count(*) from nothing").collect()[0][0] == 0
 
 
 @pytest.mark.parametrize(
@@ -135,7 +139,7 @@ def test_an_empty_topic_and_sql(spark: SparkSession, read: Callable[..., DataFra
         ({"startingOffsetsByTimestamp": "[1]"}, "option startingOffsetsByTimestamp wants"),
     ],
 )
-def test_what_is_wrong_is_named(
+def test_wrong_options_are_named(
     read: Callable[..., DataFrame], new_topic: NewTopic, options: dict[str, str], named: str
 ) -> None:
     with pytest.raises(Exception, match=named):

@@ -26,7 +26,7 @@ LIMIT = 4_000
 
 
 def command(folder: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "kipmesh.cli.demo", "--dir", str(folder), "--limit", str(LIMIT), "--json", *more]
+    return [sys.executable, "-m", "kipmesh_jobs.demo", "--dir", str(folder), "--limit", str(LIMIT), "--json", *more]
 
 
 def processes_in(folder: Path) -> list[psutil.Process]:
@@ -69,7 +69,7 @@ def test_a_killed_run_is_cleaned_up_by_the_next(tmp_path: Path) -> None:
     assert "<script src" not in report
     assert "default-src 'none'" in report
     assert list((folder / "parquet" / "flights").glob("batch=*/*.parquet"))
-    assert list((folder / "checkpoint" / "offsets").iterdir())
+    assert list((folder / "checkpoint" / "flights" / "offsets").iterdir())
     assert not (folder / "work").exists()
     assert processes_in(folder) == []
 
@@ -101,7 +101,7 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
         wait_until((folder / "cluster").exists, first)
         second = subprocess.run(command(folder), capture_output=True, text=True, timeout=120)
         assert second.returncode == 1
-        assert "another demo" in second.stderr
+        assert "another job demo" in second.stderr
     finally:
         first.terminate()
         assert first.wait(120) in (143, -signal.SIGTERM)

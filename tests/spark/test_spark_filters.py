@@ -12,7 +12,7 @@ from kipmesh.cluster import LocalCluster
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(600)]
 
 SETTING = "spark.sql.python.filterPushdown.enabled"
 AT = "cast(1700000000 + {ms} / 1000.0 as timestamp)"
@@ -63,7 +63,7 @@ CONDITIONS = [
 
 
 @pytest.mark.parametrize(("condition", "decided"), CONDITIONS)
-def test_the_same_rows_with_and_without(
+def test_pushed_down_filters_return_the_same_rows(
     frame: DataFrame, pushdown: Callable[[bool], None], condition: str, decided: str
 ) -> None:
     pushdown(False)

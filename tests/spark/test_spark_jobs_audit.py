@@ -18,10 +18,10 @@ from kipmesh.cluster import LocalCluster
 from kipmesh.core import record_batch
 from kipmesh.core.snapshot.ids import parse_file_name
 from kipmesh.messages import SnapshotId
-from kipmesh.spark.jobs.audit.job import Options, run
-from kipmesh.spark.jobs.frame import JobRun, Outcome, Settings
 from kipmesh.storage import RealFileSystem, checkpoint
-from kipmesh.storage.snapshots import SnapshotStore
+from kipmesh.storage.quorum.snapshots import SnapshotStore
+from kipmesh_jobs.audit.job import Options, run
+from kipmesh_jobs.frame import JobRun, Outcome, Settings
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 RECORDS = 1_500
@@ -81,7 +81,7 @@ def segments(replicas: Path, node: str, log: str) -> list[Path]:
     return sorted((replicas / node / "data" / log).glob("*.log"))
 
 
-def test_what_a_mesh_wrote_agrees(spark: SparkSession, written: Path, tmp_path: Path) -> None:
+def test_audit_of_an_undamaged_cluster_passes(spark: SparkSession, written: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     outcome = audit(spark, written, out)
     summary = outcome.summary
@@ -101,10 +101,8 @@ def test_what_a_mesh_wrote_agrees(spark: SparkSession, written: Path, tmp_path: 
     assert keys.cleaned_to > 0
     assert keys.equal > 0
     batches = spark.read.parquet(str(out / "work" / "parquet" / "batches"))
-    assert (
-        batches.where("topic = 'flights' and replica = 'leader-1'").selectExpr("sum(record_count)").first()[0]
-        == RECORDS
-    )
+    of_leader = batches.where("topic = 'flights' and replica = 'leader-1'")
+    assert of_leader.selectExpr("sum(record_count)").collect()[0][0] == RECORDS
 
 
 def test_a_flipped_bit_is_found_and_named(spark: SparkSession, replicas: Path, tmp_path: Path) -> None:
@@ -130,7 +128,7 @@ def test_a_flipped_bit_is_found_and_named(spark: SparkSession, replicas: Path, t
     assert str(path) in str(outcome.page)
 
 
-def test_every_other_damage_by_its_kind(spark: SparkSession, replicas: Path, tmp_path: Path) -> None:
+def test_every_other_damage_is_found_by_its_kind(spark: SparkSession, replicas: Path, tmp_path: Path) -> None:
     # A leader epoch that no CRC covers, in a compacted log: records are compared there, and they are the same.
     kept = segments(replicas, "follower-1", "keys-0")[-1]
     last = bytearray(kept.read_bytes())

@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 
 from kipmesh.cluster import LocalCluster
-from kipmesh.spark.jobs.flights import dataset, feed, values
-from kipmesh.spark.jobs.flights.job import Options, run
-from kipmesh.spark.jobs.frame import JobError, JobRun, Settings
-from kipmesh.spark.jobs.report import Page, render
+from kipmesh_jobs.flights import dataset, feed, values
+from kipmesh_jobs.flights.job import Options, run
+from kipmesh_jobs.frame import JobError, JobRun, Settings
+from kipmesh_jobs.report import Page, render
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,7 +76,7 @@ def test_each_value_that_is_no_flight_has_its_reason(
 
 def test_a_sample_is_what_a_walk_batch_by_batch_says(spark: SparkSession, mesh: LocalCluster, tmp_path: Path) -> None:
     year = dataset.load_flights(dataset.find_folder(), limit=1200)
-    feed.produce(mesh.bootstrap, "flights-sample", feed.encoded(year, 40, 12), lambda _records: None)
+    feed.produce(mesh.bootstrap, "flights-sample", feed.encoded(year, 40, 12), lambda _records: None, {})
     options = Options(
         mesh.bootstrap, "flights-sample", watermark="30 minutes", gap="4 hours", max_offsets=RECORDS_PER_BATCH
     )
@@ -89,15 +89,16 @@ def test_a_sample_is_what_a_walk_batch_by_batch_says(spark: SparkSession, mesh: 
     assert summary["cancelled"] == year["dep_delay"].isna().sum()
     assert summary["dep_delay_sum"] == year["dep_delay"].sum()
 
-    flights, late, windows, rotations = (
-        spark.read.parquet(str(parquet / name)).toPandas() for name in ("flights", "late", "windows", "rotations")
-    )
+    def table(name: str) -> Any:
+        return spark.read.parquet(str(parquet / name)).toPandas()
+
+    flights, late, windows, rotations = map(table, ("flights", "late", "windows", "rotations"))
     assert set(late["stream"]) == {"windows", "rotations"}
     places = {name: set(zip(rows["partition"], rows["offset"], strict=True)) for name, rows in late.groupby("stream")}
     check_windows(windows, flights, places["windows"])
     check_rotations(rotations, flights[flights["tailnum"].notna()], places["rotations"])
     check_joins(flights)
-    check_tables({name: spark.read.parquet(str(parquet / name)).toPandas() for name in TABLES}, flights, rotations)
+    check_tables({name: table(name) for name in TABLES}, flights, rotations)
     assert isinstance(outcome.page, Page)
     page = render(outcome.page, generated=datetime(2026, 1, 1, tzinfo=UTC), stages=[])
     assert page.count("<svg") >= 8
@@ -150,8 +151,8 @@ def check_joins(flights: pd.DataFrame) -> None:
     folder = dataset.find_folder()
     weather = dataset.load_weather(folder)
     temperature = {(row.origin, pd.Timestamp(row.time_hour)): row.temp for row in weather.itertuples()}
-    seats = dict(dataset.load_planes(folder)[["tailnum", "seats"]].itertuples(index=False))
-    names = dict(dataset.load_airports(folder)[["faa", "name"]].itertuples(index=False))
+    seats = dict(dataset.load_table(folder, "planes")[["tailnum", "seats"]].itertuples(index=False))
+    names = dict(dataset.load_table(folder, "airports")[["faa", "name"]].itertuples(index=False))
     for row in flights.itertuples():
         expected = temperature.get((row.origin, row.time_hour.tz_localize("UTC")))
         assert (pd.isna(row.temp) and (expected is None or pd.isna(expected))) or row.temp == expected

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kipmesh.cluster import LocalCluster
-from kipmesh.spark.jobs.frame import JobError, JobRun, Settings
-from kipmesh.spark.jobs.kip_report.job import Interval, Options, run
+from kipmesh.cluster.single import SingleCluster
+from kipmesh_jobs.frame import JobError, JobRun, Settings
+from kipmesh_jobs.kip_report.job import Interval, Options, run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(600)]
 HOUR = 3_600_000
 BASE = 1_772_359_200_000
 
@@ -119,12 +120,12 @@ def test_a_made_trace_adds_up_to_plain_sums(
     with Producer(mesh.bootstrap) as producer:
         for number, one in enumerate([*entries, shot, *said]):
             producer.send(topic, json.dumps(one).encode(), partition=number % 2)
-        for one in bad:
-            producer.send(topic, one, partition=0)
+        for value in bad:
+            producer.send(topic, value, partition=0)
         producer.flush()
     outcome = run(job_run(spark, tmp_path), Options(mesh.bootstrap, topic))
-    for name, value in plain_sums(entries).items():
-        assert outcome.summary[name] == round(value), name
+    for name, total in plain_sums(entries).items():
+        assert outcome.summary[name] == round(total), name
     assert outcome.summary["dead_letters"] == len(bad)
     assert outcome.summary["entries"] == len(entries) + 1
     assert (outcome.summary["sampled_entries"], outcome.summary["dropped_entries"]) == (100, 7)
@@ -135,8 +136,8 @@ def test_a_made_trace_adds_up_to_plain_sums(
     for row in by_both:
         begin = int(row["time"].timestamp() * 1000) if row["time"].tzinfo else _utc_ms(row["time"])
         mine = [e for e in entries if e["client"] == row["client"] and e["ts"] // HOUR * HOUR == begin]
-        for name, value in plain_sums(mine).items():
-            assert row[name] == round(value), (row["client"], row["time"], name)
+        for name, total in plain_sums(mine).items():
+            assert row[name] == round(total), (row["client"], row["time"], name)
     dead = spark.read.parquet(str(tmp_path / "work" / "parquet" / "dead_letters")).collect()
     assert {row["reason"] for row in dead} == {
         "not the JSON of an entry",
@@ -150,7 +151,7 @@ def test_a_made_trace_adds_up_to_plain_sums(
 def test_counts_of_a_broker_that_had_started_before_are_those_of_the_time_that_is_asked_for(
     spark: SparkSession,
 ) -> None:
-    from kipmesh.spark.jobs.kip_report import tables
+    from kipmesh_jobs.kip_report import tables
 
     def said(started: int, ts: int, sampled: int, queue: int) -> dict[str, Any]:
         counts = {"sampled": {"fetch": sampled}, "dropped": {"rate": 0, "queue": queue, "write": 1}}
@@ -161,18 +162,17 @@ def test_counts_of_a_broker_that_had_started_before_are_those_of_the_time_that_i
     entries = entries.selectExpr("topic", "0 AS partition", "0L AS offset", "value")
     rows = {}
     for since in (None, BASE + 10):
-        found, is_cut = tables.collected(tables.status(tables.parse(entries), since).orderBy("started"))
+        found, is_cut = tables.collected(tables.status(tables.parse(entries), since).orderBy("started"), None, 10)
         rows[since] = [(row["sampled"], row["dropped_queue"], row["dropped_write"]) for row in found]
         assert not is_cut
     assert rows == {None: [(100, 5, 1), (9, 3, 1)], BASE + 10: [(30, 3, 0), (9, 3, 1)]}
 
 
-def test_a_table_is_collected_up_to_a_limit(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kipmesh.spark.jobs.kip_report import tables
+def test_a_table_is_collected_up_to_a_limit(spark: SparkSession) -> None:
+    from kipmesh_jobs.kip_report import tables
 
-    monkeypatch.setattr(tables, "ROWS_MAX", 3)
     for count in (3, 4):
-        rows, is_cut = tables.collected(spark.range(count), "id")
+        rows, is_cut = tables.collected(spark.range(count), "id", 3)
         assert [row["id"] for row in rows] == list(range(count))[:-4:-1]
         assert is_cut == (count > 3)
 
@@ -216,7 +216,8 @@ def traced(spark: SparkSession) -> Iterator[LocalCluster]:
 
 def total(cluster: LocalCluster, node: str, name: str, **labels: str) -> float:
     """The sum of a broker's counters of that name with these labels."""
-    registry = cluster._running.node_object(node).registry  # type: ignore[union-attr]
+    assert isinstance(cluster._running, SingleCluster)
+    registry = cluster._running.node_object(node).registry
     found = [
         sample.value
         for family in registry.collect()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 
-from kipmesh.spark.jobs.frame import JobRun, Settings
-from kipmesh.spark.jobs.plan.job import Options, run
-from kipmesh.spark.jobs.plan.tasks import CASES, all_tasks, simulate
+from kipmesh_jobs.frame import JobRun, Settings
+from kipmesh_jobs.plan.job import Options, run
+from kipmesh_jobs.plan.simulation import CASES, all_tasks, simulate
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 SMALL = Options(brokers=12, topics=120, topic_partitions=5, producers=1_000, batches_per_s=2_000.0, slots=40, runs=1)
@@ -34,5 +34,5 @@ def test_a_plan_on_spark_is_the_plan(spark: SparkSession, tmp_path: Path) -> Non
     assert statistics["fetches", "sessions", "mesh_bytes_per_s"].runs == 1
 
 
-def rows(spark: SparkSession, job: JobRun, name: str) -> list:  # type: ignore[type-arg]
+def rows(spark: SparkSession, job: JobRun, name: str) -> list[Row]:
     return spark.read.parquet(str(job.parquet / name)).collect()

@@ -9,7 +9,7 @@ import pytest
 from bench import spark_kills
 from kipmesh.spark.java import find_java
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(1500)]
 
 
 def test_a_killed_query_writes_everything_once(tmp_path: Path) -> None:

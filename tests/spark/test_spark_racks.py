@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kipmesh.cluster import LocalCluster, ports
 from kipmesh.spark.java import find_java
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(1500)]
 
 RACKS = ("rack-a", "rack-b")
 TOPIC = "numbers"

@@ -65,7 +65,7 @@ def test_the_topic_may_be_a_column(spark: SparkSession, mesh: LocalCluster, read
         ("'x' as value", {"kafka.acks": "2"}, "append", "option kafka.acks must be all"),
     ],
 )
-def test_what_is_wrong_is_named(
+def test_wrong_columns_and_options_are_named(
     spark: SparkSession, mesh: LocalCluster, expression: str, options: dict[str, str], mode: str, named: str
 ) -> None:
     writer = spark.range(1).selectExpr(expression).write.format("kipmesh").mode(mode)

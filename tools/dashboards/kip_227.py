@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from dashboards import parts
-from dashboards.parts import Query, Row, all_rate, by_instance, graph, now, number, rate, total
+from tools.dashboards import parts
+from tools.dashboards.parts import Query, Row, all_rate, by_instance, graph, now, number, rate, total
 
 CACHE = "kafka_server_fetchsessioncache_"
 OURS = "kipmesh_broker_fetch_session_"

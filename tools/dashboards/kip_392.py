@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from dashboards import parts
-from dashboards.parts import Query, Row, all_rate, graph, number, rate
+from tools.dashboards import parts
+from tools.dashboards.parts import Query, Row, all_rate, graph, number, rate
 
 BYTES = "kipmesh_broker_consumer_fetched_bytes_total"
 CASES = "kipmesh_broker_fetch_offset_cases_total"

@@ -1,11 +1,11 @@
-"""KIP-526: what producers ask of metadata. The numbers are the producers' own (`kipmesh.client.exporter`)."""
+"""KIP-526: what producers ask of metadata. The numbers are the producers' own (`kipmesh.client.producer.exporter`)."""
 
 from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from dashboards import parts
-from dashboards.parts import Query, Row, all_rate, by_instance, graph, now, number, rate
+from tools.dashboards import parts
+from tools.dashboards.parts import Query, Row, all_rate, by_instance, graph, now, number, rate
 
 NAME = "kipmesh_producer_metadata_"
 PRODUCER = "{{instance}} {{client_id}}"

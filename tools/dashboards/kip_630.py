@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from dashboards import parts
-from dashboards.parts import Query, Row, by_instance, graph, must_be_one, now, number, rate, total
+from tools.dashboards import parts
+from tools.dashboards.parts import Query, Row, by_instance, graph, must_be_one, now, number, rate, total
 
 RAFT = "kafka_server_raftmetrics_"
 CONTROLLER = "kafka_controller_kafkacontroller_"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from dashboards import parts
-from dashboards.parts import Query, Row, by_instance, graph, must_be_one, now, number, of_active, rate, total
+from tools.dashboards import parts
+from tools.dashboards.parts import Query, Row, by_instance, graph, must_be_one, now, number, of_active, rate, total
 
 TOPIC = "kafka_server_brokertopicmetrics_"
 REPLICAS = "kafka_server_replicamanager_"
@@ -193,7 +193,7 @@ def _processes() -> Row:
             ),
             graph(
                 "Data folders that are offline",
-                "Their disk has failed; the replicas there are lost until it is replaced (docs/ARCHITECTURE.md).",
+                "Their disk has failed; the replicas there are lost until it is replaced (docs/failures.md).",
                 by_instance(now("kafka_log_logmanager_offlinelogdirectorycount")),
             ),
             graph(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from dashboards import parts
-from dashboards.parts import Query, Row, all_rate, by_instance, graph, now, number, rate, total
+from tools.dashboards import parts
+from tools.dashboards.parts import Query, Row, all_rate, by_instance, graph, now, number, rate, total
 
 CONNECTIONS = "kafka_server_socket_server_metrics_connection_"
 REQUESTS = "kafka_network_requestmetrics_"

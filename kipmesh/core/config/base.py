@@ -1,19 +1,21 @@
 """Configuration as frozen, validated values: a field `log_segment_bytes` is Kafka's key `log.segment.bytes`.
 
 Unknown keys and bad values raise `InvalidConfigError` with one line that names the key. Where the values come from
-(file, environment, command line) is the business of `kipmesh.node.settings`.
+(file, environment, command line) is the business of `kipmesh.node.settings`. The enums are the numbers that requests
+about configurations carry.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from enum import IntEnum
 from functools import cache
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from kipmesh.core.errors import InvalidConfigError
-from kipmesh.messages.limits import MAX_INT32, MAX_INT64
+from kipmesh.messages.schema import MAX_INT32, MAX_INT64
 
 
 def _split(value: Any) -> Any:
@@ -24,6 +26,17 @@ def _split(value: Any) -> Any:
 
 StrList = Annotated[tuple[str, ...], BeforeValidator(_split)]
 """Kafka's list type: values separated by commas."""
+
+
+def checked(check: Callable[[Any], object]) -> AfterValidator:
+    """A validator that keeps a value for which `check` does not raise ValueError."""
+
+    def keep(value: Any) -> Any:
+        check(value)
+        return value
+
+    return AfterValidator(keep)
+
 
 Positive = Annotated[int, Field(ge=1, le=MAX_INT64)]
 NotNegative = Annotated[int, Field(ge=0, le=MAX_INT64)]
@@ -41,6 +54,38 @@ _WITH_UNDERSCORE = {"metadata_snapshot_min_changed_records_ratio": "metadata.sna
 def dotted(name: str) -> str:
     """The key of a field."""
     return _WITH_UNDERSCORE.get(name) or name.replace("_", ".")
+
+
+FOLLOWER_THROTTLED_RATE = "follower.replication.throttled.rate"
+NO_THROTTLE = 2**63 - 1
+"""Kafka's rate for no limit."""
+
+
+class ResourceType(IntEnum):
+    """What a configuration belongs to."""
+
+    TOPIC = 2
+    BROKER = 4
+
+
+class ConfigSource(IntEnum):
+    """Where a configuration value is from."""
+
+    UNKNOWN = 0
+    TOPIC = 1
+    DYNAMIC_BROKER = 2
+    DYNAMIC_DEFAULT_BROKER = 3
+    STATIC_BROKER = 4
+    DEFAULT = 5
+
+
+class AlterOperation(IntEnum):
+    """What an alteration does with a key."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
 
 
 class Config(BaseModel):

@@ -5,38 +5,64 @@ Keys of what is not built yet are refused (`transactional.id`).
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Protocol, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from kipmesh.core.config.base import NotNegative, NotNegativeInt32, Positive, PositiveInt32, StrList
+from kipmesh.core.config.base import Config, NotNegative, NotNegativeInt32, Positive, PositiveInt32, StrList, checked
 from kipmesh.core.config.security import ClientSslConfig
-from kipmesh.core.sequences import UNRESOLVED_MAX
-from kipmesh.messages.limits import MAX_INT32, MAX_INT64
+from kipmesh.core.producer.sequences import UNRESOLVED_MAX
+from kipmesh.messages.schema import MAX_INT32, MAX_INT64
 
 _ASSIGNORS = ("range", "roundrobin", "cooperative-sticky")
 
 
-def check_assignors(value: tuple[str, ...]) -> tuple[str, ...]:
-    """The names of `partition.assignment.strategy`, each once; raises ValueError for none, and for an unknown one."""
+def _check_assignors(value: tuple[str, ...]) -> None:
     unknown = [name for name in value if name not in _ASSIGNORS]
     if unknown or not value:
         raise ValueError(f"{unknown[0] if unknown else value!r} is none of {', '.join(_ASSIGNORS)}")
-    return tuple(dict.fromkeys(value))
 
 
-class _Session(Protocol):
-    @property
-    def heartbeat_interval_ms(self) -> int: ...
-    @property
-    def session_timeout_ms(self) -> int: ...
+GroupId = Annotated[str, Field(min_length=1, max_length=8192)]
 
 
-def check_session(config: _Session) -> None:
-    """Whether a member is heard of within its session, as Kafka asks; raises ValueError."""
-    beat_ms, session_ms = config.heartbeat_interval_ms, config.session_timeout_ms
-    if beat_ms >= session_ms:
-        raise ValueError(f"heartbeat.interval.ms ({beat_ms}) must be less than session.timeout.ms ({session_ms})")
+class MemberConfig(Config):
+    """What members of consumer groups share."""
+
+    group_id: GroupId | None = None
+    """The group that this consumer shares topics with (`subscribe`) and commits offsets for."""
+    partition_assignment_strategy: Annotated[
+        StrList, checked(_check_assignors), AfterValidator(lambda names: tuple(dict.fromkeys(names)))
+    ] = ("range", "cooperative-sticky")
+    """How partitions are shared out, best first: `range`, `roundrobin`, `cooperative-sticky`. The group takes one that
+    all members know; they are cooperative if that is all they know."""
+    session_timeout_ms: PositiveInt32 = 45_000
+    """Time in ms without a heartbeat after which the coordinator removes a member, so that its partitions go to
+    others."""
+    heartbeat_interval_ms: PositiveInt32 = 3000
+    """Time in ms between two heartbeats, less than `session.timeout.ms`."""
+    max_poll_interval_ms: PositiveInt32 = 300_000
+    """Longest time in ms between two polls of a member, and that a rebalance waits for it."""
+    enable_auto_commit: bool = True
+    """Whether positions are committed by themselves: within `poll`, before partitions go, and by `close`."""
+    auto_commit_interval_ms: NotNegativeInt32 = 5000
+    """Time in ms between two such commits."""
+    client_rack: str = ""
+    """The rack that this client is in: leaders may send it to a replica there (392-17)."""
+    fetch_max_wait_ms: NotNegativeInt32 = 500
+    """Longest time in ms that a broker waits for `fetch.min.bytes`."""
+    max_partition_fetch_bytes: PositiveInt32 = 1_048_576
+    """Bytes of one partition in one response; a first batch that is larger still comes whole."""
+    enable_incremental_fetch: bool = True
+    """Whether fetch sessions are requested: then a fetch names only partitions that changed."""
+
+    @model_validator(mode="after")
+    def _check_session(self) -> Self:
+        """A member is heard of within its session, as Kafka requires."""
+        beat_ms, session_ms = self.heartbeat_interval_ms, self.session_timeout_ms
+        if beat_ms >= session_ms:
+            raise ValueError(f"heartbeat.interval.ms ({beat_ms}) must be less than session.timeout.ms ({session_ms})")
+        return self
 
 
 class ClientConfig(ClientSslConfig):
@@ -152,29 +178,12 @@ class ProducerConfig(ClientConfig):
         return _same_key(values, "metadata.max.idle.ms", "metadata.evict.ms")
 
 
-class ConsumerConfig(ApiConfig):
-    """A consumer's configuration."""
+class ConsumerConfig(ApiConfig, MemberConfig):
+    """A consumer's configuration; `rack.id` is another name of `client.rack`."""
 
-    group_id: Annotated[str, Field(min_length=1, max_length=8192)] | None = None
-    """The group that this consumer shares topics with (`subscribe`) and commits offsets for."""
-    group_instance_id: Annotated[str, Field(min_length=1, max_length=8192)] | None = None
+    group_instance_id: GroupId | None = None
     """A name that no other member has: who comes back by it within its session finds its partitions without a
     rebalance."""
-    partition_assignment_strategy: StrList = ("range", "cooperative-sticky")
-    """How partitions are shared out, best first: `range`, `roundrobin`, `cooperative-sticky`. The group takes one that
-    all members know; they are cooperative if that is all they know."""
-    session_timeout_ms: PositiveInt32 = 45_000
-    """Time in ms without a heartbeat after which the coordinator removes a member."""
-    heartbeat_interval_ms: PositiveInt32 = 3000
-    """Time in ms between two heartbeats, less than `session.timeout.ms`."""
-    max_poll_interval_ms: PositiveInt32 = 300_000
-    """Longest time in ms between two polls of a member, and that a rebalance waits for it."""
-    enable_auto_commit: bool = True
-    """Whether positions are committed by themselves: within `poll`, before partitions go, and by `close`."""
-    auto_commit_interval_ms: NotNegativeInt32 = 5000
-    """Time in ms between two such commits."""
-    client_rack: str = ""
-    """The rack that this client is in (also `rack.id`): leaders may send it to a replica there (392-17)."""
     replica_selection_mode: Literal["fetch", "metadata", "consumer"] = "fetch"
     """Who chooses the replica to read from: the leader, who answers Metadata, or the consumer by its own selector."""
     replica_selection_policy: Literal["leader", "preferred"] = "leader"
@@ -187,12 +196,6 @@ class ConsumerConfig(ApiConfig):
     """Bytes that a broker waits for before it answers a fetch."""
     fetch_max_bytes: PositiveInt32 = 52_428_800
     """Largest answer of one broker in bytes, and what is held undelivered before fetching pauses."""
-    fetch_max_wait_ms: NotNegativeInt32 = 500
-    """Longest time in ms that a broker waits for `fetch.min.bytes`."""
-    max_partition_fetch_bytes: PositiveInt32 = 1_048_576
-    """Bytes of one partition in one answer; a first batch that is larger still comes whole."""
-    enable_incremental_fetch: bool = True
-    """Whether fetch sessions are asked for: then a fetch names only partitions that changed."""
     max_poll_records: PositiveInt32 = 500
     """Records of one poll."""
     auto_offset_reset: Literal["earliest", "latest", "none", "error"] = "latest"
@@ -201,16 +204,6 @@ class ConsumerConfig(ApiConfig):
     """Whether each batch's CRC is checked."""
     isolation_level: Literal["read_uncommitted"] = "read_uncommitted"
     """There are no transactions yet."""
-
-    @field_validator("partition_assignment_strategy")
-    @classmethod
-    def _check_assignors(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return check_assignors(value)
-
-    @model_validator(mode="after")
-    def _check_session(self) -> Self:
-        check_session(self)
-        return self
 
     @model_validator(mode="before")
     @classmethod

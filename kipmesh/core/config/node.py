@@ -1,10 +1,10 @@
-"""Configuration of brokers and controllers: Kafka's keys and defaults, ours where the contracts say so."""
+"""Configuration of the services (controllers, brokers, the consumer service): Kafka's keys and defaults, and ours."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from kipmesh.core.config.base import (
     Config,
@@ -14,14 +14,17 @@ from kipmesh.core.config.base import (
     Positive,
     PositiveInt32,
     StrList,
+    checked,
 )
-from kipmesh.core.config.security import ServerSslConfig, parse_protocol_map
+from kipmesh.core.config.client import GroupId, MemberConfig
+from kipmesh.core.config.security import ClientSslConfig, ServerSslConfig
 from kipmesh.core.config.topic import BROKER_DEFAULTS, CleanupPolicy, TopicConfig
-from kipmesh.core.config.wire import WireConfig
 from kipmesh.core.scram import HASHES
-from kipmesh.messages.limits import MAX_INT32, MAX_INT64
+from kipmesh.messages.schema import MAX_INT32, MAX_INT64
 
 PORT_MAX = 65535
+QUEUED_REQUEST_BYTES_MIN = 128 << 10
+"""More than a listener reads at once, so that what it has read of one request never keeps out the rest of it."""
 
 
 class Endpoint(Config):
@@ -49,6 +52,27 @@ def parse_http_listener(text: str) -> Endpoint:
     if scheme not in ("http", "https"):
         raise ValueError(f"{text!r} is not host:port, http://host:port or https://host:port")
     return Endpoint.from_text(f"{scheme.upper()}://{address}")
+
+
+class ServiceConfig(Config):
+    """What every service process has."""
+
+    http_listener: Annotated[str, checked(parse_http_listener)] = "127.0.0.1:0"
+    """host:port of /metrics, /healthz and /readyz, and of a consumer service's API; with TLS when it begins with
+    `https://`. Port 0 takes a free one."""
+    http_ssl_client_auth: Literal["none", "required"] = "none"
+    """Whether `http.listener` requires clients' certificates, when it begins with `https://`."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least level of what is logged."""
+    log_format: Literal["json", "console"] = "json"
+    """Form of the log's lines."""
+    shutdown_grace_ms: NotNegative = 5000
+    """Time in ms that running requests are given on SIGTERM."""
+
+    @property
+    def http_endpoint(self) -> Endpoint:
+        """The parsed `http.listener`; its name is HTTP or HTTPS."""
+        return parse_http_listener(self.http_listener)
 
 
 class Voter(Config):
@@ -86,27 +110,45 @@ def parse_voters(text: str) -> tuple[Voter, ...]:
     return tuple(voters.values())
 
 
-class NodeConfig(ServerSslConfig):
+def _check_voters(value: str) -> None:
+    if not parse_voters(value):
+        raise ValueError("names no voter")
+
+
+def _check_listeners(value: tuple[str, ...]) -> None:
+    for text in value:
+        Endpoint.from_text(text)
+
+
+def _check_pairs(value: tuple[str, ...]) -> None:
+    for text in value:
+        if text.find("=") < 1:
+            raise ValueError(f"{text!r} is not key=value")
+
+
+def _check_mechanisms(value: tuple[str, ...]) -> None:
+    if not value or set(value) - {"PLAIN", *HASHES}:
+        raise ValueError(f"names some of PLAIN, {', '.join(HASHES)}")
+
+
+ListenerList = Annotated[StrList, checked(_check_listeners)]
+
+
+class NodeConfig(ServerSslConfig, ServiceConfig):
     """What controllers and brokers share."""
 
     node_id: NotNegativeInt32
     """This node's id, unique in the cluster."""
     cluster_id: Annotated[str, Field(min_length=1, max_length=64)]
     """The cluster's id; a data folder of another cluster is refused."""
-    controller_quorum_voters: str
+    controller_quorum_voters: Annotated[str, checked(_check_voters)]
     """The metadata quorum: id@host:port, separated by commas."""
-    listeners: StrList = ("MESH://127.0.0.1:0",)
+    listeners: ListenerList = ("MESH://127.0.0.1:0",)
     """Where this node listens: NAME://host:port. Names that begin with MESH are gRPC; on all others a broker speaks the
     Kafka protocol. Port 0 takes a free one."""
-    advertised_listeners: StrList = ()
+    advertised_listeners: ListenerList = ()
     """Where others reach this node's listeners, by their names; by default where they are. Who came by a listener is
     told the other brokers' addresses of the same name."""
-    http_listener: str = "127.0.0.1:0"
-    """host:port of /metrics, /healthz and /readyz; with TLS when it begins with `https://`."""
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least level of what is logged."""
-    log_format: Literal["json", "console"] = "json"
-    """Form of the log's lines."""
     socket_request_max_bytes: PositiveInt32 = 100 << 20
     """Largest request in bytes that the node takes."""
     broker_session_timeout_ms: PositiveInt32 = 3000
@@ -116,8 +158,6 @@ class NodeConfig(ServerSslConfig):
     never, so that only `broker.session.timeout.ms` counts."""
     broker_heartbeat_interval_ms: PositiveInt32 = 500
     """Time in ms between two heartbeats of a broker."""
-    shutdown_grace_ms: NotNegative = 5000
-    """Time in ms that running requests are given on SIGTERM."""
     controller_quorum_fetch_timeout_ms: PositiveInt32 = 1000
     """Time in ms without an answer of the metadata leader after which a voter stands for election; a leader that no
     majority fetches from resigns after one and a half times this."""
@@ -144,32 +184,6 @@ class NodeConfig(ServerSslConfig):
     metadata_max_retention_bytes: Positive = 100 << 20
     """Bytes of the metadata log and its snapshots above which the oldest go."""
 
-    @field_validator("listeners", "advertised_listeners")
-    @classmethod
-    def _check_listeners(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for text in value:
-            Endpoint.from_text(text)
-        return value
-
-    @field_validator("controller_quorum_voters")
-    @classmethod
-    def _check_voters(cls, value: str) -> str:
-        if not parse_voters(value):
-            raise ValueError("names no voter")
-        return value
-
-    @field_validator("listener_security_protocol_map")
-    @classmethod
-    def _check_protocols(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        parse_protocol_map(value)
-        return value
-
-    @field_validator("http_listener")
-    @classmethod
-    def _check_http(cls, value: str) -> str:
-        parse_http_listener(value)
-        return value
-
     @model_validator(mode="after")
     def _check_ssl(self) -> Self:
         self.check_protocol_map(tuple(each.name for each in self.endpoints), self.http_endpoint.name)
@@ -195,11 +209,6 @@ class NodeConfig(ServerSslConfig):
     def endpoints(self) -> tuple[Endpoint, ...]:
         """The parsed `listeners`."""
         return tuple(Endpoint.from_text(text) for text in self.listeners)
-
-    @property
-    def http_endpoint(self) -> Endpoint:
-        """The parsed `http.listener`; its name is HTTP or HTTPS."""
-        return parse_http_listener(self.http_listener)
 
 
 class ControllerConfig(NodeConfig):
@@ -237,6 +246,41 @@ class ControllerConfig(NodeConfig):
         )
 
 
+class WireConfig(Config):
+    """Limits of a broker's listeners of the Kafka protocol; docs/wire.md says how the limits work together."""
+
+    queued_max_request_bytes: Annotated[int, Field(ge=QUEUED_REQUEST_BYTES_MIN, le=MAX_INT64)] = 256 << 20
+    """Bytes of requests that wait for their answers at a time. Listeners of the Kafka protocol read no more until there
+    is room; by gRPC, produce requests beyond it are refused."""
+    queued_max_response_bytes: Positive = 256 << 20
+    """Bytes of responses that clients by the Kafka protocol do not take. Fetches get the fewer bytes the less of it is
+    left, and one batch at least."""
+    queued_max_response_bytes_per_connection: Positive = 256 << 10
+    """Bytes of responses that a client by the Kafka protocol does not take above which none of its requests begins."""
+    socket_request_other_max_bytes: PositiveInt32 = 16 << 20
+    """Largest request in bytes by the Kafka protocol, of all APIs but Produce."""
+    socket_request_max_items: PositiveInt32 = 100_000
+    """Most items of a request by the Kafka protocol: topics, partitions, members and all else that is in lists."""
+    socket_listen_backlog_size: PositiveInt32 = 1024
+    """Connections by the Kafka protocol that wait to be accepted; the system may have a lower limit."""
+    max_in_flight_requests_per_connection: PositiveInt32 = 16
+    """Requests of a connection by the Kafka protocol that wait for their answers; no more are read then."""
+    max_connections: PositiveInt32 = MAX_INT32
+    """Most connections by the Kafka protocol, of all listeners together; one more is closed at once."""
+    max_connections_per_ip: PositiveInt32 = MAX_INT32
+    """Most connections by the Kafka protocol from one address."""
+    connections_max_idle_ms: Annotated[int, Field(ge=100, le=MAX_INT64)] = 600_000
+    """Time in ms after which a connection by the Kafka protocol is closed when nothing came by it and nothing is to be
+    answered."""
+    connections_max_stall_ms: Annotated[int, Field(ge=100, le=MAX_INT64)] = 30_000
+    """Time in ms after which a connection by the Kafka protocol is closed when nothing came in the middle of a request,
+    or no byte of a response was taken. While others wait for memory it is the time for the whole of either."""
+    connections_max_handshake_ms: Annotated[int, Field(ge=100, le=MAX_INT64)] = 10_000
+    """Time in ms that a TLS handshake of a connection by the Kafka protocol may take."""
+    sasl_server_max_receive_size: PositiveInt32 = 64 << 10
+    """Largest request in bytes of a client that has not authenticated yet, at listeners with SASL."""
+
+
 class BrokerConfig(NodeConfig, WireConfig):
     """A leader or follower service."""
 
@@ -252,7 +296,7 @@ class BrokerConfig(NodeConfig, WireConfig):
     the group `kipmesh.replica_selectors`, or a dotted path; Kafka's own names of the first two are taken as well."""
     replica_selection_mode: Literal["fetch", "metadata"] = "fetch"
     """Where clients learn it: `fetch` is from the leader, in its answer to a fetch; `metadata` is from any broker."""
-    replica_selector_config: StrList = ()
+    replica_selector_config: Annotated[StrList, checked(_check_pairs)] = ()
     """What the selector is configured with beside this service's own keys: key=value, separated by commas."""
     inter_broker_listener_name: str = "MESH"
     """The listener that brokers use among each other; it speaks gRPC, as do those whose names begin with MESH."""
@@ -354,7 +398,7 @@ class BrokerConfig(NodeConfig, WireConfig):
     auto_create_topics_enable: bool = True
     """Whether a topic that there is not is made when a client asks for its metadata and wants that; clients by gRPC
     never do."""
-    sasl_enabled_mechanisms: StrList = ("SCRAM-SHA-256", "SCRAM-SHA-512")
+    sasl_enabled_mechanisms: Annotated[StrList, checked(_check_mechanisms)] = ("SCRAM-SHA-256", "SCRAM-SHA-512")
     """How clients authenticate at listeners with SASL: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512."""
     sasl_users_file: str = ""
     """File with a line `name=password` for each user of those listeners; read again when it changes. PLAIN needs it;
@@ -406,14 +450,6 @@ class BrokerConfig(NodeConfig, WireConfig):
         """The name of the listener that nodes use among each other (gRPC)."""
         return self.inter_broker_listener_name
 
-    @field_validator("replica_selector_config")
-    @classmethod
-    def _check_selector_config(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for text in value:
-            if text.find("=") < 1:
-                raise ValueError(f"{text!r} is not key=value")
-        return value
-
     @model_validator(mode="after")
     def _check_advertised(self) -> Self:
         """As Apache Kafka does: nobody can be told of a name that nothing listens by, or to go to every address."""
@@ -432,13 +468,6 @@ class BrokerConfig(NodeConfig, WireConfig):
                     f"say advertised.listeners={endpoint.name}://HOST:PORT"
                 )
         return self
-
-    @field_validator("sasl_enabled_mechanisms")
-    @classmethod
-    def _check_mechanisms(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if not value or set(value) - {"PLAIN", *HASHES}:
-            raise ValueError(f"names some of PLAIN, {', '.join(HASHES)}")
-        return value
 
     @model_validator(mode="after")
     def _check_sasl(self) -> Self:
@@ -486,3 +515,41 @@ class BrokerConfig(NodeConfig, WireConfig):
         """What a topic without configuration of its own has."""
         mine = self.as_dict()
         return TopicConfig.parse({topic: mine[broker] for topic, broker in BROKER_DEFAULTS.items()})
+
+
+def _check_bootstrap(value: str) -> None:
+    for address in value.split(","):
+        Endpoint.from_text(f"MESH://{address.strip()}")
+
+
+class ConsumerServiceConfig(ClientSslConfig, ServiceConfig, MemberConfig):
+    """The consumer service."""
+
+    bootstrap_servers: Annotated[str, Field(min_length=1), checked(_check_bootstrap)]
+    """Brokers to begin with: host:port, separated by commas."""
+    client_id: str = "kipmesh-consumer"
+    """The name that brokers see."""
+    group_id: GroupId | None = None
+    """The group that the service's streams of `from=committed` are members of; none for a service without them."""
+    auto_offset_reset: Literal["earliest", "latest", "none"] = "latest"
+    """Where the group begins in a partition without a committed offset; `none` ends the stream with an error."""
+    fetch_max_bytes: PositiveInt32 = 128 << 10
+    """Bytes that one fetch of a stream asks for; a stalled reader holds several times as much (see http-api.md)."""
+    request_timeout_ms: PositiveInt32 = 30_000
+    """Time in ms after which a request to a broker has failed."""
+    max_poll_records: Annotated[int, Field(ge=1, le=10_000)] = 500
+    """Records that one step of a stream takes at most."""
+    streams_max: Annotated[int, Field(ge=1, le=10_000)] = 64
+    """Streams at a time; one more is answered with 503."""
+    stream_write_timeout_ms: Positive = 300_000
+    """Time in ms after which a reader that takes nothing is dropped."""
+    stream_heartbeat_interval_ms: Positive = 15_000
+    """Time in ms between the comments that keep an idle SSE stream open."""
+    lag_partitions_max: Positive = 10_000
+    """Partitions whose delivered position is remembered; the one used longest ago is forgotten first."""
+
+    @model_validator(mode="after")
+    def _check_https(self) -> Self:
+        if self.http_endpoint.name == "HTTPS":
+            self.check_ssl_files("http.listener with https", needs_certificate=True)
+        return self

@@ -5,20 +5,16 @@ Kafka's keys where there is one, PEM as the only form of a store; `ssl.certifica
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BeforeValidator, model_validator
 
-from kipmesh.core.config.base import Config, StrList
+from kipmesh.core.config.base import Config, StrList, checked
 
 Protocol = Literal["PLAINTEXT", "SSL"]
 ListenerProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
-PROTOCOLS: dict[str, ListenerProtocol] = {
-    "PLAINTEXT": "PLAINTEXT",
-    "SSL": "SSL",
-    "SASL_PLAINTEXT": "SASL_PLAINTEXT",
-    "SASL_SSL": "SASL_SSL",
-}
+PROTOCOLS: Mapping[str, ListenerProtocol] = {name: name for name in get_args(ListenerProtocol)}
 """By name, in the order of Kafka's numbers."""
 
 
@@ -94,7 +90,7 @@ class ClientSslConfig(SslConfig):
 class ServerSslConfig(SslConfig):
     """Which listeners of a node have TLS, and whom they trust."""
 
-    listener_security_protocol_map: StrList = ()
+    listener_security_protocol_map: Annotated[StrList, checked(parse_protocol_map)] = ()
     """NAME:PLAINTEXT or NAME:SSL for each listener, separated by commas; NAME:SASL_PLAINTEXT or NAME:SASL_SSL for those
     of the Kafka protocol whose clients authenticate. When it is empty all are PLAINTEXT, but for those with the name of
     another protocol."""
@@ -105,8 +101,6 @@ class ServerSslConfig(SslConfig):
     """Names, one of which the certificate of a broker or controller must have in its subject alternative name (DNS
     name, address or URI); a `*` as the first label of a DNS name stands for any one label. Who has none of them is a
     client and cannot replicate, vote or register. Required when a listener of the mesh has TLS."""
-    http_ssl_client_auth: Literal["none", "required"] = "none"
-    """Whether `http.listener` requires clients' certificates, when it begins with `https://`."""
 
     def protocol_of(self, listener: str) -> ListenerProtocol:
         """The protocol of a listener by its name."""

@@ -15,7 +15,7 @@ from kipmesh.core.config.base import (
     Positive,
     PositiveInt32,
 )
-from kipmesh.messages.limits import MAX_INT32, MAX_INT64
+from kipmesh.messages.schema import MAX_INT32, MAX_INT64
 
 
 def _without_spaces(value: object) -> object:

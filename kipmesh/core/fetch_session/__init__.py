@@ -1,21 +1,17 @@
-"""Incremental fetch sessions (KIP-227), sans-IO: `cache` and `fetch` for servers, `handler` for clients.
+"""Incremental fetch sessions (KIP-227), sans-IO: `server` for brokers, `handler` for their clients.
 
 docs/fetch_sessions.md says how it fits together and who has to call what.
 """
 
-from kipmesh.core.fetch_session.cache import FetchSessionCache
-from kipmesh.core.fetch_session.fetch import Fetch
-from kipmesh.core.fetch_session.handler import Answer, Answered, FetchSessionHandler, SessionRequest
-from kipmesh.core.fetch_session.metrics import FetchSessionMetrics
+from kipmesh.core.fetch_session.handler import FetchedPartition, FetchSessionHandler, SessionRequest, SessionResponse
 from kipmesh.core.fetch_session.policy import (
     AdoptedPolicy,
-    Candidate,
     Eviction,
     EvictionPolicy,
     Refusal,
     ReservedPolicy,
-    Room,
 )
+from kipmesh.core.fetch_session.server import Fetch, FetchSessionCache
 from kipmesh.core.fetch_session.subscriptions import Subscriptions, partition_key
 from kipmesh.core.fetch_session.types import (
     HIGH_WATERMARK,
@@ -25,7 +21,6 @@ from kipmesh.core.fetch_session.types import (
     FetchKind,
     FetchSessionDescription,
     PartitionRead,
-    Reader,
     SessionEvent,
 )
 
@@ -35,9 +30,6 @@ __all__ = [
     "LOG_END",
     "LOG_START",
     "AdoptedPolicy",
-    "Answer",
-    "Answered",
-    "Candidate",
     "Eviction",
     "EvictionPolicy",
     "Fetch",
@@ -45,14 +37,13 @@ __all__ = [
     "FetchSessionCache",
     "FetchSessionDescription",
     "FetchSessionHandler",
-    "FetchSessionMetrics",
+    "FetchedPartition",
     "PartitionRead",
-    "Reader",
     "Refusal",
     "ReservedPolicy",
-    "Room",
     "SessionEvent",
     "SessionRequest",
+    "SessionResponse",
     "Subscriptions",
     "partition_key",
 ]

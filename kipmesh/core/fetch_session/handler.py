@@ -5,7 +5,7 @@ The user says which partitions it wants and from where (`want`, `unwant`), at an
 
     request = handler.next_request()
     response = ...send request.fill(...)
-    answer = handler.answered(request, response)   # or handler.failed(request)
+    outcome = handler.handle_response(request, response)   # or handler.handle_error(request)
 
 What was said stays said: only what changed since the server was last told goes into an incremental request, so that a
 request costs O(changed). Whatever goes wrong makes the next request a full one; it carries the positions that are
@@ -73,7 +73,7 @@ class SessionRequest(NamedTuple):
         )
 
 
-class Answered(NamedTuple):
+class FetchedPartition(NamedTuple):
     """A partition in an accepted response, under the names that the user gave."""
 
     topic: str
@@ -83,7 +83,7 @@ class Answered(NamedTuple):
     data: m.PartitionData
 
 
-class Answer(NamedTuple):
+class SessionResponse(NamedTuple):
     """What a response means.
 
     - `is_accepted`: `partitions` are the news; all others of the session have none. Otherwise there are no partitions.
@@ -95,7 +95,7 @@ class Answer(NamedTuple):
     is_accepted: bool
     error: ErrorCode = ErrorCode.NONE
     again_at_once: bool = False
-    partitions: list[Answered] = []  # noqa: RUF012 - never changed
+    partitions: list[FetchedPartition] = []  # noqa: RUF012 - never changed
 
 
 class FetchSessionHandler:
@@ -168,7 +168,7 @@ class FetchSessionHandler:
     def next_request(self) -> SessionRequest:
         """The next one to send: O(changed), or all partitions. One that is under way counts as failed."""
         if self._in_flight is not None:
-            self.failed(self._in_flight)
+            self.handle_error(self._in_flight)
         self._is_closed = False
         by_id = not self._without_id
         if self._epoch > INITIAL_EPOCH and by_id is not self._by_id:
@@ -214,26 +214,26 @@ class FetchSessionHandler:
         groups = groupby(partitions, key=self._wire_topic)
         return [m.FetchTopic(*topic, [wanted.asked for wanted in group]) for topic, group in groups]
 
-    # -- answers
+    # -- responses
 
-    def answered(self, request: SessionRequest, response: m.FetchResponse) -> Answer:
+    def handle_response(self, request: SessionRequest, response: m.FetchResponse) -> SessionResponse:
         """Take the response to `request`; one that comes too late, or twice, is not accepted and changes nothing."""
         if request is not self._in_flight:
             if self._is_closed and request.is_full and not response.error_code and response.session_id > 0:
                 self._session_id = response.session_id  # for another `close`
-            return Answer(False, again_at_once=True)
+            return SessionResponse(False, again_at_once=True)
         self._in_flight = None
         if response.error_code:
             error = ErrorCode.of(response.error_code)
             if error is ErrorCode.FETCH_SESSION_ID_NOT_FOUND:
                 self._session_id = INVALID_SESSION_ID
             self._reset(error.name)
-            return Answer(False, error, not request.is_full)
+            return SessionResponse(False, error, not request.is_full)
         if request.is_full:
-            return self._full_answer(response)
-        return self._incremental_answer(response)
+            return self._full_response(response)
+        return self._incremental_response(response)
 
-    def _full_answer(self, response: m.FetchResponse) -> Answer:
+    def _full_response(self, response: m.FetchResponse) -> SessionResponse:
         partitions = self._match(response)
         # Whatever comes of this response: the session of before is closed, and this is the one that there is now.
         if self._first_epoch == INITIAL_EPOCH:
@@ -244,15 +244,15 @@ class FetchSessionHandler:
                 self._reset(MALFORMED)
             else:
                 self._epoch = self._first_epoch
-            return Answer(False)
+            return SessionResponse(False)
         self._epoch = next_epoch(INITIAL_EPOCH) if self._session_id else self._first_epoch
         return self._accept(partitions)
 
-    def _incremental_answer(self, response: m.FetchResponse) -> Answer:
+    def _incremental_response(self, response: m.FetchResponse) -> SessionResponse:
         partitions = self._match(response)
         if partitions is None or response.session_id not in (INVALID_SESSION_ID, self._session_id):
             self._reset(MALFORMED)
-            return Answer(False, again_at_once=True)
+            return SessionResponse(False, again_at_once=True)
         if response.session_id == INVALID_SESSION_ID:  # its last partition was forgotten (227-06)
             self._session_id = INVALID_SESSION_ID
             self._epoch = self._first_epoch
@@ -260,9 +260,9 @@ class FetchSessionHandler:
             self._epoch = next_epoch(self._epoch)
         return self._accept(partitions)
 
-    def _match(self, response: m.FetchResponse) -> list[Answered] | None:
+    def _match(self, response: m.FetchResponse) -> list[FetchedPartition] | None:
         """The response's partitions, None if it has one twice or one that the server was not told of."""
-        found: dict[_Key, Answered] = {}
+        found: dict[_Key, FetchedPartition] = {}
         count = 0
         for topic in response.responses:
             wire_topic: bytes | str = topic.topic_id if self._by_id else topic.topic
@@ -271,20 +271,20 @@ class FetchSessionHandler:
                 told = self._told.get(key)
                 if told is None:
                     return None
-                found[key] = Answered(*told, data)
+                found[key] = FetchedPartition(*told, data)
                 count += 1
         return list(found.values()) if len(found) == count else None
 
-    def _accept(self, partitions: list[Answered]) -> Answer:
+    def _accept(self, partitions: list[FetchedPartition]) -> SessionResponse:
         for one in partitions:
             if one.data.records:  # to the back of the next full request (227-11)
                 key: _Key = (one.topic_id or one.topic, one.data.partition_index)
                 wanted = self._wanted.pop(key, None)
                 if wanted is not None:
                     self._wanted[key] = wanted
-        return Answer(True, partitions=partitions)
+        return SessionResponse(True, partitions=partitions)
 
-    def failed(self, request: SessionRequest) -> None:
+    def handle_error(self, request: SessionRequest) -> None:
         """There will be no response: transport failure, timeout, or the user gave up."""
         if request is self._in_flight:
             self._in_flight = None

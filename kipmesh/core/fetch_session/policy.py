@@ -11,10 +11,11 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from kipmesh.core.fetch_session.session import Session
+from kipmesh.core.fetch_session.session import Owner, Session
 from kipmesh.core.fetch_session.types import SESSION_SLOTS, UNUSED_MS_MAX
 
 
@@ -41,15 +42,6 @@ class Refusal(Enum):
     """More partitions than a session may have, also the cache's."""
 
 
-class Candidate(NamedTuple):
-    """A session that is wanted."""
-
-    privileged: bool
-    replica_id: int
-    size: int
-    """Partitions."""
-
-
 class Room(NamedTuple):
     """The decision: a refusal, or a slot, which the victim has to leave first if there is one."""
 
@@ -61,8 +53,8 @@ class Room(NamedTuple):
 class EvictionPolicy(Protocol):
     """Decides about slots. `now_ms` never goes back."""
 
-    def room(self, candidate: Candidate, now_ms: int) -> Room:
-        """Whether the candidate gets a slot, and whose."""
+    def room(self, owner: Owner, size: int, now_ms: int) -> Room:
+        """Whether a session of `size` partitions gets a slot, and whose."""
         ...
 
     def added(self, session: Session) -> None:
@@ -180,7 +172,7 @@ class AdoptedPolicy:
         self._old_consumers = BySize()
         self._old_followers = BySize()
 
-    def room(self, candidate: Candidate, now_ms: int) -> Room:
+    def room(self, owner: Owner, size: int, now_ms: int) -> Room:
         """See 227-14; the order of the branches is the order in which victims are chosen."""
         if self._slots <= 0:
             return Room(Refusal.OFF)
@@ -190,11 +182,11 @@ class AdoptedPolicy:
         if victim is not None:
             return Room(victim=victim, eviction=Eviction.INACTIVE)
         self._age(now_ms)
-        victim = self._consumers.smallest() if candidate.privileged else None
+        victim = self._consumers.smallest() if owner.privileged else None
         if victim is not None:
             return Room(victim=victim, eviction=Eviction.PRIVILEGE)
-        victim = (self._old_followers if candidate.privileged else self._old_consumers).smallest()
-        if victim is not None and victim.size < candidate.size:
+        victim = (self._old_followers if owner.privileged else self._old_consumers).smallest()
+        if victim is not None and victim.size < size:
             return Room(victim=victim, eviction=Eviction.SIZE)
         return Room(Refusal.FULL)
 
@@ -228,6 +220,7 @@ class AdoptedPolicy:
             table.remove(session)
 
 
+@dataclass(eq=False, repr=False)
 class ReservedPolicy:
     """227-15: slots for each broker, a pool for the clients, and nobody evicts who is in use.
 
@@ -235,48 +228,41 @@ class ReservedPolicy:
     have as many slots as there are numbers.
     """
 
-    def __init__(
-        self,
-        is_broker: Callable[[int], bool],
-        *,
-        slots_per_broker: int,
-        consumer_slots: int,
-        size_min: int,
-        unused_ms_max: int = UNUSED_MS_MAX,
-    ) -> None:
-        self._is_broker = is_broker
-        self._slots_per_broker = slots_per_broker
-        self._consumer_slots = consumer_slots
-        self._size_min = size_min
-        self._unused_ms_max = unused_ms_max
+    is_broker: Callable[[int], bool]
+    _: KW_ONLY
+    slots_per_broker: int
+    consumer_slots: int
+    size_min: int
+    unused_ms_max: int = UNUSED_MS_MAX
+
+    def __post_init__(self) -> None:
         self._clients = ByUse()
         self._brokers: dict[int, ByUse] = {}
         self._pools: dict[int, ByUse] = {}
         """Each session's pool: a broker's sessions stay in its pool when its registration ends."""
 
-    def _pool(self, privileged: bool, replica_id: int) -> tuple[ByUse, int]:
-        if privileged and self._is_broker(replica_id):
-            return self._brokers.get(replica_id) or ByUse(), self._slots_per_broker
-        return self._clients, self._consumer_slots
+    def _pool(self, owner: Owner) -> tuple[ByUse, int]:
+        if owner.privileged and self.is_broker(owner.replica_id):
+            return self._brokers.get(owner.replica_id) or ByUse(), self.slots_per_broker
+        return self._clients, self.consumer_slots
 
-    def room(self, candidate: Candidate, now_ms: int) -> Room:
-        """A slot of the candidate's own pool, free or of one that was unused for too long."""
-        pool, slots = self._pool(candidate.privileged, candidate.replica_id)
+    def room(self, owner: Owner, size: int, now_ms: int) -> Room:
+        """A slot of the owner's own pool, free or of one that was unused for too long."""
+        pool, slots = self._pool(owner)
         if slots <= 0:
             return Room(Refusal.OFF)
-        if candidate.size < self._size_min:
+        if size < self.size_min:
             return Room(Refusal.TOO_SMALL)
         if len(pool) < slots:
             return Room()
-        victim = pool.unused(now_ms, self._unused_ms_max)
+        victim = pool.unused(now_ms, self.unused_ms_max)
         return Room(Refusal.FULL) if victim is None else Room(victim=victim, eviction=Eviction.INACTIVE)
 
     def added(self, session: Session) -> None:
         """It is in its pool."""
-        owner = session.owner
-        pool, _ = self._pool(owner.privileged, owner.replica_id)
+        pool, _ = self._pool(session.owner)
         if pool is not self._clients:
-            self._brokers[owner.replica_id] = pool
+            self._brokers[session.owner.replica_id] = pool
         self._pools[session.session_id] = pool
         pool.used(session)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from struct import Struct
 from typing import Final, NamedTuple, Protocol
 
@@ -81,41 +82,32 @@ class Owner(NamedTuple):
         return LOG_END | HIGH_WATERMARK | LOG_START | LEADERSHIP, wakes
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Session:
     """One session. It is made for a full fetch, and has no id until the cache has admitted it."""
 
-    __slots__ = (
-        "_hears",
-        "_mark",
-        "_queue",
-        "_rows",
-        "_stale",
-        "_subscriptions",
-        "_wakes",
-        "created_ms",
-        "epoch",
-        "fetch",
-        "last_used_ms",
-        "owner",
-        "session_id",
-        "terms",
-    )
+    owner: Owner
+    _subscriptions: Subscriptions
+    created_ms: int
+    last_used_ms: int = field(init=False)
+    session_id: int = 0
+    epoch: int = next_epoch(INITIAL_EPOCH)
+    """Of the next request (227-03)."""
+    fetch: RunningFetch | None = None
+    terms: tuple[int, str, int] = (0, "", -1)
+    """Isolation level, rack and broker epoch of the last request: what a read depends on beside the partition."""
+    queue: deque[Key] = field(default_factory=deque)
+    """Dirty partitions in the order of service, with keys that `take` drops."""
+    _rows: dict[Key, bytes] = field(default_factory=dict)
+    _stale: int = 0
+    _mark: bytes = field(init=False)
+    _hears: int = field(init=False)
+    _wakes: int = field(init=False)
 
-    def __init__(self, owner: Owner, subscriptions: Subscriptions, now_ms: int) -> None:
-        self.owner = owner
-        self.session_id = 0
-        self.epoch = next_epoch(INITIAL_EPOCH)
-        """Of the next request (227-03)."""
-        self.created_ms = self.last_used_ms = now_ms
-        self.fetch: RunningFetch | None = None
-        self.terms: tuple[int, str, int] = (0, "", -1)
-        """Isolation level, rack and broker epoch of the last request: what a read depends on beside the partition."""
-        self._subscriptions = subscriptions
-        self._rows: dict[Key, bytes] = {}
-        self._queue: deque[Key] = deque()
-        self._stale = 0
+    def __post_init__(self) -> None:
+        self.last_used_ms = self.created_ms
         self._mark = self.epoch.to_bytes(4, "little")
-        self._hears, self._wakes = owner.interests
+        self._hears, self._wakes = self.owner.interests
 
     # -- what it is
 
@@ -196,7 +188,7 @@ class Session:
             self._mark,
         )
         if not dirty:
-            self._queue.append(key)
+            self.queue.append(key)
 
     def forget(self, key: Key) -> None:
         """A request drops the partition."""
@@ -212,7 +204,7 @@ class Session:
         for key, row in self._rows.items():
             if row.endswith(_CLEAN):
                 self._rows[key] = row[:-4] + self._mark
-                self._queue.append(key)
+                self.queue.append(key)
 
     # -- events
 
@@ -227,18 +219,13 @@ class Session:
         if self.fetch is not None and self.fetch.marked(key, was_clean, bool(change & self._wakes)):
             return
         if was_clean:
-            self._queue.append(key)
+            self.queue.append(key)
 
     # -- the queue
 
-    @property
-    def queued(self) -> int:
-        """Length of the queue, with keys that it will drop."""
-        return len(self._queue)
-
     def take(self) -> Key | None:
-        """The next dirty partition, None if there is none left. It must come back by one of the calls below."""
-        rows, queue = self._rows, self._queue
+        """The next dirty partition, None if there is none left. It must come back to the queue if it stays dirty."""
+        rows, queue = self._rows, self.queue
         while queue:
             key = queue.popleft()
             row = rows.get(key)
@@ -247,27 +234,15 @@ class Session:
         self._stale = 0
         return None
 
-    def hold(self) -> None:
-        """A full fetch has read every partition: nothing is queued until it gives back what is dirty."""
-        self._queue.clear()
-
-    def put_first(self, keys: list[Key]) -> None:
-        """These are dirty still and are next, in this order."""
-        self._queue.extendleft(reversed(keys))
-
     def left_in_queue(self) -> None:
         """A partition was forgotten or cleaned while it is queued: `take` drops it, and too many are swept out here."""
         self._stale += 1
-        if self._stale > _STALE_MIN and self._stale * 2 > len(self._queue):
+        if self._stale > _STALE_MIN and self._stale * 2 > len(self.queue):
             rows = self._rows
-            self._queue = deque(
-                [key for key in dict.fromkeys(self._queue) if key in rows and not rows[key].endswith(_CLEAN)]
+            self.queue = deque(
+                [key for key in dict.fromkeys(self.queue) if key in rows and not rows[key].endswith(_CLEAN)]
             )
             self._stale = 0
-
-    def put_last(self, keys: Iterable[Key]) -> None:
-        """These are dirty still, behind all others."""
-        self._queue.extend(keys)
 
     def tell(self, key: Key, data: PartitionData, is_clean: bool) -> bool:
         """The answer for a partition: whether it is to be in an incremental response (227-08). Takes it as sent.
@@ -296,7 +271,7 @@ class Session:
         if fetch is not None:
             fetch.ended()
         self._rows = {}
-        self._queue.clear()
+        self.queue.clear()
 
 
 def must_react(data: PartitionData) -> bool:

@@ -15,12 +15,12 @@ member supports from CompletingRebalance on; transitions are those of `TRANSITIO
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.group.consumer_protocol import PROTOCOL_TYPE, subscribed_topics
-from kipmesh.core.group.records import GroupMetadataKey, GroupMetadataValue, GroupRecord, MemberMetadata
+from kipmesh.core.group import records
 from kipmesh.messages import JoinGroupRequestProtocol, JoinGroupResponseMember
 
 
@@ -46,49 +46,25 @@ TRANSITIONS: dict[GroupState, frozenset[GroupState]] = {
 CAN_REBALANCE = frozenset(state for state, nexts in TRANSITIONS.items() if GroupState.PREPARING_REBALANCE in nexts)
 
 
+@dataclass(slots=True, eq=False)
 class Member:
     """One member; `awaiting_join` and `awaiting_sync` are the requests it waits for, if any."""
 
-    __slots__ = (
-        "assignment",
-        "awaiting_join",
-        "awaiting_sync",
-        "client_host",
-        "client_id",
-        "group_instance_id",
-        "has_hung_up",
-        "is_new",
-        "member_id",
-        "protocols",
-        "rebalance_timeout_ms",
-        "session_timeout_ms",
-    )
-
-    def __init__(
-        self,
-        member_id: str,
-        group_instance_id: str | None,
-        client_id: str,
-        client_host: str,
-        rebalance_timeout_ms: int,
-        session_timeout_ms: int,
-        protocols: Sequence[JoinGroupRequestProtocol],
-        assignment: bytes = b"",
-    ) -> None:
-        self.member_id = member_id
-        self.group_instance_id = group_instance_id
-        self.client_id = client_id
-        self.client_host = client_host
-        self.rebalance_timeout_ms = rebalance_timeout_ms
-        self.session_timeout_ms = session_timeout_ms
-        self.protocols = _unique(protocols)
-        self.assignment = assignment
-        self.is_new = False
-        """It has had no JoinGroup response yet, and so cannot send heartbeats."""
-        self.has_hung_up = False
-        """It does not wait for the answer to its JoinGroup any more: it may be dead."""
-        self.awaiting_join: int | None = None
-        self.awaiting_sync: int | None = None
+    member_id: str
+    group_instance_id: str | None
+    client_id: str
+    client_host: str
+    rebalance_timeout_ms: int
+    session_timeout_ms: int
+    protocols: Mapping[str, bytes]
+    """Name -> metadata, in the member's order of preference (`unique`)."""
+    assignment: bytes = b""
+    is_new: bool = field(default=False, init=False)
+    """It has had no JoinGroup response yet, and so cannot send heartbeats."""
+    has_hung_up: bool = field(default=False, init=False)
+    """It does not wait for the response to its JoinGroup any more: it may be dead."""
+    awaiting_join: int | None = field(default=None, init=False)
+    awaiting_sync: int | None = field(default=None, init=False)
 
     @property
     def needs_no_heartbeat(self) -> bool:
@@ -97,18 +73,15 @@ class Member:
 
     def matches(self, protocols: Sequence[JoinGroupRequestProtocol]) -> bool:
         """Whether it supports the same protocols with the same metadata in the same order."""
-        return list(self.protocols.items()) == list(_unique(protocols).items())
-
-    def metadata(self, protocol_name: str) -> bytes:
-        """Its metadata for a protocol that it supports."""
-        return self.protocols[protocol_name]
+        return list(self.protocols.items()) == list(unique(protocols).items())
 
 
-def _unique(protocols: Sequence[JoinGroupRequestProtocol]) -> dict[str, bytes]:
-    unique: dict[str, bytes] = {}
+def unique(protocols: Sequence[JoinGroupRequestProtocol]) -> dict[str, bytes]:
+    """Name -> metadata, of the first of each name."""
+    found: dict[str, bytes] = {}
     for protocol in protocols:
-        unique.setdefault(protocol.name, protocol.metadata)
-    return unique
+        found.setdefault(protocol.name, protocol.metadata)
+    return found
 
 
 class ClassicGroup:
@@ -136,10 +109,11 @@ class ClassicGroup:
         """During the first rebalance: the present wait for more members, and what may be left after it."""
         self.subscribed_topics: frozenset[str] | None = None
         """The topics of all subscriptions; None where they are not known."""
-        self._static: dict[str, str] = {}
+        self.static_members: dict[str, str] = {}
+        """`group.instance.id` -> member id."""
 
     @classmethod
-    def from_record(cls, group_id: str, value: GroupMetadataValue) -> ClassicGroup:
+    def from_record(cls, group_id: str, value: records.GroupMetadataValue) -> ClassicGroup:
         """The group as its last record says: Stable with its members, or Empty."""
         group = cls(group_id, value.current_state_timestamp)
         group.generation_id = value.generation
@@ -147,7 +121,6 @@ class ClassicGroup:
         group.protocol_name = value.protocol
         for member in value.members:
             timeout_ms = member.session_timeout if member.rebalance_timeout == -1 else member.rebalance_timeout
-            protocols = [JoinGroupRequestProtocol(value.protocol or "", member.subscription)]
             group._put(
                 Member(
                     member.member_id,
@@ -156,7 +129,7 @@ class ClassicGroup:
                     member.client_host,
                     timeout_ms,
                     member.session_timeout,
-                    protocols,
+                    {value.protocol or "": member.subscription},
                     member.assignment,
                 )
             )
@@ -176,7 +149,7 @@ class ClassicGroup:
     @property
     def is_consumer(self) -> bool:
         """Whether its members speak the consumers' protocol."""
-        return self.protocol_type == PROTOCOL_TYPE
+        return self.protocol_type == records.PROTOCOL_TYPE
 
     @property
     def has_all_joined(self) -> bool:
@@ -193,14 +166,10 @@ class ClassicGroup:
         """The longest of the members'."""
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
 
-    def static_member_id(self, group_instance_id: str) -> str | None:
-        """Who has that name."""
-        return self._static.get(group_instance_id)
-
     def check_member(self, member_id: str, group_instance_id: str | None) -> ErrorCode:
         """UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID where another has taken the name since."""
         if group_instance_id is not None:
-            existing = self._static.get(group_instance_id)
+            existing = self.static_members.get(group_instance_id)
             if existing is None:
                 return ErrorCode.UNKNOWN_MEMBER_ID
             if existing != member_id:
@@ -249,7 +218,7 @@ class ClassicGroup:
             return None
         topics: set[str] = set()
         for member in self.members.values():
-            found = subscribed_topics(member.protocols.get(self.protocol_name or "", b""))
+            found = records.subscribed_topics(member.protocols.get(self.protocol_name or "", b""))
             if found is None:
                 return None
             topics |= found
@@ -259,36 +228,35 @@ class ClassicGroup:
         """What the leader is told of the members."""
         assert self.protocol_name is not None
         return [
-            JoinGroupResponseMember(member.member_id, member.group_instance_id, member.metadata(self.protocol_name))
+            JoinGroupResponseMember(member.member_id, member.group_instance_id, member.protocols[self.protocol_name])
             for member in self.members.values()
         ]
 
-    def record(self, assignment: dict[str, bytes]) -> GroupRecord:
+    def record(self, assignment: dict[str, bytes]) -> records.GroupRecord:
         """The record of the present generation with this assignment (member id -> bytes)."""
-        members = tuple(
-            [
-                MemberMetadata(
-                    member.member_id,
-                    member.group_instance_id,
-                    member.client_id,
-                    member.client_host,
-                    member.rebalance_timeout_ms,
-                    member.session_timeout_ms,
-                    member.metadata(self.protocol_name or ""),
-                    assignment.get(member.member_id, b""),
-                )
-                for member in self.members.values()
-            ]
-        )
-        return GroupRecord(
-            GroupMetadataKey(self.group_id),
-            GroupMetadataValue(
+        name = self.protocol_name or ""
+        members = [
+            records.MemberMetadata(
+                member.member_id,
+                member.group_instance_id,
+                member.client_id,
+                member.client_host,
+                member.rebalance_timeout_ms,
+                member.session_timeout_ms,
+                member.protocols[name],
+                assignment.get(member.member_id, b""),
+            )
+            for member in self.members.values()
+        ]
+        return records.GroupRecord(
+            records.GroupMetadataKey(self.group_id),
+            records.GroupMetadataValue(
                 self.protocol_type or "",
                 self.generation_id,
                 self.protocol_name,
                 self.leader_id,
                 self.current_state_timestamp,
-                members,
+                tuple(members),
             ),
         )
 
@@ -313,13 +281,13 @@ class ClassicGroup:
     def _put(self, member: Member) -> None:
         self.members[member.member_id] = member
         if member.group_instance_id is not None:
-            self._static[member.group_instance_id] = member.member_id
+            self.static_members[member.group_instance_id] = member.member_id
 
     def remove(self, member_id: str) -> None:
         """A member, or one that was announced, is gone; another one leads."""
         member = self.members.pop(member_id, None)
         if member is not None and member.group_instance_id is not None:
-            self._static.pop(member.group_instance_id, None)
+            self.static_members.pop(member.group_instance_id, None)
         if self.leader_id == member_id:
             self.leader_id = next(iter(self.members), None)
         self.pending_join.discard(member_id)
@@ -327,38 +295,17 @@ class ClassicGroup:
 
     def replace_static(self, group_instance_id: str, new_member_id: str) -> Member:
         """The member of that name gets a new id, and keeps its place, its assignment and the lead if it had it."""
-        old = self.members[self._static[group_instance_id]]
-        new = Member(
-            new_member_id,
-            group_instance_id,
-            old.client_id,
-            old.client_host,
-            old.rebalance_timeout_ms,
-            old.session_timeout_ms,
-            [JoinGroupRequestProtocol(*item) for item in old.protocols.items()],
-            old.assignment,
-        )
+        old = self.members[self.static_members[group_instance_id]]
+        new = replace(old, member_id=new_member_id)
         self.members = {
             new_member_id if key == old.member_id else key: new if key == old.member_id else member
             for key, member in self.members.items()
         }
-        self._static[group_instance_id] = new_member_id
+        self.static_members[group_instance_id] = new_member_id
         if self.leader_id == old.member_id:
             self.leader_id = new_member_id
         self.pending_sync.discard(old.member_id)
         return new
-
-    def update(
-        self,
-        member: Member,
-        protocols: Sequence[JoinGroupRequestProtocol],
-        rebalance_timeout_ms: int,
-        session_timeout_ms: int,
-    ) -> None:
-        """What a member says of itself when it joins again."""
-        member.protocols = _unique(protocols)
-        member.rebalance_timeout_ms = rebalance_timeout_ms
-        member.session_timeout_ms = session_timeout_ms
 
     def elect_joined_leader(self) -> bool:
         """See to it that the leader is one that has joined; whether there is one.

@@ -14,24 +14,25 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Collection
-from functools import partial
+from collections.abc import Callable, Collection
+from typing import ParamSpec
 
 from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.group.book import Book
+from kipmesh.core.group import rebalances
 from kipmesh.core.group.classic import GroupState
+from kipmesh.core.group.coordinator_state import CoordinatorState
 from kipmesh.core.group.membership import Membership
-from kipmesh.core.group.offsets import Offsets, tombstones
-from kipmesh.core.group.rebalances import HEARTBEAT, JOIN, Rebalances
-from kipmesh.core.group.records import GroupMetadataKey, GroupRecord
+from kipmesh.core.group.offsets import Offsets
 from kipmesh.core.group.table import GroupTable
-from kipmesh.core.group.types import Client, Decision, Instant, Settings
+from kipmesh.core.group.types import Decision, Instant, Settings
 
 GROUP_METADATA_TOPIC = "__consumer_offsets"
 INTERNAL_TOPICS = frozenset({GROUP_METADATA_TOPIC})
 """Topics that brokers write for themselves: clients may read them, and not produce to them."""
 GROUP_TYPE = "classic"
+
+Event = ParamSpec("Event")
 
 
 def partition_for(group_id: str, partitions: int) -> int:
@@ -47,87 +48,70 @@ class GroupCoordinator:
     """The groups of one partition."""
 
     def __init__(self, settings: Settings, table: GroupTable) -> None:
-        self._book = Book(settings, table)
-        self._rebalances = Rebalances(self._book)
-        self._membership = Membership(self._book, self._rebalances)
-        self._offsets = Offsets(self._book, self._rebalances)
-
-    @property
-    def table(self) -> GroupTable:
+        state = self._state = CoordinatorState(settings, table)
+        self._rebalances = rebalances.Rebalances(state)
+        membership, offsets = Membership(state, self._rebalances), Offsets(state, self._rebalances)
+        self.table = table
         """What is committed."""
-        return self._book.table
+        self.next_deadline_ms = state.timers.next_deadline_ms
+        """When, by the monotonic clock, `tick` is due."""
+        # The events: those of members, of offsets, of groups and of writes.
+        self.join = self._event(membership.join)
+        self.sync = self._event(membership.sync)
+        self.heartbeat = self._event(membership.heartbeat)
+        self.leave = self._event(membership.leave)
+        self.commit = self._event(offsets.commit)
+        self.fetch = self._event(offsets.fetch)
+        self.delete_offsets = self._event(offsets.delete)
+        self.topics_deleted = self._event(offsets.topics_deleted)
+        self.expire_offsets = self._event(offsets.expire)
+        self.delete_group = self._event(offsets.delete_group)
+        self.committed = self._event(state.committed)
+        self.failed = self._event(state.failed)
+
+    def _event(self, step: Callable[Event, None]) -> Callable[Event, Decision]:
+        """A step of one of the parts as an event: with what it writes and answers."""
+
+        def event(*args: Event.args, **values: Event.kwargs) -> Decision:
+            step(*args, **values)
+            return self._state.take()
+
+        return event
 
     def loaded(self, now: Instant) -> Decision:
         """The first event: sessions begin now."""
-        for group_id, value in self._book.table.groups.items():
-            group = self._book.group(group_id) if value.members else None
+        for group_id, value in self.table.groups.items():
+            group = self._state.group(group_id) if value.members else None
             if group is not None:
                 self._rebalances.loaded(group, now)
-        return self._book.take()
+        return self._state.take()
 
     def unloaded(self, now: Instant) -> Decision:
-        """The last event: this broker does not lead the partition any more. Whoever waits is told NOT_COORDINATOR."""
-        self._book.is_closed = True
-        for group in self._book.live.values():
+        """The last event: this broker does not lead the partition any more. Waiting requests get NOT_COORDINATOR."""
+        self._state.is_closed = True
+        for group in self._state.live.values():
             self._rebalances.unloaded(group, now)
-        self._book.abandon(ErrorCode.NOT_COORDINATOR, now)
-        return self._book.take()
+        self._state.abandon(ErrorCode.NOT_COORDINATOR, now)
+        return self._state.take()
 
-    # --- members ---------------------------------------------------------------------------------------------------
-
-    def join(self, request: m.JoinGroupRequest, client: Client, unique: str, request_id: int, now: Instant) -> Decision:
-        """JoinGroup (API key 11); `unique` makes a new member's id unique."""
-        self._membership.join(request, client, unique, request_id, now)
-        return self._book.take()
+    def tick(self, now: Instant) -> Decision:
+        """Whatever is due."""
+        while (name := self._state.timers.pop_due(now.monotonic_ms)) is not None:
+            match name:
+                case (rebalances.HEARTBEAT, group_id, member_id):
+                    self._rebalances.session_over(group_id, member_id, now)
+                case (rebalances.JOIN, group_id):
+                    self._rebalances.join_over(group_id, now)
+                case (rebalances.SYNC, group_id):
+                    self._rebalances.sync_over(group_id, now)
+        return self._state.take()
 
     def hung_up(self, group_id: str, request_id: int) -> None:
         """Who sent that JoinGroup waits for the answer no more: it keeps its place, but is not to lead."""
-        group = self._book.live.get(group_id)
+        group = self._state.live.get(group_id)
         for member in group.members.values() if group is not None else ():
             if member.awaiting_join == request_id:
                 member.has_hung_up = True
-
-    def sync(self, request: m.SyncGroupRequest, request_id: int, now: Instant) -> Decision:
-        """SyncGroup (API key 14)."""
-        self._membership.sync(request, request_id, now)
-        return self._book.take()
-
-    def heartbeat(self, request: m.HeartbeatRequest, request_id: int, now: Instant) -> Decision:
-        """Heartbeat (API key 12)."""
-        self._membership.heartbeat(request, request_id, now)
-        return self._book.take()
-
-    def leave(self, request: m.LeaveGroupRequest, request_id: int, now: Instant) -> Decision:
-        """LeaveGroup (API key 13)."""
-        self._membership.leave(request, request_id, now)
-        return self._book.take()
-
-    # --- offsets ---------------------------------------------------------------------------------------------------
-
-    def commit(self, request: m.OffsetCommitRequest, request_id: int, now: Instant) -> Decision:
-        """OffsetCommit (API key 8)."""
-        self._offsets.commit(request, request_id, now)
-        return self._book.take()
-
-    def fetch(self, request: m.OffsetFetchRequestGroup, request_id: int) -> Decision:
-        """One group of an OffsetFetch (API key 9)."""
-        self._offsets.fetch(request, request_id)
-        return self._book.take()
-
-    def delete_offsets(self, request: m.OffsetDeleteRequest, request_id: int, now: Instant) -> Decision:
-        """OffsetDelete (API key 47)."""
-        self._offsets.delete(request, request_id, now)
-        return self._book.take()
-
-    def topics_deleted(self, names: Collection[str], now: Instant) -> Decision:
-        """Topics are gone: so are their offsets."""
-        self._offsets.topics_deleted(frozenset(names), now)
-        return self._book.take()
-
-    def expire_offsets(self, now: Instant) -> Decision:
-        """Every `offsets.retention.check.interval.ms`."""
-        self._offsets.expire(now)
-        return self._book.take()
 
     # --- groups ----------------------------------------------------------------------------------------------------
 
@@ -137,15 +121,15 @@ class GroupCoordinator:
         if types and GROUP_TYPE not in {type_.lower() for type_ in types}:
             return []
         listed = []
-        for group_id in dict.fromkeys([*self._book.table.group_ids(), *self._book.live]):
-            group = self._book.group(group_id)
+        for group_id in dict.fromkeys([*self.table.group_ids(), *self._state.live]):
+            group = self._state.group(group_id)
             if group is not None and (not wanted or group.state.value.lower() in wanted):
                 listed.append(m.ListedGroup(group_id, group.protocol_type or "", group.state.value, GROUP_TYPE))
         return listed
 
     def describe(self, group_id: str) -> m.DescribedGroup:
         """One group of DescribeGroups (API key 15); a group that there is not is Dead, which is no error."""
-        group = self._book.group(group_id)
+        group = self._state.group(group_id)
         if group is None:
             return m.DescribedGroup(group_id=group_id, group_state=GroupState.DEAD.value)
         is_stable = group.state is GroupState.STABLE
@@ -163,64 +147,10 @@ class GroupCoordinator:
         ]
         return m.DescribedGroup(0, None, group_id, group.state.value, group.protocol_type or "", name or "", members)
 
-    def delete_group(self, group_id: str, request_id: int, now: Instant) -> Decision:
-        """One group of DeleteGroups (API key 42): answered with a DeletableGroupResult."""
-        self._delete_group(group_id, request_id, now)
-        return self._book.take()
-
-    def _delete_group(self, group_id: str, request_id: int, now: Instant) -> None:
-        book = self._book
-        if book.is_busy(group_id) and not book.is_closed:
-            book.when_quiet(group_id, partial(self._delete_group, group_id, request_id), now)
-            return
-        group = book.group(group_id)
-        code = ErrorCode.NONE
-        if book.is_closed:
-            code = ErrorCode.NOT_COORDINATOR
-        elif group is None:
-            code = ErrorCode.GROUP_ID_NOT_FOUND
-        elif not group.is_empty:
-            code = ErrorCode.NON_EMPTY_GROUP
-        if code:
-            book.answer(request_id, m.DeletableGroupResult(group_id, code))
-            return
-        records = tombstones(group_id, list(book.table.offsets(group_id)))
-        records.append(GroupRecord(GroupMetadataKey(group_id), None))
-        self._offsets.delete_group(
-            group_id, records, lambda code: book.answer(request_id, m.DeletableGroupResult(group_id, code))
-        )
-
-    # --- writes and time -------------------------------------------------------------------------------------------
-
-    def committed(self, write_id: int, now: Instant) -> Decision:
-        """A write is below the high watermark; writes are reported in their order."""
-        self._book.committed(write_id, now)
-        return self._book.take()
-
-    def failed(self, write_id: int, code: ErrorCode, now: Instant, *, may_commit: bool = False) -> Decision:
-        """A write was refused; or, with `may_commit`, it was appended and takes too long, and is reported once more."""
-        self._book.failed(write_id, code, now, may_commit=may_commit)
-        return self._book.take()
-
-    def next_deadline_ms(self) -> int | None:
-        """When, by the monotonic clock, `tick` is due."""
-        return self._book.timers.next_deadline_ms()
-
-    def tick(self, now: Instant) -> Decision:
-        """Whatever is due."""
-        while (name := self._book.timers.pop_due(now.monotonic_ms)) is not None:
-            if name[0] == HEARTBEAT:
-                self._rebalances.session_over(name[1], name[2], now)
-            elif name[0] == JOIN:
-                self._rebalances.join_over(name[1], now)
-            else:
-                self._rebalances.sync_over(name[1], now)
-        return self._book.take()
-
     def group_states(self) -> Counter[GroupState]:
         """How many groups are in which state."""
-        states = Counter(group.state for group in self._book.live.values())
-        sleeping = sum(group_id not in self._book.live for group_id in self._book.table.group_ids())
+        states = Counter(group.state for group in self._state.live.values())
+        sleeping = sum(group_id not in self._state.live for group_id in self.table.group_ids())
         if sleeping:
             states[GroupState.EMPTY] += sleeping
         return states

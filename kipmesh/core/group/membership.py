@@ -9,11 +9,12 @@ that was replaced (KIP-345) is answered FENCED_INSTANCE_ID, one of an older gene
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.group.book import Book
-from kipmesh.core.group.classic import ClassicGroup, GroupState, Member
+from kipmesh.core.group.classic import ClassicGroup, GroupState, Member, unique
+from kipmesh.core.group.coordinator_state import CoordinatorState
 from kipmesh.core.group.rebalances import HEARTBEAT, SYNC, Rebalances
 from kipmesh.core.group.records import GroupMetadataKey, GroupRecord
 from kipmesh.core.group.types import Client, Instant
@@ -27,47 +28,62 @@ def is_too_long(*names: str | None) -> bool:
     return any(name is not None and len(name.encode()) > TEXT_BYTES_MAX for name in names)
 
 
-class Membership:
-    """Who is in which group; `book` has the groups."""
+class _Join(NamedTuple):
+    """A JoinGroup request that is not answered yet."""
 
-    def __init__(self, book: Book, rebalances: Rebalances) -> None:
-        self._book = book
+    request: m.JoinGroupRequest
+    client: Client
+    unique: str
+    """A text that no other member's id has, should this one get an id."""
+    request_id: int
+
+
+class Membership:
+    """Who is in which group; `state` has the groups."""
+
+    def __init__(self, state: CoordinatorState, rebalances: Rebalances) -> None:
+        self._state = state
         self._rebalances = rebalances
 
     # --- joining ---------------------------------------------------------------------------------------------------
 
     def join(self, request: m.JoinGroupRequest, client: Client, unique: str, request_id: int, now: Instant) -> None:
-        """JoinGroup; `unique` is a text that no other member's id has, should this one get an id."""
-        book, group_id, member_id = self._book, request.group_id, request.member_id
-        code = self._refusal(request, client)
+        """JoinGroup (API key 11); `unique` makes a new member's id unique."""
+        self._join(_Join(request, client, unique, request_id), now)
+
+    def _join(self, join: _Join, now: Instant) -> None:
+        state, request, group_id, member_id = self._state, join.request, join.request.group_id, join.request.member_id
+        code = self._refusal(request, join.client)
         if code:
-            book.answer(request_id, m.JoinGroupResponse(error_code=code, member_id=member_id))
+            self._refuse(join, code)
             return
-        if group_id in book.deleting:
-            book.when_quiet(group_id, partial(self.join, request, client, unique, request_id), now)
+        if group_id in state.deleting:
+            state.when_quiet(group_id, partial(self._join, join), now)
             return
-        group = book.group(group_id)
+        group = state.group(group_id)
         if group is None and member_id:
-            book.answer(request_id, m.JoinGroupResponse(error_code=ErrorCode.UNKNOWN_MEMBER_ID, member_id=member_id))
+            self._refuse(join, ErrorCode.UNKNOWN_MEMBER_ID)
             return
         if group is None:
-            group = book.live[group_id] = ClassicGroup(group_id, now.wall_ms)
+            group = state.live[group_id] = ClassicGroup(group_id, now.wall_ms)
         if not self._has_room(group, member_id):
             group.remove(member_id)
-            book.timers.cancel((HEARTBEAT, group_id, member_id))
-            book.answer(request_id, m.JoinGroupResponse(error_code=ErrorCode.GROUP_MAX_SIZE_REACHED))
+            state.timers.cancel((HEARTBEAT, group_id, member_id))
+            state.answer(join.request_id, m.JoinGroupResponse(error_code=ErrorCode.GROUP_MAX_SIZE_REACHED))
         elif not group.supports(request.protocol_type, request.protocols):
-            code = ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-            book.answer(request_id, m.JoinGroupResponse(error_code=code, member_id=member_id))
+            self._refuse(join, ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         elif member_id:
-            self._join_again(group, request, client, request_id, now)
+            self._join_again(group, join, now)
         else:
-            self._join_first(group, request, client, unique, request_id, now)
-        book.forget_if_unused(group_id)
+            self._join_first(group, join, now)
+        state.forget_if_unused(group_id)
+
+    def _refuse(self, join: _Join, code: ErrorCode) -> None:
+        self._state.answer(join.request_id, m.JoinGroupResponse(error_code=code, member_id=join.request.member_id))
 
     def _refusal(self, request: m.JoinGroupRequest, client: Client) -> ErrorCode:
-        settings = self._book.settings
-        if self._book.is_closed:
+        settings = self._state.settings
+        if self._state.is_closed:
             return ErrorCode.NOT_COORDINATOR
         if not request.group_id or is_too_long(request.group_id):
             return ErrorCode.INVALID_GROUP_ID
@@ -80,46 +96,35 @@ class Membership:
 
     def _has_room(self, group: ClassicGroup, member_id: str) -> bool:
         """While a group is rebalanced those who wait count, so that the last to come back go when it is too large."""
-        limit, member = self._book.settings.group_max_size, group.members.get(member_id)
+        limit, member = self._state.settings.group_max_size, group.members.get(member_id)
         if group.state is GroupState.EMPTY:
             return True
         if group.state is GroupState.PREPARING_REBALANCE:
             return (member is not None and member.awaiting_join is not None) or group.awaiting_join_count < limit
         return member is not None or len(group.members) < limit
 
-    def _join_first(
-        self,
-        group: ClassicGroup,
-        request: m.JoinGroupRequest,
-        client: Client,
-        unique: str,
-        request_id: int,
-        now: Instant,
-    ) -> None:
-        instance_id = request.group_instance_id
-        new_id = f"{client.client_id if instance_id is None else instance_id}-{unique}"
-        if instance_id is not None and group.static_member_id(instance_id) is not None:
-            self._replace(group, request, instance_id, new_id, client, request_id, now)
-        elif instance_id is None and client.requires_member_id:
+    def _join_first(self, group: ClassicGroup, join: _Join, now: Instant) -> None:
+        request, instance_id = join.request, join.request.group_instance_id
+        new_id = f"{join.client.client_id if instance_id is None else instance_id}-{join.unique}"
+        if instance_id in group.static_members:
+            self._replace(group, join, new_id, now)
+        elif instance_id is None and join.client.requires_member_id:
             group.pending_join.add(new_id)
-            within_ms = min(request.session_timeout_ms, self._book.settings.pending_join_timeout_ms)
+            within_ms = min(request.session_timeout_ms, self._state.settings.pending_join_timeout_ms)
             self._rebalances.expect_heartbeat(group, new_id, within_ms, now)
-            code = ErrorCode.MEMBER_ID_REQUIRED
-            self._book.answer(request_id, m.JoinGroupResponse(error_code=code, member_id=new_id))
+            response = m.JoinGroupResponse(error_code=ErrorCode.MEMBER_ID_REQUIRED, member_id=new_id)
+            self._state.answer(join.request_id, response)
         else:
-            self._add(group, request, new_id, client, request_id, now)
+            self._add(group, join, new_id, now)
 
-    def _join_again(
-        self, group: ClassicGroup, request: m.JoinGroupRequest, client: Client, request_id: int, now: Instant
-    ) -> None:
-        member_id = request.member_id
+    def _join_again(self, group: ClassicGroup, join: _Join, now: Instant) -> None:
+        request, member_id = join.request, join.request.member_id
         if member_id in group.pending_join and request.group_instance_id is None:
-            self._add(group, request, member_id, client, request_id, now)
+            self._add(group, join, member_id, now)
             return
         code = group.check_member(member_id, request.group_instance_id)
         if code or group.state is GroupState.EMPTY:
-            code = code or ErrorCode.UNKNOWN_MEMBER_ID
-            self._book.answer(request_id, m.JoinGroupResponse(error_code=code, member_id=member_id))
+            self._refuse(join, code or ErrorCode.UNKNOWN_MEMBER_ID)
             return
         member = group.members[member_id]
         is_same = member.matches(request.protocols)
@@ -127,73 +132,62 @@ class Membership:
             # The leader asks for a rebalance by joining: topics may have changed, which nobody's metadata says.
             is_same = is_same and group.leader_id != member_id
         if is_same and group.state is not GroupState.PREPARING_REBALANCE:
-            self._book.answer(request_id, self._rebalances.joined(group, member))
+            self._state.answer(join.request_id, self._rebalances.joined(group, member))
             return
-        group.update(member, request.protocols, _rebalance_timeout_ms(request), request.session_timeout_ms)
-        self._rebalances.park_join(member, request_id)
+        self._update(member, join)
         self._rebalances.rebalance(group, now)
 
-    def _add(
-        self,
-        group: ClassicGroup,
-        request: m.JoinGroupRequest,
-        member_id: str,
-        client: Client,
-        request_id: int,
-        now: Instant,
-    ) -> None:
+    def _update(self, member: Member, join: _Join) -> None:
+        """The member joins again: what it says of itself holds, and it waits for the next generation."""
+        member.protocols = unique(join.request.protocols)
+        member.rebalance_timeout_ms = _rebalance_timeout_ms(join.request)
+        member.session_timeout_ms = join.request.session_timeout_ms
+        self._rebalances.park_join(member, join.request_id)
+
+    def _add(self, group: ClassicGroup, join: _Join, member_id: str, now: Instant) -> None:
+        request = join.request
         member = Member(
             member_id,
             request.group_instance_id,
-            client.client_id,
-            client.host,
+            join.client.client_id,
+            join.client.host,
             _rebalance_timeout_ms(request),
             request.session_timeout_ms,
-            request.protocols,
+            unique(request.protocols),
         )
         member.is_new = True
         if group.state is GroupState.PREPARING_REBALANCE and group.previous_state is GroupState.EMPTY:
             group.new_member_added = True
         group.add(member, request.protocol_type)
-        self._rebalances.park_join(member, request_id)
-        self._rebalances.expect_heartbeat(group, member_id, self._book.settings.new_member_join_timeout_ms, now)
+        self._rebalances.park_join(member, join.request_id)
+        self._rebalances.expect_heartbeat(group, member_id, self._state.settings.new_member_join_timeout_ms, now)
         self._rebalances.rebalance(group, now)
 
-    def _replace(
-        self,
-        group: ClassicGroup,
-        request: m.JoinGroupRequest,
-        instance_id: str,
-        new_id: str,
-        client: Client,
-        request_id: int,
-        now: Instant,
-    ) -> None:
+    def _replace(self, group: ClassicGroup, join: _Join, new_id: str, now: Instant) -> None:
         """A static member came back without its id: it gets a new one, and who has the old one is fenced."""
-        old_id, leader_before = group.static_member_id(instance_id), group.leader_id
-        assert old_id is not None
+        instance_id = join.request.group_instance_id or ""
+        old_id, leader_before = group.static_members[instance_id], group.leader_id
         self._rebalances.dismiss(group.members[old_id], ErrorCode.FENCED_INSTANCE_ID)
-        self._book.timers.cancel((HEARTBEAT, group.group_id, old_id))
+        self._state.timers.cancel((HEARTBEAT, group.group_id, old_id))
         member = group.replace_static(instance_id, new_id)
-        group.update(member, request.protocols, _rebalance_timeout_ms(request), request.session_timeout_ms)
-        self._rebalances.park_join(member, request_id)
+        self._update(member, join)
         self._rebalances.expect_heartbeat(group, new_id, member.session_timeout_ms, now)
         if group.state is GroupState.STABLE and group.select_protocol() == group.protocol_name:
             assignment = {one.member_id: one.assignment for one in group.members.values()}
-            outcome = partial(self._replaced, group, member, group.generation_id, client, leader_before or "")
-            self._book.write(group.group_id, [group.record(assignment)], outcome)
+            outcome = partial(self._replaced, group, member, group.generation_id, join.client, leader_before or "")
+            self._state.write(group.group_id, [group.record(assignment)], outcome)
+            return
+        self._state.when_quiet(group.group_id, partial(self._keep_name, group, instance_id), now)
+        if group.state is GroupState.COMPLETING_REBALANCE:
+            # The leader may assign to the old id already, which is nobody now.
+            self._rebalances.prepare(group, now)
         else:
-            self._book.when_quiet(group.group_id, partial(self._keep_name, group, instance_id), now)
-            if group.state is GroupState.COMPLETING_REBALANCE:
-                # The leader may assign to the old id already, which is nobody now.
-                self._rebalances.prepare(group, now)
-            else:
-                self._rebalances.rebalance(group, now)
+            self._rebalances.rebalance(group, now)
 
     def _keep_name(self, group: ClassicGroup, instance_id: str, now: Instant) -> None:
         """Between generations: the last one's record gets the new id, or the next coordinator would fence it."""
-        value, new_id = self._book.table.groups.get(group.group_id), group.static_member_id(instance_id)
-        if self._book.is_closed or value is None or new_id is None:
+        value, new_id = self._state.table.groups.get(group.group_id), group.static_members.get(instance_id)
+        if self._state.is_closed or value is None or new_id is None:
             return
         old = next((one for one in value.members if one.group_instance_id == instance_id), None)
         if old is None or old.member_id == new_id:
@@ -201,7 +195,7 @@ class Membership:
         members = tuple([one._replace(member_id=new_id) if one is old else one for one in value.members])
         leader = new_id if value.leader == old.member_id else value.leader
         record = GroupRecord(GroupMetadataKey(group.group_id), value._replace(members=members, leader=leader))
-        self._book.write(group.group_id, [record])
+        self._state.write(group.group_id, [record])
 
     def _replaced(
         self,
@@ -216,33 +210,33 @@ class Membership:
         is_current = group.members.get(member.member_id) is member and group.generation_id == generation_id
         if group.state is not GroupState.STABLE or not is_current:
             return  # the rebalance that came between has answered, or will
+        response = self._rebalances.joined(group, member)
         if code:
-            self._rebalances.answer_join(member, m.JoinGroupResponse(error_code=code))
-            self._rebalances.prepare(group, now)
+            response = m.JoinGroupResponse(error_code=code)
         elif client.skips_assignment:
-            joined = self._rebalances.joined(group, member)
-            self._rebalances.answer_join(member, joined._replace(skip_assignment=group.leader_id == member.member_id))
+            response = response._replace(skip_assignment=group.leader_id == member.member_id)
         else:
             # It cannot be told to leave the assignment alone: so it is not told that it leads (its old id does).
-            self._rebalances.answer_join(
-                member, self._rebalances.joined(group, member)._replace(leader=leader_before, members=())
-            )
+            response = response._replace(leader=leader_before, members=())
+        self._rebalances.answer_join(member, response)
+        if code:
+            self._rebalances.prepare(group, now)
 
     # --- syncing ---------------------------------------------------------------------------------------------------
 
     def sync(self, request: m.SyncGroupRequest, request_id: int, now: Instant) -> None:
-        """SyncGroup: the leader's assignment is written, then everybody has theirs."""
-        group = self._book.group(request.group_id)
+        """SyncGroup (API key 14): the leader's assignment is written, then everybody has theirs."""
+        group = self._state.group(request.group_id)
         code = self._sync_refusal(group, request)
         if code or group is None:
-            self._book.answer(request_id, m.SyncGroupResponse(error_code=code))
+            self._state.answer(request_id, m.SyncGroupResponse(error_code=code))
             return
         member = group.members[request.member_id]
         group.pending_sync.discard(member.member_id)
         if not group.pending_sync:
-            self._book.timers.cancel((SYNC, group.group_id))
+            self._state.timers.cancel((SYNC, group.group_id))
         if group.state is GroupState.STABLE:
-            self._book.answer(request_id, self._rebalances.synced(group, member))
+            self._state.answer(request_id, self._rebalances.synced(group, member))
             return
         self._rebalances.park_sync(member, request_id)
         if group.leader_id == member.member_id and not group.is_assigning:
@@ -250,20 +244,25 @@ class Membership:
             given = {one.member_id: one.assignment for one in request.assignments}
             assignment = {member_id: given.get(member_id, b"") for member_id in group.members}
             outcome = partial(self._assigned, group, group.generation_id, assignment)
-            self._book.write(group.group_id, [group.record(assignment)], outcome)
+            self._state.write(group.group_id, [group.record(assignment)], outcome)
 
-    def _sync_refusal(self, group: ClassicGroup | None, request: m.SyncGroupRequest) -> ErrorCode:
-        if self._book.is_closed:
+    def _check_member(self, group: ClassicGroup | None, request: m.SyncGroupRequest | m.HeartbeatRequest) -> ErrorCode:
+        """Whether a member of this generation sends the request."""
+        if self._state.is_closed:
             return ErrorCode.NOT_COORDINATOR
         if not request.group_id:
             return ErrorCode.INVALID_GROUP_ID
-        if group is None or group.state is GroupState.EMPTY:
+        if group is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
         code = group.check_member(request.member_id, request.group_instance_id)
-        if code:
-            return code
-        if request.generation_id != group.generation_id:
+        if not code and request.generation_id != group.generation_id:
             return ErrorCode.ILLEGAL_GENERATION
+        return code
+
+    def _sync_refusal(self, group: ClassicGroup | None, request: m.SyncGroupRequest) -> ErrorCode:
+        code = self._check_member(group, request)
+        if code or group is None:
+            return code
         for asked, has in (
             (request.protocol_type, group.protocol_type),
             (request.protocol_name, group.protocol_name),
@@ -291,32 +290,21 @@ class Membership:
     # --- heartbeats and leaving ------------------------------------------------------------------------------------
 
     def heartbeat(self, request: m.HeartbeatRequest, request_id: int, now: Instant) -> None:
-        """Heartbeat: the member lives, and learns of a rebalance."""
-        self._book.answer(request_id, m.HeartbeatResponse(error_code=self._heard(request, now)))
-
-    def _heard(self, request: m.HeartbeatRequest, now: Instant) -> ErrorCode:
-        if self._book.is_closed:
-            return ErrorCode.NOT_COORDINATOR
-        if not request.group_id:
-            return ErrorCode.INVALID_GROUP_ID
-        group = self._book.group(request.group_id)
-        if group is None:
-            return ErrorCode.UNKNOWN_MEMBER_ID
-        code = group.check_member(request.member_id, request.group_instance_id)
-        if code:
-            return code
-        if request.generation_id != group.generation_id:
-            return ErrorCode.ILLEGAL_GENERATION
-        self._rebalances.heard_of(group, request.member_id, now)
-        is_preparing = group.state is GroupState.PREPARING_REBALANCE
-        return ErrorCode.REBALANCE_IN_PROGRESS if is_preparing else ErrorCode.NONE
+        """Heartbeat (API key 12): the member lives, and learns of a rebalance."""
+        group = self._state.group(request.group_id)
+        code = self._check_member(group, request)
+        if group is not None and not code:
+            self._rebalances.heard_of(group, request.member_id, now)
+            if group.state is GroupState.PREPARING_REBALANCE:
+                code = ErrorCode.REBALANCE_IN_PROGRESS
+        self._state.answer(request_id, m.HeartbeatResponse(error_code=code))
 
     def leave(self, request: m.LeaveGroupRequest, request_id: int, now: Instant) -> None:
-        """LeaveGroup: members that go by themselves, or static ones that an administrator removes by name."""
-        group = self._book.group(request.group_id)
-        if self._book.is_closed or not request.group_id:
-            code = ErrorCode.NOT_COORDINATOR if self._book.is_closed else ErrorCode.INVALID_GROUP_ID
-            self._book.answer(request_id, m.LeaveGroupResponse(error_code=code))
+        """LeaveGroup (API key 13): members that leave, or static ones that an administrator removes by name."""
+        group = self._state.group(request.group_id)
+        if self._state.is_closed or not request.group_id:
+            code = ErrorCode.NOT_COORDINATOR if self._state.is_closed else ErrorCode.INVALID_GROUP_ID
+            self._state.answer(request_id, m.LeaveGroupResponse(error_code=code))
             return
         answers = []
         for one in request.members:
@@ -327,13 +315,13 @@ class Membership:
                 self._rebalances.prepare(group, now)
             else:
                 self._rebalances.maybe_complete_join(group, now)
-            self._book.forget_if_unused(request.group_id)
-        self._book.answer(request_id, m.LeaveGroupResponse(members=answers))
+            self._state.forget_if_unused(request.group_id)
+        self._state.answer(request_id, m.LeaveGroupResponse(members=answers))
 
     def _leave_one(self, group: ClassicGroup, one: m.MemberIdentity) -> ErrorCode:
         member_id = one.member_id
         if not member_id:
-            member_id = group.static_member_id(one.group_instance_id or "") or ""
+            member_id = group.static_members.get(one.group_instance_id or "", "")
             if not member_id:
                 return ErrorCode.UNKNOWN_MEMBER_ID
         elif member_id not in group.pending_join:

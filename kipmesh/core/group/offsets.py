@@ -7,23 +7,16 @@ group is stable when nobody subscribes to the topic any more, for `offsets.reten
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 
 from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.group.book import Book
+from kipmesh.core.group import records as r
 from kipmesh.core.group.classic import ClassicGroup, GroupState
+from kipmesh.core.group.coordinator_state import CoordinatorState
 from kipmesh.core.group.membership import is_too_long
 from kipmesh.core.group.rebalances import Rebalances
-from kipmesh.core.group.records import (
-    GroupMetadataKey,
-    GroupRecord,
-    OffsetCommitKey,
-    OffsetCommitValue,
-    OffsetRecord,
-    Record,
-)
 from kipmesh.core.group.table import TopicPartition
 from kipmesh.core.group.types import Instant
 
@@ -32,28 +25,28 @@ TOMBSTONES_PER_WRITE = 1000
 
 
 class Offsets:
-    """The offsets of the groups in `book`."""
+    """The offsets of the groups in `state`."""
 
-    def __init__(self, book: Book, rebalances: Rebalances) -> None:
-        self._book = book
+    def __init__(self, state: CoordinatorState, rebalances: Rebalances) -> None:
+        self._state = state
         self._rebalances = rebalances
 
     # --- committing ------------------------------------------------------------------------------------------------
 
     def commit(self, request: m.OffsetCommitRequest, request_id: int, now: Instant) -> None:
-        """OffsetCommit: answered when the offsets are durable."""
-        book, group_id = self._book, request.group_id
-        if group_id in book.deleting:
-            book.when_quiet(group_id, partial(self.commit, request, request_id), now)
+        """OffsetCommit (API key 8): answered when the offsets are durable."""
+        state, group_id = self._state, request.group_id
+        if group_id in state.deleting:
+            state.when_quiet(group_id, partial(self.commit, request, request_id), now)
             return
-        group = book.group(group_id)
+        group = state.group(group_id)
         code = self._refusal(group, request)
         if code:
-            book.answer(request_id, commit_response(request, code))
+            state.answer(request_id, commit_response(request, code))
             return
         if group is not None and group.state in (GroupState.STABLE, GroupState.PREPARING_REBALANCE):
             self._rebalances.heard_of(group, request.member_id, now)
-        records: list[Record] = []
+        records: list[r.Record] = []
         topics = []
         for topic in request.topics:
             results = []
@@ -61,13 +54,16 @@ class Offsets:
                 code = self._partition_refusal(topic.name, partition)
                 results.append(m.OffsetCommitResponsePartition(partition.partition_index, code))
                 if not code:
-                    records.append(_commit_record(group_id, topic.name, partition, now))
+                    key = r.OffsetCommitKey(group_id, topic.name, partition.partition_index)
+                    text = partition.committed_metadata or ""
+                    offset, epoch = partition.committed_offset, partition.committed_leader_epoch
+                    records.append(r.OffsetRecord(key, r.OffsetCommitValue(offset, epoch, text, now.wall_ms)))
             topics.append(m.OffsetCommitResponseTopic(topic.name, results))
         response = m.OffsetCommitResponse(topics=topics)
         if records:
-            book.write(group_id, records, partial(self._committed, request, response, request_id))
+            state.write(group_id, records, partial(self._committed, request, response, request_id))
         else:
-            book.answer(request_id, response)
+            state.answer(request_id, response)
 
     def _committed(
         self,
@@ -77,10 +73,10 @@ class Offsets:
         code: ErrorCode,
         now: Instant,
     ) -> None:
-        self._book.answer(request_id, commit_response(request, code) if code else response)
+        self._state.answer(request_id, commit_response(request, code) if code else response)
 
     def _refusal(self, group: ClassicGroup | None, request: m.OffsetCommitRequest) -> ErrorCode:
-        if self._book.is_closed:
+        if self._state.is_closed:
             return ErrorCode.NOT_COORDINATOR
         if is_too_long(request.group_id):
             return ErrorCode.INVALID_GROUP_ID
@@ -93,17 +89,17 @@ class Offsets:
         if is_too_long(topic):
             return ErrorCode.INVALID_TOPIC_EXCEPTION
         size = len((partition.committed_metadata or "").encode())
-        is_large = size > self._book.settings.offset_metadata_max_bytes
+        is_large = size > self._state.settings.offset_metadata_max_bytes
         return ErrorCode.OFFSET_METADATA_TOO_LARGE if is_large else ErrorCode.NONE
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
     def fetch(self, request: m.OffsetFetchRequestGroup, request_id: int) -> None:
-        """OffsetFetch of one group: what is committed; -1 where nothing is."""
-        if self._book.is_closed:
-            self._book.answer(request_id, m.OffsetFetchResponseGroup(request.group_id, (), ErrorCode.NOT_COORDINATOR))
+        """One group of an OffsetFetch (API key 9): what is committed; -1 where nothing is."""
+        if self._state.is_closed:
+            self._state.answer(request_id, m.OffsetFetchResponseGroup(request.group_id, (), ErrorCode.NOT_COORDINATOR))
             return
-        offsets = self._book.table.offsets(request.group_id)
+        offsets = self._state.table.offsets(request.group_id)
         wanted: dict[str, Sequence[int]] = {}
         if request.topics is None:
             for topic, partition in offsets:
@@ -114,22 +110,22 @@ class Offsets:
             m.OffsetFetchResponseTopics(name, [_fetched(offsets.get((name, index)), index) for index in indexes])
             for name, indexes in wanted.items()
         ]
-        self._book.answer(request_id, m.OffsetFetchResponseGroup(request.group_id, topics))
+        self._state.answer(request_id, m.OffsetFetchResponseGroup(request.group_id, topics))
 
     # --- deleting --------------------------------------------------------------------------------------------------
 
     def delete(self, request: m.OffsetDeleteRequest, request_id: int, now: Instant) -> None:
-        """OffsetDelete: of topics that no member subscribes to."""
-        book, group_id = self._book, request.group_id
-        if book.is_busy(group_id) and not book.is_closed:
-            book.when_quiet(group_id, partial(self.delete, request, request_id), now)
+        """OffsetDelete (API key 47): of topics that no member subscribes to."""
+        state, group_id = self._state, request.group_id
+        if state.is_busy(group_id) and not state.is_closed:
+            state.when_quiet(group_id, partial(self.delete, request, request_id), now)
             return
-        group = book.group(group_id)
+        group = state.group(group_id)
         code = self._delete_refusal(group)
         if code or group is None:
-            book.answer(request_id, m.OffsetDeleteResponse(code))
+            state.answer(request_id, m.OffsetDeleteResponse(code))
             return
-        offsets = book.table.offsets(group_id)
+        offsets = state.table.offsets(group_id)
         gone: list[TopicPartition] = []
         topics = []
         for topic in request.topics:
@@ -140,12 +136,12 @@ class Offsets:
             gone.extend(place for place in places if not code and place in offsets)
         response = m.OffsetDeleteResponse(topics=topics)
         if gone:
-            book.write(group_id, tombstones(group_id, gone), partial(self._deleted, group_id, response, request_id))
+            state.write(group_id, tombstones(group_id, gone), partial(self._deleted, group_id, response, request_id))
         else:
-            book.answer(request_id, response)
+            state.answer(request_id, response)
 
     def _delete_refusal(self, group: ClassicGroup | None) -> ErrorCode:
-        if self._book.is_closed:
+        if self._state.is_closed:
             return ErrorCode.NOT_COORDINATOR
         if group is None:
             return ErrorCode.GROUP_ID_NOT_FOUND
@@ -155,30 +151,29 @@ class Offsets:
     def _deleted(
         self, group_id: str, response: m.OffsetDeleteResponse, request_id: int, code: ErrorCode, now: Instant
     ) -> None:
-        self._book.answer(request_id, m.OffsetDeleteResponse(code) if code else response)
-        self._book.forget_if_unused(group_id)
+        self._state.answer(request_id, m.OffsetDeleteResponse(code) if code else response)
+        self._state.forget_if_unused(group_id)
 
     # --- expiry ----------------------------------------------------------------------------------------------------
 
     def expire(self, now: Instant) -> None:
         """Delete the offsets that are too old, and empty groups that have none; busy groups wait for the next look."""
-        for group_id in self._book.table.group_ids():
-            if not self._book.is_busy(group_id) and group_id not in self._book.deleting:
+        for group_id in self._state.table.group_ids():
+            if not self._state.is_busy(group_id) and group_id not in self._state.deleting:
                 self._expire_group(group_id, now)
 
     def _expire_group(self, group_id: str, now: Instant) -> None:
-        group = self._book.group(group_id)
+        group = self._state.group(group_id)
         assert group is not None  # the table has it
-        offsets = self._book.table.offsets(group_id)
+        offsets = self._state.table.offsets(group_id)
         gone = [place for place, value in offsets.items() if self._is_expired(group, place, value, now)]
-        records: list[Record] = tombstones(group_id, gone[:TOMBSTONES_PER_WRITE])
+        records: list[r.Record] = tombstones(group_id, gone[:TOMBSTONES_PER_WRITE])
         if len(records) == len(offsets) and group.is_empty:
-            records.append(GroupRecord(GroupMetadataKey(group_id), None))
-            self.delete_group(group_id, records)
+            self._end_group(group_id, records)
         elif records:
-            self._book.write(group_id, records)
+            self._state.write(group_id, records)
 
-    def _is_expired(self, group: ClassicGroup, place: TopicPartition, value: OffsetCommitValue, now: Instant) -> bool:
+    def _is_expired(self, group: ClassicGroup, place: TopicPartition, value: r.OffsetCommitValue, now: Instant) -> bool:
         if group.is_subscribed(place[0]):
             return False
         since = value.commit_timestamp
@@ -189,44 +184,61 @@ class Offsets:
                 return False
         if value.expire_timestamp >= 0:
             return now.wall_ms >= value.expire_timestamp
-        return now.wall_ms - since >= self._book.settings.offsets_retention_ms
+        return now.wall_ms - since >= self._state.settings.offsets_retention_ms
 
     def topics_deleted(self, names: Collection[str], now: Instant) -> None:
         """The topics are gone for good, and so are their offsets: a topic made again begins anew."""
-        for group_id in self._book.table.group_ids():
-            if any(topic in names for topic, _ in self._book.table.offsets(group_id)):
-                self._book.when_quiet(group_id, partial(self._forget_topics, group_id, names), now)
+        gone = frozenset(names)
+        for group_id in self._state.table.group_ids():
+            if any(topic in gone for topic, _ in self._state.table.offsets(group_id)):
+                self._state.when_quiet(group_id, partial(self._forget_topics, group_id, gone), now)
 
     def _forget_topics(self, group_id: str, names: Collection[str], now: Instant) -> None:
-        if self._book.is_closed:
+        if self._state.is_closed:
             return
-        gone = [place for place in self._book.table.offsets(group_id) if place[0] in names]
+        gone = [place for place in self._state.table.offsets(group_id) if place[0] in names]
         for start in range(0, len(gone), TOMBSTONES_PER_WRITE):
             records = tombstones(group_id, gone[start : start + TOMBSTONES_PER_WRITE])
-            self._book.write(group_id, records, lambda _code, _now: self._book.forget_if_unused(group_id))
+            self._state.write(group_id, records, lambda _code, _now: self._state.forget_if_unused(group_id))
 
     # --- whole groups ----------------------------------------------------------------------------------------------
 
-    def delete_group(
-        self, group_id: str, records: Sequence[Record], outcome: Callable[[ErrorCode], None] | None = None
-    ) -> None:
-        """Write tombstones that end the group, which nobody may join meanwhile."""
-        self._book.deleting.add(group_id)
-        self._book.write(group_id, records, partial(self._group_deleted, group_id, outcome))
+    def delete_group(self, group_id: str, request_id: int, now: Instant) -> None:
+        """One group of DeleteGroups (API key 42): answered with a DeletableGroupResult."""
+        state = self._state
+        if state.is_busy(group_id) and not state.is_closed:
+            state.when_quiet(group_id, partial(self.delete_group, group_id, request_id), now)
+            return
+        group = state.group(group_id)
+        code = ErrorCode.NONE
+        if state.is_closed:
+            code = ErrorCode.NOT_COORDINATOR
+        elif group is None:
+            code = ErrorCode.GROUP_ID_NOT_FOUND
+        elif not group.is_empty:
+            code = ErrorCode.NON_EMPTY_GROUP
+        if code:
+            state.answer(request_id, m.DeletableGroupResult(group_id, code))
+        else:
+            self._end_group(group_id, tombstones(group_id, list(state.table.offsets(group_id))), request_id)
 
-    def _group_deleted(
-        self, group_id: str, outcome: Callable[[ErrorCode], None] | None, code: ErrorCode, now: Instant
-    ) -> None:
-        self._book.deleting.discard(group_id)
+    def _end_group(self, group_id: str, records: list[r.Record], request_id: int | None = None) -> None:
+        """Write the tombstones, and the group's own; nobody may join the group meanwhile."""
+        self._state.deleting.add(group_id)
+        records.append(r.GroupRecord(r.GroupMetadataKey(group_id), None))
+        self._state.write(group_id, records, partial(self._group_ended, group_id, request_id))
+
+    def _group_ended(self, group_id: str, request_id: int | None, code: ErrorCode, now: Instant) -> None:
+        self._state.deleting.discard(group_id)
         if not code:
-            self._book.live.pop(group_id, None)
-        if outcome is not None:
-            outcome(code)
+            self._state.live.pop(group_id, None)
+        if request_id is not None:
+            self._state.answer(request_id, m.DeletableGroupResult(group_id, code))
 
 
-def tombstones(group_id: str, places: Collection[TopicPartition]) -> list[Record]:
+def tombstones(group_id: str, places: Collection[TopicPartition]) -> list[r.Record]:
     """Records that take those offsets away."""
-    return [OffsetRecord(OffsetCommitKey(group_id, *place), None) for place in places]
+    return [r.OffsetRecord(r.OffsetCommitKey(group_id, *place), None) for place in places]
 
 
 def commit_response(request: m.OffsetCommitRequest, code: ErrorCode) -> m.OffsetCommitResponse:
@@ -241,19 +253,7 @@ def commit_response(request: m.OffsetCommitRequest, code: ErrorCode) -> m.Offset
     )
 
 
-def _commit_record(group_id: str, topic: str, partition: m.OffsetCommitRequestPartition, now: Instant) -> OffsetRecord:
-    return OffsetRecord(
-        OffsetCommitKey(group_id, topic, partition.partition_index),
-        OffsetCommitValue(
-            partition.committed_offset,
-            partition.committed_leader_epoch,
-            partition.committed_metadata or "",
-            now.wall_ms,
-        ),
-    )
-
-
-def _fetched(value: OffsetCommitValue | None, index: int) -> m.OffsetFetchResponsePartitions:
+def _fetched(value: r.OffsetCommitValue | None, index: int) -> m.OffsetFetchResponsePartitions:
     if value is None:
         return m.OffsetFetchResponsePartitions(index, metadata="")
     return m.OffsetFetchResponsePartitions(index, value.offset, value.leader_epoch, value.metadata)

@@ -11,8 +11,8 @@ Invariant: who is removed or replaced is answered.
 from __future__ import annotations
 
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.group.book import Book
 from kipmesh.core.group.classic import CAN_REBALANCE, ClassicGroup, GroupState, Member
+from kipmesh.core.group.coordinator_state import CoordinatorState
 from kipmesh.core.group.types import Instant
 from kipmesh.messages import JoinGroupResponse, SyncGroupResponse
 
@@ -20,10 +20,10 @@ HEARTBEAT, JOIN, SYNC = "heartbeat", "join", "sync"
 
 
 class Rebalances:
-    """The groups' generations; `book` has the groups."""
+    """The groups' generations; `state` has the groups."""
 
-    def __init__(self, book: Book) -> None:
-        self._book = book
+    def __init__(self, state: CoordinatorState) -> None:
+        self._state = state
 
     # --- rebalances ------------------------------------------------------------------------------------------------
 
@@ -45,44 +45,44 @@ class Rebalances:
         if group.state is GroupState.COMPLETING_REBALANCE:
             self.propagate(group, ErrorCode.REBALANCE_IN_PROGRESS, now)
         group.pending_sync.clear()
-        self._book.timers.cancel((SYNC, group.group_id))
+        self._state.timers.cancel((SYNC, group.group_id))
         is_first = group.state is GroupState.EMPTY
         group.transition_to(GroupState.PREPARING_REBALANCE, now.wall_ms)
         if is_first:
-            delay_ms = self._book.settings.group_initial_rebalance_delay_ms
+            delay_ms = self._state.settings.group_initial_rebalance_delay_ms
             group.new_member_added = False
             self._wait_for_more(group, delay_ms, max(group.rebalance_timeout_ms - delay_ms, 0), now)
         elif group.has_all_joined:
             self._complete_join(group, now)
         else:
-            self._book.timers.set((JOIN, group.group_id), now.monotonic_ms + group.rebalance_timeout_ms)
+            self._state.timers.set((JOIN, group.group_id), now.monotonic_ms + group.rebalance_timeout_ms)
 
     def _wait_for_more(self, group: ClassicGroup, delay_ms: int, remaining_ms: int, now: Instant) -> None:
         group.initial_wait_ms = (delay_ms, remaining_ms)
-        self._book.timers.set((JOIN, group.group_id), now.monotonic_ms + delay_ms)
+        self._state.timers.set((JOIN, group.group_id), now.monotonic_ms + delay_ms)
 
     def _complete_join(self, group: ClassicGroup, now: Instant) -> None:
         """The next generation is of those who have joined, and of static members that are not lost yet."""
-        book, group_id = self._book, group.group_id
+        state, group_id = self._state, group.group_id
         group.initial_wait_ms = None
-        book.timers.cancel((JOIN, group_id))
+        state.timers.cancel((JOIN, group_id))
         for member in list(group.members.values()):
             if member.awaiting_join is None and member.group_instance_id is None:
                 group.remove(member.member_id)
-                book.timers.cancel((HEARTBEAT, group_id, member.member_id))
+                state.timers.cancel((HEARTBEAT, group_id, member.member_id))
         if not group.elect_joined_leader() and group.members:
             # Static members only, and none has joined: their sessions end the wait.
-            book.timers.set((JOIN, group_id), now.monotonic_ms + group.rebalance_timeout_ms)
+            state.timers.set((JOIN, group_id), now.monotonic_ms + group.rebalance_timeout_ms)
             return
         group.begin_generation(now.wall_ms)
         if group.state is GroupState.EMPTY:
-            book.write(group_id, [group.record({})])
+            state.write(group_id, [group.record({})])
             return
         for member in group.members.values():
             self.answer_join(member, self.joined(group, member))
             self.expect_heartbeat(group, member.member_id, member.session_timeout_ms, now)
             member.is_new = False
-        book.timers.set((SYNC, group_id), now.monotonic_ms + group.rebalance_timeout_ms)
+        state.timers.set((SYNC, group_id), now.monotonic_ms + group.rebalance_timeout_ms)
 
     def propagate(self, group: ClassicGroup, code: ErrorCode, now: Instant) -> None:
         """Tell those who wait for their assignment; with an error nobody has one."""
@@ -98,7 +98,7 @@ class Rebalances:
 
     def expect_heartbeat(self, group: ClassicGroup, member_id: str, within_ms: int, now: Instant) -> None:
         """Remove that member if nothing is heard of it in so many ms."""
-        self._book.timers.set((HEARTBEAT, group.group_id, member_id), now.monotonic_ms + within_ms)
+        self._state.timers.set((HEARTBEAT, group.group_id, member_id), now.monotonic_ms + within_ms)
 
     def heard_of(self, group: ClassicGroup, member_id: str, now: Instant) -> None:
         """A member has shown that it lives."""
@@ -108,7 +108,7 @@ class Rebalances:
 
     def session_over(self, group_id: str, member_id: str, now: Instant) -> None:
         """A member, or one that was announced, was not heard in time."""
-        group = self._book.live.get(group_id)
+        group = self._state.live.get(group_id)
         if group is None:
             return
         member = group.members.get(member_id)
@@ -121,7 +121,7 @@ class Rebalances:
                 self.prepare(group, now)
             else:
                 self._join_timeless(group, now)
-        self._book.forget_if_unused(group_id)
+        self._state.forget_if_unused(group_id)
 
     def _join_timeless(self, group: ClassicGroup, now: Instant) -> None:
         """Nobody is missing any more: also the first rebalance waits for nothing else then."""
@@ -130,21 +130,21 @@ class Rebalances:
 
     def join_over(self, group_id: str, now: Instant) -> None:
         """The wait for members to join is over, or the first rebalance's is and may be prolonged."""
-        group = self._book.live.get(group_id)
+        group = self._state.live.get(group_id)
         if group is None or group.state is not GroupState.PREPARING_REBALANCE:
             return
         if group.initial_wait_ms is not None:
             delay_ms, remaining_ms = group.initial_wait_ms
             if group.new_member_added and remaining_ms:
                 group.new_member_added = False
-                again_ms = min(self._book.settings.group_initial_rebalance_delay_ms, remaining_ms)
+                again_ms = min(self._state.settings.group_initial_rebalance_delay_ms, remaining_ms)
                 self._wait_for_more(group, again_ms, max(remaining_ms - delay_ms, 0), now)
                 return
         self._complete_join(group, now)
 
     def sync_over(self, group_id: str, now: Instant) -> None:
         """Members that did not ask for their assignment in time go, and the others rebalance."""
-        group = self._book.live.get(group_id)
+        group = self._state.live.get(group_id)
         if group is None or not group.pending_sync:
             return
         for member_id in sorted(group.pending_sync):
@@ -166,13 +166,13 @@ class Rebalances:
     def answer_join(self, member: Member, response: JoinGroupResponse) -> None:
         """Answer the join that the member waits for, if it does."""
         if member.awaiting_join is not None:
-            self._book.answer(member.awaiting_join, response)
+            self._state.answer(member.awaiting_join, response)
             member.awaiting_join = None
 
     def answer_sync(self, member: Member, response: SyncGroupResponse) -> None:
         """Answer the sync that the member waits for, if it does."""
         if member.awaiting_sync is not None:
-            self._book.answer(member.awaiting_sync, response)
+            self._state.answer(member.awaiting_sync, response)
             member.awaiting_sync = None
 
     def dismiss(self, member: Member, code: ErrorCode) -> None:
@@ -201,7 +201,7 @@ class Rebalances:
         member = group.members.get(member_id)
         if member is not None:
             self.dismiss(member, ErrorCode.UNKNOWN_MEMBER_ID)
-        self._book.timers.cancel((HEARTBEAT, group.group_id, member_id))
+        self._state.timers.cancel((HEARTBEAT, group.group_id, member_id))
         group.remove(member_id)
 
     # --- beginning and end -----------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ class Rebalances:
         """The group was read from the log: its members have their session timeouts from now."""
         for member in group.members.values():
             self.expect_heartbeat(group, member.member_id, member.session_timeout_ms, now)
-        if len(group.members) > self._book.settings.group_max_size:
+        if len(group.members) > self._state.settings.group_max_size:
             self.prepare(group, now)
 
     def unloaded(self, group: ClassicGroup, now: Instant) -> None:

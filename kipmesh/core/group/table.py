@@ -8,13 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from kipmesh.core.group.records import (
-    GroupMetadataValue,
-    OffsetCommitKey,
-    OffsetCommitValue,
-    OffsetRecord,
-    Record,
-)
+from kipmesh.core.group.records import GroupMetadataValue, OffsetCommitKey, OffsetCommitValue, OffsetRecord, Record
 
 TopicPartition = tuple[str, int]
 _NO_OFFSETS: Mapping[TopicPartition, OffsetCommitValue] = {}

@@ -5,7 +5,7 @@
 | any                    | registers, another incarnation is alive    | DUPLICATE_BROKER_REGISTRATION                |
 | any                    | registers, was stopped uncleanly           | fenced; leaves every ISR and leadership      |
 | any                    | registers, was stopped cleanly             | fenced; as if its session had ended          |
-| any                    | registers without a data folder it had     | fenced; all its replicas are lost (`log_dirs`) |
+| any                    | registers without a data folder it had     | fenced; all its replicas are lost            |
 | fenced                 | heartbeat, has applied its registration    | unfenced; leads where only it was missing    |
 | unfenced               | no heartbeat for the session timeout       | fenced; leaves ISRs but as the last member   |
 | unfenced               | its connection is lost (`sessions`)        | the same                                     |
@@ -19,15 +19,14 @@ follows from the image.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.metadata import elections, fencing, log_dirs
-from kipmesh.core.metadata.decision import Decision
-from kipmesh.core.metadata.elections import CanLead, LogEnd
-from kipmesh.core.metadata.image import BrokerState, MetadataDelta, MetadataImage, PartitionKey
-from kipmesh.core.metadata.indexes import common
+from kipmesh.core.metadata import elections, fencing, partitions
+from kipmesh.core.metadata.decision import NAME_LENGTH_MAX, CanLead, ControllerState, Decision, is_name, refusal
+from kipmesh.core.metadata.elections import LogEnd
+from kipmesh.core.metadata.image import BrokerState, MetadataDelta, PartitionKey, common
 from kipmesh.core.metadata.records import (
     NO_LEADER,
     BrokerEndpoint,
@@ -37,8 +36,7 @@ from kipmesh.core.metadata.records import (
     Record,
     RegisterBrokerRecord,
 )
-from kipmesh.core.metadata.request_limits import refusal, registration_fault
-from kipmesh.core.metadata.sessions import BrokerSessions, Session
+from kipmesh.core.metadata.sessions import Session
 
 BROKERS_MAX = 10_000
 WANTED_LOG_ENDS_MAX = 10_000
@@ -46,27 +44,23 @@ WANTED_LOG_ENDS_MAX = 10_000
 PROVEN_RECORDS_MAX = 100
 """Most records of single partitions that one heartbeat leads to since its broker has proved itself."""
 
-UncleanAllowed = Callable[[str], bool]
-"""Whether the topic of this name has `unclean.leader.election.enable`."""
+LISTENERS_MAX = 64
+FEATURES_MAX = 256
+LOG_DIRS_MAX = 1000
+_ID_BYTES = 16
+_INT16_MAX = 2**15 - 1
+_UINT16_MAX = 2**16 - 1
+_INT32_MAX = 2**31 - 1
 
 
 class BrokerLifecycle:
     """Decides about brokers. It reads the image, which the owner changes by the records that are returned."""
 
-    def __init__(
-        self,
-        image: MetadataImage,
-        sessions: BrokerSessions,
-        cluster_id: str,
-        unclean_allowed: UncleanAllowed,
-        voters: Collection[int] = (),
-    ) -> None:
-        """`voters` are the ids of the metadata quorum's, which no broker may have."""
-        self._image = image
-        self._sessions = sessions
-        self._cluster_id = cluster_id
-        self._unclean_allowed = unclean_allowed
-        self._voters = voters
+    def __init__(self, controller: ControllerState) -> None:
+        self._controller = controller
+        self._image = controller.image
+        self._sessions = controller.sessions
+        self._voters = frozenset(voter.id for voter in controller.config.voters)
         # Reported log ends of partitions without a leader: key -> broker -> (its epoch then, log end).
         self._log_ends: dict[PartitionKey, dict[int, tuple[int, LogEnd]]] = {}
         # Partitions without a leader that somebody asked to elect uncleanly, whatever their topic's configuration.
@@ -93,32 +87,25 @@ class BrokerLifecycle:
         code, message = self._refusal(request, existing, now_ms)
         if code is not ErrorCode.NONE:
             return Decision((), m.BrokerRegistrationResponse(error_code=code, error_message=message))
-        again = existing is not None and existing.incarnation_id == request.incarnation_id
-        epoch = existing.broker_epoch if existing is not None and again else next_offset
+        before = existing if existing is not None and existing.incarnation_id == request.incarnation_id else None
+        epoch = next_offset if before is None else before.broker_epoch
         record = RegisterBrokerRecord(
             broker_id=request.broker_id,
             incarnation_id=request.incarnation_id,
             broker_epoch=epoch,
-            end_points=tuple(
-                [BrokerEndpoint(one.name, one.host, one.port, one.security_protocol) for one in request.listeners]
-            ),
-            features=tuple(
-                [
-                    BrokerFeature(one.name, one.min_supported_version, one.max_supported_version)
-                    for one in request.features
-                ]
-            ),
+            end_points=tuple([BrokerEndpoint(**listener._asdict()) for listener in request.listeners]),
+            features=tuple([BrokerFeature(**feature._asdict()) for feature in request.features]),
             rack=request.rack,
-            fenced=existing.fenced if existing is not None and again else True,
-            in_controlled_shutdown=existing.in_controlled_shutdown if existing is not None and again else False,
+            fenced=before is None or before.fenced,
+            in_controlled_shutdown=before is not None and before.in_controlled_shutdown,
             log_dirs=tuple(request.log_dirs),
         )
         records: list[Record] = [record]
-        if not again:
+        if before is None:
             clean = existing is not None and request.previous_broker_epoch == existing.broker_epoch
-            if log_dirs.has_lost_folders(existing, request.log_dirs):
+            if partitions.has_lost_directories(existing, request.log_dirs):
                 can_lead = self._can_lead_without((request.broker_id,))
-                records += log_dirs.lose_all(self._image, request.broker_id, can_lead)
+                records += partitions.lose_all(self._image, request.broker_id, can_lead)
             else:
                 records += self._departure((request.broker_id,), unclean=not clean)
         self._sessions.touch(request.broker_id, epoch, now_ms)
@@ -127,11 +114,11 @@ class BrokerLifecycle:
     def _refusal(
         self, request: m.BrokerRegistrationRequest, existing: BrokerState | None, now_ms: int
     ) -> tuple[ErrorCode, str | None]:
-        if request.cluster_id != self._cluster_id:
-            return ErrorCode.INCONSISTENT_CLUSTER_ID, refusal(
-                f"this is cluster {self._cluster_id!r}, the broker belongs to {request.cluster_id!r}"
-            )
-        fault = registration_fault(request)
+        cluster_id = self._controller.config.cluster_id
+        if request.cluster_id != cluster_id:
+            text = f"this is cluster {cluster_id!r}, the broker belongs to {request.cluster_id!r}"
+            return ErrorCode.INCONSISTENT_CLUSTER_ID, refusal(text)
+        fault = _registration_fault(request)
         if fault is not None:
             return ErrorCode.INVALID_REQUEST, fault
         if request.broker_id in self._voters:
@@ -176,10 +163,10 @@ class BrokerLifecycle:
                 records, fenced = self._unfence(broker), False
         elif request.want_fence and now_ms - session.since_ms >= self._sessions.timeout_ms:
             # Sooner, it may be that it has only missed the controllers' change: nobody is fenced for that (ADR 7).
-            records, fenced = self._fence(broker, ()), True
+            records, fenced = self.fence([broker.broker_id]), True
         else:
             records = self._prove(broker, request.current_metadata_offset)
-        records += log_dirs.folders_failed(broker, request.offline_log_dirs)
+        records += partitions.directories_failed(broker, request.offline_log_dirs)
         reported = self._unchanged(self._note_log_ends(broker, request.log_ends), records)
         can_lead = self._can_lead_with(broker.broker_id, not fenced and not request.want_shut_down)
         records += self._elect_by_log_end(reported, can_lead)
@@ -219,7 +206,9 @@ class BrokerLifecycle:
 
     def _unchanged(self, keys: Iterable[PartitionKey], records: Collection[Record]) -> list[PartitionKey]:
         """Those of the partitions that none of the records changes, nor implies a change of."""
-        changed = {(record.topic_id, record.partition_id) for record in records if _is_partition_change(record)}
+        changed = {
+            (record.topic_id, record.partition_id) for record in records if isinstance(record, PartitionChangeRecord)
+        }
         kept = [key for key in keys if key not in changed]
         for record in records:
             if fencing.is_departure(self._image.fencing_level, record):
@@ -292,16 +281,16 @@ class BrokerLifecycle:
                 silent.append(broker_id)
         return silent
 
-    def fence(self, broker_id: int, also_gone: Collection[int] = ()) -> list[Record]:
-        """Fence a broker; none of `also_gone`, whose turn comes next, is elected in its place."""
-        return self._fence(self._image.brokers[broker_id], also_gone)
+    def fence(self, broker_ids: Sequence[int]) -> list[Record]:
+        """Fence the first of the brokers; none of the others, which are fenced next, is elected in its place.
 
-    def _fence(self, broker: BrokerState, also_gone: Collection[int]) -> list[Record]:
-        """One event (630-16)."""
+        One event (630-16).
+        """
+        broker = self._image.brokers[broker_ids[0]]
         event = BrokerRegistrationChangeRecord(broker.broker_id, broker.broker_epoch, fenced=1)
         if self._is_event:
-            return [event._replace(also_gone=tuple(also_gone)[: fencing.ALSO_GONE_MAX])]
-        return [event, *self._departure((broker.broker_id, *also_gone), unclean=False)]
+            return [event._replace(also_gone=tuple(broker_ids[1 : fencing.ALSO_GONE_MAX + 1]))]
+        return [event, *self._departure(broker_ids, unclean=False)]
 
     @property
     def _is_event(self) -> bool:
@@ -325,7 +314,7 @@ class BrokerLifecycle:
 
     def elect_pending(self) -> list[Record]:
         """Elect where the log ends told so far suffice now, since a configuration changed or a broker is gone."""
-        return self._elect_by_log_end(list(self._log_ends), self._can_lead_without(()))
+        return self._elect_by_log_end(list(self._log_ends), self._image.can_lead)
 
     def elect_unclean(self, keys: Sequence[PartitionKey]) -> list[Record]:
         """Elect for partitions without a leader where every replica that is here has told its log end.
@@ -333,7 +322,7 @@ class BrokerLifecycle:
         The others are asked, and elected as soon as they have, unless `withdraw` comes before.
         """
         self._wished.update(dict.fromkeys(keys))
-        return self._elect_by_log_end(keys, self._can_lead_without(()))
+        return self._elect_by_log_end(keys, self._image.can_lead)
 
     def withdraw(self, keys: Iterable[PartitionKey]) -> None:
         """Whoever asked for unclean elections waits for them no longer."""
@@ -341,7 +330,7 @@ class BrokerLifecycle:
             self._wished.pop(key, None)
 
     def _allows_unclean(self, key: PartitionKey, topic_name: str) -> bool:
-        return key in self._wished or self._unclean_allowed(topic_name)
+        return key in self._wished or self._controller.unclean_allowed(topic_name)
 
     def _elect_by_log_end(self, keys: Iterable[PartitionKey], can_lead: CanLead) -> list[Record]:
         records: list[Record] = []
@@ -393,32 +382,51 @@ class BrokerLifecycle:
         return wanted
 
     def _leaderless_of(self, broker_id: int) -> list[PartitionKey]:
-        leaderless = self._image.leaderless
-        if not leaderless:
-            return []
         own = self._image.partitions_of_broker(broker_id)
-        return [key for key in leaderless if key in own]
+        return [key for key in self._image.leaderless if key in own]
 
     def _can_lead_with(self, broker_id: int, can_lead: bool) -> CanLead:
-        brokers = self._image.brokers
-
-        def decide(candidate: int) -> bool:
-            if candidate == broker_id:
-                return can_lead
-            broker = brokers.get(candidate)
-            return broker is not None and broker.can_lead
-
-        return decide
+        return lambda candidate: can_lead if candidate == broker_id else self._image.can_lead(candidate)
 
     def _can_lead_without(self, gone: Collection[int]) -> CanLead:
-        brokers = self._image.brokers
-
-        def decide(candidate: int) -> bool:
-            broker = brokers.get(candidate)
-            return broker is not None and broker.can_lead and candidate not in gone
-
-        return decide
+        return lambda candidate: candidate not in gone and self._image.can_lead(candidate)
 
 
-def _is_partition_change(record: Record) -> bool:
-    return isinstance(record, PartitionChangeRecord)
+def _registration_fault(request: m.BrokerRegistrationRequest) -> str | None:
+    """What keeps a registration from being written down; None for nothing."""
+    if not 0 <= request.broker_id <= _INT32_MAX or len(request.incarnation_id) != _ID_BYTES or not request.listeners:
+        return "a registration has a broker id, an incarnation id and listeners"
+    for what, values, count_max in (
+        ("listeners", request.listeners, LISTENERS_MAX),
+        ("features", request.features, FEATURES_MAX),
+        ("log folders", request.log_dirs, LOG_DIRS_MAX),
+    ):
+        if len(values) > count_max:
+            return f"a registration has at most {count_max} {what}"
+    if any(len(directory) != _ID_BYTES for directory in request.log_dirs):
+        return "a log folder's id has 16 bytes"
+    if request.rack is not None and not is_name(request.rack):
+        return f"a rack has at most {NAME_LENGTH_MAX} characters, none of them null"
+    return _listeners_fault(request) or _features_fault(request)
+
+
+def _listeners_fault(request: m.BrokerRegistrationRequest) -> str | None:
+    names = [listener.name for listener in request.listeners]
+    if not all(is_name(listener.name) and is_name(listener.host) for listener in request.listeners):
+        return f"a listener's name and host have at most {NAME_LENGTH_MAX} characters, none of them null"
+    if len(set(names)) != len(names):
+        return "two listeners have the same name"
+    if any(not 0 <= listener.port <= _UINT16_MAX for listener in request.listeners):
+        return "a listener's port is not between 0 and 65535"
+    if any(not 0 <= listener.security_protocol <= _INT16_MAX for listener in request.listeners):
+        return f"a listener's security protocol is not between 0 and {_INT16_MAX}"
+    return None
+
+
+def _features_fault(request: m.BrokerRegistrationRequest) -> str | None:
+    if not all(is_name(feature.name) for feature in request.features):
+        return f"a feature's name has at most {NAME_LENGTH_MAX} characters, none of them null"
+    for feature in request.features:
+        if not 0 <= feature.min_supported_version <= feature.max_supported_version <= _INT16_MAX:
+            return f"the versions of feature {feature.name!r} are not a range between 0 and {_INT16_MAX}"
+    return None

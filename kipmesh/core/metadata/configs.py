@@ -1,20 +1,22 @@
-"""IncrementalAlterConfigs and DescribeConfigs of topics; of brokers there is a little in `broker_configs`.
+"""IncrementalAlterConfigs and DescribeConfigs of topics and brokers.
 
 The controller has no configuration of anything else: such requests are answered with INVALID_REQUEST. The metadata
 topic's is fixed: its `cleanup.policy` reads `snapshot`, and nothing of it can be set (630-07).
+
+Brokers have the few keys that hold without a restart, for one broker or (name "") for all. They are in the metadata log
+as Kafka's ConfigRecords of type 4. What a broker's own file says is not known here, so only keys that were set are
+described.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
 
 from kipmesh import messages as m
 from kipmesh.core.config import TopicConfig
-from kipmesh.core.config.resources import AlterOperation, ConfigSource
+from kipmesh.core.config.base import FOLLOWER_THROTTLED_RATE, NO_THROTTLE, AlterOperation, ConfigSource, dotted
 from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
-from kipmesh.core.metadata.broker_configs import broker_alterations, described_broker
-from kipmesh.core.metadata.decision import Decision
+from kipmesh.core.metadata.decision import UNCLEAN_LEADER_ELECTION, ControllerState, Decision, find_topic, refusal
 from kipmesh.core.metadata.image import (
     BROKER_RESOURCE,
     CLUSTER_METADATA_TOPIC,
@@ -23,29 +25,24 @@ from kipmesh.core.metadata.image import (
     TopicState,
 )
 from kipmesh.core.metadata.records import ConfigRecord, Record
-from kipmesh.core.metadata.request_limits import config_value_fault, refusal
 
 MIN_INSYNC_REPLICAS = "min.insync.replicas"
-UNCLEAN_LEADER_ELECTION = "unclean.leader.election.enable"
+TEXT_LENGTH_MAX = 32_767
+"""Characters of a configuration's value, the most that Kafka's older string form has room for."""
 METADATA_TOPIC_CONFIG: Mapping[str, tuple[str, str]] = {
     "cleanup.policy": ("snapshot", "What happens to old segments: a snapshot of the metadata takes their place.")
 }
 """Key -> value and documentation."""
-
-
-def unclean_election_allowed(image: MetadataImage, topic_name: str, *, default: bool) -> bool:
-    """The topic's `unclean.leader.election.enable`, by default the controller's own."""
-    value = image.topic_config(topic_name).get(UNCLEAN_LEADER_ELECTION)
-    return default if value is None else value.lower() in _TRUE
-
-
-_TRUE = frozenset({"true", "1", "on", "t", "y", "yes"})  # what TopicConfig reads as true
+DYNAMIC_KEYS: Mapping[str, str] = {
+    FOLLOWER_THROTTLED_RATE: "Bytes a second that replicas which a reassignment adds to this broker fetch at most."
+}
+"""Key of a broker -> documentation. Each value is a whole number from 1 on."""
 
 
 def alter_configs(
-    image: MetadataImage, request: m.IncrementalAlterConfigsRequest
+    controller: ControllerState, request: m.IncrementalAlterConfigsRequest
 ) -> Decision[m.IncrementalAlterConfigsResponse]:
-    """Set or remove single keys; a resource's alterations hold together."""
+    """IncrementalAlterConfigs: set or remove single keys; a resource's alterations hold together."""
     records: list[Record] = []
     responses = []
     seen: set[tuple[int, str]] = set()
@@ -56,8 +53,7 @@ def alter_configs(
             if name in seen:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "the request has the resource more than once")
             seen.add(name)
-            is_broker = resource.resource_type == BROKER_RESOURCE
-            changes = broker_alterations(image, resource) if is_broker else _alterations(image, resource)
+            changes = _alterations(controller.image, resource)
             if not request.validate_only:
                 records += changes
         except KafkaError as error:
@@ -66,132 +62,139 @@ def alter_configs(
     return Decision(records, m.IncrementalAlterConfigsResponse(responses=tuple(responses)))
 
 
-def _topic(image: MetadataImage, resource_type: int, name: str) -> TopicState:
-    if resource_type != TOPIC_RESOURCE:
-        raise KafkaError(
-            ErrorCode.INVALID_REQUEST, f"the controller has no configuration of resource type {resource_type}"
-        )
-    if name == CLUSTER_METADATA_TOPIC:
-        raise KafkaError(ErrorCode.POLICY_VIOLATION, f"the configuration of topic {name!r} is fixed")
-    topic = image.topic_by_name(name)
-    if topic is None:
-        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic {name!r}")
-    return topic
-
-
 def _alterations(image: MetadataImage, resource: m.AlterConfigsResource) -> list[Record]:
-    topic = _topic(image, resource.resource_type, resource.resource_name)
-    before = image.topic_config(topic.name)
-    after = dict(before)
-    altered: dict[str, None] = {}
+    """The records that set or remove keys; raises KafkaError."""
+    is_broker = resource.resource_type == BROKER_RESOURCE
+    name = _broker_name(image, resource.resource_name) if is_broker else _topic(image, resource).name
+    before = image.broker_config(name) if is_broker else image.topic_config(name)
+    altered: dict[str, str | None] = {}
     known = TopicConfig.keys()
     for config in resource.configs:
         if config.name in altered:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"configuration key {config.name!r} is altered twice")
-        altered[config.name] = None
+        if is_broker and config.name not in DYNAMIC_KEYS:
+            raise InvalidConfigError(f"configuration key {config.name!r} of a broker cannot be changed while it runs")
         match config.config_operation:
             case AlterOperation.SET:
                 if config.value is None:
                     raise KafkaError(ErrorCode.INVALID_REQUEST, f"configuration key {config.name!r} has no value")
-                fault = config_value_fault(config.value)
-                if fault is not None:
-                    raise InvalidConfigError(f"configuration key {config.name!r}: {fault}")
-                after[config.name] = config.value
+                altered[config.name] = (_rate if is_broker else checked_value)(config.name, config.value)
             case AlterOperation.DELETE:
-                if config.name not in known:
+                if not is_broker and config.name not in known:
                     raise InvalidConfigError(f"unknown configuration key {config.name!r}")
-                after.pop(config.name, None)
+                altered[config.name] = None
             case AlterOperation.APPEND | AlterOperation.SUBTRACT:
                 raise InvalidConfigError(f"configuration key {config.name!r} is not a list")
             case _:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, f"no configuration operation {config.config_operation}")
-    TopicConfig.parse(after)
+    if not is_broker:
+        TopicConfig.parse({key: value for key, value in {**before, **altered}.items() if value is not None})
     return [
-        ConfigRecord(TOPIC_RESOURCE, topic.name, name, after.get(name))
-        for name in altered
-        if after.get(name) != before.get(name)
+        ConfigRecord(resource.resource_type, name, key, value)
+        for key, value in altered.items()
+        if value != before.get(key)
     ]
 
 
-class TopicDefaultValues(NamedTuple):
-    """Topic defaults that a node's own configuration may set."""
+def _rate(key: str, value: str) -> str:
+    is_number = value.isascii() and value.isdecimal() and len(value) <= len(str(NO_THROTTLE))
+    if not is_number or not 1 <= int(value) <= NO_THROTTLE:
+        raise InvalidConfigError(f"configuration key {key!r}: {value[:30]!r} is not a number between 1 and 2^63 - 1")
+    return str(int(value))
 
-    values: Mapping[str, Any]
-    """Where they differ from TopicConfig's own."""
-    static: Collection[str]
-    """Those of them that the node's file or environment names."""
+
+def checked_value(key: str, value: str) -> str:
+    """The value if a record has room for it; raises InvalidConfigError."""
+    if len(value) > TEXT_LENGTH_MAX or "\0" in value:
+        text = f"a value has at most {TEXT_LENGTH_MAX} characters, none of them null"
+        raise InvalidConfigError(f"configuration key {key!r}: {text}")
+    return value
+
+
+def _topic(image: MetadataImage, resource: m.AlterConfigsResource | m.DescribeConfigsResource) -> TopicState:
+    if resource.resource_type != TOPIC_RESOURCE:
+        text = f"the controller has no configuration of resource type {resource.resource_type}"
+        raise KafkaError(ErrorCode.INVALID_REQUEST, text)
+    if resource.resource_name == CLUSTER_METADATA_TOPIC:
+        text = f"the configuration of topic {resource.resource_name!r} is fixed"
+        raise KafkaError(ErrorCode.POLICY_VIOLATION, text)
+    return find_topic(image, resource.resource_name)
+
+
+def _broker_name(image: MetadataImage, name: str) -> str:
+    """The resource's name as it is written; a broker that is not registered has no configuration to change."""
+    if name == "":
+        return name
+    if not (name.isascii() and name.isdecimal() and len(name) <= len(str(2**31)) and int(name) in image.brokers):
+        raise KafkaError(ErrorCode.BROKER_ID_NOT_REGISTERED, f"broker {name[:30]!r} is not registered")
+    return str(int(name))
 
 
 def describe_configs(
-    image: MetadataImage, request: m.DescribeConfigsRequest, node_defaults: TopicDefaultValues
-) -> m.DescribeConfigsResponse:
-    """Values, and where they are from."""
-    return m.DescribeConfigsResponse(
-        results=tuple([_described(image, resource, node_defaults, request) for resource in request.resources])
-    )
+    controller: ControllerState, request: m.DescribeConfigsRequest
+) -> Decision[m.DescribeConfigsResponse]:
+    """DescribeConfigs: values, and where they are from."""
+    results = []
+    for resource in request.resources:
+        name = (resource.resource_type, resource.resource_name)
+        try:
+            if name == (TOPIC_RESOURCE, CLUSTER_METADATA_TOPIC):
+                entries = _entries_of_metadata_topic()
+            elif resource.resource_type == BROKER_RESOURCE:
+                entries = _entries_of_broker(controller.image, _broker_name(controller.image, resource.resource_name))
+            else:
+                entries = _entries_of_topic(controller, _topic(controller.image, resource))
+        except KafkaError as error:
+            results.append(m.DescribeConfigsResult(error.code, refusal(error.message), *name))
+            continue
+        if resource.configuration_keys:
+            entries = [entry for entry in entries if entry.name in resource.configuration_keys]
+        if not request.include_documentation:
+            entries = [entry._replace(documentation=None) for entry in entries]
+        results.append(m.DescribeConfigsResult(ErrorCode.NONE, None, *name, configs=tuple(entries)))
+    return Decision((), m.DescribeConfigsResponse(results=tuple(results)))
 
 
-def _described(
-    image: MetadataImage,
-    resource: m.DescribeConfigsResource,
-    node_defaults: TopicDefaultValues,
-    request: m.DescribeConfigsRequest,
-) -> m.DescribeConfigsResult:
-    if (resource.resource_type, resource.resource_name) == (TOPIC_RESOURCE, CLUSTER_METADATA_TOPIC):
-        return _described_metadata_topic(resource, request)
-    try:
-        if resource.resource_type == BROKER_RESOURCE:
-            return described_broker(image, resource, request)
-        topic = _topic(image, resource.resource_type, resource.resource_name)
-    except KafkaError as error:
-        return m.DescribeConfigsResult(
-            error.code, refusal(error.message), resource.resource_type, resource.resource_name
+def _entries_of_metadata_topic() -> list[m.DescribeConfigsResourceResult]:
+    return [
+        m.DescribeConfigsResourceResult(
+            key, value, read_only=True, config_source=ConfigSource.DEFAULT, documentation=documentation
         )
-    own = image.topic_config(topic.name)
-    defaults = TopicConfig.parse(node_defaults.values).as_dict()
+        for key, (value, documentation) in METADATA_TOPIC_CONFIG.items()
+    ]
+
+
+def _entries_of_broker(image: MetadataImage, name: str) -> list[m.DescribeConfigsResourceResult]:
+    """The keys that are set for the broker, or for all of them."""
+    common, own = image.broker_config(""), image.broker_config(name)
+    return [
+        m.DescribeConfigsResourceResult(
+            key,
+            own.get(key, common.get(key)),
+            config_source=ConfigSource.DYNAMIC_BROKER if name and key in own else ConfigSource.DYNAMIC_DEFAULT_BROKER,
+            documentation=documentation,
+        )
+        for key, documentation in DYNAMIC_KEYS.items()
+        if key in own or key in common
+    ]
+
+
+def _entries_of_topic(controller: ControllerState, topic: TopicState) -> list[m.DescribeConfigsResourceResult]:
+    own, config = controller.image.topic_config(topic.name), controller.config
     # The default asks for no more in-sync replicas than the topic has replicas.
     replicas = min((len(state.replicas) for state in topic.partitions.values()), default=1)
-    defaults[MIN_INSYNC_REPLICAS] = min(defaults[MIN_INSYNC_REPLICAS], replicas)
-    wanted = resource.configuration_keys or tuple(defaults)
+    defaults = TopicConfig().as_dict() | {
+        MIN_INSYNC_REPLICAS: min(config.min_insync_replicas, replicas),
+        UNCLEAN_LEADER_ELECTION: config.unclean_leader_election_enable,
+    }
+    static = {dotted(name) for name in config.model_fields_set}
     entries = []
-    for (name, value), field in zip(defaults.items(), TopicConfig.model_fields.values(), strict=True):
-        if name not in wanted:
-            continue
-        if name in own:
-            source = ConfigSource.TOPIC
-        else:
-            source = ConfigSource.STATIC_BROKER if name in node_defaults.static else ConfigSource.DEFAULT
+    for (key, value), field in zip(defaults.items(), TopicConfig.model_fields.values(), strict=True):
+        source = ConfigSource.STATIC_BROKER if key in static else ConfigSource.DEFAULT
+        if key in own:
+            value, source = own[key], ConfigSource.TOPIC
+        text = str(value).lower() if isinstance(value, bool) else str(value)
         entries.append(
-            m.DescribeConfigsResourceResult(
-                name,
-                own[name] if name in own else _as_text(value),
-                config_source=source,
-                documentation=field.description if request.include_documentation else None,
-            )
+            m.DescribeConfigsResourceResult(key, text, config_source=source, documentation=field.description)
         )
-    return m.DescribeConfigsResult(
-        resource_type=resource.resource_type, resource_name=resource.resource_name, configs=tuple(entries)
-    )
-
-
-def _described_metadata_topic(
-    resource: m.DescribeConfigsResource, request: m.DescribeConfigsRequest
-) -> m.DescribeConfigsResult:
-    entries = [
-        m.DescribeConfigsResourceResult(
-            name,
-            value,
-            read_only=True,
-            config_source=ConfigSource.DEFAULT,
-            documentation=documentation if request.include_documentation else None,
-        )
-        for name, (value, documentation) in METADATA_TOPIC_CONFIG.items()
-        if name in (resource.configuration_keys or METADATA_TOPIC_CONFIG)
-    ]
-    return m.DescribeConfigsResult(
-        resource_type=resource.resource_type, resource_name=resource.resource_name, configs=tuple(entries)
-    )
-
-
-def _as_text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return entries

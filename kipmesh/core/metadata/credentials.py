@@ -10,12 +10,13 @@ users one request alters.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.metadata.decision import Decision
+from kipmesh.core.metadata.decision import NAME_LENGTH_MAX, ControllerState, Decision, is_name, refusal
 from kipmesh.core.metadata.image import MetadataImage
 from kipmesh.core.metadata.records import Record, RemoveUserScramCredentialRecord, UserScramCredentialRecord
-from kipmesh.core.metadata.request_limits import NAME_LENGTH_MAX, refusal
 from kipmesh.core.scram import ITERATIONS_MAX, ITERATIONS_MIN, NUMBERS, credential
 
 SECRET_BYTES_MAX = 1024
@@ -26,10 +27,10 @@ ALTERATIONS_MAX = 1000
 _MECHANISMS = {number: name for name, number in NUMBERS.items()}
 
 
-def alter_credentials(
-    image: MetadataImage, request: m.AlterUserScramCredentialsRequest
+def alter_user_scram_credentials(
+    controller: ControllerState, request: m.AlterUserScramCredentialsRequest
 ) -> Decision[m.AlterUserScramCredentialsResponse]:
-    """One result a user, in the order in which the request names them: the deletions first."""
+    """AlterUserScramCredentials: one result a user, in the order of the request, the deletions first."""
     alterations: list[m.ScramCredentialDeletion | m.ScramCredentialUpsertion] = [
         *request.deletions,
         *request.upsertions,
@@ -47,20 +48,18 @@ def alter_credentials(
                 text = "a user credential cannot be altered twice in the same request"
                 raise KafkaError(ErrorCode.DUPLICATE_RESOURCE, text)
             if isinstance(asked, m.ScramCredentialDeletion):
-                records[asked.name] = _deletion(image, asked)
+                records[asked.name] = _deletion(controller.image, asked)
             else:
                 records[asked.name] = _upsertion(asked)
         except KafkaError as error:
             records.pop(asked.name, None)
             errors[asked.name] = error
-    results = [_result(name, errors.get(name)) for name in dict.fromkeys([asked.name for asked in alterations])]
+    results = []
+    for name in dict.fromkeys([asked.name for asked in alterations]):
+        failed = errors.get(name)
+        code, message = (ErrorCode.NONE, None) if failed is None else (failed.code, refusal(failed.message))
+        results.append(m.AlterUserScramCredentialsResult(name, code, message))
     return Decision(tuple(records.values()), m.AlterUserScramCredentialsResponse(results=tuple(results)))
-
-
-def _result(name: str, error: KafkaError | None) -> m.AlterUserScramCredentialsResult:
-    if error is None:
-        return m.AlterUserScramCredentialsResult(name)
-    return m.AlterUserScramCredentialsResult(name, error.code, refusal(error.message))
 
 
 def _deletion(image: MetadataImage, asked: m.ScramCredentialDeletion) -> Record:
@@ -86,7 +85,7 @@ def _upsertion(asked: m.ScramCredentialUpsertion) -> Record:
 
 def _check_name_and_mechanism(name: str, mechanism: int) -> str:
     """The mechanism's name."""
-    if not name or len(name) > NAME_LENGTH_MAX or "\0" in name:
+    if not name or not is_name(name):
         text = f"a user's name has between 1 and {NAME_LENGTH_MAX} characters, none of them null"
         raise KafkaError(ErrorCode.UNACCEPTABLE_CREDENTIAL, text)
     if mechanism not in _MECHANISMS:
@@ -94,27 +93,21 @@ def _check_name_and_mechanism(name: str, mechanism: int) -> str:
     return _MECHANISMS[mechanism]
 
 
-def describe_credentials(
-    image: MetadataImage, request: m.DescribeUserScramCredentialsRequest
-) -> m.DescribeUserScramCredentialsResponse:
-    """Mechanisms and iterations of the users that are named, or of all; nothing of a password is told."""
-    asked: dict[str, int] = {}
-    for user in request.users:
-        asked[user.name] = asked.get(user.name, 0) + 1
-    if not asked:
-        asked = dict.fromkeys(sorted(image.credentials), 1)
-    return m.DescribeUserScramCredentialsResponse(
-        results=tuple([_described(image, name, times) for name, times in asked.items()])
-    )
-
-
-def _described(image: MetadataImage, name: str, times: int) -> m.DescribeUserScramCredentialsResult:
-    if times > 1:
-        text = refusal(f"user {name!r} is named {times} times in one request")
-        return m.DescribeUserScramCredentialsResult(name, ErrorCode.DUPLICATE_RESOURCE, text)
-    own = image.credentials_of(name)
-    if not own:
-        text = refusal(f"user {name!r} has no credential in the metadata")
-        return m.DescribeUserScramCredentialsResult(name, ErrorCode.RESOURCE_NOT_FOUND, text)
-    infos = [m.CredentialInfo(mechanism, found.iterations) for mechanism, found in sorted(own.items())]
-    return m.DescribeUserScramCredentialsResult(name, credential_infos=tuple(infos))
+def describe_user_scram_credentials(
+    controller: ControllerState, request: m.DescribeUserScramCredentialsRequest
+) -> Decision[m.DescribeUserScramCredentialsResponse]:
+    """DescribeUserScramCredentials: mechanisms and iterations of the named users, or of all; nothing of a password."""
+    credentials = controller.image.credentials
+    asked = Counter(user.name for user in request.users) or Counter(sorted(credentials))
+    results = []
+    for name, times in asked.items():
+        if times > 1:
+            code, text = ErrorCode.DUPLICATE_RESOURCE, f"user {name!r} is named {times} times in one request"
+        elif name not in credentials:
+            code, text = ErrorCode.RESOURCE_NOT_FOUND, f"user {name!r} has no credential in the metadata"
+        else:
+            infos = [m.CredentialInfo(kind, found.iterations) for kind, found in sorted(credentials[name].items())]
+            results.append(m.DescribeUserScramCredentialsResult(name, credential_infos=tuple(infos)))
+            continue
+        results.append(m.DescribeUserScramCredentialsResult(name, code, refusal(text)))
+    return Decision((), m.DescribeUserScramCredentialsResponse(results=tuple(results)))

@@ -22,7 +22,7 @@ from itertools import islice
 
 from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.metadata.decision import Decision
+from kipmesh.core.metadata.decision import ControllerState, Decision
 from kipmesh.core.metadata.image import BROKER_RESOURCE, MetadataImage
 from kipmesh.core.metadata.reassignments import target_replicas
 from kipmesh.core.metadata.records import ConfigRecord, UnregisterBrokerRecord
@@ -180,13 +180,11 @@ class _Plan:
         return broker is not None and broker.is_leader_role
 
 
-def unregister(
-    image: MetadataImage, request: m.UnregisterBrokerRequest, *, is_running: bool
+def unregister_broker(
+    controller: ControllerState, request: m.UnregisterBrokerRequest
 ) -> Decision[m.UnregisterBrokerResponse]:
-    """Forget a broker that is stopped and has no replica, and its dynamic configuration.
-
-    `is_running` says whether it was heard of lately.
-    """
+    """UnregisterBroker: forget a broker that is stopped and has no replica, and its dynamic configuration."""
+    image = controller.image
     broker = image.brokers.get(request.broker_id)
     if broker is None:
         return _refused(ErrorCode.BROKER_ID_NOT_REGISTERED, f"broker {request.broker_id} is not registered")
@@ -194,7 +192,7 @@ def unregister(
     if replicas:
         text = f"broker {broker.broker_id} still has {replicas} replicas: drain it first"
         return _refused(ErrorCode.POLICY_VIOLATION, text)
-    if is_running or not broker.fenced:
+    if not broker.fenced or controller.sessions.has_heard(broker.broker_id):
         return _refused(ErrorCode.INVALID_REQUEST, f"broker {broker.broker_id} is running: stop it first")
     # Kafka leaves them, and a new broker with that id would inherit a throttle that nobody remembers.
     name = str(broker.broker_id)

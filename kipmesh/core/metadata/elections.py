@@ -14,22 +14,47 @@ last ISR that had a leader.
   leads. Who stays away is waited for.
 - `unclean.leader.election.enable` lets the greatest of the replicas that are here lead, whatever the ISR was.
 
-Each function is pure and returns the record that makes the change, or None for no change.
+Each function is pure. The first ones return the record that makes the change, or None for no change. ElectLeaders and
+the automatic return to the preferred leader (the first replica, the partition's leader service) follow:
+
+| type      | the partition                                    | then                                             |
+| --------- | ------------------------------------------------ | ------------------------------------------------ |
+| any       | does not exist                                   | UNKNOWN_TOPIC_OR_PARTITION                       |
+| PREFERRED | is led by its first replica                      | ELECTION_NOT_NEEDED                              |
+| PREFERRED | that one can lead and is in the ISR              | it leads                                         |
+| PREFERRED | that one is fenced, stops, is behind or lost     | PREFERRED_LEADER_NOT_AVAILABLE                   |
+| UNCLEAN   | has a leader                                     | ELECTION_NOT_NEEDED                              |
+| UNCLEAN   | has none, and no replica can lead                | ELIGIBLE_LEADERS_NOT_AVAILABLE                   |
+| UNCLEAN   | has none, and all that can lead told their ends  | who has the most of the log leads                |
+| UNCLEAN   | has none, and some did not                       | ELIGIBLE_LEADERS_NOT_AVAILABLE, and they are asked |
+
+The errors are Kafka's. Kafka elects the first live replica in an unclean election. Here the replica that loses least is
+elected. Heartbeats report the log ends first, so the caller repeats the request.
+
+A preferred election changes nothing but the leader: the old and the new leader are in the ISR, so the new one has all
+that was acknowledged. It truncates what the old one had appended and not replicated; a producer with acks=all receives
+NOT_LEADER_OR_FOLLOWER for that and sends it again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from kipmesh.core.metadata.records import NO_LEADER, NO_LEADER_CHANGE, PartitionChangeRecord
+from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.core.metadata.decision import CanLead, ControllerState, Decision, find_partition, refusal
+from kipmesh.core.metadata.records import NO_LEADER, NO_LEADER_CHANGE, PartitionChangeRecord, Record
 from kipmesh.core.metadata.states import PartitionKey, PartitionState, is_lost
+from kipmesh.messages import ElectionType
 
 RECOVERED = 0
 RECOVERING = 1
 
-CanLead = Callable[[int], bool]
-"""Whether a broker is registered, unfenced and not shutting down."""
+TopicPartition = tuple[str, int]
+"""Topic name and partition."""
+
+ElectUnclean = Callable[[Sequence[PartitionKey]], list[Record]]
+"""Elects whom the log ends told so far allow, and asks for the others': `BrokerLifecycle.elect_unclean`."""
 
 
 class LogEnd(NamedTuple):
@@ -44,8 +69,9 @@ def _in_replica_order(state: PartitionState, members: Collection[int]) -> tuple[
     return tuple([replica for replica in state.replicas if replica in members])
 
 
-def _first(candidates: Sequence[int], can_lead: CanLead) -> int:
-    return next((candidate for candidate in candidates if can_lead(candidate)), NO_LEADER)
+def first_that(can_lead: CanLead, candidates: Iterable[int]) -> int:
+    """The first candidate that can lead, NO_LEADER if none can."""
+    return next(filter(can_lead, candidates), NO_LEADER)
 
 
 def leave_isr(
@@ -62,7 +88,7 @@ def leave_isr(
         remembered = _in_replica_order(state, {*remembered, broker_id})
     leader = state.leader
     if leader in (broker_id, NO_LEADER):
-        leader = _first(_in_replica_order(state, isr), can_lead)
+        leader = first_that(can_lead, _in_replica_order(state, isr))
     if leader == state.leader and len(isr) == len(state.isr):
         return None
     return PartitionChangeRecord(
@@ -78,7 +104,7 @@ def elect_clean(key: PartitionKey, state: PartitionState, can_lead: CanLead) -> 
     """A clean member of the ISR leads a partition that had no leader."""
     if state.leader != NO_LEADER:
         return None
-    leader = _first(_in_replica_order(state, state.isr), can_lead)
+    leader = first_that(can_lead, _in_replica_order(state, state.isr))
     return None if leader == NO_LEADER else PartitionChangeRecord(key[1], key[0], leader=leader)
 
 
@@ -133,9 +159,105 @@ def _plausible(end: LogEnd, leader_epoch: int) -> LogEnd:
 def _greatest(members: Sequence[int], log_ends: Mapping[int, LogEnd], can_lead: CanLead) -> int:
     """The first, in replica order, of the members that have the greatest log end and can lead; -1 if none can."""
     greatest = max(log_ends[member] for member in members)
-    return _first([member for member in members if log_ends[member] == greatest], can_lead)
+    return first_that(can_lead, [member for member in members if log_ends[member] == greatest])
 
 
 def proven(key: PartitionKey) -> PartitionChangeRecord:
     """The leader was alive after the last change: only its ISR counts from now on."""
     return PartitionChangeRecord(key[1], key[0], last_known_elr=())
+
+
+# --- ElectLeaders and the preferred leader
+
+
+class ElectionResult(NamedTuple):
+    """What became of one partition's election."""
+
+    topic: str
+    partition: int
+    code: ErrorCode = ErrorCode.NONE
+    message: str | None = None
+    is_pending: bool = False
+    """Whether it may be elected as soon as brokers have told their log ends."""
+
+
+def elect_leaders(
+    controller: ControllerState,
+    election_type: ElectionType,
+    partitions: Iterable[TopicPartition],
+    elect_unclean: ElectUnclean,
+) -> Decision[list[ElectionResult]]:
+    """Elect leaders of partitions; one that is named twice is elected once and answered once."""
+    image = controller.image
+    results: dict[TopicPartition, ElectionResult] = {}
+    records: list[Record] = []
+    pending: dict[PartitionKey, TopicPartition] = {}
+    for each in dict.fromkeys(partitions):
+        results[each] = ElectionResult(*each)
+        try:
+            key, state = find_partition(image, *each)
+            if election_type is ElectionType.PREFERRED:
+                _check_preferred(controller, state)
+                records.append(PartitionChangeRecord(key[1], key[0], leader=state.replicas[0]))
+            else:
+                _check_leaderless(controller, state)
+                pending[key] = each
+        except KafkaError as error:
+            results[each] = ElectionResult(*each, error.code, refusal(error.message))
+    if pending:
+        records = elect_unclean(list(pending))
+    elected = {(record.topic_id, record.partition_id) for record in records}
+    text = "where the logs of the replicas end is not known yet"
+    for key in pending.keys() - elected:
+        each = pending[key]
+        results[each] = ElectionResult(*each, ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, text, is_pending=True)
+    return Decision(records, list(results.values()))
+
+
+def _check_preferred(controller: ControllerState, state: PartitionState) -> None:
+    """Raises KafkaError unless the preferred leader is another one and can lead."""
+    image, preferred = controller.image, state.replicas[0]
+    if state.leader == preferred:
+        raise KafkaError(ErrorCode.ELECTION_NOT_NEEDED, f"broker {preferred}, the preferred one, leads")
+    if preferred in state.isr and image.can_lead(preferred):
+        return
+    why = "is not alive, or stops"
+    if image.can_lead(preferred):
+        why = "has lost this replica: its data folder failed" if is_lost(state, preferred) else "is behind"
+    raise KafkaError(ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, f"broker {preferred}, the preferred one, {why}")
+
+
+def _check_leaderless(controller: ControllerState, state: PartitionState) -> None:
+    """Raises KafkaError unless there is no leader and a replica that can lead."""
+    if state.leader != NO_LEADER:
+        raise KafkaError(ErrorCode.ELECTION_NOT_NEEDED, f"broker {state.leader} leads")
+    if not any(map(controller.image.can_lead, state.replicas)):
+        raise KafkaError(ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, f"none of {list(state.replicas)} is alive")
+
+
+def elect_preferred(controller: ControllerState, keys: Iterable[PartitionKey], count_max: int) -> Decision[int]:
+    """Let the preferred leaders of these partitions lead where they can, at most so many; returns how many do."""
+    image = controller.image
+    records: list[Record] = []
+    for key in keys:
+        state = image.partition(*key)
+        if state is None or state.replicas[0] == state.leader:
+            continue
+        if state.replicas[0] in state.isr and image.can_lead(state.replicas[0]):
+            records.append(PartitionChangeRecord(key[1], key[0], leader=state.replicas[0]))
+            if len(records) == count_max:
+                break
+    return Decision(records, len(records))
+
+
+def returnable(controller: ControllerState) -> Decision[list[PartitionKey]]:
+    """The partitions that another broker leads while their preferred leader can lead, in sync or not."""
+    image = controller.image
+    return Decision((), [key for leader, keys in image.imbalanced.items() if image.can_lead(leader) for key in keys])
+
+
+def electable(controller: ControllerState, election_type: ElectionType) -> Decision[list[TopicPartition]]:
+    """The partitions that ElectLeaders of this type is for when it names none."""
+    image = controller.image
+    groups = [image.leaderless] if election_type is ElectionType.UNCLEAN else image.imbalanced.values()
+    return Decision((), [(image.topics[topic_id].name, partition) for keys in groups for topic_id, partition in keys])

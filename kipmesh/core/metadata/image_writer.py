@@ -10,58 +10,47 @@ for the offsets of `unproven`, which become the snapshot's: a leader then proves
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.image import CapturedImage
-from kipmesh.core.metadata.partition_codec import encode_partition
-from kipmesh.core.metadata.states import BrokerState, PartitionState, TopicState
+from kipmesh.core.metadata.records import encode_partition
+from kipmesh.core.metadata.states import BrokerState, PartitionState
+
+T = TypeVar("T")
 
 
 def image_records(image: CapturedImage) -> Iterator[r.Record]:
     """The records of the image."""
-    for item in _items(image):
-        if isinstance(item, TopicState):
-            yield r.TopicRecord(item.name, item.topic_id)
-            for partition, state in item.partitions.items():
-                yield partition_record(item.topic_id, partition, state)
-        else:
-            yield item
+    return _walk(image, lambda record: record, partition_record)
 
 
 def image_values(image: CapturedImage) -> Iterator[bytes]:
     """The same records, encoded."""
-    for item in _items(image):
-        if isinstance(item, TopicState):
-            yield r.encode_record(r.TopicRecord(item.name, item.topic_id))
-            for partition, state in item.partitions.items():
-                yield _encoded(item.topic_id, partition, state)
-        else:
-            yield r.encode_record(item)
+    return _walk(image, r.encode_record, _encoded)
 
 
-def _items(image: CapturedImage) -> Iterator[r.Record | TopicState]:
-    level = image.features.get(r.METADATA_VERSION)
-    if level is not None:
-        yield r.FeatureLevelRecord(r.METADATA_VERSION, level)
-    for name, level in image.features.items():
-        if name != r.METADATA_VERSION:
-            yield r.FeatureLevelRecord(name, level)
+def _walk(
+    image: CapturedImage, of: Callable[[r.Record], T], of_partition: Callable[[bytes, int, PartitionState], T]
+) -> Iterator[T]:
+    """What `of` makes of each record, and `of_partition` of each partition."""
+    for name in sorted(image.features, key=lambda name: name != r.METADATA_VERSION):
+        yield of(r.FeatureLevelRecord(name, image.features[name]))
     for broker in image.brokers.values():
-        yield broker_record(broker)
-    yield from image.topics.values()
-    yield from _configs(image.configs)
+        yield of(broker_record(broker))
+    for topic in image.topics.values():
+        yield of(r.TopicRecord(topic.name, topic.topic_id))
+        for partition, state in topic.partitions.items():
+            yield of_partition(topic.topic_id, partition, state)
+    for (resource_type, resource_name), values in image.configs.items():
+        for name, value in values.items():
+            yield of(r.ConfigRecord(resource_type, resource_name, name, value))
     if image.next_producer_id:
-        yield r.ProducerIdsRecord(-1, -1, image.next_producer_id)
+        yield of(r.ProducerIdsRecord(-1, -1, image.next_producer_id))
     for user, credentials in image.credentials.items():
         for mechanism, credential in credentials.items():
-            yield r.UserScramCredentialRecord(user, mechanism, *credential)
-
-
-def _configs(configs: Mapping[tuple[int, str], Mapping[str, str]]) -> Iterator[r.ConfigRecord]:
-    for (resource_type, resource_name), values in configs.items():
-        for name, value in values.items():
-            yield r.ConfigRecord(resource_type, resource_name, name, value)
+            yield of(r.UserScramCredentialRecord(user, mechanism, *credential))
 
 
 def broker_record(broker: BrokerState) -> r.RegisterBrokerRecord:

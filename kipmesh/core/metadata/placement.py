@@ -11,21 +11,10 @@ The work is O(replicas x (racks + log brokers)). No randomness: equal input give
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from typing import NamedTuple
 
-
-class PlaceableBroker(NamedTuple):
-    """What placement needs to know of a broker."""
-
-    broker_id: int
-    rack: str | None
-    is_leader_role: bool
-    fenced: bool = False
-    replica_count: int = 0
-    """Replicas that it has already, of all topics."""
-
+from kipmesh.core.metadata.states import BrokerState
 
 _Load = tuple[int, int, int]
 """Replicas of this topic, of all topics, broker id: the least goes first."""
@@ -67,25 +56,29 @@ class _Heap:
 class Placement:
     """Places the partitions of one topic, one after the other."""
 
-    def __init__(self, brokers: Sequence[PlaceableBroker], replication_factor: int) -> None:
-        """Raises ValueError unless there are that many brokers and one of them is not fenced."""
-        usable = [broker for broker in brokers if not broker.fenced]
-        if not usable or not 0 < replication_factor <= len(brokers):
-            raise ValueError(f"{replication_factor} replicas on {len(brokers)} brokers ({len(usable)} unfenced)")
-        if len(usable) < replication_factor:
-            usable = [*usable, *(broker for broker in brokers if broker.fenced)]
+    def __init__(
+        self, brokers: Collection[BrokerState], replica_counts: Mapping[int, int], replication_factor: int
+    ) -> None:
+        """`replica_counts` are those of all topics. Raises ValueError unless there are that many brokers, one unfenced.
+
+        A broker that is shutting down counts as fenced.
+        """
+        unfenced = [broker for broker in brokers if broker.can_lead]
+        if not unfenced or not 0 < replication_factor <= len(brokers):
+            raise ValueError(f"{replication_factor} replicas on {len(brokers)} brokers ({len(unfenced)} unfenced)")
+        usable = unfenced
+        if len(unfenced) < replication_factor:
+            usable = [*unfenced, *(broker for broker in brokers if not broker.can_lead)]
         self._replication_factor = replication_factor
         self._rack_of = {broker.broker_id: broker.rack or "" for broker in usable}
-        before = {broker.broker_id: broker.replica_count for broker in usable}
-        self._load = dict.fromkeys(before, 0)
-        self._leader_load = dict.fromkeys(before, 0)
+        self._load = dict.fromkeys(self._rack_of, 0)
+        self._leader_load = dict.fromkeys(self._rack_of, 0)
         racks: dict[str, list[int]] = {}
-        for broker in usable:
-            racks.setdefault(broker.rack or "", []).append(broker.broker_id)
-        self._racks = {rack: _Heap(members, self._load, before) for rack, members in sorted(racks.items())}
-        unfenced = [broker for broker in usable if not broker.fenced]
+        for broker_id, rack in self._rack_of.items():
+            racks.setdefault(rack, []).append(broker_id)
+        self._racks = {rack: _Heap(members, self._load, replica_counts) for rack, members in sorted(racks.items())}
         leaders = [broker for broker in unfenced if broker.is_leader_role] or unfenced
-        self._leaders = _Heap([broker.broker_id for broker in leaders], self._leader_load, before)
+        self._leaders = _Heap([broker.broker_id for broker in leaders], self._leader_load, replica_counts)
 
     def add_existing(self, replicas: Sequence[int]) -> None:
         """Count a partition that the topic has already."""

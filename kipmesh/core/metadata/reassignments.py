@@ -25,18 +25,16 @@ without a running reassignment both are empty.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.metadata.brokers import UncleanAllowed
-from kipmesh.core.metadata.decision import Decision
-from kipmesh.core.metadata.elections import RECOVERING, CanLead
+from kipmesh.core.metadata.decision import CanLead, ControllerState, Decision, check_replicas, find_partition, refusal
+from kipmesh.core.metadata.elections import RECOVERING, first_that
 from kipmesh.core.metadata.image import MetadataImage, PartitionKey, PartitionState, changed
 from kipmesh.core.metadata.records import NO_LEADER, NO_LEADER_CHANGE, PartitionChangeRecord, Record
-from kipmesh.core.metadata.request_limits import refusal
-from kipmesh.messages.records.metadata import ZERO_UUID
+from kipmesh.core.metadata.states import new_directory
 
 COMPLETIONS_MAX = 1000
 """Most reassignments that one decision completes beside AlterPartition."""
@@ -57,16 +55,6 @@ def target_replicas(state: PartitionState) -> tuple[int, ...]:
     return tuple([replica for replica in state.replicas if replica not in state.removing_replicas])
 
 
-def can_lead_in(image: MetadataImage) -> CanLead:
-    """Who may be elected as things are."""
-
-    def decide(candidate: int) -> bool:
-        broker = image.brokers.get(candidate)
-        return broker is not None and broker.can_lead
-
-    return decide
-
-
 # --- completion ---------------------------------------------------------------------------------------------------
 
 
@@ -85,23 +73,10 @@ def completed(
 ) -> PartitionChangeRecord | None:
     """`change` of the partition, together with the end of its reassignment where that makes it complete."""
     state = before if change is None else changed(before, change)
-    can_lead = can_lead_in(image)
-    if not is_complete(state, can_lead):
+    if not is_complete(state, image.can_lead):
         return change
     base = change or PartitionChangeRecord(key[1], key[0])
-    return _dropping(image, before, base, target_replicas(state), state.isr, can_lead)
-
-
-def complete(image: MetadataImage, keys: Iterable[PartitionKey]) -> list[PartitionChangeRecord]:
-    """End the reassignments of these partitions where that may be."""
-    records = []
-    for key in keys:
-        state = image.partition(*key)
-        if state is not None:
-            record = completed(image, key, state, None)
-            if record is not None:
-                records.append(record)
-    return records
+    return _dropping(image, before, base, target_replicas(state), state.isr)
 
 
 def _dropping(
@@ -110,7 +85,6 @@ def _dropping(
     base: PartitionChangeRecord,
     replicas: Sequence[int],
     isr: Sequence[int],
-    can_lead: CanLead,
 ) -> PartitionChangeRecord:
     """`base`, and nothing is being moved any more: these are the replicas, with what is left of the ISR.
 
@@ -119,7 +93,7 @@ def _dropping(
     rest = tuple([member for member in isr if member in replicas])
     return base._replace(
         isr=rest if rest != tuple(before.isr) else None,
-        leader=_leader_of(before, replicas, rest, can_lead),
+        leader=_leader_of(before, replicas, rest, image.can_lead),
         replicas=tuple(replicas) if tuple(replicas) != tuple(before.replicas) else None,
         removing_replicas=() if before.removing_replicas else None,
         adding_replicas=() if before.adding_replicas else None,
@@ -131,7 +105,7 @@ def _leader_of(before: PartitionState, replicas: Sequence[int], isr: Collection[
     """What the record says of the leader; the same one is named for a new leader epoch when replicas are dropped."""
     if before.leader in replicas:
         return NO_LEADER_CHANGE if set(before.replicas) <= set(replicas) else before.leader
-    leader = next((replica for replica in replicas if replica in isr and can_lead(replica)), NO_LEADER)
+    leader = first_that(can_lead, [replica for replica in replicas if replica in isr])
     if before.leader == NO_LEADER:
         return NO_LEADER_CHANGE if leader == NO_LEADER else leader
     if leader == NO_LEADER:
@@ -144,35 +118,28 @@ def _leader_of(before: PartitionState, replicas: Sequence[int], isr: Collection[
 def _directories(image: MetadataImage, state: PartitionState, replicas: Sequence[int]) -> tuple[bytes, ...] | None:
     """The log folders of the replicas, where they are other than those of the state; None for the same."""
     held = dict(zip(state.replicas, state.directories, strict=False))
-    found = []
-    for replica in replicas:
-        if replica not in held:
-            broker = image.brokers.get(replica)
-            log_dirs = broker.log_dirs if broker is not None else ()
-            held[replica] = log_dirs[0] if len(log_dirs) == 1 else ZERO_UUID
-        found.append(held[replica])
-    return None if tuple(found) == tuple(state.directories) else tuple(found)
+    found = [held.get(replica) or new_directory(image.brokers.get(replica)) for replica in replicas]
+    return None if found == list(state.directories) else tuple(found)
 
 
 # --- AlterPartitionReassignments ----------------------------------------------------------------------------------
 
 
-class _Asked(NamedTuple):
+class _Partition(NamedTuple):
     """A partition that a request names."""
 
-    topic: str
+    name: str
     key: PartitionKey
     state: PartitionState
+    is_unclean: bool
+    """Whether its topic allows unclean elections."""
 
 
-def alter_reassignments(
-    image: MetadataImage,
-    request: m.AlterPartitionReassignmentsRequest,
-    unclean_allowed: UncleanAllowed,
-    *,
-    partitions_max: int,
+def alter_partition_reassignments(
+    controller: ControllerState, request: m.AlterPartitionReassignmentsRequest
 ) -> Decision[m.AlterPartitionReassignmentsResponse]:
-    """Begin, change and cancel reassignments, each partition by itself; at most `partitions_max` in one request."""
+    """AlterPartitionReassignments: begin, change and cancel reassignments, each partition by itself."""
+    partitions_max = controller.config.max_partitions_per_request
     records: list[Record] = []
     topics = []
     seen: set[tuple[str, int]] = set()
@@ -187,7 +154,7 @@ def alter_reassignments(
                 seen.add(where)
                 if len(records) >= partitions_max:
                     raise KafkaError(ErrorCode.POLICY_VIOLATION, f"more than {partitions_max} partitions at once")
-                record = _alter(image, topic.name, asked, unclean_allowed)
+                record = _alter(controller, topic.name, asked)
                 if record is not None:
                     records.append(record)
             except KafkaError as error:
@@ -202,37 +169,18 @@ def _name(topic: str, partition: int) -> str:
 
 
 def _alter(
-    image: MetadataImage, topic_name: str, asked: m.ReassignablePartition, unclean_allowed: UncleanAllowed
+    controller: ControllerState, topic_name: str, asked: m.ReassignablePartition
 ) -> PartitionChangeRecord | None:
-    topic = image.topic_by_name(topic_name)
-    state = None if topic is None else topic.partitions.get(asked.partition_index)
-    if topic is None or state is None:
-        raise KafkaError(
-            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no {_name(topic_name, asked.partition_index)}"
-        )
-    partition = _Asked(topic_name, (topic.topic_id, asked.partition_index), state)
-    is_unclean = unclean_allowed(topic_name)
+    key, state = find_partition(controller.image, topic_name, asked.partition_index)
+    partition = _Partition(_name(topic_name, key[1]), key, state, controller.unclean_allowed(topic_name))
     if asked.replicas is None:
-        return _cancel(image, partition, is_unclean=is_unclean)
-    _check_target(image, asked.replicas)
-    return _begin(image, partition, tuple(asked.replicas), is_unclean=is_unclean)
+        return _cancel(controller.image, partition)
+    check_replicas(controller.image, asked.replicas)
+    return _begin(controller.image, partition, tuple(asked.replicas))
 
 
-def _check_target(image: MetadataImage, target: Sequence[int]) -> None:
-    """Kafka's rules: not empty, each broker once and registered. Fenced ones may be named: they may come back."""
-    if not target:
-        raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, "a partition has at least one replica")
-    if len(set(target)) != len(target):
-        raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"{list(target)} has a broker twice")
-    unknown = next((broker for broker in target if broker not in image.brokers), None)
-    if unknown is not None:
-        raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"broker {unknown} is not registered")
-
-
-def _begin(
-    image: MetadataImage, partition: _Asked, target: tuple[int, ...], *, is_unclean: bool
-) -> PartitionChangeRecord | None:
-    key, state, can_lead = partition.key, partition.state, can_lead_in(image)
+def _begin(image: MetadataImage, partition: _Partition, target: tuple[int, ...]) -> PartitionChangeRecord | None:
+    key, state = partition.key, partition.state
     original = original_replicas(state)
     removing = tuple(sorted(replica for replica in original if replica not in target))
     adding = tuple(sorted(replica for replica in target if replica not in original))
@@ -241,35 +189,27 @@ def _begin(
     dropped = [replica for replica in state.replicas if replica not in replicas]
     isr: Sequence[int] = state.isr
     if dropped:
-        base, isr = _without(partition, base, dropped, can_lead, is_unclean=is_unclean)
-    record = _dropping(image, state, base, replicas, isr, can_lead)._replace(
+        base, isr = _without(image, partition, base, dropped)
+    record = _dropping(image, state, base, replicas, isr)._replace(
         removing_replicas=removing if removing != tuple(state.removing_replicas) else None,
         adding_replicas=adding if adding != tuple(state.adding_replicas) else None,
     )
     after = changed(state, record)
-    if is_complete(after, can_lead):
-        return _dropping(image, state, base, target, after.isr, can_lead)
+    if is_complete(after, image.can_lead):
+        return _dropping(image, state, base, target, after.isr)
     return None if record == PartitionChangeRecord(key[1], key[0]) else record
 
 
-def _cancel(image: MetadataImage, partition: _Asked, *, is_unclean: bool) -> PartitionChangeRecord:
-    key, state, can_lead = partition.key, partition.state, can_lead_in(image)
+def _cancel(image: MetadataImage, partition: _Partition) -> PartitionChangeRecord:
+    key, state = partition.key, partition.state
     if not is_reassigning(state):
-        raise KafkaError(
-            ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, f"{_name(partition.topic, key[1])} is not being reassigned"
-        )
-    base = PartitionChangeRecord(key[1], key[0])
-    base, isr = _without(partition, base, state.adding_replicas, can_lead, is_unclean=is_unclean)
-    return _dropping(image, state, base, original_replicas(state), isr, can_lead)
+        raise KafkaError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, f"{partition.name} is not being reassigned")
+    base, isr = _without(image, partition, PartitionChangeRecord(key[1], key[0]), state.adding_replicas)
+    return _dropping(image, state, base, original_replicas(state), isr)
 
 
 def _without(
-    partition: _Asked,
-    base: PartitionChangeRecord,
-    dropped: Collection[int],
-    can_lead: CanLead,
-    *,
-    is_unclean: bool,
+    image: MetadataImage, partition: _Partition, base: PartitionChangeRecord, dropped: Collection[int]
 ) -> tuple[PartitionChangeRecord, Sequence[int]]:
     """The ISR without replicas that are dropped before anybody has taken their place, and what the record says of it.
 
@@ -284,16 +224,16 @@ def _without(
     base = base._replace(last_known_elr=remembered if remembered != tuple(state.last_known_elr) else None)
     if isr and not state.last_known_elr:
         return base, isr
-    if not is_unclean:
+    if not partition.is_unclean:
         raise KafkaError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-            f"without {needed}, {_name(partition.topic, partition.key[1])} might lose what was committed: "
+            f"without {needed}, {partition.name} might lose what was committed: "
             + ("no other replica is in sync" if not isr else "its leader has not shown yet that it is alive"),
         )
     if isr:
         return base, isr
     rest = [replica for replica in state.replicas if replica not in dropped]
-    leader = next((replica for replica in rest if can_lead(replica)), NO_LEADER)
+    leader = first_that(image.can_lead, rest)
     if leader == NO_LEADER:
         raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"none of {rest} can lead")
     return base._replace(leader_recovery_state=RECOVERING, last_known_elr=() if state.last_known_elr else None), (
@@ -304,10 +244,11 @@ def _without(
 # --- ListPartitionReassignments -----------------------------------------------------------------------------------
 
 
-def list_reassignments(
-    image: MetadataImage, request: m.ListPartitionReassignmentsRequest
-) -> m.ListPartitionReassignmentsResponse:
+def list_partition_reassignments(
+    controller: ControllerState, request: m.ListPartitionReassignmentsRequest
+) -> Decision[m.ListPartitionReassignmentsResponse]:
     """The reassignments that are running: all of them, or those of the partitions that the request names."""
+    image = controller.image
     wanted: dict[bytes, list[int]] = {}
     if request.topics is None:
         for topic_id, partition in image.reassigning:
@@ -319,21 +260,14 @@ def list_reassignments(
                 wanted.setdefault(topic.topic_id, []).extend(asked.partition_indexes)
     topics = []
     for topic_id, partitions in wanted.items():
-        ongoing = _ongoing(image.topics[topic_id].partitions, sorted(set(partitions)))
-        if ongoing:
-            topics.append(m.OngoingTopicReassignment(image.topics[topic_id].name, ongoing))
-    return m.ListPartitionReassignmentsResponse(topics=tuple(sorted(topics)))
-
-
-def _ongoing(
-    states: Mapping[int, PartitionState], partitions: Iterable[int]
-) -> tuple[m.OngoingPartitionReassignment, ...]:
-    return tuple(
-        [
+        topic = image.topics[topic_id]
+        ongoing = [
             m.OngoingPartitionReassignment(
                 partition, tuple(state.replicas), tuple(state.adding_replicas), tuple(state.removing_replicas)
             )
-            for partition in partitions
-            if (state := states.get(partition)) is not None and is_reassigning(state)
+            for partition in sorted(set(partitions))
+            if (state := topic.partitions.get(partition)) is not None and is_reassigning(state)
         ]
-    )
+        if ongoing:
+            topics.append(m.OngoingTopicReassignment(topic.name, tuple(ongoing)))
+    return Decision((), m.ListPartitionReassignmentsResponse(topics=tuple(sorted(topics))))

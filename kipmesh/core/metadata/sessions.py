@@ -16,7 +16,7 @@ another controller had, nor those of a registration before. So a new controller 
 it has seen one of its own break; those that died with the one before it are found by their addresses (`refused`).
 
 Invariants: at most one session a broker; a session is of one registration (broker epoch); it ends by a lost connection
-only if the controller looked all the while, at least every `2 * look_ms`.
+only if the controller looked all the while, at least every `2 * check_interval_ms`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-LOOKS = 4
+CHECKS = 4
 """How often the controller looks while a connection is missing, before the session ends."""
 
 
@@ -54,15 +54,16 @@ class BrokerSessions:
     def __init__(self, timeout_ms: int, loss_timeout_ms: int = 0) -> None:
         self.timeout_ms = timeout_ms
         self.loss_timeout_ms = loss_timeout_ms
-        self.look_ms = max(loss_timeout_ms // LOOKS, 1)
+        self.check_interval_ms = max(loss_timeout_ms // CHECKS, 1)
         self._sessions: dict[int, Session] = {}
         self._missing: set[int] = set()
         """Brokers whose session has `missing_since_ms`."""
-        self._looked_ms = 0
+        self._checked_ms = 0
 
-    def get(self, broker_id: int) -> Session | None:
-        """The broker's session, which may have ended by now."""
-        return self._sessions.get(broker_id)
+    def has_heard(self, broker_id: int) -> bool:
+        """Whether the broker has used its session, which may have ended by now."""
+        session = self._sessions.get(broker_id)
+        return session is not None and session.heard
 
     def grant(self, broker_id: int, broker_epoch: int, now_ms: int) -> None:
         """A whole timeout for a broker that was not heard of yet."""
@@ -110,17 +111,17 @@ class BrokerSessions:
     def _miss(self, broker_id: int, session: Session, now_ms: int) -> bool:
         if not self.loss_timeout_ms or session.missing_since_ms is not None:
             return False
-        self._look(now_ms)
+        self._note_check(now_ms)
         session.missing_since_ms = now_ms
         self._missing.add(broker_id)
         return True
 
-    def _look(self, now_ms: int) -> None:
+    def _note_check(self, now_ms: int) -> None:
         """Who looks too late stood still, and heard nobody meanwhile."""
-        if now_ms - self._looked_ms > 2 * self.look_ms:
+        if now_ms - self._checked_ms > 2 * self.check_interval_ms:
             for broker_id in self._missing:
                 self._sessions[broker_id].missing_since_ms = now_ms
-        self._looked_ms = now_ms
+        self._checked_ms = now_ms
 
     def missing(self) -> frozenset[int]:
         """The brokers that are missing, and of which nothing was heard since."""
@@ -139,7 +140,7 @@ class BrokerSessions:
     def expired(self, now_ms: int) -> list[int]:
         """The brokers whose sessions have ended, the longest ended first; to be asked at `next_deadline_ms`."""
         if self._missing:
-            self._look(now_ms)
+            self._note_check(now_ms)
         ended = []
         for broker_id, session in self._sessions.items():
             end_ms = session.last_contact_ms + self.timeout_ms
@@ -154,7 +155,7 @@ class BrokerSessions:
         if not self._sessions:
             return None
         first = min(session.last_contact_ms for session in self._sessions.values()) + self.timeout_ms
-        return min(first, self._looked_ms + self.look_ms) if self._missing else first
+        return min(first, self._checked_ms + self.check_interval_ms) if self._missing else first
 
     def extend(self, now_ms: int) -> None:
         """Give every broker a whole timeout: the controller itself was away and cannot tell who was not."""
@@ -162,7 +163,7 @@ class BrokerSessions:
             session.last_contact_ms = now_ms
             if session.missing_since_ms is not None:
                 session.missing_since_ms = now_ms
-        self._looked_ms = now_ms
+        self._checked_ms = now_ms
 
     def least_metadata_offset(self, broker_ids: Iterable[int]) -> int | None:
         """What all of these brokers have applied; None for no brokers."""

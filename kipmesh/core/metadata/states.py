@@ -182,6 +182,11 @@ def added(record: r.PartitionRecord) -> PartitionState:
     )
 
 
+def new_directory(broker: BrokerState | None) -> bytes:
+    """The log directory of a new replica: the broker's only one, or the one that the broker is going to choose."""
+    return broker.log_dirs[0] if broker is not None and len(broker.log_dirs) == 1 else r.ZERO_UUID
+
+
 def is_lost(state: PartitionState, broker_id: int) -> bool:
     """Whether the broker's replica was in a data folder that failed (`log_dirs`)."""
     return LOST_DIRECTORY in state.directories and (broker_id, LOST_DIRECTORY) in zip(

@@ -1,12 +1,12 @@
-"""The metadata quorum as a sans-IO state machine: see `kipmesh.core.raft.machine` for its contract."""
+"""The metadata quorum as a sans-IO state machine; `machine` is the entry and states the contract with the driver.
 
+`elections`, `replication` and `snapshots` are functions on the state in `context`; `leadership` is what a leader keeps
+of its replicas; `types` has events and effects; `wire` makes and reads the messages.
+"""
+
+from kipmesh.core.raft.elections import TRANSITIONS, Cause, IllegalTransitionError
 from kipmesh.core.raft.machine import Machine
-from kipmesh.core.raft.transitions import TRANSITIONS, Cause, IllegalTransitionError, State
-from kipmesh.core.raft.types import (
-    ElectionState,
-    QuorumError,
-    RaftConfig,
-)
+from kipmesh.core.raft.types import ElectionState, QuorumError, RaftConfig, State
 
 __all__ = [
     "TRANSITIONS",

@@ -11,6 +11,7 @@ fetch a replica, at most `WAITING_MAX` in all; a voter's claim counts only when 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from kipmesh.core.raft.types import RaftConfig
@@ -39,23 +40,15 @@ class Waiting(NamedTuple):
     deadline_ms: int
 
 
+@dataclass(slots=True)
 class Replica:
     """A replica as its fetches show it; times are the leader's clock, -1 for never."""
 
-    __slots__ = (
-        "end_offset",
-        "high_watermark_told",
-        "last_caught_up_ms",
-        "last_fetch_ms",
-        "leader_end_at_last_fetch",
-    )
-
-    def __init__(self) -> None:
-        self.end_offset = -1
-        self.last_fetch_ms = -1
-        self.last_caught_up_ms = -1
-        self.leader_end_at_last_fetch = -1
-        self.high_watermark_told = -1
+    end_offset: int = -1
+    last_fetch_ms: int = -1
+    last_caught_up_ms: int = -1
+    leader_end_at_last_fetch: int = -1
+    high_watermark_told: int = -1
 
     def fetched(self, offset: int, leader_end: int, now_ms: int) -> None:
         """It has everything below `offset`."""

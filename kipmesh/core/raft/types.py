@@ -7,17 +7,40 @@ its header. Times are milliseconds of the caller's monotonic clock; offsets are 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple, Protocol, TypeAlias
 
 from kipmesh import messages as m
+from kipmesh.core.control_records import LeaderChange
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.raft.control import LeaderChange
-from kipmesh.core.raft.transitions import State
 
 Request: TypeAlias = m.VoteRequest | m.BeginQuorumEpochRequest | m.EndQuorumEpochRequest | m.FetchRequest
 Response: TypeAlias = (
     m.VoteResponse | m.BeginQuorumEpochResponse | m.EndQuorumEpochResponse | m.FetchResponse | m.DescribeQuorumResponse
 )
+
+
+class State(Enum):
+    """What a replica is to its quorum; the value is the name in metrics and documents."""
+
+    UNATTACHED = "unattached"
+    VOTED = "voted"
+    CANDIDATE = "candidate"
+    LEADER = "leader"
+    RESIGNED = "resigned"
+    FOLLOWER = "follower"
+    OBSERVER_UNATTACHED = "observer-unattached"
+    OBSERVER_FOLLOWER = "observer-follower"
+
+    @property
+    def is_observer(self) -> bool:
+        """Whether a replica without a vote is in this state."""
+        return self in (State.OBSERVER_UNATTACHED, State.OBSERVER_FOLLOWER)
+
+    @property
+    def follows(self) -> bool:
+        """Whether it fetches from a leader that it knows."""
+        return self in (State.FOLLOWER, State.OBSERVER_FOLLOWER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +85,7 @@ class ElectionState(NamedTuple):
 
 
 class LogView(Protocol):
-    """What the machine reads of the log, `kipmesh.storage.log.Log` as it is. It never writes."""
+    """What the machine reads of the log, `kipmesh.storage.log.log.Log` as it is. It never writes."""
 
     @property
     def log_start_offset(self) -> int:
@@ -88,21 +111,21 @@ class LogView(Protocol):
 
 
 class RequestReceived(NamedTuple):
-    """A peer asks; the answer comes as `Answer(request_id)`, at once or later."""
+    """A peer sent a request; the response is `Respond(request_id)`, at once or later."""
 
     request_id: int
     request: Request
 
 
 class ResponseReceived(NamedTuple):
-    """A peer answered `Send(request_id)`."""
+    """A peer responded to `Send(request_id)`."""
 
     request_id: int
     response: Response
 
 
 class RequestFailed(NamedTuple):
-    """`Send(request_id)` will get no answer."""
+    """`Send(request_id)` will get no response."""
 
     request_id: int
 
@@ -215,7 +238,7 @@ class AppendAsFollower(NamedTuple):
 
 
 class RefuseAppend(NamedTuple):
-    """An `AppendRequested` that will not be done: answer its client."""
+    """An `AppendRequested` that will not be done: respond to its client."""
 
     token: int
     error: ErrorCode
@@ -236,15 +259,15 @@ class Send(NamedTuple):
 
 
 class Read(NamedTuple):
-    """What of the log belongs into a Fetch answer: whole batches from `offset`, none that reaches `max_offset`."""
+    """What of the log belongs into a Fetch response: whole batches from `offset`, none that reaches `max_offset`."""
 
     offset: int
     max_bytes: int
     max_offset: int
 
 
-class Answer(NamedTuple):
-    """Answer a `RequestReceived`; with `read`, records of the log go into it (`wire.with_records`)."""
+class Respond(NamedTuple):
+    """Respond to a `RequestReceived`; with `read`, records of the log go into it (`wire.with_records`)."""
 
     request_id: int
     response: Response
@@ -282,7 +305,7 @@ Effect: TypeAlias = (
     | RefuseAppend
     | Flush
     | Send
-    | Answer
+    | Respond
     | Committed
     | StateChanged
     | FetchSnapshot

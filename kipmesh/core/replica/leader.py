@@ -12,6 +12,7 @@ to do. Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import InitVar, dataclass, field
 from typing import NamedTuple
 
 UNKNOWN_OFFSET = -1
@@ -35,6 +36,7 @@ class IsrChange(NamedTuple):
         return frozenset([broker for broker, _ in self.members])
 
 
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class FollowerFetches:
     """A follower's fetches in one session, shared by its partitions there: when the last one was taken.
 
@@ -42,13 +44,11 @@ class FollowerFetches:
     changed (227-07, 227-10). So a partition that was not read stands where it stood, and was fetched all the same.
     """
 
-    __slots__ = ("__weakref__", "broker_epoch", "last_fetch_ms")
-
-    def __init__(self, broker_epoch: int, now_ms: int) -> None:
-        self.broker_epoch = broker_epoch
-        self.last_fetch_ms = now_ms
+    broker_epoch: int
+    last_fetch_ms: int
 
 
+@dataclass(slots=True, eq=False)
 class FollowerProgress:
     """How far one follower is, from its fetches. `last_caught_up_ms` is when it last had the leader's whole log.
 
@@ -57,24 +57,13 @@ class FollowerProgress:
     position is read, and each that is answered with records: others say nothing new.
     """
 
-    __slots__ = (
-        "broker_epoch",
-        "fetches",
-        "last_caught_up_ms",
-        "last_fetch_leader_end",
-        "last_fetch_ms",
-        "log_end_offset",
-        "log_start_offset",
-    )
-
-    def __init__(self, last_caught_up_ms: int) -> None:
-        self.broker_epoch = UNKNOWN_EPOCH
-        self.fetches: FollowerFetches | None = None
-        self.log_end_offset = UNKNOWN_OFFSET
-        self.log_start_offset = UNKNOWN_OFFSET
-        self.last_caught_up_ms = last_caught_up_ms
-        self.last_fetch_ms = 0
-        self.last_fetch_leader_end = UNKNOWN_OFFSET
+    last_caught_up_ms: int
+    broker_epoch: int = UNKNOWN_EPOCH
+    fetches: FollowerFetches | None = None
+    log_end_offset: int = UNKNOWN_OFFSET
+    log_start_offset: int = UNKNOWN_OFFSET
+    last_fetch_ms: int = 0
+    last_fetch_leader_end: int = UNKNOWN_OFFSET
 
     def fetched(
         self,
@@ -122,61 +111,40 @@ class FollowerProgress:
         return self.log_end_offset == leader_end or now_ms - self.last_caught_up_ms <= lag_max_ms
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class PartitionLeader:
     """The leader's view of one partition during one leader epoch."""
 
-    __slots__ = (
-        "_eligible_epoch",
-        "broker_id",
-        "epoch_start_offset",
-        "followers",
-        "high_watermark",
-        "isr",
-        "lag_max_ms",
-        "leader_epoch",
-        "log_end_offset",
-        "lost",
-        "min_insync_replicas",
-        "partition_epoch",
-        "pending",
-    )
+    broker_id: int
+    leader_epoch: int
+    partition_epoch: int
+    replicas: InitVar[Sequence[int]]
+    isr: frozenset[int]
+    log_end_offset: int
+    high_watermark: int
+    min_insync_replicas: int
+    lag_max_ms: int
+    eligible_epoch: Callable[[int], int]
+    """The broker epoch of a broker that may be an ISR member now (registered, not fenced, not shutting down), or -1."""
+    now_ms: InitVar[int]
+    pending: IsrChange | None = None
+    lost: frozenset[int] = frozenset()
+    """Replicas in data folders that have failed: whatever they fetched, they are not waited for and do not join."""
+    epoch_start_offset: int = field(init=False)
+    followers: dict[int, FollowerProgress] = field(init=False)
 
-    def __init__(
-        self,
-        *,
-        broker_id: int,
-        leader_epoch: int,
-        partition_epoch: int,
-        replicas: Sequence[int],
-        isr: Collection[int],
-        log_end_offset: int,
-        high_watermark: int,
-        min_insync_replicas: int,
-        lag_max_ms: int,
-        eligible_epoch: Callable[[int], int],
-        now_ms: int,
-    ) -> None:
-        # The broker epoch of a broker that may be an ISR member now (registered, not fenced, not shutting down), or -1.
-        self._eligible_epoch = eligible_epoch
-        self.broker_id = broker_id
-        self.leader_epoch = leader_epoch
-        self.partition_epoch = partition_epoch
-        self.isr: frozenset[int] = frozenset(isr)
-        self.pending: IsrChange | None = None
-        self.lost: frozenset[int] = frozenset()
-        """Replicas in data folders that have failed: whatever they fetched, they are not waited for and do not join."""
-        self.log_end_offset = log_end_offset
-        self.epoch_start_offset = log_end_offset
-        self.high_watermark = min(high_watermark, log_end_offset)
-        self.min_insync_replicas = min(min_insync_replicas, len(replicas))
-        self.lag_max_ms = lag_max_ms
-        self.followers: dict[int, FollowerProgress] = {
+    def __post_init__(self, replicas: Sequence[int], now_ms: int) -> None:
+        self.isr = frozenset(self.isr)
+        self.epoch_start_offset = self.log_end_offset
+        self.high_watermark = min(self.high_watermark, self.log_end_offset)
+        self.min_insync_replicas = min(self.min_insync_replicas, len(replicas))
+        self.followers = {
             # A member of the ISR is given the whole lag time to show itself.
-            replica: FollowerProgress(now_ms if replica in self.isr else -lag_max_ms)
+            replica: FollowerProgress(now_ms if replica in self.isr else -self.lag_max_ms)
             for replica in replicas
-            if replica != broker_id
+            if replica != self.broker_id
         }
-        self._advance(now_ms)
+        self.advance(now_ms)
 
     @property
     def maximal_isr(self) -> frozenset[int]:
@@ -202,7 +170,7 @@ class PartitionLeader:
         for progress in self.followers.values():
             progress.settle(self.log_end_offset)
         self.log_end_offset = log_end_offset
-        return self._advance(now_ms)
+        return self.advance(now_ms)
 
     def follower_fetched(
         self,
@@ -219,10 +187,10 @@ class PartitionLeader:
         here while its broker registered anew is of another process: what that one had says nothing any more.
         """
         progress = self.followers[replica]
-        if broker_epoch < progress.broker_epoch and broker_epoch != self._eligible_epoch(replica):
+        if broker_epoch < progress.broker_epoch and broker_epoch != self.eligible_epoch(replica):
             return False
         progress.fetched(fetch_offset, log_start_offset, broker_epoch, self.log_end_offset, now_ms, fetches)
-        return self._advance(now_ms)
+        return self.advance(now_ms)
 
     def follower_left(self, replica: int) -> None:
         """A follower's session has this partition no more."""
@@ -235,16 +203,13 @@ class PartitionLeader:
         """Whether a follower lacks records: only then time decides who is in sync."""
         return any(progress.log_end_offset != self.log_end_offset for progress in self.followers.values())
 
-    def time_passed(self, now_ms: int) -> bool:
-        """Followers that lag for too long are not waited for; returns whether the high watermark moved."""
-        return self._advance(now_ms)
-
     def _is_eligible(self, replica: int) -> bool:
         """Whether it may join, as the very registration that fetched: an older one's log end says nothing."""
         epoch = self.followers[replica].broker_epoch
-        return replica not in self.lost and epoch != UNKNOWN_EPOCH and epoch == self._eligible_epoch(replica)
+        return replica not in self.lost and epoch != UNKNOWN_EPOCH and epoch == self.eligible_epoch(replica)
 
-    def _advance(self, now_ms: int) -> bool:
+    def advance(self, now_ms: int) -> bool:
+        """Move the high watermark as far as followers, their lag and registrations allow; return whether it moved."""
         if self.is_under_min_isr:
             return False
         least = self.log_end_offset
@@ -263,7 +228,7 @@ class PartitionLeader:
     def _change(self, isr: Collection[int]) -> IsrChange:
         followers = self.followers
         members = [
-            (member, followers[member].broker_epoch if member in followers else self._eligible_epoch(member))
+            (member, followers[member].broker_epoch if member in followers else self.eligible_epoch(member))
             for member in sorted(isr)
         ]
         return IsrChange(tuple(members), self.leader_epoch, self.partition_epoch)
@@ -308,11 +273,7 @@ class PartitionLeader:
         self.partition_epoch = partition_epoch
         self.isr = frozenset(isr)
         self.pending = None
-        return self._advance(now_ms)
-
-    def brokers_changed(self, now_ms: int) -> bool:
-        """Brokers were fenced or unfenced; returns whether the high watermark moved."""
-        return self._advance(now_ms)
+        return self.advance(now_ms)
 
     def replicas_changed(self, replicas: Sequence[int], min_insync_replicas: int, now_ms: int) -> bool:
         """The assignment or the topic's configuration changed; returns whether the high watermark moved."""
@@ -322,4 +283,4 @@ class PartitionLeader:
             del self.followers[gone]
         for new in wanted - self.followers.keys():
             self.followers[new] = FollowerProgress(-self.lag_max_ms)
-        return self._advance(now_ms)
+        return self.advance(now_ms)

@@ -1,8 +1,8 @@
 """Which replica a client should read from: the plugin interface, the two selectors that are there, and their guard.
 
-Rules: 392-11, 392-12. Loading a plugin by its name is `kipmesh.plugins.selectors`; what a selector is shown is made by
-`kipmesh.core.replica.selection_views`. A selector is called on the event loop, for each fetch that a leader may
-redirect: it must be quick and must not block.
+Rules: 392-11, 392-12. Loading a plugin by its name is `kipmesh.core.replica.selector_loader`; what a selector is shown
+is made by `kipmesh.core.replica.selection_views`. A selector is called on the event loop, for each fetch that a leader
+may redirect: it must be quick and must not block.
 
 Invariant: a `GuardedSelector` always answers with a replica of the view, and never raises.
 """
@@ -10,6 +10,7 @@ Invariant: a `GuardedSelector` always answers with a replica of the view, and ne
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple, Protocol
@@ -91,6 +92,7 @@ class ReplicaSelector(Protocol):
 
     def configure(self, configs: Mapping[str, Any]) -> None:
         """Called once, before all else, with the service's configuration: dotted keys to values."""
+        return
 
     def select(
         self, topic_partition: TopicPartition, client: ClientMetadata, view: PartitionView
@@ -100,6 +102,7 @@ class ReplicaSelector(Protocol):
 
     def close(self) -> None:
         """Called once, when the service stops."""
+        return
 
 
 class LeaderSelector(ReplicaSelector):
@@ -152,6 +155,7 @@ class SelectorFailure(Enum):
     UNKNOWN_REPLICA = "unknown-replica"
 
 
+@dataclass(eq=False, slots=True)
 class GuardedSelector:
     """A selector that cannot do harm: whatever it does wrong is told, counted, and means "the leader" (392-11).
 
@@ -159,26 +163,19 @@ class GuardedSelector:
     each one: a broken plugin fails at every fetch.
     """
 
-    __slots__ = ("_on_failure", "_selector", "failures")
-
-    def __init__(
-        self,
-        selector: ReplicaSelector,
-        on_failure: Callable[[TopicPartition, SelectorFailure, object], None] = lambda partition, failure, what: None,
-    ) -> None:
-        self._selector = selector
-        self._on_failure = on_failure
-        self.failures = dict.fromkeys(SelectorFailure, 0)
+    selector: ReplicaSelector
+    on_failure: Callable[[TopicPartition, SelectorFailure, object], None] = lambda partition, failure, what: None
+    failures: dict[SelectorFailure, int] = field(init=False, default_factory=lambda: dict.fromkeys(SelectorFailure, 0))
 
     @property
     def always_leader(self) -> bool:
         """Whether no view needs to be made, for the answer is the leader anyway."""
-        return type(self._selector) is LeaderSelector
+        return type(self.selector) is LeaderSelector
 
     def select(self, topic_partition: TopicPartition, client: ClientMetadata, view: PartitionView) -> ReplicaView:
         """The selector's choice, as the view has it."""
         try:
-            chosen: object = self._selector.select(topic_partition, client, view)
+            chosen: object = self.selector.select(topic_partition, client, view)
         except Exception as error:
             self._failed(topic_partition, SelectorFailure.RAISED, error)
             return view.leader
@@ -194,10 +191,10 @@ class GuardedSelector:
     def close(self) -> None:
         """End the plugin; one that fails at that is told of, and no more."""
         try:
-            self._selector.close()
+            self.selector.close()
         except Exception as error:
             self._failed(TopicPartition("", -1), SelectorFailure.RAISED, error)
 
     def _failed(self, topic_partition: TopicPartition, failure: SelectorFailure, what: object) -> None:
         self.failures[failure] += 1
-        self._on_failure(topic_partition, failure, what)
+        self.on_failure(topic_partition, failure, what)

@@ -11,8 +11,9 @@ never goes back within one leadership (392-10).
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final
 
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.messages import EpochEndOffset
@@ -134,37 +135,33 @@ def epoch_end_for(
     return EpochEndOffset(found.epoch, min(found.end_offset, high_watermark))
 
 
-class FollowerWatermarks(NamedTuple):
-    """The two high watermarks of a follower (392-01), as a value that events replace.
+# -- isolated brokers (ADR 7)
 
-    `own` bounds reads, and is what it leads with when it is promoted. `told` decides the four cases and is what readers
-    are told. Invariant: own <= told, but after an unclean election only once the new leader was heard.
+
+def isolated_at_ms(answered_ms: int, controller_changed_ms: int, timeout_ms: int) -> int:
+    """When a broker is cut off from the controllers if it hears nothing more; both times are the last of their kind.
+
+    Times count from the sending of the heartbeat that was answered, as leases do: the controller's own time for the
+    broker begins later. Another controller, or another epoch of it, that becomes known counts like a heartbeat.
     """
+    return max(answered_ms, controller_changed_ms) + timeout_ms
 
-    leader_epoch: int
-    own: int
-    told: int
 
-    @classmethod
-    def start(cls, leader_epoch: int, high_watermark: int) -> FollowerWatermarks:
-        """Begin to follow in `leader_epoch` with the own high watermark that is known.
+def sends_clients_away(
+    *, is_isolated: bool, is_leader: bool, members_heard_ms: Collection[int], now_ms: int, timeout_ms: int
+) -> bool:
+    """Whether a replica refuses producers and consumers with NOT_LEADER_OR_FOLLOWER.
 
-        What an earlier leader told is forgotten: after an unclean election nobody might ever reach it.
-        """
-        return cls(leader_epoch, high_watermark, high_watermark)
+    | replica of an isolated broker                        | then                                |
+    | ---------------------------------------------------- | ----------------------------------- |
+    | follows, or has no leader                            | refuses                             |
+    | leads, a member of the ISR fetched within the time   | serves: no other replica can lead   |
+    | leads, is the only member of the ISR                 | serves: no other replica may lead   |
+    | leads, no member of the ISR fetched within the time  | refuses                             |
 
-    def heard(self, leader_high_watermark: int, log_end_offset: int) -> FollowerWatermarks:
-        """An answer of the leader was applied, after which the log ends at `log_end_offset`."""
-        told = max(self.told, leader_high_watermark)
-        own = max(self.own, min(told, log_end_offset))
-        return self if told == self.told and own == self.own else FollowerWatermarks(self.leader_epoch, own, told)
-
-    def truncated(self, log_end_offset: int) -> FollowerWatermarks:
-        """The log was cut: what is gone is not readable; below the own high watermark, it was not committed at all."""
-        if log_end_offset >= self.own:
-            return self
-        return FollowerWatermarks(self.leader_epoch, log_end_offset, log_end_offset)
-
-    def restarted(self, leader_log_start: int) -> FollowerWatermarks:
-        """The log begins anew at the leader's log start."""
-        return FollowerWatermarks(self.leader_epoch, leader_log_start, max(self.told, leader_log_start))
+    So the loss of all controllers stops no partition whose replicas still reach each other. `members_heard_ms`:
+    when each other member of a leader's ISR fetched last; empty on followers.
+    """
+    if not is_isolated or not is_leader:
+        return is_isolated
+    return bool(members_heard_ms) and now_ms - max(members_heard_ms) >= timeout_ms

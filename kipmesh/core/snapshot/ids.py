@@ -7,16 +7,12 @@ proposal's 20 digits are read as well.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
 from kipmesh.messages import SnapshotId
 
 SUFFIX = ".checkpoint"
-PART_SUFFIX = ".checkpoint.part"
-DELETED_SUFFIX = ".checkpoint.deleted"
-CORRUPT_SUFFIX = ".checkpoint.corrupt"
 
 _MAX_INT32 = (1 << 31) - 1
 _MAX_INT64 = (1 << 63) - 1
@@ -63,11 +59,6 @@ def parse_file_name(name: str) -> SnapshotFile | None:
 def age_order(snapshot_id: SnapshotId) -> tuple[int, int]:
     """A sort key: later epochs are newer, then greater end offsets."""
     return snapshot_id.epoch, snapshot_id.end_offset
-
-
-def newest(snapshot_ids: Iterable[SnapshotId]) -> SnapshotId | None:
-    """The newest of them, None of none."""
-    return max(snapshot_ids, key=age_order, default=None)
 
 
 def latest_end(log_end_offset: int, log_epoch: int, snapshot_id: SnapshotId | None) -> SnapshotId:

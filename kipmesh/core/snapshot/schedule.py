@@ -44,7 +44,8 @@ class SnapshotSchedule:
         self._limits = limits
         self._records: int | None = None
         self._outdated: set[RecordKey] = set()
-        self._bytes = 0
+        self.record_bytes = 0
+        """Bytes of the log since the last snapshot."""
         self._since_ms = now_ms
         self._retry_ms = 0
         self._being_made: tuple[set[RecordKey], int] | None = None
@@ -59,23 +60,18 @@ class SnapshotSchedule:
         """How many are changed or deleted since the last snapshot, as far as it matters."""
         return len(self._outdated)
 
-    @property
-    def record_bytes(self) -> int:
-        """Bytes of the log since the last snapshot."""
-        return self._bytes
-
     def applied(self, outdated: Iterable[RecordKey], record_bytes: int) -> None:
         """Batches of that many bytes were applied; `outdated` is their `MetadataDelta.outdated`."""
-        self._bytes += record_bytes
+        self.record_bytes += record_bytes
         if self.is_making or not self._is_share_reached():
             self._outdated.update(outdated)
 
     def due(self, now_ms: int) -> SnapshotReason | None:
         """Why a snapshot should be made now, None when it should not."""
-        if self.is_making or not self._bytes or now_ms < self._retry_ms:
+        if self.is_making or not self.record_bytes or now_ms < self._retry_ms:
             return None
         limits = self._limits
-        if self._bytes >= limits.record_bytes_between and self._is_share_reached():
+        if self.record_bytes >= limits.record_bytes_between and self._is_share_reached():
             return SnapshotReason.CHANGES
         if limits.interval_ms_max and now_ms - self._since_ms >= limits.interval_ms_max:
             return SnapshotReason.INTERVAL
@@ -89,8 +85,8 @@ class SnapshotSchedule:
         """The image was captured: from now on the next snapshot is counted for."""
         if self.is_making:
             raise RuntimeError("a snapshot is being made")
-        self._being_made = (self._outdated, self._bytes)
-        self._outdated, self._bytes = set(), 0
+        self._being_made = (self._outdated, self.record_bytes)
+        self._outdated, self.record_bytes = set(), 0
 
     def made(self, records: int, now_ms: int) -> None:
         """It is complete, with that many records; nothing happens if another was loaded meanwhile."""
@@ -106,7 +102,7 @@ class SnapshotSchedule:
             return
         outdated, record_bytes = self._being_made
         self._outdated |= outdated
-        self._bytes += record_bytes
+        self.record_bytes += record_bytes
         self._being_made = None
         self._retry_ms = now_ms + RETRY_MS
 
@@ -114,6 +110,6 @@ class SnapshotSchedule:
         """The image now is what a snapshot of that many records says; what is being made, if anything, is not."""
         self._being_made = None
         self._retry_ms = 0
-        self._outdated, self._bytes = set(), 0
+        self._outdated, self.record_bytes = set(), 0
         self._records = records
         self._since_ms = now_ms

@@ -6,8 +6,7 @@ request and in order. Error codes are Apache Kafka's numbers.
 
 from collections.abc import Sequence
 
-from kipmesh.messages.limits import MAX_INT32
-from kipmesh.messages.schema import Int8, Int16, Int32, Int64, Message, Records, Uuid, field
+from kipmesh.messages.schema import MAX_INT32, Int8, Int16, Int32, Int64, Message, Records, Uuid, field
 
 
 class FetchPartition(Message):

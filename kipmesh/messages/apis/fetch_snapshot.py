@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from kipmesh.messages.apis.fetch import LeaderIdAndEpoch, NodeEndpoint, SnapshotId
-from kipmesh.messages.limits import MAX_INT32
-from kipmesh.messages.schema import Int32, Int64, Message, field
+from kipmesh.messages.schema import MAX_INT32, Int32, Int64, Message, field
 
 
 class PartitionSnapshot(Message):

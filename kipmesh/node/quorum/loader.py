@@ -21,24 +21,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
+from dataclasses import KW_ONLY, InitVar, dataclass
 
 import structlog
 
 from kipmesh.core import record_batch
 from kipmesh.core.errors import CorruptRecordError
-from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
-from kipmesh.core.metadata.image_difference import difference_steps
+from kipmesh.core.metadata.image import MetadataDelta, MetadataImage, difference_steps
 from kipmesh.core.raft import State
 from kipmesh.core.snapshot.retention import RetentionLimits
 from kipmesh.core.snapshot.schedule import SnapshotLimits
 from kipmesh.messages import SnapshotId
-from kipmesh.node.clock import monotonic_ms
+from kipmesh.node import monotonic_ms
+from kipmesh.node.quorum.driver import QuorumDriver
 from kipmesh.node.quorum.metrics import QuorumMetrics
 from kipmesh.node.quorum.pacing import Pace, collector_off, freeze, let_go, let_go_of_delta
 from kipmesh.node.quorum.snapshot_maker import CLEAN_INTERVAL_S, SnapshotMaker
-from kipmesh.node.quorum.views import Quorum
-from kipmesh.storage.errors import StorageError
-from kipmesh.storage.image_loader import ImageLoader
+from kipmesh.storage.fs import StorageError
+from kipmesh.storage.quorum.snapshot_file import ImageLoader
 
 log = structlog.get_logger(__name__)
 
@@ -52,36 +52,32 @@ FREEZE_PARTITIONS = 20_000
 Publish = Callable[[MetadataImage, MetadataDelta], Awaitable[None]]
 
 
+@dataclass(eq=False, repr=False)
 class MetadataLoader:
-    """See the module; make it inside the event loop. It may be the driver's listener."""
+    """See the module; make it inside the event loop. It may be the driver's listener.
 
-    def __init__(
-        self,
-        quorum: Quorum,
-        publish: Publish,
-        metrics: QuorumMetrics,
-        on_failure: Callable[[BaseException], None],
-        *,
-        snapshots: SnapshotLimits,
-        retention: RetentionLimits,
-        idle: Callable[[], Awaitable[None]] | None = None,
-        clean_interval_s: float = CLEAN_INTERVAL_S,
-    ) -> None:
-        """`publish(image, delta)` is awaited after each advance, with an empty delta too if only control records came.
+    `publish(image, delta)` is awaited after each advance, with an empty delta too if only control records came.
 
-        What `apply_own_steps` applied is not in it: its caller has that delta. `idle` is awaited by the same task after
-        each round, at least every second. `on_failure` is called at most once, and then nothing is done any more.
-        `snapshot_maker.snapshot_limits` and `retention_limits` give the limits of a configuration.
-        """
+    What `apply_own_steps` applied is not in it: its caller has that delta. `idle` is awaited by the same task after
+    each round, at least every second. `on_failure` is called at most once, and then nothing is done any more.
+    `snapshot_maker.snapshot_limits` and `retention_limits` give the limits of a configuration.
+    """
+
+    quorum: QuorumDriver
+    publish: Publish
+    metrics: QuorumMetrics
+    on_failure: Callable[[BaseException], None]
+    _: KW_ONLY
+    snapshots: InitVar[SnapshotLimits]
+    retention: InitVar[RetentionLimits]
+    idle: Callable[[], Awaitable[None]] | None = None
+    clean_interval_s: InitVar[float] = CLEAN_INTERVAL_S
+
+    def __post_init__(self, snapshots: SnapshotLimits, retention: RetentionLimits, clean_interval_s: float) -> None:
         self.image = MetadataImage()
         """For others to read; another object after a snapshot was loaded."""
-        self._quorum = quorum
-        self._publish = publish
-        self._metrics = metrics
-        self._on_failure = on_failure
-        self._idle = idle
         self._maker = SnapshotMaker(
-            quorum, snapshots, retention, metrics, self._fail, clean_interval_s=clean_interval_s
+            self.quorum, snapshots, retention, self.metrics, self._fail, clean_interval_s=clean_interval_s
         )
         self._high_watermark = 0
         self._must_load = True
@@ -110,8 +106,8 @@ class MetadataLoader:
 
     def start(self) -> None:
         """Load, and follow the high watermark from now on."""
-        self._metrics.watch(self._quorum, lambda: self.applied_end)
-        self._high_watermark = max(self._high_watermark, self._quorum.high_watermark)
+        self.metrics.watch(self.quorum, lambda: self.applied_end)
+        self._high_watermark = max(self._high_watermark, self.quorum.high_watermark)
         self._maker.start()
         self._task = asyncio.create_task(self._run(), name="metadata-loader")
 
@@ -175,7 +171,7 @@ class MetadataLoader:
         finally:
             self._own_end = 0
             self._wake.set()  # the task leaves the image alone until then
-        self._maker.applied(delta.outdated, len(batch))
+        self._maker.schedule.applied(delta.outdated, len(batch))
         self._freeze_changed(len(delta.changed_partitions))
         return delta
 
@@ -193,13 +189,13 @@ class MetadataLoader:
             while self._failure is None:
                 self._wake.clear()
                 if not self._is_applying_own:
-                    if not self.is_loaded or self.image.offset + 1 < self._quorum.replica.log.log_start_offset:
+                    if not self.is_loaded or self.image.offset + 1 < self.quorum.replica.log.log_start_offset:
                         await self._load()
                     await self._follow()
                 if self.is_loaded:
                     self._maker.poll(self.image)
-                if self._idle is not None:
-                    await self._idle()
+                if self.idle is not None:
+                    await self.idle()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(IDLE_S):
                         await self._wake.wait()
@@ -217,7 +213,7 @@ class MetadataLoader:
             self._maker.image_failed()
             self._wake.set()
             log.error("the metadata is not followed any more", error=str(error), applied=self.image.offset)
-            self._on_failure(error)
+            self.on_failure(error)
 
     async def _follow(self) -> None:
         """Apply up to the high watermark, and publish."""
@@ -231,7 +227,7 @@ class MetadataLoader:
         if not self._unpublished or self._failure is not None or self._is_applying_own or self.image.failed:
             return
         deltas, self._delta, self._unpublished = [self._delta], MetadataDelta(), 0
-        await self._publish(self.image, deltas[0])
+        await self.publish(self.image, deltas[0])
         await let_go_of_delta(deltas)
 
     async def _replay(self, image: MetadataImage, delta: MetadataDelta | None) -> int:
@@ -243,7 +239,7 @@ class MetadataLoader:
         while self._failure is None:
             if image is self.image and (self._must_load or self._is_applying_own):
                 break
-            metadata_log, start = self._quorum.replica.log, image.offset + 1
+            metadata_log, start = self.quorum.replica.log, image.offset + 1
             end = min(self._high_watermark, metadata_log.log_end_offset)
             if not metadata_log.log_start_offset <= start < end:
                 break
@@ -257,7 +253,7 @@ class MetadataLoader:
             partitions = image.partition_count
             for _ in image.replay_steps(data, changes):
                 await pace.give_way()
-            self._maker.applied(changes.outdated, len(data))
+            self._maker.schedule.applied(changes.outdated, len(data))
             applied += len(data)
             if image is self.image:
                 self._freeze_changed(max(0, image.partition_count - partitions) + len(changes.outdated))
@@ -270,7 +266,7 @@ class MetadataLoader:
         """Another image: the newest snapshot and the log after it; published as the difference to the one before."""
         self._must_load = True
         await self._publish_applied()  # the difference does not have it
-        self._metrics.is_loading.set(1)
+        self.metrics.is_loading.set(1)
         pace, deltas = Pace(), [MetadataDelta()]
         with collector_off():
             image = None
@@ -283,15 +279,15 @@ class MetadataLoader:
         before, self.image = [self.image], image
         self._delta, self._unpublished, self._unfrozen = MetadataDelta(), 0, 0
         self._must_load = False
-        self._metrics.is_loading.set(0)
-        await self._publish(image, deltas[0])
+        self.metrics.is_loading.set(0)
+        await self.publish(image, deltas[0])
         del image
         await let_go_of_delta(deltas)
         await let_go(before)
 
     async def _load_once(self) -> MetadataImage | None:
         """None when the log or the newest snapshot was replaced meanwhile."""
-        replica = self._quorum.replica
+        replica = self.quorum.replica
         snapshot_id = replica.latest_snapshot
         if snapshot_id is not None:
             loaded = await self._load_snapshot(snapshot_id)
@@ -315,7 +311,7 @@ class MetadataLoader:
 
     async def _load_snapshot(self, snapshot_id: SnapshotId) -> MetadataImage | None:
         """None when it is not the newest any more."""
-        replica, metrics = self._quorum.replica, self._metrics
+        replica, metrics = self.quorum.replica, self.metrics
         begin_ms, pace = monotonic_ms(), Pace()
         try:
             reader = replica.store.open(snapshot_id)

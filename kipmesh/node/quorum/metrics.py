@@ -7,7 +7,7 @@ the probe server: they only look.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -15,9 +15,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.raft import ElectionState, State
+from kipmesh.core.raft import State
 from kipmesh.messages import FetchSnapshotResponse, SnapshotId
-from kipmesh.node.quorum.views import Quorum
+from kipmesh.node.quorum.driver import QuorumDriver
 
 _CONTROLLER = "kafka_controller_kafkacontroller_"
 _RAFT = "kafka_server_raftmetrics_"
@@ -115,103 +115,78 @@ class QuorumMetrics:
         if self.on_snapshot is not None:
             self.on_snapshot(seen)
 
-    def watch(self, quorum: Quorum, applied_end: Callable[[], int]) -> None:
+    def watch(self, quorum: QuorumDriver, applied_end: Callable[[], int]) -> None:
         """Gauges over a driver; `applied_end` is the offset after the last applied record."""
+        machine = quorum.machine
 
         def snapshot_lag() -> int:
             latest = quorum.replica.latest_snapshot
             return max(0, quorum.high_watermark - (latest.end_offset if latest else 0))
 
+        def vote() -> int:
+            """A leader voted for itself, though its election no longer says so."""
+            return machine.config.node_id if machine.state is State.LEADER else machine.election.voted_id
+
+        def observers() -> int:
+            leadership = machine.leadership
+            return 0 if leadership is None else len(leadership.observers)
+
+        def applied_lag() -> int:
+            return max(0, quorum.high_watermark - applied_end())
+
         for name, text, value in (
             (f"{_CONTROLLER}snapshotlag", "Offsets between the latest snapshot and the high watermark", snapshot_lag),
-            (
-                "kipmesh_metadata_applied_lag",
-                "Committed offsets that are not applied yet",
-                lambda: max(0, quorum.high_watermark - applied_end()),
-            ),
-            (f"{_RAFT}current_leader", "The quorum's leader, -1 unknown", lambda: _election(quorum).leader_id),
-            (f"{_RAFT}current_epoch", "The quorum's epoch", lambda: _election(quorum).epoch),
-            (
-                f"{_RAFT}current_vote",
-                "Whom this voter voted for in this epoch, -1 nobody",
-                lambda: _vote(quorum),
-            ),
+            ("kipmesh_metadata_applied_lag", "Committed offsets that are not applied yet", applied_lag),
+            (f"{_RAFT}current_leader", "The quorum's leader, -1 unknown", lambda: machine.told_election.leader_id),
+            (f"{_RAFT}current_epoch", "The quorum's epoch", lambda: machine.epoch),
+            (f"{_RAFT}current_vote", "Whom this voter voted for in this epoch, -1 nobody", vote),
             (f"{_RAFT}high_watermark", "End of what is committed", lambda: quorum.high_watermark),
-            (f"{_RAFT}log_end_offset", "End of the metadata log", lambda: quorum.machine.log.log_end_offset),
-            (f"{_RAFT}log_end_epoch", "Epoch of the metadata log's last batch", lambda: quorum.machine.last_epoch),
-            (
-                "kipmesh_metadata_log_start_offset",
-                "Start of the metadata log",
-                lambda: quorum.machine.log.log_start_offset,
-            ),
-            (f"{_RAFT}number_of_voters", "Voters", lambda: len(quorum.machine.config.voters)),
-            (f"{_RAFT}number_of_observers", "Observers that the leader knows", lambda: _observers(quorum)),
+            (f"{_RAFT}log_end_offset", "End of the metadata log", lambda: machine.log.log_end_offset),
+            (f"{_RAFT}log_end_epoch", "Epoch of the metadata log's last batch", lambda: machine.last_epoch),
+            ("kipmesh_metadata_log_start_offset", "Start of the metadata log", lambda: machine.log.log_start_offset),
+            (f"{_RAFT}number_of_voters", "Voters", lambda: len(machine.config.voters)),
+            (f"{_RAFT}number_of_observers", "Observers that the leader knows", observers),
             (f"{_CONTROLLER}lastcommittedrecordoffset", "Last committed offset", lambda: quorum.high_watermark - 1),
         ):
             self._gauge(name, text).set_function(value)
         self._registry.register(_Others(self, quorum))
 
 
-def _election(quorum: Quorum) -> ElectionState:
-    return quorum.machine.told_election
-
-
-def _vote(quorum: Quorum) -> int:
-    """A leader voted for itself, though its election no longer says so."""
-    machine = quorum.machine
-    return machine.config.node_id if machine.state is State.LEADER else machine.election.voted_id
-
-
-def _observers(quorum: Quorum) -> int:
-    leadership = quorum.machine.leadership
-    return 0 if leadership is None else len(leadership.observers)
-
-
 class _Others(Collector):
     """What has a label: the state, and on the leader each replica's lag. And what several count."""
 
-    def __init__(self, metrics: QuorumMetrics, quorum: Quorum) -> None:
+    def __init__(self, metrics: QuorumMetrics, quorum: QuorumDriver) -> None:
         self._metrics = metrics
         self._quorum = quorum
 
-    def describe(self) -> Iterator[Metric]:
+    def describe(self) -> tuple[GaugeMetricFamily, GaugeMetricFamily, CounterMetricFamily]:
         """Names only: a registry asks when this is registered."""
-        yield from (_states(), _lags(), _corrupt())
+        return (
+            GaugeMetricFamily(f"{_RAFT}current_state", "1 for the state of this replica", labels=["state"]),
+            GaugeMetricFamily(
+                f"{_RAFT}replica_lag",
+                "On the leader: offsets between a replica's log end and ours",
+                labels=["replica_id"],
+            ),
+            CounterMetricFamily(
+                "kipmesh_metadata_corrupt_snapshots",
+                "Snapshots that failed validation: on start, fetched, loaded",
+                labels=[],
+            ),
+        )
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterable[Metric]:
         """As of now."""
-        machine = self._quorum.machine
-        states = _states()
+        quorum, machine = self._quorum, self._quorum.machine
+        states, lags, corrupt = self.describe()
         for state in State:
             states.add_metric([state.value], float(state is machine.state))
-        yield states
-        lags = _lags()
         leadership = machine.leadership
         if leadership is not None:
             end = machine.log.log_end_offset
             # Copies: the loop may add a replica meanwhile.
             for replica_id, seen in [*dict(leadership.voters).items(), *dict(leadership.observers).items()]:
                 lags.add_metric([str(replica_id)], max(0, end - max(seen.end_offset, 0)))
-        yield lags
-        corrupt = _corrupt()
-        quorum = self._quorum
-        corrupt.add_metric(
-            [], self._metrics.corrupt_on_load + quorum.corrupt_snapshots + quorum.replica.store.corrupt_snapshots
-        )
-        yield corrupt
-
-
-def _states() -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"{_RAFT}current_state", "1 for the state of this replica", labels=["state"])
-
-
-def _lags() -> GaugeMetricFamily:
-    return GaugeMetricFamily(
-        f"{_RAFT}replica_lag", "On the leader: offsets between a replica's log end and ours", labels=["replica_id"]
-    )
-
-
-def _corrupt() -> CounterMetricFamily:
-    return CounterMetricFamily(
-        "kipmesh_metadata_corrupt_snapshots", "Snapshots that failed validation: on start, fetched, loaded", labels=[]
-    )
+        in_store = quorum.replica.store.corrupt_snapshots
+        corrupt.add_metric([], self._metrics.corrupt_on_load + quorum.corrupt_snapshots + in_store)
+        return states, lags, corrupt

@@ -1,54 +1,81 @@
-"""The service Quorum of a voter: what peers, observers and tools ask, answered by the driver.
+"""The service Quorum of a voter: the requests of peers, observers and tools.
 
-The machine checks cluster ids, epochs and who asks. Here are the limits that a request from anywhere must keep: how
-long a fetch waits and how much one DescribeQuorum may name.
+The machine checks cluster ids, epochs and senders. Here are the limits that a request from anywhere must keep: how long
+a fetch waits, how much one DescribeQuorum or FetchSnapshot may name. FetchSnapshot is `plan_fetch_snapshot` (630-09 to
+630-11) with the bytes from the files; all of it runs on a thread, with the leader of the moment the request came.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 
 from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.raft.types import Response
+from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC
+from kipmesh.core.raft.types import Response, SnapshotServed
+from kipmesh.core.snapshot.transfer import Part, ServedPartition, plan_fetch_snapshot
 from kipmesh.node.quorum.driver import QuorumDriver
-from kipmesh.rpc.server import RequestContext
+from kipmesh.storage.fs import StorageError
+from kipmesh.storage.quorum.snapshots import SnapshotStore
+from kipmesh.transport.grpc.server import RequestContext
 
 FETCH_MAX_WAIT_MS = 60_000
 DESCRIBED_PARTITIONS_MAX = 100
 """Partitions of one DescribeQuorum; there is only one that has a quorum."""
+RESPONSE_BYTES_MAX = 10 << 20
+"""The default of `replica.fetch.response.max.bytes`."""
+PARTITIONS_MAX = 100
+"""Partitions of one request; there is only one that has snapshots."""
 
 
+@dataclass(eq=False)
 class QuorumService:
-    """Serves one driver. Waiting fetches are answered when the driver stops."""
+    """Serves one driver. Pending fetches get a response when the driver stops.
 
-    def __init__(self, driver: QuorumDriver, served: Callable[[m.FetchSnapshotResponse], None] | None = None) -> None:
-        """`served` is told each answer to FetchSnapshot."""
-        self._driver = driver
-        self._served = served
+    `served` is called with each response to FetchSnapshot.
+    """
 
-    async def vote(self, request: m.VoteRequest, context: RequestContext) -> Response:
-        """Vote (API key 52)."""
-        return await self._driver.request(request)
+    driver: QuorumDriver
+    served: Callable[[m.FetchSnapshotResponse], None] | None = None
+    _: KW_ONLY
+    snapshot_response_bytes_max: int = RESPONSE_BYTES_MAX
 
-    async def begin_quorum_epoch(self, request: m.BeginQuorumEpochRequest, context: RequestContext) -> Response:
-        """BeginQuorumEpoch (API key 53)."""
-        return await self._driver.request(request)
+    async def vote(
+        self,
+        request: m.VoteRequest | m.BeginQuorumEpochRequest | m.EndQuorumEpochRequest,
+        context: RequestContext,
+    ) -> Response:
+        """Vote (API key 52), BeginQuorumEpoch (53) and EndQuorumEpoch (54)."""
+        return await self.driver.request(request)
 
-    async def end_quorum_epoch(self, request: m.EndQuorumEpochRequest, context: RequestContext) -> Response:
-        """EndQuorumEpoch (API key 54)."""
-        return await self._driver.request(request)
+    begin_quorum_epoch = end_quorum_epoch = vote
 
     async def fetch(self, request: m.FetchRequest, context: RequestContext) -> Response:
         """Fetch (API key 1) of `__cluster_metadata-0`, by replicas and by consumers."""
-        return await self._driver.request(request._replace(max_wait_ms=min(request.max_wait_ms, FETCH_MAX_WAIT_MS)))
+        return await self.driver.request(request._replace(max_wait_ms=min(request.max_wait_ms, FETCH_MAX_WAIT_MS)))
 
     async def fetch_snapshot(self, request: m.FetchSnapshotRequest, context: RequestContext) -> m.FetchSnapshotResponse:
         """FetchSnapshot (API key 59)."""
-        response = await self._driver.fetch_snapshot(request)
-        if self._served is not None:
-            self._served(response)
+        response = await self.serve_snapshot(request)
+        if self.served is not None:
+            self.served(response)
         return response
+
+    async def serve_snapshot(self, request: m.FetchSnapshotRequest) -> m.FetchSnapshotResponse:
+        """Respond to a replica's FetchSnapshot; the files are read on a thread."""
+        driver = self.driver
+        if driver.has_ended:
+            return m.FetchSnapshotResponse(error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        if sum(len(topic.partitions) for topic in request.topics) > PARTITIONS_MAX:
+            return m.FetchSnapshotResponse(error_code=ErrorCode.INVALID_REQUEST)
+        is_leader, leader = driver.is_leader, m.LeaderIdAndEpoch(driver.election.leader_id, driver.epoch)
+        cluster_id = driver.config.cluster_id
+        if is_leader and counts_as_alive(request, cluster_id, driver.epoch):
+            driver.post(SnapshotServed(request.replica_id))
+        limit, store = self.snapshot_response_bytes_max, driver.replica.store
+        return await asyncio.to_thread(read_snapshot, request, store, cluster_id, leader, is_leader, limit)
 
     async def describe_quorum(
         self, request: m.DescribeQuorumRequest, context: RequestContext
@@ -56,4 +83,55 @@ class QuorumService:
         """DescribeQuorum (API key 55); without topics it describes the metadata partition."""
         if sum(max(1, len(topic.partition_indexes)) for topic in request.topics) > DESCRIBED_PARTITIONS_MAX:
             return m.DescribeQuorumResponse(error_code=ErrorCode.INVALID_REQUEST)
-        return self._driver.describe(request)
+        return self.driver.describe(request)
+
+
+def counts_as_alive(request: m.FetchSnapshotRequest, cluster_id: str, epoch: int) -> bool:
+    """Whether a replica that asks so follows the leader of `epoch` (630-12)."""
+    return request.cluster_id in (None, cluster_id) and any(
+        topic.name == CLUSTER_METADATA_TOPIC and asked.partition == 0 and asked.current_leader_epoch == epoch
+        for topic in request.topics
+        for asked in topic.partitions
+    )
+
+
+def read_snapshot(
+    request: m.FetchSnapshotRequest,
+    store: SnapshotStore,
+    cluster_id: str,
+    leader: m.LeaderIdAndEpoch,
+    is_leader: bool,
+    response_bytes_max: int,
+) -> m.FetchSnapshotResponse:
+    """The response. Blocking; a disk that cannot be read is an error code."""
+
+    def size_of(snapshot_id: m.SnapshotId) -> int | None:
+        return store.size(snapshot_id) if snapshot_id.end_offset >= 0 and snapshot_id.epoch >= 0 else None
+
+    gone: set[m.SnapshotId] = set()
+
+    def read(part: Part) -> bytes:
+        data = store.read(part.snapshot_id, part.position, part.size)
+        if data is None:
+            gone.add(part.snapshot_id)
+        return data or b""
+
+    served = ServedPartition(leader, is_leader, size_of)
+    partitions = {(CLUSTER_METADATA_TOPIC, 0): served}
+    try:
+        response = plan_fetch_snapshot(request, cluster_id, partitions, response_bytes_max).filled(read)
+    except StorageError as error:
+        return m.FetchSnapshotResponse(error_code=error.code)
+    return _without(response, gone) if gone else response
+
+
+def _without(response: m.FetchSnapshotResponse, gone: set[m.SnapshotId]) -> m.FetchSnapshotResponse:
+    """Deleted since their size was asked for."""
+
+    def mark(answer: m.PartitionSnapshotResponse) -> m.PartitionSnapshotResponse:
+        if answer.snapshot_id not in gone:
+            return answer
+        return answer._replace(error_code=ErrorCode.SNAPSHOT_NOT_FOUND, size=0, unaligned_records=b"")
+
+    topics = [topic._replace(partitions=tuple(map(mark, topic.partitions))) for topic in response.topics]
+    return response._replace(topics=tuple(topics))

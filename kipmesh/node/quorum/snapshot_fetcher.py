@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
@@ -24,14 +25,14 @@ from kipmesh.core.errors import CorruptRecordError, ErrorCode, KafkaError
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC
 from kipmesh.core.raft import RaftConfig
 from kipmesh.core.raft.types import FetchSnapshot
-from kipmesh.core.snapshot.fetching import Ended, FetchState, Ignored, SnapshotFetch, WriteBytes, fetch_request, steps
+from kipmesh.core.snapshot.transfer import Ended, FetchState, Ignored, SnapshotFetch, WriteBytes, fetch_request, steps
 from kipmesh.messages import FetchSnapshotResponse, SnapshotId
-from kipmesh.node.clock import monotonic_ms
+from kipmesh.node import monotonic_ms
 from kipmesh.node.quorum.transport import SERVICE
-from kipmesh.rpc.client import Connection, TransportError
-from kipmesh.storage.errors import StorageError
-from kipmesh.storage.quorum_replica import QuorumReplica
-from kipmesh.storage.snapshots import ReceivedSnapshot
+from kipmesh.storage.fs import StorageError
+from kipmesh.storage.quorum.quorum_replica import QuorumReplica
+from kipmesh.storage.quorum.snapshots import ReceivedSnapshot
+from kipmesh.transport.grpc.client import Connection, TransportError
 
 log = structlog.get_logger(__name__)
 
@@ -65,24 +66,19 @@ class _TransferError(Exception):
         self.corrupt = corrupt
 
 
+@dataclass(eq=False, repr=False)
 class SnapshotFetcher:
     """One transfer; begun by `start`, given up by `cancel`."""
 
-    def __init__(
-        self,
-        config: RaftConfig,
-        replica: QuorumReplica,
-        connection: Connection,
-        wanted: FetchSnapshot,
-        owner: SnapshotFetcherOwner,
-    ) -> None:
-        self.snapshot_id = wanted.snapshot_id
+    config: RaftConfig
+    replica: QuorumReplica
+    connection: Connection
+    wanted: FetchSnapshot
+    owner: SnapshotFetcherOwner
+
+    def __post_init__(self) -> None:
+        self.snapshot_id = self.wanted.snapshot_id
         self.begun_ms = monotonic_ms()
-        self._config = config
-        self._replica = replica
-        self._connection = connection
-        self._wanted = wanted
-        self._owner = owner
         self._task: asyncio.Task[None] | None = None
         self._touching: asyncio.Task[None] | None = None
         self._is_whole = False
@@ -114,7 +110,7 @@ class SnapshotFetcher:
         if after is not None:
             await after.ended()
         try:
-            received = self._replica.receive(self.snapshot_id)
+            received = self.replica.receive(self.snapshot_id)
         except (StorageError, ValueError) as error:
             await self._fail(_TransferError(str(error)))
             return
@@ -134,10 +130,10 @@ class SnapshotFetcher:
         )
         self._is_whole = False
         await asyncio.sleep(FAILED_PAUSE_S)
-        self._owner.snapshot_failed(corrupt=error.corrupt)
+        self.owner.snapshot_failed(corrupt=error.corrupt)
 
     async def _transfer(self, received: ReceivedSnapshot) -> None:
-        config = self._config
+        config = self.config
         fetch = SnapshotFetch(CLUSTER_METADATA_TOPIC, 0, self.snapshot_id, received.size_bytes)
         broken_at = -1
         while fetch.state is FetchState.FETCHING:
@@ -153,9 +149,9 @@ class SnapshotFetcher:
 
     async def _ask(self, fetch: SnapshotFetch, max_bytes: int) -> FetchSnapshotResponse:
         """TransportError."""
-        config = self._config
-        request = fetch_request(config.cluster_id, config.node_id, max_bytes, [(fetch, self._wanted.epoch)])
-        response: FetchSnapshotResponse = await self._connection.call(
+        config = self.config
+        request = fetch_request(config.cluster_id, config.node_id, max_bytes, [(fetch, self.wanted.epoch)])
+        response: FetchSnapshotResponse = await self.connection.call(
             SERVICE, "FetchSnapshot", request, config.request_timeout_ms / 1000
         )
         return response
@@ -169,22 +165,22 @@ class SnapshotFetcher:
                     except StorageError as error:
                         raise _TransferError(error.message) from error
                     fetch.written()
-                    self._owner.snapshot_progressed()
+                    self.owner.snapshot_progressed()
                 case Ended(code, reason):
                     raise _TransferError(f"{reason}: {code.name}")
                 case Ignored(reason):
                     log.info("answer of a metadata snapshot transfer ignored", reason=reason)
-                    await asyncio.sleep(self._config.retry_backoff_ms / 1000)
+                    await asyncio.sleep(self.config.retry_backoff_ms / 1000)
 
     async def _keep_in_touch(self) -> None:
         """Until it is cancelled; the leader's word that it has this snapshot no more is one as well."""
         while True:
-            await asyncio.sleep(self._config.fetch_timeout_ms / 1000 / TOUCHES_A_TIMEOUT)
+            await asyncio.sleep(self.config.fetch_timeout_ms / 1000 / TOUCHES_A_TIMEOUT)
             with contextlib.suppress(TransportError):
                 response = await self._ask(SnapshotFetch(CLUSTER_METADATA_TOPIC, 0, self.snapshot_id), 1)
                 codes = {answer.error_code for topic in response.topics for answer in topic.partitions}
                 if not response.error_code and codes and codes <= {ErrorCode.NONE, ErrorCode.SNAPSHOT_NOT_FOUND}:
-                    self._owner.snapshot_progressed()
+                    self.owner.snapshot_progressed()
 
     async def _complete(self, received: ReceivedSnapshot) -> None:
         self._touching = asyncio.create_task(self._keep_in_touch())
@@ -196,11 +192,11 @@ class SnapshotFetcher:
             raise _TransferError(error.message) from error
         finally:
             self._touching.cancel()
-        if not await self._owner.snapshot_received(self.snapshot_id):
+        if not await self.owner.snapshot_received(self.snapshot_id):
             await self._delete()
 
     async def _delete(self) -> None:
         try:
-            await asyncio.to_thread(self._replica.discard, self.snapshot_id)
+            await asyncio.to_thread(self.replica.discard, self.snapshot_id)
         except KafkaError as error:  # it stays, whole and committed: the next start finds it
             log.warning("metadata snapshot not deleted", snapshot_id=self.snapshot_id, error=error.message)

@@ -14,24 +14,25 @@ both and ends nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from dataclasses import KW_ONLY, dataclass
+from typing import TypeVar
 
 import structlog
 
 from kipmesh.core.config.node import NodeConfig
-from kipmesh.core.metadata.image import CapturedImage, MetadataImage, RecordKey
+from kipmesh.core.metadata.image import CapturedImage, MetadataImage
 from kipmesh.core.metadata.image_writer import image_values
 from kipmesh.core.snapshot.retention import ReplicaEnd, RetentionLimits
 from kipmesh.core.snapshot.schedule import SnapshotLimits, SnapshotReason, SnapshotSchedule
 from kipmesh.messages import SnapshotId
-from kipmesh.node.clock import monotonic_ms, wall_ms
+from kipmesh.node import BackgroundTasks, monotonic_ms, wall_ms
+from kipmesh.node.quorum.driver import QuorumDriver
 from kipmesh.node.quorum.metrics import QuorumMetrics
 from kipmesh.node.quorum.pacing import Pace, freeze
-from kipmesh.node.quorum.views import Quorum
-from kipmesh.storage.errors import StorageError
-from kipmesh.storage.snapshots import SnapshotWriter
+from kipmesh.storage.fs import StorageError
+from kipmesh.storage.quorum.snapshots import SnapshotWriter
 
 log = structlog.get_logger(__name__)
 
@@ -77,28 +78,22 @@ class _Making:
             raise _DroppedError(self.dropped)
 
 
+@dataclass(eq=False, repr=False)
 class SnapshotMaker:
     """Belongs to the image's owner, `loader.MetadataLoader`; make it inside the event loop."""
 
-    def __init__(
-        self,
-        quorum: Quorum,
-        limits: SnapshotLimits,
-        retention: RetentionLimits,
-        metrics: QuorumMetrics,
-        on_failure: Callable[[BaseException], None],
-        *,
-        clean_interval_s: float = CLEAN_INTERVAL_S,
-    ) -> None:
-        self._quorum = quorum
-        self._limits = limits
-        self._retention = retention
-        self._metrics = metrics
-        self._on_failure = on_failure
-        self._clean_interval_s = clean_interval_s
-        self._schedule = SnapshotSchedule(limits, monotonic_ms())
+    quorum: QuorumDriver
+    limits: SnapshotLimits
+    retention: RetentionLimits
+    metrics: QuorumMetrics
+    on_failure: Callable[[BaseException], None]
+    _: KW_ONLY
+    clean_interval_s: float = CLEAN_INTERVAL_S
+
+    def __post_init__(self) -> None:
+        self.schedule = SnapshotSchedule(self.limits, monotonic_ms())
         self._making: _Making | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks(self.on_failure)
         self._to_clean = asyncio.Event()
         self._folder = asyncio.Lock()
         self._is_ended = False
@@ -107,31 +102,27 @@ class SnapshotMaker:
 
     def start(self) -> None:
         """Clean from now on."""
-        self._spawn(self._clean_for_ever(), "metadata-clean")
-
-    def applied(self, outdated: Iterable[RecordKey], record_bytes: int) -> None:
-        """Batches of that many bytes were applied; `outdated` is of their delta."""
-        self._schedule.applied(outdated, record_bytes)
+        self._tasks.spawn(self._clean_for_ever(), "metadata-clean")
 
     def loaded(self, records: int | None) -> None:
         """The image is now what the latest snapshot of that many records says, or empty for None."""
         if records is None:
-            self._schedule = SnapshotSchedule(self._limits, monotonic_ms())
+            self.schedule = SnapshotSchedule(self.limits, monotonic_ms())
         else:
-            self._schedule.loaded(records, monotonic_ms())
+            self.schedule.loaded(records, monotonic_ms())
 
     def poll(self, image: MetadataImage) -> None:
         """Begin to make a snapshot if one is due and the image is a state of the cluster."""
         if self._is_ended or self._making is not None or image.is_within_batch:
             return
-        reason = self._schedule.due(monotonic_ms())
-        latest = self._quorum.replica.latest_snapshot
+        reason = self.schedule.due(monotonic_ms())
+        latest = self.quorum.replica.latest_snapshot
         if reason is None or (latest is not None and image.offset < latest.end_offset):
             return
         freeze()  # or a collection would look at the whole image meanwhile
         making = self._making = _Making(image.capture())
-        self._schedule.begin()
-        self._spawn(self._make(making, reason), "metadata-snapshot")
+        self.schedule.begin()
+        self._tasks.spawn(self._make(making, reason), "metadata-snapshot")
 
     def committed(self) -> None:
         """The high watermark moved."""
@@ -158,20 +149,7 @@ class SnapshotMaker:
     async def stop(self) -> None:
         """Leave nothing half done; waits for what is on a thread."""
         self._is_ended = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            self._on_failure(error)
+        await self._tasks.cancel()
 
     # -- making
 
@@ -182,16 +160,16 @@ class SnapshotMaker:
         try:
             records, size = await self._write(making)
         except _DroppedError as error:
-            self._schedule.failed(monotonic_ms())
+            self.schedule.failed(monotonic_ms())
             log.info("snapshot dropped", end_offset=snapshot_id.end_offset, reason=str(error))
         except (StorageError, OSError) as error:
-            self._schedule.failed(monotonic_ms())
-            self._metrics.failures.inc()
+            self.schedule.failed(monotonic_ms())
+            self.metrics.failures.inc()
             log.warning("no snapshot is made, the next try is in a while", error=str(error))
         else:
             took_ms = monotonic_ms() - begin_ms
-            self._schedule.made(records, monotonic_ms())
-            self._metrics.snapshot_made(snapshot_id, records, size, took_ms)
+            self.schedule.made(records, monotonic_ms())
+            self.metrics.snapshot_made(snapshot_id, records, size, took_ms)
             self._to_clean.set()
             log.info(
                 "snapshot made", end_offset=snapshot_id.end_offset, records=records, size_bytes=size, took_ms=took_ms
@@ -202,7 +180,7 @@ class SnapshotMaker:
     async def _write(self, making: _Making) -> tuple[int, int]:
         """Records and bytes of the complete snapshot. _DroppedError, StorageError; then there is none."""
         captured = making.captured
-        replica = self._quorum.replica
+        replica = self.quorum.replica
         writer = replica.store.create(
             captured.snapshot_id, last_contained_log_timestamp=captured.timestamp_ms, now_ms=wall_ms()
         )
@@ -211,16 +189,16 @@ class SnapshotMaker:
             for _ in writer.write(image_values(captured)):
                 await pace.give_way()
                 making.check()
-            while self._quorum.high_watermark < making.end_offset:
+            while self.quorum.high_watermark < making.end_offset:
                 making.moved.clear()
                 await making.moved.wait()
                 making.check()
             return await self._freeze(making, writer)
         finally:
-            writer.abort()
+            writer.discard()
 
     async def _freeze(self, making: _Making, writer: SnapshotWriter) -> tuple[int, int]:
-        replica = self._quorum.replica
+        replica = self.quorum.replica
         async with self._folder:
             making.check()
             size = await _on_thread(writer.freeze)
@@ -228,7 +206,7 @@ class SnapshotMaker:
                 # Another one was installed meanwhile: nobody was told of this one.
                 await _on_thread(lambda: replica.store.delete([writer.snapshot_id]))
             making.check()
-            self._quorum.post(replica.made(writer.snapshot_id))
+            self.quorum.post(replica.made(writer.snapshot_id))
         return writer.records, size
 
     # -- cleaning
@@ -236,7 +214,7 @@ class SnapshotMaker:
     async def _clean_for_ever(self) -> None:
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._clean_interval_s):
+                async with asyncio.timeout(self.clean_interval_s):
                     await self._to_clean.wait()
             self._to_clean.clear()
             try:
@@ -247,7 +225,7 @@ class SnapshotMaker:
 
     async def _clean(self) -> None:
         """Raise the log start if that is allowed, then delete what is below it, durably in this order (630-06)."""
-        replica = self._quorum.replica
+        replica = self.quorum.replica
         if replica.latest_snapshot is None or self._is_ended:
             return
         async with self._folder:
@@ -261,10 +239,10 @@ class SnapshotMaker:
                 return
             event = await _on_thread(replica.clean)
             if event is not None:
-                self._quorum.post(event)
+                self.quorum.post(event)
 
     def _plan(self) -> int:
-        machine = self._quorum.machine
+        machine = self.quorum.machine
         now_ms, wall = monotonic_ms(), wall_ms()
         leadership = machine.leadership
         replicas = []
@@ -274,12 +252,12 @@ class SnapshotMaker:
                     # The plan's clock is the wall's, as that of the records' timestamps; the machine's is monotonic.
                     fetched_ms = wall - (now_ms - seen.last_fetch_ms)
                     replicas.append(ReplicaEnd(replica_id, is_voter, seen.end_offset, fetched_ms))
-        return self._quorum.replica.plan_clean(
+        return self.quorum.replica.plan_clean(
             leader_log_start=None if leadership is not None else max(0, machine.leader_log_start),
             replicas=replicas,
-            high_watermark=self._quorum.high_watermark,
+            high_watermark=self.quorum.high_watermark,
             now_ms=wall,
-            limits=self._retention,
+            limits=self.retention,
         )
 
 

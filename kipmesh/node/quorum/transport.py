@@ -6,22 +6,23 @@ is dropped with its stream when the next one goes out: it may lie with the peer 
 A peer that refuses again and again is asked less often: its failures are told late, up to `FAILURE_PAUSE_MAX_S`. What
 the machine does after that is its own business.
 
-Invariant: a request ends in exactly one of `on_response` and `on_failure`, or in neither after `close`.
+Invariant: a request ends in exactly one of `ResponseReceived` and `RequestFailed`, or in neither after `close`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import structlog
 
 from kipmesh import messages as m
 from kipmesh.core.config import Voter
-from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.raft.types import Request, Response, Send
-from kipmesh.rpc.client import ConnectionPool, FetchStream, TransportError
+from kipmesh.core.errors import KafkaError
+from kipmesh.core.raft.types import Request, RequestFailed, Response, ResponseReceived, Send
+from kipmesh.node import BackgroundTasks
+from kipmesh.transport.grpc.client import ConnectionPool, FetchStream, TransportError
 
 log = structlog.get_logger(__name__)
 
@@ -35,19 +36,6 @@ FAILURE_PAUSE_S = 0.005
 FAILURE_PAUSE_MAX_S = 0.1
 
 
-def refusal(request: Request) -> Response:
-    """What a node answers that takes no part in the quorum any more, or not yet."""
-    match request:
-        case m.FetchRequest():
-            return m.FetchResponse(error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        case m.VoteRequest():
-            return m.VoteResponse(error_code=ErrorCode.BROKER_NOT_AVAILABLE)
-        case m.BeginQuorumEpochRequest():
-            return m.BeginQuorumEpochResponse(error_code=ErrorCode.BROKER_NOT_AVAILABLE)
-        case m.EndQuorumEpochRequest():
-            return m.EndQuorumEpochResponse(error_code=ErrorCode.BROKER_NOT_AVAILABLE)
-
-
 class _Peer:
     """One voter, as it is reached."""
 
@@ -58,7 +46,7 @@ class _Peer:
         self._stream: FetchStream | None = None
         self._is_fetching = False
 
-    async def ask(self, request: Request, timeout_s: float) -> Response:
+    async def send(self, request: Request, timeout_s: float) -> Response:
         """One exchange; TransportError, KafkaError for what cannot be said."""
         if isinstance(request, m.FetchRequest):
             return await self._fetch(request, timeout_s)
@@ -98,50 +86,33 @@ class Transport:
         self,
         voters: tuple[Voter, ...],
         pool: ConnectionPool,
-        on_response: Callable[[int, Response], None],
-        on_failure: Callable[[int], None],
+        post: Callable[[ResponseReceived | RequestFailed], None],
         on_defect: Callable[[BaseException], None],
     ) -> None:
-        """`on_failure(request_id)`: there will be no response. `on_defect`: an error that is no failure of a peer."""
+        """`post` gets how each request ended. `on_defect`: an error that is no failure of a peer."""
         self._peers = {voter.id: _Peer(voter.address, pool) for voter in voters}
-        self._on_response = on_response
-        self._on_failure = on_failure
-        self._on_defect = on_defect
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._post = post
+        self._tasks = BackgroundTasks(on_defect)
 
     def send(self, effect: Send) -> None:
-        """Ask a voter."""
-        self._spawn(self._exchange(effect, self._peers[effect.node_id]))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            self._on_defect(error)
+        """Send a request to a voter."""
+        self._tasks.spawn(self._exchange(effect, self._peers[effect.node_id]))
 
     async def _exchange(self, effect: Send, peer: _Peer) -> None:
         try:
-            response = await peer.ask(effect.request, effect.timeout_ms / 1000)
+            response = await peer.send(effect.request, effect.timeout_ms / 1000)
         except (TransportError, KafkaError) as error:
             log.debug("quorum request failed", voter=effect.node_id, error=str(error))
             peer.failures += 1
             if peer.failures > 1:
                 await asyncio.sleep(min(FAILURE_PAUSE_S * (1 << min(peer.failures, 10)), FAILURE_PAUSE_MAX_S))
-            self._on_failure(effect.request_id)
+            self._post(RequestFailed(effect.request_id))
         else:
             peer.failures = 0
-            self._on_response(effect.request_id, response)
+            self._post(ResponseReceived(effect.request_id, response))
 
     async def close(self) -> None:
         """Drop what is under way; nothing is told of it. Idempotent."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
         for peer in self._peers.values():
             peer.drop_stream()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.cancel()

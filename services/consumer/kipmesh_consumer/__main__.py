@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
+from kipmesh.core.config.node import ConsumerServiceConfig
 from kipmesh.node.runtime import Node, Service, main
-
-if TYPE_CHECKING:
-    from kipmesh.core.config.consumer_service import ConsumerServiceConfig
 
 _EXAMPLES = """\
 examples:
@@ -18,12 +15,6 @@ examples:
   curl 'http://127.0.0.1:8080/v1/topics/flights/records?from=earliest&limit=10'
   curl -H 'Accept: text/event-stream' 'http://127.0.0.1:8080/v1/topics/flights/records?from=latest&follow=true'
 """
-
-
-def _config_type() -> type[ConsumerServiceConfig]:
-    from kipmesh.core.config.consumer_service import ConsumerServiceConfig
-
-    return ConsumerServiceConfig
 
 
 def _make(config: ConsumerServiceConfig) -> Node:
@@ -36,7 +27,7 @@ SERVICE = Service(
     module="kipmesh_consumer",
     summary="Reads topics and streams their records over HTTP as NDJSON or server-sent events; reports lag.",
     examples=_EXAMPLES,
-    config_type=_config_type,
+    config_type=lambda: ConsumerServiceConfig,
     make=_make,
     has_own_http=True,
 )

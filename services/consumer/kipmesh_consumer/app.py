@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -22,10 +22,10 @@ from starlette.exceptions import HTTPException
 
 from kipmesh.client import TopicPartition
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.messages.limits import MAX_INT64
+from kipmesh.messages.schema import MAX_INT64
 from kipmesh_consumer import models, streams
 from kipmesh_consumer.backend import Backend
-from kipmesh_consumer.errors import error_object, status_of
+from kipmesh_consumer.models import error_object, status_of
 from kipmesh_consumer.parameters import (
     Edge,
     Start,
@@ -147,7 +147,7 @@ def _add_records(app: FastAPI, backend: Backend) -> None:
         last_event_id: Annotated[str | None, Header(max_length=200_000)] = None,
     ) -> Response:
         chosen = choose_format(form, accept)
-        start = _start(begin, last_event_id, backend.group_id)
+        start = _start(begin, last_event_id, backend.config.group_id)
         is_member = start.edge is Edge.COMMITTED
         if is_member and (partition or follow is False):
             raise bad_parameter(
@@ -208,31 +208,25 @@ def _add_views(app: FastAPI, backend: Backend) -> None:
         ends = await backend.end_offsets(sorted(wanted))
         return models.Lag(
             partitions=[
-                models.PartitionLag(
-                    topic=one.topic,
-                    partition=one.partition,
-                    position=one.position,
-                    end_offset=ends[TopicPartition(one.topic, one.partition)],
-                    lag=max(0, ends[TopicPartition(one.topic, one.partition)] - one.position),
-                )
+                models.PartitionLag(**_lag(ends, *one))
                 for one in delivered
                 if TopicPartition(one.topic, one.partition) in ends
             ],
-            streams=_stream_lags(open_streams, ends),
+            streams=[
+                models.StreamLag(stream_id=stream.stream_id, **_lag(ends, stream.request.topic, partition, position))
+                for stream in open_streams
+                for partition, position in sorted(stream.positions.items())
+                if TopicPartition(stream.request.topic, partition) in ends
+            ],
         )
 
 
-def _stream_lags(open_streams: Sequence[streams.Stream], ends: Mapping[TopicPartition, int]) -> list[models.StreamLag]:
-    return [
-        models.StreamLag(
-            stream_id=stream.stream_id,
-            topic=stream.request.topic,
-            partition=partition,
-            position=position,
-            end_offset=ends[TopicPartition(stream.request.topic, partition)],
-            lag=max(0, ends[TopicPartition(stream.request.topic, partition)] - position),
-        )
-        for stream in open_streams
-        for partition, position in sorted(stream.positions.items())
-        if TopicPartition(stream.request.topic, partition) in ends
-    ]
+def _lag(ends: Mapping[TopicPartition, int], topic: str, partition: int, position: int) -> dict[str, Any]:
+    end_offset = ends[TopicPartition(topic, partition)]
+    return {
+        "topic": topic,
+        "partition": partition,
+        "position": position,
+        "end_offset": end_offset,
+        "lag": max(0, end_offset - position),
+    }

@@ -15,19 +15,15 @@ from prometheus_client import CollectorRegistry
 
 from kipmesh.client import AdminClient, Consumer, TopicPartition
 from kipmesh.client.types import TIMESTAMP_LATEST, TopicMetadata
-from kipmesh.core.config.consumer_service import ConsumerServiceConfig
-from kipmesh.core.config.security import ClientSslConfig
+from kipmesh.core.config import AdminConfig, Config, ConsumerConfig
+from kipmesh.core.config.node import ConsumerServiceConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh_consumer.members import MemberStream
 from kipmesh_consumer.metrics import FetchCollector, ServiceMetrics
 from kipmesh_consumer.parameters import Edge
-from kipmesh_consumer.streams import Request, Stream, Streams
+from kipmesh_consumer.streams import MemberStream, Request, Stream, Streams
 
 CONNECT_RETRY_S_FIRST = 0.05
 CONNECT_RETRY_S_LAST = 1.0
-
-_SECURITY = frozenset(ClientSslConfig.keys())
-"""What the service's clients have from its own configuration."""
 
 log = structlog.get_logger(__name__)
 
@@ -39,13 +35,8 @@ class Backend:
         self.registry = registry
         self.streams = Streams(config, ServiceMetrics(registry))
         registry.register(FetchCollector(lambda: self.streams.fetch_stats))
-        self._config = config
+        self.config = config
         self._admin: AdminClient | None = None
-
-    @property
-    def group_id(self) -> str | None:
-        """The service's group, if it has one."""
-        return self._config.group_id
 
     @property
     def ready(self) -> bool:
@@ -56,7 +47,7 @@ class Backend:
         """Try until a broker answers."""
         wait_s = CONNECT_RETRY_S_FIRST
         while self._admin is None:
-            admin = AdminClient(self._config.bootstrap_servers, **self._client_config())
+            admin = AdminClient(self.config.bootstrap_servers, **self._settings(AdminConfig))
             try:
                 await admin.start()
                 self._admin = admin
@@ -66,7 +57,7 @@ class Backend:
                     await admin.close()
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, CONNECT_RETRY_S_LAST)
-        log.info("connected to the mesh", bootstrap=self._config.bootstrap_servers)
+        log.info("connected to the mesh", bootstrap=self.config.bootstrap_servers)
 
     async def topics(self) -> Sequence[TopicMetadata]:
         """All topics by name."""
@@ -98,23 +89,14 @@ class Backend:
     async def open_stream(self, request: Request) -> Stream:
         """A stream with a consumer of its own; raises StreamsExhaustedError or KafkaError."""
         self._connected()
-        settings: dict[str, Any] = {
-            "client.rack": self._config.client_rack,
-            "enable.incremental.fetch": self._config.enable_incremental_fetch,
-            "fetch.max.bytes": self._config.fetch_max_bytes,
-            "fetch.max.wait.ms": self._config.fetch_max_wait_ms,
-            "max.partition.fetch.bytes": self._config.max_partition_fetch_bytes,
-        }
+        settings = self._settings(ConsumerConfig)
         is_member = request.start.edge is Edge.COMMITTED
-        settings |= self._client_config() | (self._group_config() if is_member else {"auto.offset.reset": "none"})
+        if not is_member:
+            settings |= {"group.id": None, "auto.offset.reset": "none"}
         kind = MemberStream if is_member else Stream
         return await self.streams.open_stream(
-            request, lambda: Consumer(self._config.bootstrap_servers, **settings), kind
+            request, lambda: Consumer(self.config.bootstrap_servers, **settings), kind
         )
-
-    def stop_streams(self) -> None:
-        """Every stream ends at its next record; nothing is ready from here on."""
-        self.streams.stopping.set()
 
     async def close(self) -> None:
         """Disconnect; idempotent."""
@@ -122,26 +104,10 @@ class Backend:
         if admin is not None:
             await admin.close()
 
-    def _client_config(self) -> dict[str, Any]:
-        config = self._config
-        return {
-            "client.id": config.client_id,
-            "request.timeout.ms": config.request_timeout_ms,
-            **{key: value for key, value in config.as_dict().items() if key in _SECURITY},
-        }
-
-    def _group_config(self) -> dict[str, Any]:
-        config = self._config
-        return {
-            "group.id": config.group_id,
-            "partition.assignment.strategy": config.partition_assignment_strategy,
-            "session.timeout.ms": config.session_timeout_ms,
-            "heartbeat.interval.ms": config.heartbeat_interval_ms,
-            "max.poll.interval.ms": config.max_poll_interval_ms,
-            "enable.auto.commit": config.enable_auto_commit,
-            "auto.commit.interval.ms": config.auto_commit_interval_ms,
-            "auto.offset.reset": config.auto_offset_reset,
-        }
+    def _settings(self, kind: type[Config]) -> dict[str, Any]:
+        """The service's settings that a client of this kind has as well."""
+        known = frozenset(kind.keys())
+        return {key: value for key, value in self.config.as_dict().items() if key in known}
 
     def _connected(self) -> AdminClient:
         if self._admin is None:

@@ -12,7 +12,7 @@ import structlog
 import uvicorn
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from kipmesh.core.config.consumer_service import ConsumerServiceConfig
+from kipmesh.core.config.node import ConsumerServiceConfig
 from kipmesh.node.http import HttpAddressError
 from kipmesh.node.tls import ProcessTls
 from kipmesh_consumer.app import make_app
@@ -94,7 +94,7 @@ class ConsumerNode:
 
     async def stop(self) -> None:
         """End the streams at a record's end, then the server and the clients; idempotent."""
-        self._backend.stop_streams()
+        self._backend.streams.stopping.set()  # every stream ends at its next record; nothing is ready from here on
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.gather(self._connecting, return_exceptions=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.messages.limits import MAX_INT32, MAX_INT64
+from kipmesh.messages.schema import MAX_INT32, MAX_INT64
 
 PARTITIONS_MAX = 10_000
 

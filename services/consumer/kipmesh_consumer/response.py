@@ -15,9 +15,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from kipmesh.client import ConsumerRecord
+from kipmesh.client.json_form import record_object, to_line
 from kipmesh.core.errors import KafkaError
-from kipmesh.core.json_form import record_object, to_line
-from kipmesh_consumer.errors import error_object
+from kipmesh_consumer.models import error_object
 from kipmesh_consumer.parameters import StreamFormat
 from kipmesh_consumer.streams import End, Stream, Streams
 

@@ -5,6 +5,17 @@ Rules:
   socket's buffer: a stalled reader costs that much and no more, and is dropped after `stream.write.timeout.ms`.
 - At most `streams.max` streams at a time; one more is refused, before anything was opened for it.
 - Whatever ends a stream (limit, end, reader gone, error, shutdown) closes its consumer and frees its place.
+
+Rules of a stream that is a member of the service's group, which says what it reads, and where it begins:
+- The member is the stream, not the service: partitions are shared among readers, and none waits for a service that has
+  no reader. A reader that takes nothing for `max.poll.interval.ms` loses its partitions.
+- A poll begins when all records of the one before have gone to the reader, and only polls and ends commit: no record is
+  committed that was not sent.
+- A stream that ends otherwise than by itself (its reader is gone, or takes nothing) commits nothing at its end: what
+  its reader may not have got since the last commit goes to another one, so records are delivered at least once as far
+  as the service can see. What lies in the buffers between service and reader it cannot see.
+- The time without a record (`timeout_ms`) begins with the first assignment, also an empty one: joining takes what it
+  takes (`group.initial.rebalance.delay.ms`, other members), but no longer than `default.api.timeout.ms`.
 """
 
 from __future__ import annotations
@@ -12,17 +23,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import NamedTuple
 
-from kipmesh.client import Consumer, ConsumerRecord, FetchStats, TopicPartition
-from kipmesh.core.config.consumer_service import ConsumerServiceConfig
+from kipmesh.client import Consumer, ConsumerRecord, FetchStats, RebalanceListener, TopicPartition
+from kipmesh.core.config.node import ConsumerServiceConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh_consumer.metrics import ServiceMetrics
 from kipmesh_consumer.parameters import Edge, Start
-from kipmesh_consumer.positions import DeliveredPositions
 
 IDLE_POLL_MS_MAX = 60_000
 """A follower of a quiet topic looks at its own limits at least this often; records wake it at once."""
@@ -46,6 +58,9 @@ class End(StrEnum):
     READER_STALLED = "reader_stalled"
 
 
+_BY_ITSELF = frozenset({End.LIMIT, End.TIMEOUT, End.SHUTDOWN})
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a stream is to deliver."""
@@ -56,6 +71,46 @@ class Request:
     limit: int | None
     timeout_ms: int | None
     follow: bool
+
+
+class Delivered(NamedTuple):
+    """The offset after the furthest record that was delivered."""
+
+    topic: str
+    partition: int
+    position: int
+
+
+class DeliveredPositions:
+    """What this service has delivered, by topic and partition: the basis of its lag.
+
+    Lag here is the end offset minus the offset after the last record that any stream of this service delivered; a
+    group's lag, by what is committed, is its coordinator's business (`kafka_consumergroup_lag`). At most
+    `partitions_max` partitions are remembered; the one used longest ago goes first.
+    """
+
+    def __init__(self, partitions_max: int) -> None:
+        self._partitions_max = partitions_max
+        self._positions: OrderedDict[tuple[str, int], int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def deliver(self, topic: str, partition: int, next_offset: int) -> None:
+        """Note that everything of a stream below `next_offset` was delivered."""
+        key = (topic, partition)
+        self._positions[key] = max(next_offset, self._positions.get(key, 0))
+        self._positions.move_to_end(key)
+        while len(self._positions) > self._partitions_max:
+            self._positions.popitem(last=False)
+
+    def forget(self, topic: str, partition: int) -> None:
+        """The partition is gone, or began anew."""
+        self._positions.pop((topic, partition), None)
+
+    def of(self, topic: str | None) -> list[Delivered]:
+        """All positions, or those of one topic, in order."""
+        return [Delivered(*key, at) for key, at in sorted(self._positions.items()) if topic in (None, key[0])]
 
 
 class Streams:
@@ -248,6 +303,42 @@ class Stream:
                 return False
             del self._unread[partition]
         return True
+
+
+class MemberStream(Stream, RebalanceListener):
+    """A stream of `from=committed`. It goes on with new records until a limit, a time or the service ends it."""
+
+    _assigned_at: float | None = None
+
+    async def begin(self) -> None:
+        """Connect; the group is joined by the first polls. Raises KafkaError."""
+        consumer = self._require_consumer()
+        await consumer.start()
+        consumer.subscribe([self.request.topic], self)
+
+    def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
+        """The group gave these; it may give none."""
+        if self._assigned_at is None:
+            self._assigned_at = time.monotonic()
+        self._streams.metrics.partitions_assigned.inc(len(partitions))
+
+    def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
+        """These are others' now; where this one was in them does not matter any more."""
+        for one in partitions:
+            self.positions.pop(one.partition, None)
+        self._streams.metrics.partitions_assigned.dec(len(partitions))
+
+    on_partitions_lost = on_partitions_revoked
+
+    def _reading_since(self, begun: float) -> float | None:
+        """Since the first assignment; raises KafkaError(REQUEST_TIMED_OUT) when the group takes too long to give it."""
+        config = self._require_consumer().config
+        if self._assigned_at is None and time.monotonic() > begun + config.default_api_timeout_ms / 1000:
+            raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"group {config.group_id!r} lets nobody in")
+        return self._assigned_at
+
+    async def _disconnect(self, consumer: Consumer) -> None:
+        await consumer.close(commit=self.end in _BY_ITSELF)
 
 
 def _start_positions(start: Start, begin: Mapping[int, int], end: Mapping[int, int]) -> dict[int, int]:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
+from kipmesh.core.config import BrokerConfig
 from kipmesh.node.runtime import Node, Service, main
-
-if TYPE_CHECKING:
-    from kipmesh.core.config import BrokerConfig
 
 _EXAMPLES = """\
 examples:
@@ -20,14 +17,8 @@ examples:
 """
 
 
-def _config_type() -> type[BrokerConfig]:
-    from kipmesh.core.config import BrokerConfig
-
-    return BrokerConfig
-
-
 def _make(config: BrokerConfig) -> Node:
-    from kipmesh.node.broker import BrokerNode
+    from kipmesh.broker import BrokerNode
 
     return BrokerNode(config, is_leader_role=True)
 
@@ -36,7 +27,7 @@ SERVICE = Service(
     module="kipmesh_leader",
     summary="A broker that is preferred as leader: takes writes, serves fetches, feeds its followers.",
     examples=_EXAMPLES,
-    config_type=_config_type,
+    config_type=lambda: BrokerConfig,
     make=_make,
 )
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
+from kipmesh.core.config import ControllerConfig
 from kipmesh.node.runtime import Node, Service, main
-
-if TYPE_CHECKING:
-    from kipmesh.core.config import ControllerConfig
 
 _EXAMPLES = """\
 examples:
@@ -20,14 +17,8 @@ examples:
 """
 
 
-def _config_type() -> type[ControllerConfig]:
-    from kipmesh.core.config import ControllerConfig
-
-    return ControllerConfig
-
-
 def _make(config: ControllerConfig) -> Node:
-    from kipmesh.node.controller import ControllerNode
+    from kipmesh.controller import ControllerNode
 
     return ControllerNode(config)
 
@@ -36,7 +27,7 @@ SERVICE = Service(
     module="kipmesh_metadata_controller",
     summary="A voter of the metadata quorum: owns topics, leaders, in-sync replicas, fencing and registrations.",
     examples=_EXAMPLES,
-    config_type=_config_type,
+    config_type=lambda: ControllerConfig,
     make=_make,
 )
 

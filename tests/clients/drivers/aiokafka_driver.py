@@ -13,7 +13,8 @@ import aiokafka
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import BrokerResponseError, OffsetOutOfRangeError, RecordTooLargeError, for_code
-from serving import BEGINNING, END, VerbError, data, headers_of, record, serve
+
+from tests.clients.drivers.serving import BEGINNING, END, VerbError, data, headers_of, record, serve
 
 TopicPartition = aiokafka.TopicPartition
 

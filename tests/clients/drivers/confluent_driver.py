@@ -7,7 +7,8 @@ from typing import Any
 
 import confluent_kafka as ck
 from confluent_kafka import admin as cka
-from serving import VerbError, data, headers_of, record, serve
+
+from tests.clients.drivers.serving import VerbError, data, headers_of, record, serve
 
 TIMEOUT_S = 30.0
 
@@ -20,7 +21,7 @@ def _of_message(found: Any) -> dict[str, Any]:
 
 class Driver:
     def __init__(self, bootstrap: str, options: dict[str, Any]) -> None:
-        self._common = {"bootstrap.servers": bootstrap, "socket.timeout.ms": 10_000}
+        self._common: dict[str, Any] = {"bootstrap.servers": bootstrap, "socket.timeout.ms": 10_000}
         self._rack = options.get("rack")
         self._made: Any = None
         self._group: Any = None
@@ -101,13 +102,14 @@ class Driver:
 
         for number, one in enumerate(records):
             timestamp = {"timestamp": one["timestamp"]} if one.get("timestamp") is not None else {}
+            headers: list[tuple[str, str | bytes | None]] = [*headers_of(one)]
             producer.produce(
                 topic,
                 data(one["value"]),
                 data(one.get("key")),
                 partition=-1 if one.get("partition") is None else one["partition"],
                 on_delivery=deliver(number),
-                headers=headers_of(one) or None,
+                headers=headers or None,
                 **timestamp,
             )
             producer.poll(pace_ms / 1000)

@@ -10,7 +10,8 @@ import kafka
 from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.errors import BrokerResponseError, KafkaError, OffsetOutOfRangeError, UnknownBrokerIdError, for_code
 from kafka.structs import TopicPartition
-from serving import BEGINNING, END, VerbError, data, headers_of, record, serve
+
+from tests.clients.drivers.serving import BEGINNING, END, VerbError, data, headers_of, record, serve
 
 _CODES = {for_code(code).__name__: code for code in range(-1, 130)}
 

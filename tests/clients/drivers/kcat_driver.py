@@ -9,8 +9,8 @@ import threading
 import time
 from typing import Any
 
-import confluent_driver
-from serving import BEGINNING, END, VerbError, data, record, serve
+from tests.clients.drivers import confluent_driver
+from tests.clients.drivers.serving import BEGINNING, END, VerbError, data, record, serve
 
 TIMEOUT_S = 60
 _CODES = {"Offset out of range": 1, "Unknown topic or partition": 3, "Message size too large": 10}

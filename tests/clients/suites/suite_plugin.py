@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,7 @@ def _server() -> SimpleNamespace:
     return SimpleNamespace(host=host, hosts=[f"{host}:{port}"], container=SimpleNamespace(), **ports)
 
 
-_VALUES = {
+_VALUES: dict[str, Callable[[], Any]] = {
     "docker": SimpleNamespace,
     "kafka_image": lambda: f"kafka:0_{os.environ['KAFKA_VERSION']}",
     "ssl_folder": lambda: Path("tests/ssl_cert"),

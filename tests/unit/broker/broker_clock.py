@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from kipmesh.node.broker.replica import Replica
-from kipmesh.testing.waiting import until
+from kipmesh.broker.replication.replica import Replica
+from kipmesh.testing import until
 
 
 class Clock:
@@ -20,7 +20,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Make it before the brokers."""
         self._now_ms = time.monotonic_ns() // 1_000_000
-        monkeypatch.setattr("kipmesh.node.broker.node.monotonic_ms", lambda: self._now_ms)
+        monkeypatch.setattr("kipmesh.broker.parts.monotonic_ms", lambda: self._now_ms)
 
     def go_on(self, ms: int) -> int:
         """Let time pass; says what it is now."""

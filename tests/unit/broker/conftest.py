@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from broker_clock import Clock
-from conftest_broker import Mesh
+from tests.unit.broker.broker_clock import Clock
+from tests.unit.broker.conftest_broker import Mesh
 
 
 @pytest.fixture

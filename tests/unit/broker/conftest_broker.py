@@ -7,23 +7,34 @@ from pathlib import Path
 from typing import Any
 
 from kipmesh import messages as m
+from kipmesh.broker import BrokerNode
 from kipmesh.cluster.ports import Held
+from kipmesh.controller import ControllerNode
 from kipmesh.core.config import BrokerConfig, ControllerConfig
-from kipmesh.node.broker import BrokerNode
-from kipmesh.node.controller import ControllerNode
-from kipmesh.rpc.client import Connection, ConnectionPool
 from kipmesh.storage.fs import FileSystem
-from kipmesh.testing.waiting import until as eventually
+from kipmesh.testing import until as eventually
+from kipmesh.transport.grpc.client import Connection, ConnectionPool
 
 CLUSTER_ID = "broker-tests"
 TIMEOUT_S = 40.0
 
 
+def minimal_config(node_id: int, **keys: Any) -> BrokerConfig:
+    """For a part of a broker by itself."""
+    needed = {
+        "node.id": node_id,
+        "cluster.id": "c",
+        "controller.quorum.voters": "100@127.0.0.1:1",
+        "log.dirs": "/unused",
+    }
+    return BrokerConfig.parse(needed | keys)
+
+
 def hosts(node: BrokerNode, name: str) -> bool:
     """Whether the broker knows the topic and hosts its replicas of it."""
-    topic = node.partitions.image.topic_by_name(name)
+    topic = node.hosted_replicas.image.topic_by_name(name)
     return topic is not None and all(
-        node.partitions.get(topic.topic_id, index) is not None
+        node.hosted_replicas.get(topic.topic_id, index) is not None
         for index, partition in topic.partitions.items()
         if node.config.node_id in partition.replicas
     )
@@ -190,7 +201,7 @@ async def leader_of(mesh: Mesh, topic_id: bytes, not_one_of: tuple[int, ...] = (
 
     def find() -> int:
         for broker, node in mesh.brokers.items():
-            replica = node.partitions.get(topic_id, 0)
+            replica = node.hosted_replicas.get(topic_id, 0)
             if broker not in not_one_of and replica is not None and replica.leader is not None and node.ready:
                 return broker
         return 0

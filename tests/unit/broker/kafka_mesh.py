@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from conftest_broker import Mesh
 from kio.serial import entity_reader, entity_writer
 
-from kipmesh.node.broker import BrokerNode
+from kipmesh.broker import BrokerNode
+from tests.unit.broker.conftest_broker import Mesh
 
 with warnings.catch_warnings(action="ignore"):  # kafka-python 3.0 calls what Python 3.11 deprecates
     from kafka import TopicPartition
@@ -32,7 +32,7 @@ class KafkaMesh(Mesh):
 
     def kafka(self, broker_id: int) -> str:
         """The address of the Kafka listener."""
-        return f"127.0.0.1:{self.brokers[broker_id]._ports['KAFKA']}"
+        return f"127.0.0.1:{self.brokers[broker_id].listeners.ports['KAFKA']}"
 
     async def python(self, method: str, *values: Any, **named: Any) -> Any:
         """Call a method of kafka-python's admin client."""

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource
-from kafka_mesh import kafka_mesh
 
 from kipmesh import messages as m
-from kipmesh.core.config.resources import FOLLOWER_THROTTLED_RATE as RATE
+from kipmesh.core.config.base import FOLLOWER_THROTTLED_RATE as RATE
 from kipmesh.core.errors import ErrorCode
+from tests.unit.broker.kafka_mesh import kafka_mesh
 
 
 async def alter(mesh, *resources, validate_only: bool = False) -> list[int]:

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from kipmesh.broker.observability.metrics import BrokerMetrics
+from kipmesh.broker.replication.cleaner import Cleaner, StoppedError, Throttle
+from kipmesh.broker.replication.replica import Disk
 from kipmesh.core.config import BrokerConfig, TopicConfig
-from kipmesh.node.broker.cleaner import Cleaner, StoppedError, Throttle
-from kipmesh.node.broker.disk import Disk
-from kipmesh.node.broker.metrics import BrokerMetrics
 from kipmesh.storage import LogManager, RealFileSystem
-from kipmesh.storage.log import Log
-from kipmesh.testing.batches import produced_batch
+from kipmesh.storage.log.log import Log
+from kipmesh.testing import produced_batch
 
 NOW = 1_700_000_000_000
 
@@ -77,6 +77,11 @@ async def world(tmp_path: Path) -> AsyncIterator[Fixture]:
     world.manager.close(1)
 
 
+def leftovers(folder: Path) -> list[Path]:
+    """Files that a compaction makes for the time being."""
+    return [path for path in folder.rglob("*") if path.suffix in (".swap", ".cleaned")]
+
+
 async def test_what_is_due_is_compacted_and_checkpointed(world: Fixture, tmp_path: Path) -> None:
     one, other = world.make("one"), world.make("other", **{"cleanup.policy": "delete"})
     size, others_size = one.size_bytes, other.size_bytes
@@ -88,8 +93,7 @@ async def test_what_is_due_is_compacted_and_checkpointed(world: Fixture, tmp_pat
     await world.cleaner.run_once()
     assert world.metric("kafka_log_logcleanermanager_max_dirty_percent") == 0
     assert 0 < (world.metric("kafka_log_logcleaner_cleaner_recopy_percent") or 0) < 50
-    epoch = tmp_path / "one-0"
-    assert not [path for path in epoch.iterdir() if path.suffix in (".swap", ".cleaned")]
+    assert leftovers(tmp_path) == []
 
 
 async def test_a_damaged_log_is_left_alone(world: Fixture, tmp_path: Path) -> None:
@@ -108,17 +112,24 @@ async def test_a_damaged_log_is_left_alone(world: Fixture, tmp_path: Path) -> No
 async def test_stopping_ends_the_work(world: Fixture) -> None:
     log = world.make("one")
     size = log.size_bytes
-    world.cleaner.stop()
+    world.cleaner.throttle.stop()
     await world.cleaner.run_once()
     assert log.size_bytes == size
 
 
-async def test_a_log_that_is_deleted_meanwhile(world: Fixture) -> None:
-    world.make("one")
+async def test_a_log_that_is_deleted_meanwhile_is_neither_kept_nor_uncleanable(world: Fixture, tmp_path: Path) -> None:
+    deleted, kept = world.make("one"), world.make("two")
+    size = kept.size_bytes
     running = asyncio.create_task(world.cleaner.run_once())
     await asyncio.sleep(0)
     world.manager.delete("one", 0, NOW)
     await running
+    assert world.manager.get("one", 0) is None
+    assert not (tmp_path / "one-0").exists()
+    assert leftovers(tmp_path) == []
+    assert deleted.failed is None
+    assert world.metric("kafka_log_logcleanermanager_uncleanable_partitions_count") == 0
+    assert kept.size_bytes < size, "the other log is compacted all the same"
 
 
 def test_the_throttle_keeps_to_the_rate() -> None:

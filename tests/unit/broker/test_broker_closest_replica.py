@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from conftest_broker import Mesh
 
 from kipmesh.client import Consumer, Producer
+from tests.unit.broker.conftest_broker import Mesh
 
 SELECTOR = {"replica.selector.class": "RackAwareReplicaSelector"}
 MAX_AGE_MS = 1500

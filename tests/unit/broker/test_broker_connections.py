@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest_broker import Mesh, eventually, leader_of
 
 from kipmesh.core.record_batch import build
-from kipmesh.rpc.client import Connection
+from kipmesh.transport.grpc.client import Connection
+from tests.unit.broker.conftest_broker import Mesh, eventually, leader_of
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ async def test_a_stream_that_breaks_is_opened_again_and_costs_nothing(very_patie
     patient = very_patient
     node = patient.brokers[2]
     epoch = patient.controller.image.brokers[2].broker_epoch
-    connection = node._pool.get(node._channel.voter.address)
+    connection = node.parts.pool.get(node.parts.channel.voter.address)
     streams: list[Any] = [None]
     for _ in range(3):
         streams.append(await eventually(lambda: new_stream(connection, streams), "another stream at rest"))

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from kipmesh import messages as m
+from kipmesh.broker.membership import controller_channel
+from kipmesh.broker.membership.controller_channel import SEARCH_TIMEOUT_S, ControllerChannel, is_inactive
 from kipmesh.core.config import Voter
 from kipmesh.core.errors import ErrorCode
 from kipmesh.messages.table import APIS, BROKER_HEARTBEAT, CREATE_TOPICS, find_api
-from kipmesh.node.broker import controller_channel
-from kipmesh.node.broker.controller_channel import SEARCH_TIMEOUT_S, ControllerChannel, is_inactive
-from kipmesh.rpc.client import ConnectionPool, TransportError
-from kipmesh.rpc.server import Server
+from kipmesh.transport.grpc.client import ConnectionPool, TransportError
+from kipmesh.transport.grpc.server import Server
 from kipmesh.transport.pipeline import pipeline_of
 
 HEARTBEAT = m.BrokerHeartbeatRequest(broker_id=1, broker_epoch=1)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from conftest_broker import Mesh
-from test_broker_failures import acknowledged, batch, in_sync, kill, log_bytes, power_cut, restart, values
-
 from kipmesh.core.metadata import elections
 from kipmesh.core.metadata.elections import LogEnd
 from kipmesh.core.metadata.states import PartitionState
+from tests.unit.broker.conftest_broker import Mesh
+from tests.unit.broker.test_broker_failures import (
+    acknowledged,
+    batch,
+    in_sync,
+    kill,
+    log_bytes,
+    power_cut,
+    restart,
+    values,
+)
 
 EPOCH_AT = 12
 RECORDS = 10
@@ -37,7 +45,7 @@ async def test_a_follower_drops_an_epoch_that_never_was(mesh: Mesh) -> None:
         await restart(mesh, 2)
         await in_sync(mesh, topic_id, 1, 2, 3)
     assert values(log_bytes(mesh, 2, topic_id)) == [b"%d" % number for number in range(RECORDS)]
-    replica = mesh.brokers[2].partitions.get(topic_id, 0)
+    replica = mesh.brokers[2].hosted_replicas.get(topic_id, 0)
     assert replica.log.latest_epoch == replica.leader_epoch
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from conftest_broker import Mesh, eventually, leader_of
 
 from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.record_batch import build, iterate
-from kipmesh.testing.faulty_fs import FaultyFileSystem
+from simulation.faulty_fs import FaultyFileSystem
+from tests.unit.broker.conftest_broker import Mesh, eventually, leader_of
 
 
 def batch(size: int = 100) -> bytes:
@@ -48,7 +48,7 @@ async def test_a_full_leader_refuses_and_goes_on_when_there_is_room(disks) -> No
     assert [header.base_offset for _, header in iterate(data.records)] == [0, 1]
     assert mesh.brokers[1].ready
     assert not mesh.brokers[1].failed.done()
-    assert mesh.brokers[1].partitions.get(topic_id, 0).log.log_end_offset == 2
+    assert mesh.brokers[1].hosted_replicas.get(topic_id, 0).log.log_end_offset == 2
 
 
 async def test_a_full_follower_catches_up_when_there_is_room(disks) -> None:
@@ -57,7 +57,7 @@ async def test_a_full_follower_catches_up_when_there_is_room(disks) -> None:
     systems[3].fail("write", errno.ENOSPC, path="room-0", times=2)
     answers = await asyncio.gather(*(mesh.produce("room", batch()) for _ in range(3)))
     assert [answer.error_code for answer in answers] == [0, 0, 0]
-    log = mesh.brokers[3].partitions.get(topic_id, 0).log
+    log = mesh.brokers[3].hosted_replicas.get(topic_id, 0).log
     await eventually(lambda: log.log_end_offset == 3, "the follower has all")
 
 
@@ -73,7 +73,7 @@ async def test_a_failed_fsync_ends_the_broker_and_another_leads(disks) -> None:
         await asyncio.wait_for(failed, 60)
     await mesh.brokers.pop(1).abort()
     leader = await leader_of(mesh, topic_id)
-    replica = mesh.brokers[leader].partitions.get(topic_id, 0)
+    replica = mesh.brokers[leader].hosted_replicas.get(topic_id, 0)
     await eventually(lambda: replica.leader is not None and not replica.leader.is_under_min_isr, "it may write")
     assert (await mesh.produce("synced", batch(), via=leader)).error_code == 0
 
@@ -91,7 +91,7 @@ async def test_a_power_cut_of_every_disk_keeps_what_was_synced(disks) -> None:
         await mesh.start_broker(broker, fs=systems[broker])
     await mesh.ready(1, 2, 3)
     leader = await leader_of(mesh, topic_id)
-    replica = mesh.brokers[leader].partitions.get(topic_id, 0)
+    replica = mesh.brokers[leader].hosted_replicas.get(topic_id, 0)
     await eventually(lambda: replica.high_watermark == 5, "all five are committed again")
     data = await mesh.fetch("cut", 0, via=leader)
     assert [header.base_offset for _, header in iterate(data.records)] == [0, 1, 2, 3, 4]
@@ -102,7 +102,7 @@ async def test_flush_messages_syncs_before_the_answer(disks) -> None:
     topic_id = await mesh.create("durable", flush_messages="1")
     assert (await mesh.produce("durable", batch())).error_code == 0
     for broker in (1, 2, 3):
-        log = mesh.brokers[broker].partitions.get(topic_id, 0).log
+        log = mesh.brokers[broker].hosted_replicas.get(topic_id, 0).log
         assert log.recovery_point == log.log_end_offset == 1, broker
 
 
@@ -131,11 +131,11 @@ async def test_a_topic_that_a_full_disk_cannot_host_comes_when_there_is_room(dis
     entry = m.CreatableTopic("later", 1, 3)
     answer = await mesh.call(1, "CreateTopics", m.CreateTopicsRequest([entry], 10_000), "Admin")
     assert answer.topics[0].error_code == 0
-    await eventually(lambda: mesh.brokers[1].partitions.unhosted, "the disk refused")
+    await eventually(lambda: mesh.brokers[1].hosted_replicas.unhosted, "the disk refused")
     assert (await mesh.produce("later", batch())).error_code == ErrorCode.KAFKA_STORAGE_ERROR
     assert (await mesh.produce("before", batch())).error_code == 0
     systems[1].faults.clear()
-    await eventually(lambda: mesh.brokers[1].partitions.get(answer.topics[0].topic_id, 0), "hosted after all")
+    await eventually(lambda: mesh.brokers[1].hosted_replicas.get(answer.topics[0].topic_id, 0), "hosted after all")
     assert (await mesh.produce("later", batch())).error_code == 0
     assert not mesh.brokers[1].failed.done()
 

@@ -6,16 +6,15 @@ import asyncio
 import time
 from typing import Any
 
-from conftest_broker import Mesh, eventually, leader_of
-
 from kipmesh import messages as m
 from kipmesh.client import AdminClient
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.record_batch import assign, build, iterate, read_records
-from kipmesh.rpc.client import TransportError
 from kipmesh.storage.fs import RealFileSystem
 from kipmesh.storage.log_manager import LogManager
+from kipmesh.transport.grpc.client import TransportError
+from tests.unit.broker.conftest_broker import Mesh, eventually, leader_of
 
 
 def batch(*values: bytes) -> bytes:
@@ -25,7 +24,7 @@ def batch(*values: bytes) -> bytes:
 
 
 def log_bytes(mesh: Mesh, broker: int, topic_id: bytes, partition: int = 0) -> bytes:
-    log = mesh.brokers[broker].partitions.get(topic_id, partition).log
+    log = mesh.brokers[broker].hosted_replicas.get(topic_id, partition).log
     return log.read(log.log_start_offset, 1 << 24, log.log_end_offset, True)
 
 
@@ -51,7 +50,7 @@ async def acknowledged(mesh: Mesh, topic: str, topic_id: bytes, value: bytes) ->
 async def in_sync(mesh: Mesh, topic_id: bytes, *brokers: int) -> None:
     """Until the leader has exactly these in its ISR and their logs are equal byte for byte."""
     leader = await leader_of(mesh, topic_id)
-    replica = mesh.brokers[leader].partitions.get(topic_id, 0)
+    replica = mesh.brokers[leader].hosted_replicas.get(topic_id, 0)
     await eventually(lambda: replica.leader is not None and replica.leader.isr == set(brokers), f"ISR is {brokers}")
     await eventually(
         lambda: len({log_bytes(mesh, broker, topic_id) for broker in brokers}) == 1, "the replicas are identical"
@@ -125,7 +124,9 @@ async def test_after_a_power_cut_the_longest_log_leads(mesh: Mesh) -> None:
     await mesh.start_broker(3)
     await mesh.ready(1, 3)
     await asyncio.sleep(0.5)
-    assert all(node.partitions.get(topic_id, 0).leader is None for node in mesh.brokers.values()), "2 is waited for"
+    assert all(node.hosted_replicas.get(topic_id, 0).leader is None for node in mesh.brokers.values()), (
+        "2 is waited for"
+    )
     async with AdminClient(f"127.0.0.1:{mesh.ports[1]}") as admin:
         async with asyncio.timeout(20):  # until the others have told the ends of their logs
             while (await admin.describe_topics(["longest"]))[0].partitions[0].waits_for != (2,):  # noqa: ASYNC110
@@ -168,7 +169,7 @@ async def test_below_min_isr_writes_are_refused_and_then_go_on(mesh: Mesh) -> No
     topic_id = await mesh.create("minisr")
     await kill(mesh, 2)
     await kill(mesh, 3)
-    replica = mesh.brokers[1].partitions.get(topic_id, 0)
+    replica = mesh.brokers[1].hosted_replicas.get(topic_id, 0)
     await eventually(lambda: replica.leader.isr == {1}, "the ISR is the leader alone")
     answer = await mesh.produce("minisr", batch(b"x"))
     assert answer.error_code == ErrorCode.NOT_ENOUGH_REPLICAS
@@ -183,10 +184,10 @@ async def test_below_min_isr_writes_are_refused_and_then_go_on(mesh: Mesh) -> No
 async def test_an_isr_that_shrinks_meanwhile_fails_what_waits(mesh: Mesh) -> None:
     topic_id = await mesh.create("shrinks")
     for broker in (2, 3):  # they hang, so that it waits for them
-        manager = mesh.brokers[broker]._replica_manager
-        manager._fetchers[1].forget(mesh.brokers[broker].partitions.get(topic_id, 0))
+        manager = mesh.brokers[broker].parts.replica_manager
+        manager._fetchers[1].forget(mesh.brokers[broker].hosted_replicas.get(topic_id, 0))
     writing = asyncio.create_task(mesh.produce("shrinks", batch(b"x"), timeout_ms=60_000))
-    replica = mesh.brokers[1].partitions.get(topic_id, 0)
+    replica = mesh.brokers[1].hosted_replicas.get(topic_id, 0)
     await eventually(lambda: replica.log.log_end_offset == 1, "it is appended")
     await kill(mesh, 2)
     await kill(mesh, 3)
@@ -200,7 +201,9 @@ async def test_a_recreated_topic_never_meets_its_old_log(mesh: Mesh) -> None:
     await eventually(lambda: mesh.controller.image.brokers[3].fenced, "it gets no replica of the next topic")
     await mesh.call(1, "DeleteTopics", m.DeleteTopicsRequest([m.DeleteTopicState("again")], timeout_ms=10_000), "Admin")
     for broker in (1, 2):
-        await eventually(lambda b=broker: not mesh.brokers[b].partitions.image.topic_by_name("again"), "it is gone")
+        await eventually(
+            lambda b=broker: not mesh.brokers[b].hosted_replicas.image.topic_by_name("again"), "it is gone"
+        )
     new_id = await mesh.create("again", replication_factor=2)
     assert new_id != old_id
     await acknowledged(mesh, "again", new_id, b"new")
@@ -208,7 +211,7 @@ async def test_a_recreated_topic_never_meets_its_old_log(mesh: Mesh) -> None:
     assert (await mesh.fetch("again", 0, topic_id=old_id)).error_code == ErrorCode.UNKNOWN_TOPIC_ID
     leader = await leader_of(mesh, new_id)
     assert values((await mesh.fetch("again", 0, via=leader)).records) == [b"new"]
-    third = mesh.brokers[3].partitions
+    third = mesh.brokers[3].hosted_replicas
     assert third.get(old_id, 0) is None
 
 
@@ -249,9 +252,9 @@ async def test_a_recreated_topic_does_not_inherit_the_old_one_s_configuration(me
     await mesh.create("fresh", retention_ms="1000", min_insync_replicas="3")
     await mesh.call(1, "DeleteTopics", m.DeleteTopicsRequest([m.DeleteTopicState("fresh")], timeout_ms=10_000), "Admin")
     for node in mesh.brokers.values():
-        await eventually(lambda node=node: not node.partitions.image.topic_by_name("fresh"), "it is gone")
+        await eventually(lambda node=node: not node.hosted_replicas.image.topic_by_name("fresh"), "it is gone")
     topic_id = await mesh.create("fresh")
-    replica = mesh.brokers[1].partitions.get(topic_id, 0)
+    replica = mesh.brokers[1].hosted_replicas.get(topic_id, 0)
     assert replica.log.config.retention_ms == TopicConfig().retention_ms
     assert replica.leader.min_insync_replicas == 2
 

@@ -8,9 +8,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily
 
+from kipmesh.broker.requests.fetch_sessions import FetchSessionCollector
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.fetch_session import AdoptedPolicy, Eviction, FetchSessionCache, Subscriptions
-from kipmesh.node.broker.fetch_sessions import FetchSessionCollector
 
 
 def test_what_is_counted_during_a_scrape_does_not_break_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from broker_clock import Clock, all_have_fetched
-from conftest_broker import Mesh, eventually, leader_of
 from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
@@ -17,8 +15,10 @@ from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.fetch_session import FetchKind
 from kipmesh.core.record_batch import build
-from kipmesh.node.clock import wall_ms
-from kipmesh.rpc.client import ConnectionPool, TransportError
+from kipmesh.node import wall_ms
+from kipmesh.transport.grpc.client import ConnectionPool, TransportError
+from tests.unit.broker.broker_clock import Clock, all_have_fetched
+from tests.unit.broker.conftest_broker import Mesh, eventually, leader_of
 
 WAIT_MS = 60_000
 """Longer than a call has: what waits for its end fails."""
@@ -227,7 +227,7 @@ async def test_slots_quota_and_listing(small: Mesh) -> None:
 @pytest.fixture
 def goodbyes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever stops has the time to say that its session is over, however slow the machine is."""
-    monkeypatch.setattr("kipmesh.node.broker.fetcher.CLOSE_TIMEOUT_S", 30.0)
+    monkeypatch.setattr("kipmesh.broker.replication.fetcher.CLOSE_TIMEOUT_S", 30.0)
 
 
 @pytest.mark.usefixtures("goodbyes")
@@ -309,7 +309,7 @@ async def test_followers_use_sessions_and_are_told_the_high_watermark_at_once(tm
     topic_id = await mesh.create("t", partitions=8)
     await eventually(lambda: len(mesh.brokers[1].fetch_sessions) == 2, "two sessions")
     assert (await mesh.produce("t", batch(b"x"), partition=5)).error_code == 0
-    followers = [mesh.brokers[broker].partitions.get(topic_id, 5) for broker in (2, 3)]
+    followers = [mesh.brokers[broker].hosted_replicas.get(topic_id, 5) for broker in (2, 3)]
     for number in range(2, 7):
         await mesh.produce("t", batch(b"x"), partition=5)
         await eventually(lambda: all(r.high_watermark == number for r in followers), "told")  # noqa: B023
@@ -325,7 +325,7 @@ async def test_without_the_wakeup_a_follower_learns_the_high_watermark_with_the_
     await mesh.start()
     topic_id = await mesh.create("t")
     assert (await mesh.produce("t", batch(b"x"))).error_code == 0
-    followers = [mesh.brokers[broker].partitions.get(topic_id, 0) for broker in (2, 3)]
+    followers = [mesh.brokers[broker].hosted_replicas.get(topic_id, 0) for broker in (2, 3)]
     answered = mesh.brokers[1].fetch_sessions.metrics.fetches
     for number in range(1, 6):  # are committed, and both followers wait at the leader again
         before = sum(answered.values())
@@ -384,7 +384,7 @@ async def test_brokers_and_clients_have_reserved_slots(clock: Clock, tmp_path: P
     clients = [await new(), await new()]
     assert all(client.session_id > 0 for client in clients)
     assert (await new()).session_id == 0, "the clients' slots are in use"
-    epoch = mesh.brokers[2]._broker_epoch()
+    epoch = mesh.brokers[2].parts.broker_epoch()
     assert (await new(replica_id=2, replica_epoch=epoch)).session_id == 0, "the broker has its slot"
     clock.go_on(eviction_ms)
     assert (await new()).session_id == 0, "it was not unused for longer"
@@ -421,9 +421,9 @@ async def test_a_leader_that_restarts_and_one_that_is_killed_are_no_news(mesh: M
         await (node.stop() if is_clean else node.abort())
         await mesh.start_broker(leader)
         await mesh.ready(leader)
-        replica = mesh.brokers[await leader_of(mesh, topic_id)].partitions.get(topic_id, 0)
+        replica = mesh.brokers[await leader_of(mesh, topic_id)].hosted_replicas.get(topic_id, 0)
         await eventually(lambda: replica.leader and replica.leader.isr == {1, 2, 3}, "all in sync")  # noqa: B023
-        replicas = [node.partitions.get(topic_id, 0) for node in mesh.brokers.values()]
+        replicas = [node.hosted_replicas.get(topic_id, 0) for node in mesh.brokers.values()]
         await eventually(lambda: all(r.high_watermark == produced for r in replicas), "replicated")  # noqa: B023
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if "fetch" in line and ("[warning" in line or "[error" in line)] == []
@@ -434,10 +434,10 @@ async def test_an_evicted_follower_goes_on_at_once(mesh: Mesh) -> None:
     sessions = mesh.brokers[1].fetch_sessions
     await eventually(lambda: len(sessions) == 2, "two sessions")
     for one in await listed(mesh):  # as an eviction does
-        sessions._remove(sessions._sessions[one.session_id])
+        sessions._remove(sessions._sessions[one.session_id], "evicted", None)
     assert (await mesh.produce("t", batch(b"x"))).error_code == 0
     await eventually(lambda: len(sessions) == 2, "two others")
-    follower = mesh.brokers[3].partitions.get(topic_id, 0)
+    follower = mesh.brokers[3].hosted_replicas.get(topic_id, 0)
     await eventually(lambda: follower.high_watermark == 1, "replicated")
     text = generate_latest(mesh.brokers[3].registry).decode()
     assert 'kipmesh_broker_fetcher_session_resets_total{cause="FETCH_SESSION_ID_NOT_FOUND"}' in text
@@ -460,8 +460,8 @@ async def test_an_idle_follower_stays_in_the_isr_and_a_dead_one_leaves_it(clock:
     mesh.controller_keys["broker.connection.loss.timeout.ms"] = 0  # who is in sync is the leader's business here
     await mesh.start()
     topic_id = await mesh.create("t", partitions=3)
-    replica = mesh.brokers[1].partitions.get(topic_id, 0)
-    shrinks, behind = mesh.brokers[1]._metrics._isr_shrinks, mesh.brokers[1]._changes.behind
+    replica = mesh.brokers[1].hosted_replicas.get(topic_id, 0)
+    shrinks, behind = mesh.brokers[1].parts.metrics._isr_shrinks, mesh.brokers[1].parts.dirty_replicas.behind
     await eventually(lambda: replica not in behind, "nobody is behind")
     await all_have_fetched(replica, clock.go_on(10 * lag_ms))
     replica.append(batch(b"x"), 1, wall_ms())
@@ -478,7 +478,9 @@ async def test_an_idle_follower_stays_in_the_isr_and_a_dead_one_leaves_it(clock:
     await eventually(lambda: follower.log_end_offset == replica.log.log_end_offset, "the other one has it")
     clock.go_on(lag_ms + 1)
     await eventually(lambda: replica.leader.isr == {1, 2}, "the dead one has left")
-    assert mesh.brokers[1].partitions.get(topic_id, 1).leader.isr == {1, 2, 3}, "as at Kafka: nothing to miss there"
+    assert mesh.brokers[1].hosted_replicas.get(topic_id, 1).leader.isr == {1, 2, 3}, (
+        "as at Kafka: nothing to miss there"
+    )
     with pytest.raises(TransportError):
         await mesh.pool.get(f"127.0.0.1:{mesh.ports[3]}").call("Broker", "Fetch", m.FetchRequest(), 1)
     await mesh.stop()

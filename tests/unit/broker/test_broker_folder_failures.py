@@ -7,18 +7,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from conftest_broker import eventually
-
 from kipmesh import messages as m
+from kipmesh.broker.replication.log_dirs import LogDirs
+from kipmesh.broker.replication.replica import Disk
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.metadata.image import PartitionKey
 from kipmesh.core.metadata.states import LOST_DIRECTORY
 from kipmesh.messages.table import Api
-from kipmesh.node.broker.disk import Disk
-from kipmesh.node.broker.log_dirs import LogDirs
-from kipmesh.storage.errors import StorageError
+from kipmesh.storage.fs import StorageError
 from kipmesh.storage.log_manager import LogManager
-from kipmesh.testing.faulty_fs import FaultyFileSystem
+from simulation.faulty_fs import FaultyFileSystem
+from tests.unit.broker.conftest_broker import eventually
 
 ID = bytes(range(16))
 EARLY, LATE = (ID, 0), (ID, 1)
@@ -27,7 +26,7 @@ EARLY, LATE = (ID, 0), (ID, 1)
 async def test_a_folder_is_told_when_the_controller_knows_all_that_was_lost(tmp_path: Path) -> None:
     manager = LogManager(FaultyFileSystem(), ["/a", "/b"], cluster_id="c", node_id=1, defaults=TopicConfig())
     manager.load(0)
-    ids = {folder.path: folder.directory_id for folder in manager.folders}
+    ids = {folder.path: folder.directory_id for folder in manager.directories}
     told: list[dict[bytes, list[PartitionKey]]] = []
     refusals = [m.AssignReplicasToDirsResponse(error_code=41)] * 2
     changes: list[Any] = []

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_clock import Clock
-from conftest_broker import CLUSTER_ID, Mesh, eventually, leader_of
 from prometheus_client import CollectorRegistry, generate_latest
 
 from kipmesh import messages as m
+from kipmesh.broker.observability.metrics import BrokerMetrics
+from kipmesh.broker.replication.replica import Replica
+from kipmesh.broker.requests.reading import Consumer, ConsumerReads
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.record_batch import build, iterate
-from kipmesh.node.broker.metrics import BrokerMetrics
-from kipmesh.node.broker.reading import Consumer, ConsumerReads
-from kipmesh.node.broker.replica import Replica
-from kipmesh.rpc.client import TransportError
+from kipmesh.transport.grpc.client import TransportError
+from tests.unit.broker.broker_clock import Clock
+from tests.unit.broker.conftest_broker import CLUSTER_ID, Mesh, eventually, leader_of
 
 WAIT_MS = 60_000
 """Longer than a call has: what waits for its end fails."""
@@ -33,7 +33,7 @@ def batch(*values: bytes) -> bytes:
 
 
 def replica_of(mesh: Mesh, broker: int, topic_id: bytes) -> Replica:
-    found = mesh.brokers[broker].partitions.get(topic_id, 0)
+    found = mesh.brokers[broker].hosted_replicas.get(topic_id, 0)
     assert found is not None
     return found
 
@@ -44,7 +44,7 @@ async def following(mesh: Mesh, topic_id: bytes, *brokers: int) -> None:
     for broker in brokers:
         await eventually(
             lambda broker=broker: (
-                (one := mesh.brokers[broker].partitions.get(topic_id, 0)) is not None
+                (one := mesh.brokers[broker].hosted_replicas.get(topic_id, 0)) is not None
                 and one.has_role
                 and one.high_watermark == leader.high_watermark == leader.log.log_end_offset
             ),
@@ -55,7 +55,7 @@ async def following(mesh: Mesh, topic_id: bytes, *brokers: int) -> None:
 def stop_following(mesh: Mesh, broker: int, topic_id: bytes) -> Replica:
     """The broker fetches the partition no more, as if it hung there."""
     replica = replica_of(mesh, broker, topic_id)
-    for fetcher in mesh.brokers[broker]._replica_manager._fetchers.values():
+    for fetcher in mesh.brokers[broker].parts.replica_manager._fetchers.values():
         fetcher.forget(replica)
     return replica
 
@@ -67,7 +67,7 @@ async def follow_one_batch(mesh: Mesh, broker: int, topic_id: bytes, leader: int
     asked = m.FetchPartition(
         0, replica.leader_epoch, log.log_end_offset, log.latest_epoch, log.log_start_offset, partition_max_bytes=1
     )
-    epoch = mesh.brokers[broker]._broker_epoch()
+    epoch = mesh.brokers[broker].parts.broker_epoch()
     request = m.FetchRequest(CLUSTER_ID, broker, epoch, topics=[m.FetchTopic("", topic_id, [asked])])
     response = await mesh.call(leader, "Fetch", request)
     data = response.responses[0].partitions[0]
@@ -228,7 +228,7 @@ async def test_who_may_read_where(mesh: Mesh) -> None:
         )
         assert old.data.error_code == code, "who cannot name a rack is served by leaders alone"
     follower = m.FetchRequest(
-        CLUSTER_ID, 3, mesh.brokers[3]._broker_epoch(), topics=[m.FetchTopic("", topic_id, [m.FetchPartition(0)])]
+        CLUSTER_ID, 3, mesh.brokers[3].parts.broker_epoch(), topics=[m.FetchTopic("", topic_id, [m.FetchPartition(0)])]
     )
     response = await mesh.call(2, "Fetch", follower)
     assert response.responses[0].partitions[0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -287,7 +287,8 @@ async def test_a_session_on_a_follower_hears_of_records_log_starts_and_elections
     for broker in (2, 3):
         await eventually(
             lambda broker=broker: all(
-                (one := mesh.brokers[broker].partitions.get(topic_id, p)) is not None and one.has_role for p in range(5)
+                (one := mesh.brokers[broker].hosted_replicas.get(topic_id, p)) is not None and one.has_role
+                for p in range(5)
             ),
             "hosted",
         )

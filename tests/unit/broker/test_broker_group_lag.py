@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from conftest_broker import Mesh
 
 from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.record_batch import build
-from kipmesh.testing.waiting import until as eventually
+from kipmesh.testing import until as eventually
+from tests.unit.broker.conftest_broker import Mesh
 
 GROUP = "readers"
 RECORDS = 3
@@ -43,10 +43,10 @@ async def create(mesh: Mesh, name: str, *replicas: int) -> None:
     (result,) = (await mesh.call(1, "CreateTopics", m.CreateTopicsRequest([topic], 10_000), "Admin")).topics
     assert result.error_code == 0, result
     for node in mesh.brokers.values():
-        await eventually(lambda node=node: node.partitions.image.topic_by_name(name), f"{name} known")
+        await eventually(lambda node=node: node.hosted_replicas.image.topic_by_name(name), f"{name} known")
 
     def is_led() -> bool:
-        replica = mesh.brokers[replicas[0]].partitions.get(result.topic_id, 0)
+        replica = mesh.brokers[replicas[0]].hosted_replicas.get(result.topic_id, 0)
         return replica is not None and replica.leader is not None
 
     await eventually(is_led, f"{name} led")

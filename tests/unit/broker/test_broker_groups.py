@@ -9,16 +9,16 @@ from typing import Any
 
 import cramjam
 import pytest
-from conftest_broker import Mesh
 
 from kipmesh import messages as m
+from kipmesh.broker.groups.group_shard import read_table
 from kipmesh.core import record_batch
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.group.coordinator import GROUP_METADATA_TOPIC, partition_for
-from kipmesh.node.broker.group_log import read_table
-from kipmesh.node.clock import wall_ms
-from kipmesh.rpc.client import TransportError
-from kipmesh.testing.waiting import until as eventually
+from kipmesh.node import wall_ms
+from kipmesh.testing import until as eventually
+from kipmesh.transport.grpc.client import TransportError
+from tests.unit.broker.conftest_broker import Mesh
 
 E = ErrorCode
 GROUP = "readers"
@@ -149,7 +149,7 @@ async def test_the_topic_is_made_when_somebody_looks_for_a_coordinator(mesh: Mes
 
     await asyncio.gather(*[find(broker_id) for broker_id in (1, 2, 3)])
     found = await Client(mesh).coordinator()
-    topic = mesh.brokers[1].partitions.image.topic_by_name(GROUP_METADATA_TOPIC)
+    topic = mesh.brokers[1].hosted_replicas.image.topic_by_name(GROUP_METADATA_TOPIC)
     assert topic is not None
     assert {len(state.replicas) for state in topic.partitions.values()} == {3}
     assert topic.partitions[partition_for(GROUP, 2)].leader == found
@@ -313,9 +313,9 @@ async def test_foreign_and_compressed_records_do_not_stop_the_groups(mesh: Mesh)
     client = Client(mesh)
     assert await client.commit(1) == 0
     coordinator = mesh.brokers[await client.coordinator()]
-    topic = coordinator.partitions.image.topic_by_name(GROUP_METADATA_TOPIC)
+    topic = coordinator.hosted_replicas.image.topic_by_name(GROUP_METADATA_TOPIC)
     assert topic is not None
-    replica = coordinator.partitions.get(topic.topic_id, partition_for(GROUP, 2))
+    replica = coordinator.hosted_replicas.get(topic.topic_id, partition_for(GROUP, 2))
     assert replica is not None
     ours = replica.log.read(0, 1 << 20, replica.log.log_end_offset, True)
     header = record_batch.parse_header(ours)

@@ -7,19 +7,16 @@ from typing import TypeVar
 
 import pytest
 
+from kipmesh.broker.replication.replica import DirtyReplicas, Disk, Replica
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.metadata.image import PartitionState
 from kipmesh.core.record_batch import build
 from kipmesh.messages import EpochEndOffset, PartitionData
-from kipmesh.node.broker.changes import Changes
-from kipmesh.node.broker.disk import Disk
-from kipmesh.node.broker.high_watermarks import checkpoint_high_watermarks, is_due
-from kipmesh.node.broker.replica import Replica
-from kipmesh.storage.errors import StorageError
-from kipmesh.storage.log import Log
+from kipmesh.storage.fs import StorageError
+from kipmesh.storage.log.log import Log
 from kipmesh.storage.log_manager import LogManager
-from kipmesh.testing.faulty_fs import FaultyFileSystem
+from simulation.faulty_fs import FaultyFileSystem
 
 TOPIC_ID = b"t" * 16
 Result = TypeVar("Result")
@@ -47,12 +44,12 @@ class Machine:
     def start(self) -> None:
         self.manager = LogManager(self.fs, ("/d",), cluster_id="c", node_id=1, defaults=TopicConfig())
         self.manager.load(0)
-        self.changes = Changes()
+        self.dirty_replicas = DirtyReplicas()
         self.log: Log = self.manager.create("t", 0, TOPIC_ID, TopicConfig(), 0)
-        stored = self.manager.checkpointed_high_watermark("t", 0)
-        self.replica = Replica(1, self.log, stored, lambda: 0, self.changes)
+        stored = self.manager.high_watermarks.get(("t", 0), 0)
+        self.replica = Replica(1, self.log, stored, lambda: 0, self.dirty_replicas)
         if self.replica.must_checkpoint:
-            self.changes.high_watermarks[self.replica] = None
+            self.dirty_replicas.high_watermarks[self.replica] = None
 
     def kill(self) -> None:
         self.manager.abandon()
@@ -80,7 +77,7 @@ class Machine:
         self.replica.append_from_leader(PartitionData(0, high_watermark=high_watermark, records=batch), 1)
 
     async def checkpoint(self) -> None:
-        await checkpoint_high_watermarks(self.changes, self.manager, self.disk)
+        await self.dirty_replicas.checkpoint_high_watermarks(self.manager, self.disk)
 
 
 async def ten_committed() -> Machine:
@@ -105,9 +102,9 @@ async def test_a_checkpoint_above_the_log_is_lowered_before_the_log_grows() -> N
     assert machine.replica.high_watermark == 7
     machine.lead(1, min_isr=2)
     refused(lambda: machine.append(1))
-    assert is_due(machine.changes)
+    assert machine.dirty_replicas.must_checkpoint
     await machine.checkpoint()
-    assert not is_due(machine.changes)
+    assert not machine.dirty_replicas.must_checkpoint
     machine.append(2)
     assert (machine.log.log_end_offset, machine.replica.high_watermark) == (9, 7)
     machine.kill()
@@ -119,7 +116,7 @@ async def test_a_checkpoint_within_the_log_costs_nothing() -> None:
     machine.kill()
     assert machine.replica.high_watermark == 10
     assert not machine.replica.must_checkpoint
-    assert not machine.changes.high_watermarks
+    assert not machine.dirty_replicas.high_watermarks
 
 
 async def test_a_follower_that_is_cut_below_its_high_watermark_waits_for_the_checkpoint() -> None:
@@ -165,7 +162,7 @@ async def test_a_checkpoint_that_fails_is_still_to_be_written() -> None:
     machine.disk.before = fail
     with pytest.raises(StorageError):
         await machine.checkpoint()
-    assert is_due(machine.changes)
+    assert machine.dirty_replicas.must_checkpoint
     refused(lambda: machine.replicate(1, 6))
 
 
@@ -175,7 +172,7 @@ async def test_a_cut_while_the_checkpoint_is_written_needs_another_one() -> None
     machine.replica.truncate_diverged(EpochEndOffset(0, 6))
     machine.disk.before = lambda: machine.replica.truncate_diverged(EpochEndOffset(0, 5))
     await machine.checkpoint()
-    assert is_due(machine.changes)
+    assert machine.dirty_replicas.must_checkpoint
     machine.disk.before = lambda: None
     await machine.checkpoint()
     assert not machine.replica.must_checkpoint

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from conftest_broker import Mesh, leader_of
-
 from kipmesh.core.errors import ErrorCode
-from kipmesh.testing.batches import produced_batch
-from kipmesh.testing.waiting import until as eventually
+from kipmesh.testing import produced_batch
+from kipmesh.testing import until as eventually
+from tests.unit.broker.conftest_broker import Mesh, leader_of
 
 
 def batch(sequence: int, *values: bytes, epoch: int = 0) -> bytes:
@@ -18,7 +17,7 @@ def batch(sequence: int, *values: bytes, epoch: int = 0) -> bytes:
 
 async def test_a_batch_that_comes_again_is_written_once(mesh) -> None:
     topic_id = await mesh.create("once")
-    log = mesh.brokers[1].partitions.get(topic_id, 0).log
+    log = mesh.brokers[1].hosted_replicas.get(topic_id, 0).log
     assert (await mesh.produce("once", batch(0, b"a", b"b"))).base_offset == 0
     assert (await mesh.produce("once", batch(2))).base_offset == 2
     for acks in (-1, 1):
@@ -35,7 +34,7 @@ async def test_a_batch_that_comes_twice_at_a_time_is_acknowledged_twice(mesh) ->
     for sequence in range(5):
         answers = await asyncio.gather(*[mesh.produce("twice", batch(sequence)) for _ in range(4)])
         assert [(answer.error_code, answer.base_offset) for answer in answers] == [(0, sequence)] * 4
-    leader = mesh.brokers[1].partitions.get(topic_id, 0)
+    leader = mesh.brokers[1].hosted_replicas.get(topic_id, 0)
     assert (leader.log.log_end_offset, leader.high_watermark) == (5, 5)
 
 
@@ -53,7 +52,9 @@ async def test_the_next_leader_knows_the_batches_of_the_one_before(mesh) -> None
 
 async def test_a_broker_that_stopped_well_or_not_knows_them_when_it_is_back(mesh) -> None:
     topic_id = await mesh.create("alone", replication_factor=1, min_insync_replicas="1")
-    (owner,) = [broker for broker, node in mesh.brokers.items() if (r := node.partitions.get(topic_id, 0)) and r.leader]
+    (owner,) = [
+        broker for broker, node in mesh.brokers.items() if (r := node.hosted_replicas.get(topic_id, 0)) and r.leader
+    ]
     for sequence in range(6):
         assert (await mesh.produce("alone", batch(sequence), via=owner)).base_offset == sequence
     written = 6
@@ -62,7 +63,7 @@ async def test_a_broker_that_stopped_well_or_not_knows_them_when_it_is_back(mesh
         await mesh.start_broker(owner)
         await mesh.ready(owner)
         await eventually(
-            lambda: (r := mesh.brokers[owner].partitions.get(topic_id, 0)) and r.leader is not None, "leads again"
+            lambda: (r := mesh.brokers[owner].hosted_replicas.get(topic_id, 0)) and r.leader is not None, "leads again"
         )
         for sequence in range(written - 5, written):
             answer = await mesh.produce("alone", batch(sequence), via=owner)
@@ -78,7 +79,7 @@ async def test_producers_that_are_silent_are_forgotten(tmp_path: Path) -> None:
     try:
         topic_id = await mesh.create("silent")
         await mesh.produce("silent", batch(0))
-        states = mesh.brokers[1].partitions.get(topic_id, 0).log.producers.states
+        states = mesh.brokers[1].hosted_replicas.get(topic_id, 0).log.producers.states
         await eventually(lambda: not len(states), "the producer is forgotten")
         assert (await mesh.produce("silent", batch(70))).base_offset == 1
     finally:

@@ -12,15 +12,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from broker_clock import all_have_fetched
-from conftest_broker import Mesh, eventually, leader_of
 
 from kipmesh import messages as m
+from kipmesh.broker.replication.replica import Replica
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.record_batch import build
-from kipmesh.node.broker.replica import Replica
-from kipmesh.node.clock import monotonic_ms
-from kipmesh.testing.links import Links
+from kipmesh.node import monotonic_ms
+from kipmesh_chaos.links import Links
+from tests.unit.broker.broker_clock import all_have_fetched
+from tests.unit.broker.conftest_broker import Mesh, eventually, leader_of
 
 TO_LEADER = ("controller", "leader")
 FROM_LEADER = ("leader", "controller")
@@ -41,7 +41,7 @@ class SteppedClock:
         """Make it before the nodes."""
         self._ahead_ns = 0
         fake = SimpleNamespace(monotonic_ns=lambda: time.monotonic_ns() + self._ahead_ns, time_ns=time.time_ns)
-        monkeypatch.setattr("kipmesh.node.clock.time", fake)
+        monkeypatch.setattr("kipmesh.node.time", fake)
 
     async def until(
         self,
@@ -63,15 +63,15 @@ class SteppedClock:
             self._ahead_ns += STEP_MS * 1_000_000
             for node in [node for broker_id, node in mesh.brokers.items() if broker_id not in deaf]:
                 await eventually(
-                    lambda of=node._isolation, ms=before_ms: of._answered_ms > ms, "a heartbeat is answered"
+                    lambda of=node.parts.isolation, ms=before_ms: of._responded_ms > ms, "a heartbeat is answered"
                 )
             if led is not None:
                 await all_have_fetched(led, before_ms + STEP_MS)
             for node in mesh.brokers.values():  # as each of them does after a tenth of the machine's time
-                node._isolation.look()
-            if mesh.active is not None and mesh.active._active is not None:
-                mesh.active._active._cancel_timer()  # it was set by the machine's time
-                mesh.active._active._arm_timer()
+                node.parts.isolation.check_session_timeout()
+            if mesh.active is not None and mesh.active.active is not None:
+                mesh.active.active._cancel_timer()  # it was set by the machine's time
+                mesh.active.active._arm_timer()
             await asyncio.sleep(0.05)
         raise AssertionError(f"not in {50 * STEP_MS} ms: {what}")
 
@@ -134,11 +134,11 @@ async def test_a_leader_without_answers_is_replaced_and_sends_its_clients_away(
     links.cut(cut)
     await clock.until(linked, lambda: linked.controller.image.brokers[1].fenced, "broker 1 fenced", deaf=(1,))
     leader = await leader_of(linked, topic_id, (1,))
-    now = linked.brokers[leader].partitions.get(topic_id, 0)
+    now = linked.brokers[leader].hosted_replicas.get(topic_id, 0)
     assert now is not None
     await eventually(lambda: now.leader is not None and not now.leader.is_under_min_isr, "it may write")
     assert (await linked.produce("t", batch(b"after"), via=leader)).error_code == 0
-    old = linked.brokers[1].partitions.get(topic_id, 0)
+    old = linked.brokers[1].hosted_replicas.get(topic_id, 0)
     assert old is not None
     await clock.until(linked, lambda: old.is_cut_off, "clients sent away", deaf=(1,))
     assert isolated(linked, 1) == 1
@@ -180,7 +180,7 @@ async def test_a_consumer_that_waits_in_a_session_is_told(linked: Mesh, links: L
 async def test_without_controllers_partitions_are_written_and_read_as_before(alone: Mesh, clock: SteppedClock) -> None:
     mesh = alone
     topic_id = await mesh.create("t")
-    old, *others = [mesh.brokers[broker_id].partitions.get(topic_id, 0) for broker_id in (1, 2, 3)]
+    old, *others = [mesh.brokers[broker_id].hosted_replicas.get(topic_id, 0) for broker_id in (1, 2, 3)]
     assert old is not None
     await mesh.controllers.pop(100).stop()
     are_isolated = lambda: all(isolated(mesh, broker_id) for broker_id in (1, 2, 3))  # noqa: E731

@@ -12,22 +12,21 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from kipmesh import messages as m
+from kipmesh.broker.membership.controller_channel import RETRY_BACKOFF_S
+from kipmesh.broker.observability.metrics import BrokerMetrics
+from kipmesh.broker.replication.hosted_replicas import HostedReplicas
+from kipmesh.broker.replication.isr_changes import IsrChanges
+from kipmesh.broker.replication.replica import DirtyReplicas, Replica
+from kipmesh.broker.requests.reading import read_for_follower
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata.image import BrokerState, MetadataImage, PartitionState
 from kipmesh.core.record_batch import build
 from kipmesh.messages.table import Api
-from kipmesh.node.broker.changes import Changes
-from kipmesh.node.broker.controller_channel import RETRY_BACKOFF_S
-from kipmesh.node.broker.isr_changes import IsrChanges
-from kipmesh.node.broker.metrics import BrokerMetrics
-from kipmesh.node.broker.partitions import Partitions
-from kipmesh.node.broker.reading import read_for_follower
-from kipmesh.node.broker.replica import Replica
-from kipmesh.rpc.client import TransportError
 from kipmesh.storage.fs import RealFileSystem
 from kipmesh.storage.log_manager import LogManager
-from kipmesh.testing.waiting import until
+from kipmesh.testing import until
+from kipmesh.transport.grpc.client import TransportError
 
 TOPIC_ID = b"t" * 16
 
@@ -41,16 +40,16 @@ class Leader:
         log = self.manager.create("t", 0, TOPIC_ID, TopicConfig(), 0)
         image = MetadataImage()
         image.brokers.update({broker: registered(broker, 100 + broker) for broker in (1, 2, 3)})
-        self.partitions = Partitions(image)
-        changes = Changes()
-        self.behind = changes.behind
-        self.replica = Replica(1, log, 0, lambda: 1000, changes)
-        self.partitions.add(self.replica)
+        self.hosted_replicas = HostedReplicas(image)
+        dirty_replicas = DirtyReplicas()
+        self.behind = dirty_replicas.behind
+        self.replica = Replica(1, log, 0, lambda: 1000, dirty_replicas)
+        self.hosted_replicas.add(self.replica)
         self.replica.become_leader(
             PartitionState((1, 2, 3), (1, 2), 1, 0, 0),
             min_insync_replicas=2,
             lag_max_ms=30_000,
-            eligible_epoch=self.partitions.eligible_epoch,
+            eligible_epoch=self.hosted_replicas.eligible_epoch,
         )
         for _ in range(10):
             batch = build([(None, b"v")], base_offset=0, leader_epoch=-1, timestamp_ms=1)
@@ -58,7 +57,7 @@ class Leader:
         self.requests: list[m.AlterPartitionRequest] = []
         self.answers: list[Callable[[m.AlterPartitionRequest], m.AlterPartitionResponse]] = []
         metrics = BrokerMetrics(CollectorRegistry())
-        self.changes = IsrChanges(1, self.partitions, self, metrics, lambda: 101, lambda: 1000)  # type: ignore[arg-type]
+        self.changes = IsrChanges(1, self.hosted_replicas, self, metrics, lambda: 101, lambda: 1000)  # type: ignore[arg-type]
 
     async def call(self, api: Api, request: Any, timeout_s: float) -> Any:
         self.requests.append(request)
@@ -68,7 +67,7 @@ class Leader:
 
     def fetch(self, broker: int, offset: int) -> None:
         asked = m.FetchPartition(0, 0, offset, 0 if offset else -1, 0, 1000)
-        result = read_for_follower(self.replica, asked, broker, self.partitions.broker_epoch(broker), 1000, True)
+        result = read_for_follower(self.replica, asked, broker, self.hosted_replicas.broker_epoch(broker), 1000, True)
         assert result.data.error_code == 0
         join = self.replica.isr_to_join(broker) if result.again else None
         if join is not None:
@@ -104,7 +103,7 @@ def asked(request: m.AlterPartitionRequest) -> m.AlterPartitionPartition:
 
 async def test_a_retry_names_the_registration_that_fetched(leader: Leader) -> None:
     def restart(request: m.AlterPartitionRequest) -> m.AlterPartitionResponse:
-        leader.partitions.image.brokers[3] = registered(3, 199)  # it came back, perhaps empty
+        leader.hosted_replicas.image.brokers[3] = registered(3, 199)  # it came back, perhaps empty
         return unavailable(request)
 
     leader.answers.append(restart)
@@ -188,7 +187,7 @@ def test_acks_of_an_earlier_leadership_are_not_given_by_a_later_one(leader: Lead
         PartitionState((1, 2, 3), (1, 2), 1, 2, 2),
         min_insync_replicas=2,
         lag_max_ms=30_000,
-        eligible_epoch=leader.partitions.eligible_epoch,
+        eligible_epoch=leader.hosted_replicas.eligible_epoch,
     )
     assert leader.replica.when_replicated(9, 0, codes.append) is None
     assert codes == [ErrorCode.NOT_LEADER_OR_FOLLOWER]

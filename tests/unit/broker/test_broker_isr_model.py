@@ -16,21 +16,21 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from prometheus_client import CollectorRegistry
 
 from kipmesh import messages as m
+from kipmesh.broker.observability.metrics import BrokerMetrics
+from kipmesh.broker.replication.hosted_replicas import HostedReplicas
+from kipmesh.broker.replication.replica import DirtyReplicas, Replica
+from kipmesh.broker.requests.fetch import FetchHandler
+from kipmesh.broker.requests.fetch_sessions import make_session_cache
 from kipmesh.core.config import BrokerConfig, TopicConfig
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.fetch_session import FetchSessionHandler
 from kipmesh.core.metadata.image import BrokerState, MetadataImage, PartitionState, TopicState
 from kipmesh.core.record_batch import build, iterate
 from kipmesh.core.replica.leader import IsrChange, PartitionLeader
-from kipmesh.node.broker.changes import Changes
-from kipmesh.node.broker.fetch import FetchHandler
-from kipmesh.node.broker.fetch_sessions import make_session_cache
-from kipmesh.node.broker.metrics import BrokerMetrics
-from kipmesh.node.broker.partitions import Partitions
-from kipmesh.node.broker.replica import Replica
-from kipmesh.rpc.server import RequestContext
 from kipmesh.storage.log_manager import LogManager
-from kipmesh.testing.faulty_fs import FaultyFileSystem
+from kipmesh.transport.grpc.server import RequestContext
+from simulation.faulty_fs import FaultyFileSystem
+from tests.unit.broker.conftest_broker import minimal_config
 
 TOPIC_ID = b"t" * 16
 LAG_MS = 1000
@@ -78,25 +78,22 @@ class Leaders(RuleBasedStateMachine):
         image.brokers.update({broker: registered(broker, 100 + broker) for broker in (1, *FOLLOWERS)})
         self.states = [PartitionState((1, *FOLLOWERS), (1, *FOLLOWERS), 1, 0, 0) for _ in range(COUNT)]
         image.topics[TOPIC_ID] = TopicState(TOPIC_ID, "t", dict(enumerate(self.states)))
-        self.partitions, self.changes = Partitions(image), Changes()
+        self.hosted_replicas, self.dirty_replicas = HostedReplicas(image), DirtyReplicas()
         self.joins: set[int] = set()
-        self.sessions = make_session_cache(config, self.changes.subscriptions, self.partitions)
+        self.sessions = make_session_cache(config, self.dirty_replicas.subscriptions, self.hosted_replicas)
         self.handler = FetchHandler(
-            1,
-            self.partitions,
+            minimal_config(1),
+            self.hosted_replicas,
             self.sessions,
             BrokerMetrics(CollectorRegistry()),
             lambda replica, _isr: self.joins.add(replica.partition),
             lambda: self.now_ms,
-            cluster_id="c",
-            response_bytes_max=MORE,
-            follower_bytes_max=MORE,
         )
         self.replicas, self.dumb = [], []
         for number in range(COUNT):
             log = manager.create("t", number, TOPIC_ID, TopicConfig(), 0)
-            replica = Replica(1, log, 0, lambda: self.now_ms, self.changes)
-            self.partitions.add(replica)
+            replica = Replica(1, log, 0, lambda: self.now_ms, self.dirty_replicas)
+            self.hosted_replicas.add(replica)
             self.replicas.append(replica)
             self.dumb.append(self.dumb_leader(number, 0))
             self.lead(number)
@@ -107,7 +104,7 @@ class Leaders(RuleBasedStateMachine):
             self.states[number],
             min_insync_replicas=1,
             lag_max_ms=LAG_MS,
-            eligible_epoch=self.partitions.eligible_epoch,
+            eligible_epoch=self.hosted_replicas.eligible_epoch,
         )
 
     def dumb_leader(self, number: int, high_watermark: int) -> PartitionLeader:
@@ -122,7 +119,7 @@ class Leaders(RuleBasedStateMachine):
             high_watermark=high_watermark,
             min_insync_replicas=1,
             lag_max_ms=LAG_MS,
-            eligible_epoch=self.partitions.eligible_epoch,
+            eligible_epoch=self.hosted_replicas.eligible_epoch,
             now_ms=self.now_ms,
         )
 
@@ -163,9 +160,9 @@ class Leaders(RuleBasedStateMachine):
         if not response.error_code:
             self.dumb_fetch(follower, is_limited=max_bytes < MORE)
         if is_lost:
-            follower.session.failed(request)
+            follower.session.handle_error(request)
             return
-        for one in follower.session.answered(request, response).partitions:
+        for one in follower.session.handle_response(request, response).partitions:
             if one.data.error_code in (ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH):
                 follower.leader_epochs[one.asked.partition] = self.states[one.asked.partition].leader_epoch
             for _, header in iterate(one.data.records):
@@ -204,10 +201,10 @@ class Leaders(RuleBasedStateMachine):
 
     @rule(broker=brokers, fenced=st.booleans())
     def fencing(self, broker: int, fenced: bool) -> None:
-        self.partitions.image.brokers[broker] = registered(broker, self.followers[broker].epoch, fenced=fenced)
+        self.hosted_replicas.image.brokers[broker] = registered(broker, self.followers[broker].epoch, fenced=fenced)
         for replica, dumb in zip(self.replicas, self.dumb, strict=True):
             replica.brokers_changed()
-            dumb.brokers_changed(self.now_ms)
+            dumb.advance(self.now_ms)
 
     @rule(broker=brokers, lost=st.integers(0, 2))
     def restarts(self, broker: int, lost: int) -> None:
@@ -217,21 +214,21 @@ class Leaders(RuleBasedStateMachine):
         after.ends = [max(end - lost, 0) for end in before.ends]
         after.leader_epochs = before.leader_epochs
         self.followers[broker] = after
-        self.partitions.image.brokers[broker] = registered(broker, after.epoch)
+        self.hosted_replicas.image.brokers[broker] = registered(broker, after.epoch)
         for replica, dumb in zip(self.replicas, self.dumb, strict=True):
             replica.brokers_changed()
-            dumb.brokers_changed(self.now_ms)
+            dumb.advance(self.now_ms)
 
     @invariant()
     def same_laggards(self) -> None:
         for replica, dumb in zip(getattr(self, "replicas", ()), getattr(self, "dumb", ()), strict=True):
-            dumb.time_passed(self.now_ms)
+            dumb.advance(self.now_ms)
             expected = dumb.isr_without_laggards(self.now_ms)
             found: IsrChange | None = None
-            if replica in self.changes.behind:
+            if replica in self.dirty_replicas.behind:
                 may_change, found = replica.laggards(self.now_ms)
                 if not may_change:
-                    del self.changes.behind[replica]
+                    del self.dirty_replicas.behind[replica]
             assert (found and found.isr) == (expected and expected.isr)
             assert replica.high_watermark == dumb.high_watermark
 

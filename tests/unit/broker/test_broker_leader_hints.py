@@ -6,13 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
-from conftest_broker import Mesh, eventually, leader_of
 
 from kipmesh import messages as m
+from kipmesh.broker.replication.replica import Replica
 from kipmesh.client.records import encode_batch
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata.states import PartitionState
-from kipmesh.node.broker.replica import Replica
+from tests.unit.broker.conftest_broker import Mesh, eventually, leader_of
 
 AWAY = ErrorCode.NOT_LEADER_OR_FOLLOWER
 BATCH = encode_batch([(None, b"x")], timestamp_ms=0)
@@ -65,9 +65,9 @@ async def test_who_asks_in_an_old_epoch_is_told_the_new_leader(mesh: Mesh) -> No
     del mesh.brokers[old]
     new = await leader_of(mesh, topic_id)
     (other,) = set(mesh.brokers) - {new}
-    epoch = mesh.brokers[new].partitions.get(topic_id, 0).leader_epoch
+    epoch = mesh.brokers[new].hosted_replicas.get(topic_id, 0).leader_epoch
     known = m.LeaderIdAndEpoch(new, epoch)
-    follower = mesh.brokers[other].partitions.get(topic_id, 0)
+    follower = mesh.brokers[other].hosted_replicas.get(topic_id, 0)
     await eventually(lambda: follower.leader_epoch == epoch, "the other one knows it as well")
     for via in (new, other):
         assert hint(mesh, await fetch(mesh, "t", via, epoch=0), ErrorCode.FENCED_LEADER_EPOCH) == known
@@ -77,9 +77,9 @@ async def test_a_leader_that_is_deposed_while_replicas_are_waited_for(
     mesh: Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic_id = await mesh.create("t")
-    replica = mesh.brokers[1].partitions.get(topic_id, 0)
+    replica = mesh.brokers[1].hosted_replicas.get(topic_id, 0)
     assert replica is not None
-    state: PartitionState = mesh.brokers[1].partitions.image.topics[topic_id].partitions[0]
+    state: PartitionState = mesh.brokers[1].hosted_replicas.image.topics[topic_id].partitions[0]
     deposed = state._replace(leader=3, leader_epoch=state.leader_epoch + 1)
     original = Replica.when_replicated
 
@@ -93,8 +93,8 @@ async def test_a_leader_that_is_deposed_while_replicas_are_waited_for(
 
 async def test_nothing_is_said_where_nobody_leads(mesh: Mesh) -> None:
     topic_id = await mesh.create("t")
-    replica = mesh.brokers[2].partitions.get(topic_id, 0)
+    replica = mesh.brokers[2].hosted_replicas.get(topic_id, 0)
     assert replica is not None
-    state = mesh.brokers[2].partitions.image.topics[topic_id].partitions[0]
+    state = mesh.brokers[2].hosted_replicas.image.topics[topic_id].partitions[0]
     replica.become_follower(state._replace(leader=-1))
     assert hint(mesh, await produce(mesh, "t", 2), AWAY) is None

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest_broker import Mesh, eventually, leader_of
 
 from kipmesh import messages as m
 from kipmesh.client import AdminClient
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata.states import LOST_DIRECTORY, is_lost
 from kipmesh.core.record_batch import build, iterate, read_records
-from kipmesh.rpc.client import TransportError
-from kipmesh.storage.errors import StorageError
-from kipmesh.testing.faulty_fs import FaultyFileSystem
+from kipmesh.storage.fs import StorageError
+from kipmesh.transport.grpc.client import TransportError
+from simulation.faulty_fs import FaultyFileSystem
+from tests.unit.broker.conftest_broker import Mesh, eventually, leader_of
 
 PARTITIONS = 4
 DIRS = "/m,/b,/c"
@@ -43,11 +43,11 @@ def batch(value: bytes) -> bytes:
 
 
 def folder_of(mesh: Mesh, broker: int, topic_id: bytes, partition: int) -> str:
-    return mesh.brokers[broker].partitions.get(topic_id, partition).log.dir.rpartition("/")[0]
+    return mesh.brokers[broker].hosted_replicas.get(topic_id, partition).log.dir.rpartition("/")[0]
 
 
 def held(mesh: Mesh, broker: int, topic_id: bytes, partition: int) -> list[bytes]:
-    replica = mesh.brokers[broker].partitions.get(topic_id, partition)
+    replica = mesh.brokers[broker].hosted_replicas.get(topic_id, partition)
     if replica is None:
         return []
     log = replica.log
@@ -101,7 +101,7 @@ async def test_a_folder_that_fails_is_left_out_and_the_broker_goes_on(disks: tup
         assert is_lost(now, 1) == (partition in lost)
         assert (1 in now.isr) == (partition not in lost)
         if partition in lost:
-            assert mesh.brokers[1].partitions.get(topic_id, partition) is None
+            assert mesh.brokers[1].hosted_replicas.get(topic_id, partition) is None
             answer = await mesh.produce("t", batch(b"refused"), partition=partition, via=1)
             assert answer.error_code == ErrorCode.KAFKA_STORAGE_ERROR
             assert held(mesh, now.leader, topic_id, partition) == [b"before", b"after"]
@@ -170,7 +170,7 @@ async def test_a_folder_that_comes_back_with_a_restart_catches_up(disks: tuple[M
         await eventually(
             lambda p=partition: is_lost(state(mesh, topic_id, p), 2) == (p in lost), "who has a log is not lost"
         )
-        assert (mesh.brokers[2].partitions.get(topic_id, partition) is None) == (partition in lost)
+        assert (mesh.brokers[2].hosted_replicas.get(topic_id, partition) is None) == (partition in lost)
     await mesh.brokers.pop(2).stop()
     systems[2].faults.clear()
     await mesh.start_broker(2, fs=systems[2], **{"log.dirs": DIRS})
@@ -226,8 +226,8 @@ async def test_a_folder_that_fails_while_a_log_is_made_there_loses_that_replica(
     disks: tuple[Mesh, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mesh, _ = disks
-    manager = mesh.brokers[3]._replica_manager
-    create, logs = manager._create, manager._log_manager
+    manager = mesh.brokers[3].parts.replica_manager
+    create, logs = manager._create, manager.log_manager
 
     def failing(*asked: Any) -> Any:
         made = create(*asked)

@@ -30,9 +30,9 @@ async def test_what_is_produced_is_fetched_and_replicated_byte_for_byte(mesh) ->
     data = await mesh.fetch("orders", 0)
     assert data.high_watermark == 3
     assert [header.base_offset for _, header in iterate(data.records)] == [0, 2]
-    assert data.records == mesh.brokers[1].partitions.get(topic_id, 0).log.read(0, 1 << 20, 3, True)
+    assert data.records == mesh.brokers[1].hosted_replicas.get(topic_id, 0).log.read(0, 1 << 20, 3, True)
     for broker in (2, 3):
-        assert mesh.brokers[broker].partitions.get(topic_id, 0).log.read(0, 1 << 20, 3, True) == data.records
+        assert mesh.brokers[broker].hosted_replicas.get(topic_id, 0).log.read(0, 1 << 20, 3, True) == data.records
 
 
 async def test_every_way_to_acknowledge(mesh) -> None:
@@ -182,7 +182,7 @@ async def test_delete_records_moves_every_replica_s_log_start(mesh) -> None:
     response = await mesh.call(1, "DeleteRecords", m.DeleteRecordsRequest([ask], 10_000))
     (result,) = response.topics[0].partitions
     assert (result.error_code, result.low_watermark) == (0, 2)
-    assert [mesh.brokers[b].partitions.get(topic_id, 0).log.log_start_offset for b in (1, 2, 3)] == [2, 2, 2]
+    assert [mesh.brokers[b].hosted_replicas.get(topic_id, 0).log.log_start_offset for b in (1, 2, 3)] == [2, 2, 2]
     assert (await mesh.fetch("cut", 1)).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
     beyond = m.DeleteRecordsTopic("cut", [m.DeleteRecordsPartition(0, 9)])
     response = await mesh.call(1, "DeleteRecords", m.DeleteRecordsRequest([beyond], 10_000))
@@ -207,7 +207,7 @@ async def test_metadata_by_name_by_id_and_none(mesh) -> None:
 async def test_mutated_batches_find_no_crash(mesh, data: st.DataObject) -> None:
     """200 mutations an example: each is refused or is a batch that reads back."""
     name = "fuzz"
-    if mesh.brokers[1].partitions.image.topic_by_name(name) is None:
+    if mesh.brokers[1].hosted_replicas.image.topic_by_name(name) is None:
         await mesh.create(name)
     good = batch(b"one", b"two", b"three")
     seeds = data.draw(

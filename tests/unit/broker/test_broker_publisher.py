@@ -7,21 +7,19 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from broker_images import ImageBuilder, topic_id_of
 from prometheus_client import CollectorRegistry
 
+from kipmesh.broker.membership.publisher import MetadataPublisher
+from kipmesh.broker.observability.metrics import BrokerMetrics
+from kipmesh.broker.replication.hosted_replicas import HostedReplicas
+from kipmesh.broker.replication.replica import DirtyReplicas, Disk
+from kipmesh.broker.replication.replica_manager import ReplicaManager
 from kipmesh.core.config import BrokerConfig
-from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
-from kipmesh.core.metadata.image_difference import difference
-from kipmesh.node.broker.changes import Changes
-from kipmesh.node.broker.disk import Disk
-from kipmesh.node.broker.metrics import BrokerMetrics
-from kipmesh.node.broker.partitions import Partitions
-from kipmesh.node.broker.publisher import MetadataPublisher
-from kipmesh.node.broker.replica_manager import ReplicaManager
-from kipmesh.rpc.client import ConnectionPool
+from kipmesh.core.metadata.image import MetadataDelta, MetadataImage, difference
 from kipmesh.storage.fs import RealFileSystem
 from kipmesh.storage.log_manager import LogManager
+from kipmesh.transport.grpc.client import ConnectionPool
+from tests.unit.broker.broker_images import ImageBuilder, topic_id_of
 
 ME = 1
 A, B, C = (topic_id_of(number) for number in (1, 2, 3))
@@ -43,15 +41,15 @@ class Broker:
         self.folder = folder
         self.pool = ConnectionPool("tests")
         self.disk = Disk("tests")
-        self.partitions = Partitions(MetadataImage())
+        self.hosted_replicas = HostedReplicas(MetadataImage())
         self.logs = LogManager(
             RealFileSystem(), (str(folder),), cluster_id="c", node_id=ME, defaults=config.topic_defaults()
         )
         self.logs.load(0)
         self.replicas = ReplicaManager(
             config,
-            self.partitions,
-            Changes(),
+            self.hosted_replicas,
+            DirtyReplicas(),
             self.logs,
             self.disk,
             self.pool,
@@ -75,13 +73,13 @@ class Broker:
 
     async def replace(self, image: MetadataImage) -> None:
         """As the loader does after a snapshot."""
-        await self.publisher.publish(image, difference(self.partitions.image, image))
+        await self.publisher.publish(image, difference(self.hosted_replicas.image, image))
 
     def hosted(self) -> dict[tuple[bytes, int], tuple[bool, int]]:
         """Partition -> whether it is led here, and its leader epoch."""
         return {
             (replica.topic_id, replica.partition): (replica.leader is not None, replica.leader_epoch)
-            for replica in self.partitions
+            for replica in self.hosted_replicas
         }
 
     def folders(self, ending: str = "") -> set[str]:
@@ -142,15 +140,15 @@ async def test_a_snapshot_over_a_life_that_went_on(broker: Broker) -> None:
     """Deleted, made again, moved away, moved here, led elsewhere, configured: all between two snapshots."""
     broker.publisher.registered(0)
     await broker.publisher.publish(first_image().image, MetadataDelta())
-    kept = broker.partitions.get(A, 1)
+    kept = broker.hosted_replicas.get(A, 1)
     after = ImageBuilder(1, 2, 3)
     after.topic("a", A, [(2, 3), (2, 1), (1, 3)], {"segment.bytes": "2000"})  # 0 moved away, 2 came
     after.topic("b", C, [(3, 1)])  # deleted and made again
     after.image.offset = 100
     await broker.replace(after.image)
-    assert broker.partitions.image is after.image
+    assert broker.hosted_replicas.image is after.image
     assert broker.hosted() == {(A, 1): (False, 0), (A, 2): (True, 0), (C, 0): (False, 0)}
-    assert broker.partitions.get(A, 1) is kept
+    assert broker.hosted_replicas.get(A, 1) is kept
     assert kept is not None
     assert kept.log.config.segment_bytes == 2000
     assert broker.folders("-delete") == {"a-0", "b-0"}
@@ -210,7 +208,7 @@ async def test_many_changes_cost_what_is_here(broker: Broker) -> None:
 async def test_who_waits_for_metadata_is_told_when_it_is_published(broker: Broker) -> None:
     broker.publisher.registered(0)
     waiting = asyncio.create_task(
-        broker.publisher.until(lambda: broker.partitions.image.topic_by_name("a") is not None, 20)
+        broker.publisher.until(lambda: broker.hosted_replicas.image.topic_by_name("a") is not None, 20)
     )
     await asyncio.sleep(0)
     await broker.publisher.publish(first_image().image, MetadataDelta())

@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from conftest_broker import Mesh, eventually, leader_of
 
 from kipmesh import messages as m
+from kipmesh.broker import BrokerNode
 from kipmesh.core.errors import ErrorCode, InvalidConfigError
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, TOPIC_RESOURCE
 from kipmesh.core.record_batch import build
-from kipmesh.node.broker import BrokerNode
+from tests.unit.broker.conftest_broker import Mesh, eventually, leader_of
 
 SMALL = {
     "metadata.snapshot.min.changed_records.ratio": 0.01,
@@ -51,7 +51,7 @@ async def create_many(mesh: Mesh, prefix: str, *, via: int = 1, count: int = 20)
 
 @pytest.fixture
 async def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Mesh]:
-    monkeypatch.setattr("kipmesh.node.broker.quorum.CLEAN_INTERVAL_S", 0.1)
+    monkeypatch.setattr("kipmesh.broker.membership.quorum.CLEAN_INTERVAL_S", 0.1)
     mesh = Mesh(tmp_path, **SMALL)
     mesh.controller_keys = dict(SMALL)
     await mesh.start()
@@ -77,12 +77,12 @@ async def test_a_new_broker_joins_by_snapshot_and_serves(small: Mesh) -> None:
     await small.ready(4)
     assert log_start(joined) > 0
     assert sample(joined, "kafka_controller_kafkacontroller_loadsnapshotlatencyms_count") >= 1
-    assert len(joined.partitions.image.topics) == 20
+    assert len(joined.hosted_replicas.image.topics) == 20
     assignment = [m.CreatableReplicaAssignment(0, [4, 1])]
     topic = m.CreatableTopic("here", -1, -1, assignment)
     answer = await small.call(4, "CreateTopics", m.CreateTopicsRequest([topic], 10_000), "Admin")
     topic_id = answer.topics[0].topic_id
-    await eventually(lambda: (it := joined.partitions.get(topic_id, 0)) and it.leader, "the new broker leads")
+    await eventually(lambda: (it := joined.hosted_replicas.get(topic_id, 0)) and it.leader, "the new broker leads")
     assert (await small.produce("here", batch(b"x"), via=4)).error_code == 0
     assert (await small.fetch("here", 0, via=4)).high_watermark == 1
 
@@ -98,8 +98,8 @@ async def test_brokers_make_and_clean_their_own_snapshots_and_start_from_them(sm
     restarted = await small.start_broker(3)
     await small.ready(3)
     assert sample(restarted, "kafka_controller_kafkacontroller_loadsnapshotlatencyms_count") >= 1
-    await eventually(lambda: restarted.partitions.image == small.brokers[1].partitions.image, "equal images")
-    assert all(restarted.partitions.get(*key) for key in restarted.partitions.image.partitions_of_broker(3))
+    await eventually(lambda: restarted.hosted_replicas.image == small.brokers[1].hosted_replicas.image, "equal images")
+    assert all(restarted.hosted_replicas.get(*key) for key in restarted.hosted_replicas.image.partitions_of_broker(3))
 
 
 async def test_a_corrupt_snapshot_is_set_aside_and_fetched_anew(small: Mesh, caplog: pytest.LogCaptureFixture) -> None:
@@ -119,7 +119,7 @@ async def test_a_corrupt_snapshot_is_set_aside_and_fetched_anew(small: Mesh, cap
     assert sorted(path.name for path in folder.glob("*.corrupt*"))
     lines = [record.getMessage() for record in caplog.records if "set aside" in record.getMessage()]
     assert len(lines) == len(snapshots), lines
-    await eventually(lambda: len(restarted.partitions.image.topics) == 20, "everything is there")
+    await eventually(lambda: len(restarted.hosted_replicas.image.topics) == 20, "everything is there")
 
 
 async def test_a_broker_that_was_away_for_a_snapshot_catches_up(small: Mesh) -> None:
@@ -135,12 +135,12 @@ async def test_a_broker_that_was_away_for_a_snapshot_catches_up(small: Mesh) -> 
     await eventually(lambda: small.brokers[1].quorum.driver.machine.leader_log_start >= end, "the log went on")
     restarted = await small.start_broker(3)
     await small.ready(3)
-    await eventually(lambda: restarted.partitions.image.topic_by_name("more-19"), "it has all")
-    assert restarted.partitions.get(old_id, 0) is None
-    names_there = set(restarted.partitions.image.topic_names)
+    await eventually(lambda: restarted.hosted_replicas.image.topic_by_name("more-19"), "it has all")
+    assert restarted.hosted_replicas.get(old_id, 0) is None
+    names_there = set(restarted.hosted_replicas.image.topic_names)
     assert "again" in names_there
     assert "gone" not in names_there
-    assert restarted.partitions.image.topic_names["again"] == new_id
+    assert restarted.hosted_replicas.image.topic_names["again"] == new_id
 
 
 # -- starting
@@ -245,7 +245,8 @@ async def test_topics_that_are_created_while_controllers_change_are_acknowledged
     await asyncio.gather(*tasks)
     for node in three.brokers.values():
         await eventually(
-            lambda node=node: dict(node.partitions.image.topic_names) == created, "every broker has them, each once"
+            lambda node=node: dict(node.hosted_replicas.image.topic_names) == created,
+            "every broker has them, each once",
         )
 
 

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
-from conftest_broker import Mesh, eventually
 
 from kipmesh import messages as m
 from kipmesh.client import AdminClient
-from kipmesh.client.reassignments import DrainProgress
+from kipmesh.client.admin.reassignments import DrainProgress
 from kipmesh.core import record_batch
 from kipmesh.core.errors import ErrorCode, KafkaError
+from tests.unit.broker.conftest_broker import Mesh, eventually
 
 RATE = "follower.replication.throttled.rate"
 
@@ -72,7 +72,7 @@ def metric(mesh: Mesh, broker: int, name: str) -> float:
 
 async def moved_to(mesh: Mesh, topic_id: bytes, replicas: tuple[int, ...], *brokers: int) -> None:
     def done() -> bool:
-        states = [mesh.brokers[broker].partitions.image.partition(topic_id, 0) for broker in brokers]
+        states = [mesh.brokers[broker].hosted_replicas.image.partition(topic_id, 0) for broker in brokers]
         return all(
             state is not None and tuple(state.replicas) == replicas and set(state.isr) == set(replicas)
             for state in states
@@ -83,7 +83,7 @@ async def moved_to(mesh: Mesh, topic_id: bytes, replicas: tuple[int, ...], *brok
 
 async def test_a_leader_moves_with_all_its_records(four: Mesh) -> None:
     topic_id = await four.create("t", 1, 2)
-    image = four.brokers[2].partitions.image
+    image = four.brokers[2].hosted_replicas.image
     old = tuple(image.topics[topic_id].partitions[0].replicas)
     target = tuple(sorted({1, 2, 3, 4} - set(old)))
     for number in range(5):
@@ -96,7 +96,7 @@ async def test_a_leader_moves_with_all_its_records(four: Mesh) -> None:
     assert len(list(record_batch.iterate(data.records))) == 5
     for broker in old:
         await eventually(lambda broker=broker: not folders(four, broker, "t"), "files gone")
-        assert four.brokers[broker].partitions.get(topic_id, 0) is None
+        assert four.brokers[broker].hosted_replicas.get(topic_id, 0) is None
         assert (await four.produce("t", batch(1), via=broker)).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert (await four.produce("t", batch(100), via=target[0])).base_offset == 5
     assert metric(four, target[1], "kafka_server_brokertopicmetrics_reassignmentbytesin_total") > 500
@@ -106,14 +106,14 @@ async def test_a_leader_moves_with_all_its_records(four: Mesh) -> None:
 async def test_writes_of_a_single_replica_go_on_while_a_second_one_comes(four: Mesh) -> None:
     """`min.insync.replicas` 2 is asked of no more than the replicas from before."""
     topic_id, other = await four.create("t", 1, 1, min_insync_replicas="2"), await four.create("other", 1, 4)
-    leader = four.brokers[2].partitions.image.topics[topic_id].partitions[0].leader
-    other_leader = four.brokers[2].partitions.image.topics[other].partitions[0].leader
+    leader = four.brokers[2].hosted_replicas.image.topics[topic_id].partitions[0].leader
+    other_leader = four.brokers[2].hosted_replicas.image.topics[other].partitions[0].leader
     await limit(four, 1)
     for _ in range(2):
         assert (await four.produce("t", batch(10_000), via=leader)).error_code == 0
     assert await reassign(four, "t", (leader, leader % 4 + 1)) == 0
     await eventually(
-        lambda: four.brokers[leader].partitions.image.partition(topic_id, 0).adding_replicas, "the reassignment"
+        lambda: four.brokers[leader].hosted_replicas.image.partition(topic_id, 0).adding_replicas, "the reassignment"
     )
     for _ in range(3):
         assert (await four.produce("t", batch(10_000), via=leader)).error_code == 0
@@ -129,7 +129,7 @@ async def test_writes_of_a_single_replica_go_on_while_a_second_one_comes(four: M
 async def test_the_throttle_holds_what_is_added_and_nothing_else(four: Mesh) -> None:
     """3 MB at 1 MB/s with a burst of one second take about two seconds; other topics do not wait for it."""
     topic_id, other = await four.create("t", 1, 1), await four.create("other", 1, 4)
-    image = four.brokers[2].partitions.image
+    image = four.brokers[2].hosted_replicas.image
     leader = image.topics[topic_id].partitions[0].leader
     adding = leader % 4 + 1
     other_leader = image.topics[other].partitions[0].leader
@@ -137,7 +137,7 @@ async def test_the_throttle_holds_what_is_added_and_nothing_else(four: Mesh) -> 
     for _ in sizes:
         assert (await four.produce("t", batch(500_000), via=leader)).error_code == 0
     await limit(four, 1_000_000)
-    await eventually(lambda: four.brokers[adding].partitions.image.broker_config(""), "the limit")
+    await eventually(lambda: four.brokers[adding].hosted_replicas.image.broker_config(""), "the limit")
     begun = time.monotonic()
     assert await reassign(four, "t", (adding,)) == 0
     assert (await four.produce("other", batch(10), via=other_leader)).error_code == 0
@@ -151,10 +151,10 @@ async def test_the_throttle_holds_what_is_added_and_nothing_else(four: Mesh) -> 
 async def test_what_has_caught_up_is_not_held(four: Mesh) -> None:
     """Its leader may wait for it: at one byte a second, the second batch would come after hours."""
     topic_id = await four.create("t", 1, 1)
-    leader = four.brokers[2].partitions.image.topics[topic_id].partitions[0].leader
+    leader = four.brokers[2].hosted_replicas.image.topics[topic_id].partitions[0].leader
     adding = leader % 4 + 1
     await limit(four, 1)
-    await eventually(lambda: four.brokers[adding].partitions.image.broker_config(""), "the limit")
+    await eventually(lambda: four.brokers[adding].hosted_replicas.image.broker_config(""), "the limit")
     assert (await four.produce("t", batch(10_000), via=leader)).error_code == 0
     assert await reassign(four, "t", (adding, leader)) == 0
     await moved_to(four, topic_id, (adding, leader), 2)
@@ -162,7 +162,7 @@ async def test_what_has_caught_up_is_not_held(four: Mesh) -> None:
 
 async def test_cancelled(four: Mesh) -> None:
     topic_id = await four.create("t", 1, 1)
-    leader = four.brokers[2].partitions.image.topics[topic_id].partitions[0].leader
+    leader = four.brokers[2].hosted_replicas.image.topics[topic_id].partitions[0].leader
     adding = leader % 4 + 1
     await limit(four, 1)
     assert (await four.produce("t", batch(10_000), via=leader)).error_code == 0
@@ -178,7 +178,7 @@ async def test_cancelled(four: Mesh) -> None:
 
 async def test_the_adding_broker_dies_and_comes_back(four: Mesh) -> None:
     topic_id = await four.create("t", 1, 1)
-    leader = four.brokers[2].partitions.image.topics[topic_id].partitions[0].leader
+    leader = four.brokers[2].hosted_replicas.image.topics[topic_id].partitions[0].leader
     adding = next(broker for broker in (4, 3) if broker != leader)
     via = next(broker for broker in (2, 3, 4) if broker != adding)
     await limit(four, 1)
@@ -214,7 +214,7 @@ async def test_drained_and_unregistered_by_a_client(four: Mesh) -> None:
         assert refused.value.code is ErrorCode.INVALID_REQUEST
         await four.brokers.pop(1).stop()
         await admin.unregister_broker(1)
-        await eventually(lambda: 1 not in four.brokers[2].partitions.image.brokers, "broker 1 forgotten")
+        await eventually(lambda: 1 not in four.brokers[2].hosted_replicas.image.brokers, "broker 1 forgotten")
         with pytest.raises(KafkaError) as refused:
             await admin.drain_broker(2)
         assert refused.value.code is ErrorCode.INVALID_REPLICATION_FACTOR
@@ -225,7 +225,7 @@ async def test_drained_and_unregistered_by_a_client(four: Mesh) -> None:
 
 async def test_a_client_moves_and_cancels(four: Mesh) -> None:
     topic_id = await four.create("t", 1, 1)
-    leader = four.brokers[2].partitions.image.topics[topic_id].partitions[0].leader
+    leader = four.brokers[2].hosted_replicas.image.topics[topic_id].partitions[0].leader
     adding = leader % 4 + 1
     await limit(four, 1)
     for _ in range(2):

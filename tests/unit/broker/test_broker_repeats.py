@@ -3,20 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
-from broker_images import ImageBuilder, topic_id_of
 
 from kipmesh import messages as m
+from kipmesh.broker.membership.controller_channel import Forwarded
+from kipmesh.broker.membership.forwarder import Forwarder, Until
+from kipmesh.core.context import RequestContext
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.metadata.image import MetadataImage
-from kipmesh.node.broker.reconcile import Creation, Deletion, Growth
+from kipmesh.messages.table import Api, find_api
+from tests.unit.broker.broker_images import ImageBuilder, topic_id_of
 
 EXISTS = ErrorCode.TOPIC_ALREADY_EXISTS
 
 
 async def now(condition: Callable[[], bool], timeout_s: float) -> bool:
     return condition()
+
+
+async def repeated(
+    api: str,
+    builder: ImageBuilder,
+    request: Any,
+    response: Any,
+    meanwhile: Callable[[], None] = lambda: None,
+    until: Until = now,
+) -> Any:
+    """The broker's response to a request that was repeated and got `response` the second time."""
+
+    class Channel:
+        async def forward(self, api: Api, request: Any, timeout_s: float) -> Forwarded:
+            meanwhile()
+            return Forwarded(response, is_repeated=True)
+
+    channel: Any = Channel()
+    hosted: Any = builder
+    return await Forwarder(channel, hosted, until).forward(find_api(api), request, RequestContext("client", ""))
 
 
 async def created(asked: m.CreatableTopic, *, was_there: bool = False, is_there: bool = True) -> m.CreatableTopicResult:
@@ -28,12 +51,15 @@ async def created(asked: m.CreatableTopic, *, was_there: bool = False, is_there:
 
     if was_there:
         make()
-    creation = Creation(m.CreateTopicsRequest([asked], 1000), lambda: builder.image, now)
-    if is_there and not was_there:
-        make()
-    refused = m.CreatableTopicResult("t", b"", EXISTS, "exists")
-    response = await creation.settle(m.CreateTopicsResponse(topics=[refused]))
-    return response.topics[0]
+
+    def meanwhile() -> None:
+        if is_there and not was_there:
+            make()
+
+    refused = m.CreateTopicsResponse(topics=[m.CreatableTopicResult("t", b"", EXISTS, "exists")])
+    response = await repeated("CreateTopics", builder, m.CreateTopicsRequest([asked], 1000), refused, meanwhile)
+    result: m.CreatableTopicResult = response.topics[0]
+    return result
 
 
 CONFIGS = [m.ConfigEntry("retention.ms", "5")]
@@ -81,11 +107,14 @@ async def test_a_topic_that_this_broker_does_not_see_is_refused() -> None:
 
 async def test_a_broker_that_knows_nothing_yet_takes_nothing_for_new() -> None:
     builder = ImageBuilder()
-    creation = Creation(m.CreateTopicsRequest([m.CreatableTopic("t", 1, 1)], 1000), lambda: builder.image, now)
-    builder.broker(1)
-    builder.topic("t", topic_id_of(7), [(1,)])
+
+    def meanwhile() -> None:
+        builder.broker(1)
+        builder.topic("t", topic_id_of(7), [(1,)])
+
+    request = m.CreateTopicsRequest([m.CreatableTopic("t", 1, 1)], 1000)
     response = m.CreateTopicsResponse(topics=[m.CreatableTopicResult("t", b"", EXISTS)])
-    assert await creation.settle(response) == response
+    assert await repeated("CreateTopics", builder, request, response, meanwhile) == response
 
 
 async def test_the_image_is_waited_for() -> None:
@@ -96,61 +125,69 @@ async def test_the_image_is_waited_for() -> None:
         builder.topic("t", topic_id_of(7), [(1,)])
         return condition()
 
-    creation = Creation(m.CreateTopicsRequest([m.CreatableTopic("t", 1, 1)], 1000), lambda: builder.image, later)
+    request = m.CreateTopicsRequest([m.CreatableTopic("t", 1, 1)], 1000)
     response = m.CreateTopicsResponse(topics=[m.CreatableTopicResult("t", b"", EXISTS)])
-    assert (await creation.settle(response)).topics[0].error_code == 0
+    assert (await repeated("CreateTopics", builder, request, response, until=later)).topics[0].error_code == 0
 
 
 async def test_other_topics_of_the_request_keep_their_answers() -> None:
     builder = ImageBuilder(1)
     asked = [m.CreatableTopic(name, 1, 1) for name in ("a", "b", "c")]
-    creation = Creation(m.CreateTopicsRequest(asked, 1000), lambda: builder.image, now)
-    builder.topic("b", topic_id_of(2), [(1,)])
     results = [
         m.CreatableTopicResult("a", topic_id_of(1)),
         m.CreatableTopicResult("b", b"", EXISTS),
         m.CreatableTopicResult("c", b"", ErrorCode.INVALID_CONFIG),
     ]
-    settled = (await creation.settle(m.CreateTopicsResponse(topics=results))).topics
+    response = await repeated(
+        "CreateTopics",
+        builder,
+        m.CreateTopicsRequest(asked, 1000),
+        m.CreateTopicsResponse(topics=results),
+        lambda: builder.topic("b", topic_id_of(2), [(1,)]),
+    )
+    settled = response.topics
     assert [result.error_code for result in settled] == [0, 0, ErrorCode.INVALID_CONFIG]
     assert settled[0] == results[0]
 
 
 async def test_a_topic_that_was_there_and_is_gone_was_deleted_by_the_request() -> None:
-    image = _with_topic()
+    builder = _with_topic()
     asked = [m.DeleteTopicState("t"), m.DeleteTopicState(None, topic_id_of(7)), m.DeleteTopicState("never")]
-    deletion = Deletion(m.DeleteTopicsRequest(asked, timeout_ms=1000), lambda: image, now)
     results = [
         m.DeletableTopicResult("t", b"", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
         m.DeletableTopicResult(None, topic_id_of(7), ErrorCode.UNKNOWN_TOPIC_ID),
         m.DeletableTopicResult("never", b"", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
     ]
-    settled = (await deletion.settle(m.DeleteTopicsResponse(responses=results))).responses
+    request, refused = m.DeleteTopicsRequest(asked, timeout_ms=1000), m.DeleteTopicsResponse(responses=results)
+    settled = (await repeated("DeleteTopics", builder, request, refused)).responses
     assert [result.error_code for result in settled] == [0, 0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
     assert settled[0].topic_id == topic_id_of(7)
 
 
-def _with_topic() -> MetadataImage:
+def _with_topic() -> ImageBuilder:
     builder = ImageBuilder(1)
     builder.topic("t", topic_id_of(7), [(1,)])
-    return builder.image
+    return builder
 
 
 @pytest.mark.parametrize(("count", "code"), [(3, 0), (4, ErrorCode.INVALID_PARTITIONS)])
 async def test_partitions_that_are_there_as_asked_were_made_by_the_request(count: int, code: int) -> None:
     builder = ImageBuilder(1)
     builder.topic("t", topic_id_of(7), [(1,)])
-    growth = Growth(m.CreatePartitionsRequest([m.CreatePartitionsTopic("t", count)], 1000), lambda: builder.image, now)
-    for partition in (1, 2):
-        builder.partition(topic_id_of(7), partition, (1,))
+
+    def meanwhile() -> None:
+        for partition in (1, 2):
+            builder.partition(topic_id_of(7), partition, (1,))
+
+    request = m.CreatePartitionsRequest([m.CreatePartitionsTopic("t", count)], 1000)
     refused = m.CreatePartitionsTopicResult("t", ErrorCode.INVALID_PARTITIONS, "3 partitions")
-    settled = await growth.settle(m.CreatePartitionsResponse(results=[refused]))
+    response = m.CreatePartitionsResponse(results=[refused])
+    settled = await repeated("CreatePartitions", builder, request, response, meanwhile)
     assert settled.results[0].error_code == code
 
 
 async def test_partitions_that_were_too_few_from_the_start_are_refused() -> None:
-    image = _with_topic()
-    growth = Growth(m.CreatePartitionsRequest([m.CreatePartitionsTopic("t", 1)], 1000), lambda: image, now)
+    request = m.CreatePartitionsRequest([m.CreatePartitionsTopic("t", 1)], 1000)
     refused = m.CreatePartitionsTopicResult("t", ErrorCode.INVALID_PARTITIONS)
     response = m.CreatePartitionsResponse(results=[refused])
-    assert await growth.settle(response) == response
+    assert await repeated("CreatePartitions", _with_topic(), request, response) == response

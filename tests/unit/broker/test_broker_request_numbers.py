@@ -5,15 +5,16 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from kipmesh import messages as m
+from kipmesh.broker.observability.metrics import BrokerMetrics
+from kipmesh.broker.requests.metadata import MetadataHandler
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata.image import MetadataImage
-from kipmesh.node.broker.metadata import MetadataHandler
-from kipmesh.node.broker.metrics import BrokerMetrics
 from kipmesh.node.quorum.metrics import QuorumMetrics
-from kipmesh.rpc.client import ConnectionPool
-from kipmesh.rpc.server import RequestContext, Server
+from kipmesh.transport.grpc.client import ConnectionPool
+from kipmesh.transport.grpc.server import RequestContext, Server
 from kipmesh.transport.metrics import RequestMetrics
 from kipmesh.transport.pipeline import pipeline_of
+from tests.unit.broker.conftest_broker import minimal_config
 
 TIMES = "kafka_network_requestmetrics_totaltimems_count"
 
@@ -54,11 +55,10 @@ async def test_metadata_requests_by_what_they_ask_for() -> None:
     metrics = BrokerMetrics(registry)
     image = MetadataImage()
     handler = MetadataHandler(
+        minimal_config(1),
         lambda: image,
-        cluster_id="c",
-        listener="MESH",
         controller_id=lambda: 1,
-        answered=metrics.metadata_answered,
+        on_response=metrics.metadata_responded,
     )
     who = RequestContext("client", "peer")
     for request in (

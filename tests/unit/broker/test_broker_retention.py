@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import pytest
 import structlog
 
+from kipmesh.broker.replication.maintenance import Maintenance
 from kipmesh.core.config import BrokerConfig
-from kipmesh.node.broker.maintenance import Maintenance
 
 
 class FakeReplica(NamedTuple):

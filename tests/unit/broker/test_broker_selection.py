@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 import structlog
-from broker_clock import Clock, all_have_fetched
-from broker_selectors import ConfiguredSelector
-from conftest_broker import Mesh, eventually
 
 from kipmesh import messages as m
+from kipmesh.broker import BrokerNode
+from kipmesh.broker.requests.selection import ReplicaSelection, peer_host
 from kipmesh.core.config import BrokerConfig
 from kipmesh.core.errors import InvalidConfigError
 from kipmesh.core.record_batch import build
-from kipmesh.node.broker import BrokerNode
-from kipmesh.node.broker.selection import ReplicaSelection, peer_host
+from tests.unit.broker.broker_clock import Clock, all_have_fetched
+from tests.unit.broker.broker_selectors import ConfiguredSelector
+from tests.unit.broker.conftest_broker import Mesh, eventually
 
 WAIT_MS = 60_000
 """Longer than a call has: what waits for its end fails."""
 RACK_AWARE = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
-CONFIGURED = "broker_selectors.ConfiguredSelector"
+CONFIGURED = "tests.unit.broker.broker_selectors.ConfiguredSelector"
 
 
 def batch(*values: bytes) -> bytes:
@@ -50,7 +50,7 @@ async def create(mesh: Mesh, partitions: int = 1) -> bytes:
     topic_id = await mesh.create("t", partitions=partitions)
     for partition in range(partitions):
         assert (await mesh.produce("t", batch(b"x"), partition=partition)).error_code == 0
-        leader = mesh.brokers[1].partitions.get(topic_id, partition)
+        leader = mesh.brokers[1].hosted_replicas.get(topic_id, partition)
         await eventually(
             lambda leader=leader: {f.log_end_offset for f in leader.leader.followers.values()} == {1}, "all have it"
         )
@@ -98,7 +98,7 @@ async def test_a_redirect_says_where_the_replica_listens_and_stays_in_the_sessio
 async def test_a_replica_that_is_gone_is_not_named_until_it_is_back(near: Mesh) -> None:
     topic_id = await create(near)
     await near.brokers.pop(2).abort()
-    replica = near.brokers[1].partitions.get(topic_id, 0)
+    replica = near.brokers[1].hosted_replicas.get(topic_id, 0)
     await eventually(lambda: replica.leader.isr == {1, 3}, "2 is out")
     assert (await near.fetch("t", 0, rack="rack-b")).records
     asked = m.FetchTopic("", topic_id, [m.FetchPartition(0, -1, 1, partition_max_bytes=1000)])
@@ -199,7 +199,7 @@ async def test_time_since_caught_up_of_an_idle_partition_is_that_of_its_session(
     )
     await mesh.start()
     try:
-        led = mesh.brokers[1].partitions.get(await create(mesh), 0)
+        led = mesh.brokers[1].hosted_replicas.get(await create(mesh), 0)
         assert led is not None
         await all_have_fetched(led, clock.go_on(20_000))
         await mesh.fetch("t", 0, rack="rack-b")

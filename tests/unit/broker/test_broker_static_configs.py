@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from conftest_broker import Mesh
-
 from kipmesh import messages as m
+from kipmesh.broker.handlers.admin import each_once, static_configs
 from kipmesh.core.config import BrokerConfig
-from kipmesh.core.config.resources import ConfigSource, ResourceType
-from kipmesh.node.broker.static_configs import each_once, static_configs
+from kipmesh.core.config.base import ConfigSource, ResourceType
+from tests.unit.broker.conftest_broker import Mesh
 
 RATE = "follower.replication.throttled.rate"
 

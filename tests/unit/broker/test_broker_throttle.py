@@ -6,20 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest_broker import CLUSTER_ID
 from prometheus_client import CollectorRegistry
 
 from kipmesh import messages as m
+from kipmesh.broker.observability.metrics import BrokerMetrics
+from kipmesh.broker.replication.hosted_replicas import HostedReplicas
+from kipmesh.broker.replication.replica import DirtyReplicas, Replica
+from kipmesh.broker.replication.throttle import ReplicationThrottle
 from kipmesh.core.config import BrokerConfig, TopicConfig
 from kipmesh.core.metadata.image import MetadataImage, PartitionState
 from kipmesh.core.record_batch import build
-from kipmesh.node.broker.changes import Changes
-from kipmesh.node.broker.metrics import BrokerMetrics
-from kipmesh.node.broker.partitions import Partitions
-from kipmesh.node.broker.replica import Replica
-from kipmesh.node.broker.throttle import ReplicationThrottle
 from kipmesh.storage.fs import RealFileSystem
 from kipmesh.storage.log_manager import LogManager
+from tests.unit.broker.conftest_broker import CLUSTER_ID
 
 TOPIC_ID = b"t" * 16
 ADDED = PartitionState((1, 2, 3), (1, 2), 1, 0, 0, adding_replicas=(3,))
@@ -44,12 +43,12 @@ class Adding:
         )
         self.registry = CollectorRegistry()
         metrics = BrokerMetrics(self.registry)
-        self.throttle = ReplicationThrottle(config, Partitions(MetadataImage()), metrics, lambda: 0)
+        self.throttle = ReplicationThrottle(config, HostedReplicas(MetadataImage()), metrics, lambda: 0)
         self.behind, self.caught_up = [self._replica(partition) for partition in range(2)]
 
     def _replica(self, partition: int) -> Replica:
         log = self.manager.create("t", partition, TOPIC_ID, TopicConfig(), 0)
-        replica = Replica(3, log, 0, lambda: 0, Changes())
+        replica = Replica(3, log, 0, lambda: 0, DirtyReplicas())
         replica.become_follower(ADDED)
         self.throttle.role_changed(replica, ADDED)
         return replica

@@ -9,18 +9,18 @@ from typing import Any
 import aiokafka
 import pytest
 from aiokafka.errors import KafkaError as AioKafkaError
-from conftest_broker import Mesh, eventually
 
 from kipmesh import messages as m
+from kipmesh.broker.membership.users import LogUsers
+from kipmesh.controller import ControllerNode
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.image import MetadataImage
 from kipmesh.core.metadata.states import MetadataDelta
 from kipmesh.core.scram import NUMBERS, ScramCredential, credential, salted_password
-from kipmesh.node.broker.users import LogUsers
-from kipmesh.node.controller import ControllerNode
 from kipmesh.node.quorum.loader import MetadataLoader
-from kipmesh.wire.sasl import Sasl, SaslFailedError, SaslState, UsersNotKnownError
+from kipmesh.transport.kafka.handshake import Sasl, SaslFailedError, SaslState, UsersNotKnownError
+from tests.unit.broker.conftest_broker import Mesh, eventually
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -50,7 +50,7 @@ class Brokers:
         await self.mesh.ready(1, 2)
 
     def address(self, broker_id: int) -> str:
-        return f"127.0.0.1:{self.mesh.brokers[broker_id]._ports['KAFKA']}"
+        return f"127.0.0.1:{self.mesh.brokers[broker_id].listeners.ports['KAFKA']}"
 
     async def alter(self, *changes: m.ScramCredentialDeletion | m.ScramCredentialUpsertion, via: int = 1) -> ErrorCode:
         request = m.AlterUserScramCredentialsRequest(
@@ -66,7 +66,7 @@ class Brokers:
             await eventually(
                 lambda node=node: (
                     (active := self.mesh.active) is not None
-                    and node.partitions.image.credentials == active.image.credentials
+                    and node.hosted_replicas.image.credentials == active.image.credentials
                 ),
                 "the credentials followed",
             )
@@ -90,7 +90,7 @@ class Brokers:
 
 @pytest.fixture
 async def brokers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Brokers]:
-    monkeypatch.setattr("kipmesh.node.broker.quorum.CLEAN_INTERVAL_S", 0.1)
+    monkeypatch.setattr("kipmesh.broker.membership.quorum.CLEAN_INTERVAL_S", 0.1)
     # The controllers' is a default.
     monkeypatch.setitem(MetadataLoader.__init__.__kwdefaults__, "clean_interval_s", 0.1)
     it = Brokers(tmp_path)

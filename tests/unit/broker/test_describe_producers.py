@@ -3,13 +3,13 @@
 import asyncio
 
 from confluent_kafka import Producer
-from conftest_broker import eventually
-from kafka_mesh import TopicPartition, kafka_mesh
 
 from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.messages.table import find_api
-from kipmesh.testing.batches import produced_batch
+from kipmesh.testing import produced_batch
+from tests.unit.broker.conftest_broker import eventually
+from tests.unit.broker.kafka_mesh import TopicPartition, kafka_mesh
 
 TIMESTAMP = 1_700_000_000_000
 
@@ -28,7 +28,7 @@ async def test_producers_of_a_partition(mesh) -> None:
         assert (await mesh.produce("t", produced_batch([b"a", b"b"], producer=producer))).error_code == 0
     known = [m.ActiveProducer(5, 1, 3, TIMESTAMP + 1, -1, -1), m.ActiveProducer(6, 3, 1, TIMESTAMP + 1, -1, -1)]
     assert await describe(mesh, 1, "t", 1, 0) == [(0, []), (0, known)]
-    logs = [mesh.brokers[broker].partitions.get(topic_id, 0).log for broker in (2, 3)]
+    logs = [mesh.brokers[broker].hosted_replicas.get(topic_id, 0).log for broker in (2, 3)]
     await eventually(lambda: all(log.log_end_offset == 12 for log in logs), "followers have all")
     assert await describe(mesh, 2, "t", 0) == await describe(mesh, 3, "t", 0) == [(0, known)]
 

@@ -6,13 +6,13 @@ from collections.abc import Collection
 from pathlib import Path
 
 import pytest
-from conftest_broker import eventually
-from kafka_mesh import kafka_mesh
 from kio.schema.list_config_resources.v0.request import ListConfigResourcesRequest as Version0Request
 from kio.schema.list_config_resources.v0.response import ListConfigResourcesResponse as Version0Response
 
 from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
+from tests.unit.broker.conftest_broker import eventually
+from tests.unit.broker.kafka_mesh import kafka_mesh
 
 TOPIC, BROKER, LOGGER, METRICS, GROUP = 2, 4, 8, 16, 32
 
@@ -34,7 +34,7 @@ async def test_all_types_and_some(mesh) -> None:
     assert await found(mesh, TOPIC, BROKER, TOPIC) == [*brokers, *topics]
     assert await found(mesh, METRICS, GROUP) == []
     await mesh.brokers.pop(3).stop()  # it stays registered
-    await eventually(lambda: mesh.brokers[2].partitions.image.brokers[3].fenced, "fenced")
+    await eventually(lambda: mesh.brokers[2].hosted_replicas.image.brokers[3].fenced, "fenced")
     assert await found(mesh, BROKER) == brokers
 
 

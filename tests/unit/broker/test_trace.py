@@ -11,18 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest_broker import Mesh, eventually, leader_of
 from prometheus_client import CollectorRegistry
 
 from kipmesh import messages as m
+from kipmesh.broker import BrokerNode
+from kipmesh.broker.observability.trace import (
+    BATCH_BYTES_MAX,
+    TRACE_TOPIC,
+    RequestTrace,
+    TraceQueue,
+    TraceWriter,
+    batches_of,
+)
 from kipmesh.core import record_batch
 from kipmesh.core.errors import ErrorCode
-from kipmesh.node.broker import BrokerNode
-from kipmesh.node.broker.trace import MeshTrace, TraceQueue
-from kipmesh.node.broker.trace_writer import BATCH_BYTES_MAX, TRACE_TOPIC, TraceWriter, batches_of
 from kipmesh.node.quorum.metrics import SnapshotSeen
-from kipmesh.rpc.client import ConnectionPool
-from kipmesh.rpc.server import RequestContext
+from kipmesh.transport.grpc.client import ConnectionPool
+from kipmesh.transport.grpc.server import RequestContext
+from tests.unit.broker.conftest_broker import Mesh, eventually, leader_of
 
 TRACED = {"mesh.trace.sample": 1, "mesh.trace.flush.interval.ms": 50}
 
@@ -36,18 +42,18 @@ def metric(node: BrokerNode, name: str, **labels: str) -> float:
     return node.registry.get_sample_value(name, labels) or 0.0
 
 
-def trace_of(node: BrokerNode) -> MeshTrace:
-    assert node._trace is not None
-    return node._trace
+def trace_of(node: BrokerNode) -> RequestTrace:
+    assert node.parts.trace is not None
+    return node.parts.trace
 
 
 async def read_trace(mesh: Mesh) -> list[dict[str, Any]]:
     """Every entry there is, by fetches that name nothing but the trace's partitions."""
-    topic = next(iter(mesh.brokers.values())).partitions.image.topic_by_name(TRACE_TOPIC)
+    topic = next(iter(mesh.brokers.values())).hosted_replicas.image.topic_by_name(TRACE_TOPIC)
     assert topic is not None
     entries = []
     for index, state in topic.partitions.items():
-        replica = mesh.brokers[state.leader].partitions.get(topic.topic_id, index)
+        replica = mesh.brokers[state.leader].hosted_replicas.get(topic.topic_id, index)
         assert replica is not None
         end, offset = replica.log.log_end_offset, 0
         await eventually(lambda r=replica, e=end: r.high_watermark >= e, "what is written can be read")
@@ -193,8 +199,8 @@ async def test_it_is_off_by_default(tmp_path: Path) -> None:
     await mesh.create("t")
     assert (await mesh.produce("t", batch(b"x"))).error_code == 0
     await mesh.call(1, "Metadata", m.MetadataRequest(None))
-    assert all(node._trace is None for node in mesh.brokers.values())
-    assert mesh.brokers[1].partitions.image.topic_by_name(TRACE_TOPIC) is None
+    assert all(node.parts.trace is None for node in mesh.brokers.values())
+    assert mesh.brokers[1].hosted_replicas.image.topic_by_name(TRACE_TOPIC) is None
     assert mesh.brokers[1].registry.get_sample_value("kipmesh_broker_trace_written_total") is None
     await mesh.stop()
 
@@ -290,8 +296,8 @@ async def test_entries_that_were_taken_when_a_write_raises_are_counted(
     await mesh.start()
     await mesh.create(TRACE_TOPIC)
     node, sent = mesh.brokers[3], 0
-    await eventually(lambda: node.partitions.image.topic_by_name(TRACE_TOPIC) is not None, "the topic is known")
-    writer = TraceWriter(node.config, node.partitions, node._forwarder, node._pool)
+    await eventually(lambda: node.hosted_replicas.image.topic_by_name(TRACE_TOPIC) is not None, "the topic is known")
+    writer = TraceWriter(node.config, node.hosted_replicas, node.parts.forwarder, node.parts.pool)
 
     async def send(*_: object) -> ErrorCode:
         nonlocal sent
@@ -347,10 +353,10 @@ async def test_a_snapshot_that_cannot_be_traced_is_no_failure_of_the_quorum(tmp_
         raise OSError("the log is closed")
 
     seen = SnapshotSeen("loaded", m.SnapshotId(5, 1), 1, 1, 1)
-    broken = MeshTrace(node.config, node.partitions, node.fetch_sessions, CollectorRegistry(), closed)
+    broken = RequestTrace(node.config, node.hosted_replicas, node.fetch_sessions, CollectorRegistry(), closed)
     broken.snapshot(seen)
     assert len(broken.queue) == 0
-    working = MeshTrace(node.config, node.partitions, node.fetch_sessions, CollectorRegistry(), lambda: None)
+    working = RequestTrace(node.config, node.hosted_replicas, node.fetch_sessions, CollectorRegistry(), lambda: None)
     working.snapshot(seen)
     assert [(one["kind"], one["end_offset"]) for one in working.queue.take(2)] == [("snapshot", 5)]
     await mesh.stop()
@@ -361,8 +367,8 @@ async def test_each_request_is_sampled_by_itself(tmp_path: Path) -> None:
     await mesh.start()
     await mesh.create("t")
     node, drawn = mesh.brokers[3], iter([0.2, 0.25, 0.9, 0.0] * 5)
-    trace = MeshTrace(
-        node.config, node.partitions, node.fetch_sessions, CollectorRegistry(), lambda: None, draw=drawn.__next__
+    trace = RequestTrace(
+        node.config, node.hosted_replicas, node.fetch_sessions, CollectorRegistry(), lambda: None, draw=drawn.__next__
     )
     observe = trace.observers()["Metadata"]
     request = m.MetadataRequest([m.MetadataRequestTopic(name="t")])

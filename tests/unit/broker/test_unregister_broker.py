@@ -1,16 +1,16 @@
-"""UnregisterBroker over the Kafka protocol; what the controller decides has its tests in tests/unit/metadata."""
+"""UnregisterBroker over the Kafka protocol; what the controller decides has its tests in tests/unit/core/metadata."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from conftest_broker import eventually
-from kafka_mesh import kafka_mesh
 from kio.schema.unregister_broker.v0.request import UnregisterBrokerRequest
 from kio.schema.unregister_broker.v0.response import UnregisterBrokerResponse
 
 from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
+from tests.unit.broker.conftest_broker import eventually
+from tests.unit.broker.kafka_mesh import kafka_mesh
 
 
 async def test_a_broker_that_is_stopped_is_forgotten(tmp_path: Path) -> None:

@@ -1,22 +1,15 @@
-"""A Docker engine for tests: its HTTP at a Unix socket, as far as experiments speak it, and no containers."""
+"""A Docker engine for tests: the methods of `docker.APIClient` that experiments call, and no containers."""
 
 from __future__ import annotations
 
 import io
-import json
-import shutil
-import socketserver
 import tarfile
-import tempfile
-import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
-from urllib.parse import parse_qs, urlsplit
+from typing import Any
+
+from docker.errors import APIError
 
 NETWORK = "network-1"
 
@@ -64,123 +57,77 @@ class FakeContainer:
 
 
 class FakeEngine:
-    """`with FakeEngine() as engine`: `engine.address` is its DOCKER_HOST; `asked` is what it was told to do."""
+    """`members` are its containers by id; `asked` is what it was told to do."""
 
     def __init__(self) -> None:
-        self.containers: dict[str, FakeContainer] = {}
+        self.members: dict[str, FakeContainer] = {}
         self.asked: list[str] = []
-        self.refuses: dict[str, tuple[int, bytes]] = {}
-        """Status and body, by the end of a path."""
-        self._folder = Path(tempfile.mkdtemp(prefix="engine-"))  # short: a socket's path has 108 bytes
-        self.address = f"unix://{self._folder / 'docker.sock'}"
-        handler = type("Handler", (_Handler,), {"engine": self})
-        self._server = socketserver.ThreadingUnixStreamServer(str(self._folder / "docker.sock"), handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+        self.refuses: dict[str, str] = {}
+        """What the engine says, by `METHOD` and `METHOD SUBJECT`."""
 
     def add(self, container: FakeContainer) -> FakeContainer:
-        self.containers[container.id] = container
+        self.members[container.id] = container
         return container
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-        shutil.rmtree(self._folder)
-
-    # -- what it answers
-
-    def listed(self, query: Mapping[str, list[str]]) -> list[dict[str, Any]]:
-        (wanted,) = json.loads(query["filters"][0])["label"]
-        assert query["all"] == ["true"], "those that do not run are nodes as well"
+    def containers(self, *, all: bool, filters: dict[str, list[str]]) -> list[dict[str, Any]]:  # noqa: A002
+        (wanted,) = filters["label"]
+        assert all, "those that do not run are nodes as well"
         found = []
-        for one in self.containers.values():
+        for one in self.members.values():
             labels = {"com.docker.compose.project": one.project, "com.docker.compose.service": one.service}
             if wanted in [f"{key}={value}" for key, value in labels.items()]:
                 found.append({"Id": one.id, "Labels": labels})
         return found
 
-    def archive(self, container: FakeContainer, path: str) -> bytes:
+    def inspect_container(self, container: str) -> dict[str, Any]:
+        self._may_refuse("inspect", container)
+        return self.members[container].about()
+
+    def get_archive(self, container: str, path: str) -> tuple[Iterator[bytes], dict[str, Any]]:
         stream = io.BytesIO()
         with tarfile.open(fileobj=stream, mode="w") as archive:
-            for name, content in container.files.items():
+            for name, content in self.members[container].files.items():
                 about = tarfile.TarInfo(f"{Path(path).name}/{name}")
                 about.size = len(content)
                 archive.addfile(about, io.BytesIO(content))
-        return stream.getvalue()
+        data = stream.getvalue()
+        return (data[place : place + 1000] for place in range(0, len(data), 1000)), {}
 
-    def change(self, container: FakeContainer, what: str) -> None:
-        match what:
-            case "kill":
-                container.running, container.exit_code = False, 137
-            case "stop":
-                container.running, container.exit_code = False, container.exit_code_on_stop
-            case "start":
-                container.running, container.exit_code = True, 0
-            case "pause" | "unpause":
-                container.paused = what == "pause"
-            case _:
-                raise AssertionError(what)
+    def kill(self, container: str) -> None:
+        one = self._asked("kill", container)
+        one.running, one.exit_code = False, 137
 
-    def wire(self, what: str, network: str, body: Mapping[str, Any]) -> None:
-        container = self.containers[body["Container"]]
-        if what == "disconnect":
-            assert body["Force"] is True
-            del container.networks[network]
-        else:
-            container.networks[network] = body["EndpointConfig"]["Aliases"]
+    def stop(self, container: str, *, timeout: int) -> None:
+        one = self._asked("stop", container, f" t={timeout}")
+        one.running, one.exit_code = False, one.exit_code_on_stop
 
+    def start(self, container: str) -> None:
+        one = self._asked("start", container)
+        one.running, one.exit_code = True, 0
 
-class _Handler(BaseHTTPRequestHandler):
-    engine: FakeEngine
+    def pause(self, container: str) -> None:
+        self._asked("pause", container).paused = True
 
-    def do_GET(self) -> None:
-        self._answer()
+    def unpause(self, container: str) -> None:
+        self._asked("unpause", container).paused = False
 
-    def do_POST(self) -> None:
-        self._answer()
+    def disconnect_container_from_network(self, container: str, net_id: str, *, force: bool) -> None:
+        assert force
+        self._may_refuse("disconnect", net_id)
+        self.asked.append(f"disconnect {net_id}")
+        del self.members[container].networks[net_id]
 
-    def address_string(self) -> str:
-        return "socket"
+    def connect_container_to_network(self, container: str, net_id: str, *, aliases: list[str]) -> None:
+        self._may_refuse("connect", net_id)
+        self.asked.append(f"connect {net_id}")
+        self.members[container].networks[net_id] = aliases
 
-    def log_message(self, *_arguments: object) -> None:
-        """Tests are quiet."""
+    def _asked(self, what: str, container: str, how: str = "") -> FakeContainer:
+        self._may_refuse(what, container)
+        self.asked.append(f"{what} {container.removeprefix('id-of-')}{how}")
+        return self.members[container]
 
-    def _answer(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        url = urlsplit(self.path)
-        query = parse_qs(url.query)
-        for end, (status, refusal) in self.engine.refuses.items():
-            if url.path.endswith(end):
-                return self._send(status, refusal)
-        parts = url.path.strip("/").split("/")
-        if self.command == "POST":
-            asked = f"{parts[-1]} {parts[1].removeprefix('id-of-')}"
-            self.engine.asked.append(asked + (f" t={query['t'][0]}" if "t" in query else ""))
-        if url.path == "/containers/json":
-            return self._send(200, json.dumps(self.engine.listed(query)).encode())
-        if parts[0] == "networks":
-            self.engine.wire(parts[2], parts[1], json.loads(body))
-            return self._send(200, b"")
-        container = self.engine.containers.get(parts[1])
-        if container is None:
-            return self._send(404, json.dumps({"message": f"No such container: {parts[1]}"}).encode())
-        if parts[2] == "json":
-            return self._send(200, json.dumps(container.about()).encode())
-        if parts[2] == "archive":
-            return self._send(200, self.engine.archive(container, query["path"][0]))
-        self.engine.change(container, parts[2])
-        return self._send(204, b"")
-
-    def _send(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if body:
-            with suppress(BrokenPipeError):  # who asked has enough
-                self.wfile.write(body)
+    def _may_refuse(self, what: str, subject: str) -> None:
+        for key in (what, f"{what} {subject}"):
+            if key in self.refuses:
+                raise APIError(f"500 Server Error for {key}", explanation=self.refuses[key])

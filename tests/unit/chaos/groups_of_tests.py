@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from kipmesh.testing.history import (
+from kipmesh_chaos.history import (
     Assigned,
     Begin,
     Commit,
@@ -14,6 +14,7 @@ from kipmesh.testing.history import (
     End,
     Event,
     Invoke,
+    Kind,
     Limits,
     OffsetsFetched,
     Ok,
@@ -22,7 +23,6 @@ from kipmesh.testing.history import (
     Read,
     ReaderKind,
 )
-from kipmesh.testing.history_checker import Kind
 
 GROUP = "readers"
 MEMBERS = ("member-1", "member-2", "member-3")

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from kipmesh.testing.history import (
+from kipmesh_chaos.history import (
     Begin,
     Dump,
     End,

@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 
-from kipmesh.chaos.calls import Calls
-from kipmesh.chaos.containers import ContainerCluster
-from kipmesh.chaos.experiment import ClusterPart
-from kipmesh.chaos.mesh import ChaosError, Cluster, Separable
-from kipmesh.cli import chaos_local
-from kipmesh.cli.chaos_kube import KubeCluster
-from kipmesh.kube import mesh
+from kipmesh.cli import chaos_clusters
+from kipmesh.cli.chaos_clusters import KubeCluster
+from kipmesh.kube import release
+from kipmesh_chaos.containers import ContainerCluster
+from kipmesh_chaos.experiment import ClusterPart
+from kipmesh_chaos.target_cluster import Calls, ChaosError, RemoteCluster, Separable, TargetCluster
 
 WAIT_S = 100
 
@@ -42,7 +41,7 @@ class Pods(Slow):
     """A Kubernetes with one pod."""
 
     def pods(self, namespace: str, selector: str) -> list[Any]:
-        labels = {mesh.COMPONENT: "leaders"}
+        labels = {release.COMPONENT: "leaders"}
         return [
             Some(
                 metadata=Some(name="m-leaders-0", labels=labels, uid="u", deletion_timestamp=None),
@@ -73,9 +72,10 @@ class Containers(Slow):
         super().__init__()
         self.paused = False
 
-    def get(self, path: str, **_: object) -> Any:
-        if path == "/containers/json":
-            return [{"Id": "c", "Labels": {"com.docker.compose.service": "leader-1"}}]
+    def containers(self, **_: object) -> list[dict[str, Any]]:
+        return [{"Id": "c", "Labels": {"com.docker.compose.service": "leader-1"}}]
+
+    def inspect_container(self, container: str) -> dict[str, Any]:
         return {
             "Id": "c",
             "Config": {"Env": ["KIPMESH_CONFIG_NODE_ID=1"]},
@@ -83,10 +83,13 @@ class Containers(Slow):
             "State": {"Running": True, "Paused": self.paused, "Pid": 1, "Status": "running"},
         }
 
-    def post(self, path: str, body: object, **_: object) -> None:
-        what = path.rpartition("/")[2]
-        self.do(what)
-        self.paused = what == "pause"
+    def pause(self, container: str) -> None:
+        self.do("pause")
+        self.paused = True
+
+    def unpause(self, container: str) -> None:
+        self.do("unpause")
+        self.paused = False
 
 
 def until_over(calls: Calls) -> None:
@@ -96,9 +99,9 @@ def until_over(calls: Calls) -> None:
         time.sleep(0.001)
 
 
-async def interrupted(fault: Callable[[str], None], cluster: Any, slow: Slow) -> None:
+async def interrupted(fault: Callable[[str], object], cluster: Any, slow: Slow) -> None:
     """Cancel a fault that is being done, as a run does, and destroy the cluster."""
-    doing = asyncio.create_task(asyncio.to_thread(fault, "leader-1"))
+    doing = asyncio.create_task(cluster.calls.run(fault, "leader-1"))
     assert await asyncio.to_thread(slow.has_begun.wait, WAIT_S)
     doing.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -108,7 +111,7 @@ async def interrupted(fault: Callable[[str], None], cluster: Any, slow: Slow) ->
         await asyncio.to_thread(until_over, cluster.calls)
         assert not slow.done
         with pytest.raises(ChaosError, match="the run is over"):
-            fault("leader-1")
+            await cluster.calls.run(fault, "leader-1")
     finally:
         slow.may_end.set()
     await ending
@@ -117,7 +120,7 @@ async def interrupted(fault: Callable[[str], None], cluster: Any, slow: Slow) ->
 @pytest.fixture
 def pods(monkeypatch: pytest.MonkeyPatch) -> Pods:
     it = Pods()
-    monkeypatch.setattr(mesh, "KubeApi", lambda: it)
+    monkeypatch.setattr(release, "KubeApi", lambda: it)
     return it
 
 
@@ -130,8 +133,9 @@ async def test_a_pod_that_is_being_held_goes_on(pods: Pods) -> None:
 async def test_a_pod_that_is_being_cut_off_is_reached_again(pods: Pods) -> None:
     cluster = KubeCluster("ns", "m")
     assert isinstance(cluster, Separable)
+    assert isinstance(cluster, RemoteCluster)
     await interrupted(cluster.disconnect, cluster, pods)
-    assert pods.done == [f"{mesh.CUT_LABEL}=true", f"{mesh.CUT_LABEL}=None"]
+    assert pods.done == [f"{release.CUT_LABEL}=true", f"{release.CUT_LABEL}=None"]
 
 
 async def test_nobody_waits_for_a_pod_to_end_any_more(pods: Pods) -> None:
@@ -143,7 +147,7 @@ async def test_nobody_waits_for_a_pod_to_end_any_more(pods: Pods) -> None:
 async def test_a_container_that_is_being_paused_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ContainerCluster, "_forget_topic", lambda _: None)
     engine = Containers()
-    cluster = ContainerCluster(engine, "mesh", tmp_path, "chaos")  # type: ignore[arg-type]
+    cluster = ContainerCluster(engine, "mesh", tmp_path, "chaos")
     cluster.up()
     await interrupted(cluster.pause, cluster, engine)
     assert engine.done == ["pause", "unpause"]
@@ -151,9 +155,10 @@ async def test_a_container_that_is_being_paused_goes_on(tmp_path: Path, monkeypa
 
 async def test_processes_that_are_being_started_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Slow()
-    processes = Some(folder=tmp_path, start=slow.do, close=lambda: slow.done.append("close"))
-    monkeypatch.setattr(chaos_local, "ProcessCluster", lambda *_, **__: processes)
-    cluster: Cluster = chaos_local.LocalCluster(tmp_path, ClusterPart(), Some())
+    commands = dict.fromkeys(("kill", "stop", "start", "pause", "resume", "down"), slow.do)
+    processes = Some(folder=tmp_path, close=lambda: slow.done.append("close"), **commands)
+    monkeypatch.setattr(chaos_clusters, "ProcessCluster", lambda *_, **__: processes)
+    cluster: TargetCluster = chaos_clusters.LocalCluster(tmp_path, ClusterPart(), Some())
     await interrupted(cluster.start, cluster, slow)
     assert slow.done == ["leader-1", "close"]
     cluster.destroy()
@@ -161,7 +166,7 @@ async def test_processes_that_are_being_started_are_waited_for(tmp_path: Path, m
 
 
 def test_what_does_not_end_in_time_is_told(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kipmesh.cli.chaos_kube.CALLS_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("kipmesh.cli.chaos_clusters.KUBE_CALLS_TIMEOUT_S", 0.0)
     cluster = KubeCluster("ns", "m")
     with cluster.calls.under_way(), pytest.raises(ChaosError, match="a fault was still being done after 0 s"):
         cluster.destroy()

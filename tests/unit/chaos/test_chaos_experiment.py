@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kipmesh.chaos.experiment import Cut, Experiment, ExperimentError, load
+from kipmesh_chaos.experiment import Cut, Experiment, ExperimentError, load
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy" / "chaos"
 FILES = sorted(DEPLOY.glob("*.yaml"))

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from kipmesh.chaos.experiment import Experiment, Fault
-from kipmesh.chaos.faults import Hooks, Injector, clock_file
-from kipmesh.chaos.network import Network
-from kipmesh.chaos.recorder import Recorder
-from kipmesh.chaos.targets import PartitionView, View
-from kipmesh.testing.history import Event, FaultBegan, FaultEnded, Note, NotRecovered, read_history
-from kipmesh.testing.links import Links
+from kipmesh_chaos.experiment import Experiment, Fault
+from kipmesh_chaos.faults import Hooks, Injector, PartitionView, View, clock_file
+from kipmesh_chaos.history import Event, FaultBegan, FaultEnded, Note, NotRecovered, read_history
+from kipmesh_chaos.links import Links
+from kipmesh_chaos.network import Network
+from kipmesh_chaos.recorder import Recorder
+from kipmesh_chaos.target_cluster import Calls
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,10 @@ class FakeCluster:
     members: dict[str, FakeNode]
     done: list[str] = field(default_factory=list)
     refuses: str = ""
+    calls: Calls = field(default_factory=Calls)
+
+    def unable(self, fault: Fault) -> str | None:
+        return None
 
     def nodes(self) -> list[FakeNode]:
         return list(self.members.values())
@@ -265,7 +269,7 @@ async def test_commands_of_nodes_run_under_a_clock_only_if_one_jumps(world: Worl
     found = hooks.command(node, ["python", "-P", "-m", "kipmesh_leader", "--one"])
     if skewed:
         file = str(clock_file(node))
-        assert found == ["python", "-P", "-m", "kipmesh.testing.skewed_clock", file, "kipmesh_leader", "--one"]
+        assert found == ["python", "-P", "-m", "kipmesh_chaos.skewed_clock", file, "kipmesh_leader", "--one"]
         assert clock_file(node).read_bytes() == bytes(8)
     else:
         assert found == ["python", "-P", "-m", "kipmesh_leader", "--one"]

@@ -8,20 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from kipmesh.chaos import dumps
-from kipmesh.chaos.experiment import WorkloadPart
-from kipmesh.chaos.group_workload import GROUP, OBSERVER
-from kipmesh.chaos.mesh import Node
-from kipmesh.chaos.observer import Observer
-from kipmesh.chaos.recorder import Recorder
-from kipmesh.chaos.workload import Workload, consumer_names
 from kipmesh.client import AdminClient, NewTopic, TopicPartition
 from kipmesh.cluster import LocalCluster
-from kipmesh.testing.history import (
+from kipmesh.testing import until
+from kipmesh_chaos import dumps
+from kipmesh_chaos.experiment import WorkloadPart
+from kipmesh_chaos.faults import PartitionView
+from kipmesh_chaos.history import (
     Assigned,
     Begin,
     CommitOk,
     Event,
+    Kind,
     Limits,
     Note,
     OffsetsFetched,
@@ -29,8 +27,11 @@ from kipmesh.testing.history import (
     PhaseBegan,
     read_history,
 )
-from kipmesh.testing.history_checker import Kind, Verdict, check
-from kipmesh.testing.waiting import until
+from kipmesh_chaos.history_checker import Verdict, check
+from kipmesh_chaos.observer import Observer
+from kipmesh_chaos.recorder import Recorder, RunClients
+from kipmesh_chaos.target_cluster import Node
+from kipmesh_chaos.workload import GROUP, OBSERVER, Workload, consumer_names
 
 PART = WorkloadPart.model_validate(
     {
@@ -59,12 +60,8 @@ def cluster() -> Iterator[LocalCluster]:
         yield it
 
 
-class State:
-    """Files are not looked at."""
-
-    replicas: tuple[int, ...] = ()
-    isr: tuple[int, ...] = ()
-
+NO_REPLICAS = PartitionView(-1, ())
+"""Files are not looked at."""
 
 Spoil = Callable[[AdminClient, list[TopicPartition]], Awaitable[object]]
 
@@ -83,8 +80,10 @@ async def worked(
     recorder = Recorder(folder / "history.jsonl")
     recorder.add(Begin(0, "test", 1, part.partitions, Limits(), consumer_names(part), (), True))
     recorder.add(PhaseBegan(recorder.now, Phase.FAULTS))
-    async with Workload(bootstrap, topic, part, recorder, seed=1) as workload:
-        workload.start_churning()
+    clients = RunClients(bootstrap, topic, recorder)
+    async with Workload(clients, part, seed=1) as workload:
+        assert workload.members is not None
+        workload.members.start_churning()
         wanted = 20 if churn_s is None else 100
         await until(
             lambda: (
@@ -95,16 +94,17 @@ async def worked(
             100,
         )
         recorder.add(PhaseBegan(recorder.now, Phase.RECOVERY))
-        await workload.stop_churning()
+        await workload.members.stop_churning()
         await workload.stop_producing()
-        ends = await dumps.final_read(bootstrap, topic, part.partitions, recorder, 60)
+        ends = await dumps.final_read(clients, part.partitions, 60)
         assert await workload.catch_up(ends, 60)
-        await workload.end_group()
+        await workload.members.close()
+        await workload.members.record_end()
         if spoil is not None:
             async with AdminClient(bootstrap) as admin:
                 await spoil(admin, [TopicPartition(topic, number) for number in range(3)])
-            await workload.end_group()
-    dumps.record_ends(recorder, ends, dict.fromkeys(range(3), State()))
+            await workload.members.record_end()
+    dumps.record_ends(recorder, ends, dict.fromkeys(range(3), NO_REPLICAS))
     recorder.add(PhaseBegan(recorder.now, Phase.END))
     recorder.close()
     events = list(read_history(recorder.file))
@@ -153,7 +153,7 @@ async def test_the_coordinator_is_seen(cluster: LocalCluster, tmp_path: Path) ->
 
     recorder = Recorder(tmp_path / "history.jsonl")
     for group, wanted in ((None, -1), (GROUP, 1)):
-        observer = Observer(nodes, "quiet", recorder, group)
+        observer = Observer(nodes, RunClients(cluster.bootstrap, "quiet", recorder), group)
         assert (await observer.view()).coordinator == wanted
-        await observer.close()
+        await observer.pool.close()
     recorder.close()

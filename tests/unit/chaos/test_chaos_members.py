@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from kipmesh.chaos import group_workload
-from kipmesh.chaos.experiment import GroupPart
-from kipmesh.chaos.group_workload import Member, Members
-from kipmesh.chaos.recorder import Recorder
-from kipmesh.testing.waiting import until
+from kipmesh.testing import until
+from kipmesh_chaos import workload
+from kipmesh_chaos.experiment import GroupPart
+from kipmesh_chaos.recorder import Recorder, RunClients
+from kipmesh_chaos.workload import Member, Members
 
 PART = GroupPart(members=3, churn_s=0.001)
 
@@ -25,7 +25,7 @@ class FakeMember:
     may_go: asyncio.Event
 
     def __init__(self, *about: Any) -> None:
-        self.name = about[5]
+        self.name = about[3]
         self.fails = asyncio.Event()
         self.leaving_fails = self.is_going = self.is_gone = False
         self.made.append(self)
@@ -53,13 +53,13 @@ def recorder(tmp_path: Path) -> Iterator[Recorder]:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeMember]:
-    monkeypatch.setattr(group_workload, "Member", FakeMember)
+    monkeypatch.setattr(workload, "Member", FakeMember)
     FakeMember.made, FakeMember.may_go = [], asyncio.Event()
     return FakeMember.made
 
 
 def started(recorder: Recorder) -> Members:
-    members = Members("localhost:1", "topic", 1, PART, recorder, 1)
+    members = Members(RunClients("localhost:1", "topic", recorder), 1, PART, 1)
     members.start()
     return members
 
@@ -93,8 +93,8 @@ async def test_the_end_waits_for_one_that_is_going(recorder: Recorder, made: lis
 async def test_one_that_does_not_go_is_not_waited_for_forever(
     recorder: Recorder, made: list[FakeMember], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group_workload, "GOING_S", 0.01)
-    members = Members("localhost:1", "topic", 1, GroupPart(members=1, churn_s=0.001), recorder, 1)
+    monkeypatch.setattr(workload, "GOING_S", 0.01)
+    members = Members(RunClients("localhost:1", "topic", recorder), 1, GroupPart(members=1, churn_s=0.001), 1)
     members.start()
     members.start_churning()
     await until(lambda: made[0].is_going, "a member that goes")
@@ -149,14 +149,14 @@ async def test_the_caller_of_cancelled_may_be_cancelled() -> None:
 
     task = asyncio.create_task(stubborn())
     await asyncio.sleep(0)
-    caller = asyncio.create_task(group_workload._cancelled(task))
+    caller = asyncio.create_task(workload._cancelled(task))
     await told.wait()
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller
     assert not task.done()
     may_end.set()
-    await group_workload._cancelled(task)
+    await workload._cancelled(task)
     assert task.cancelled()
 
 
@@ -170,7 +170,7 @@ async def test_a_consumer_is_closed_though_the_commit_fails(
         closed.append(options)
 
     closed: list[dict[str, bool]] = []
-    member = Member("localhost:1", "topic", PART, recorder, {}, "member-1")
+    member = Member(RunClients("localhost:1", "topic", recorder), PART, {}, "member-1")
     consumer = member._consumer
     monkeypatch.setattr(member, "_commit", commit)
     with monkeypatch.context() as patch:

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from kipmesh.chaos import observer as observer_module
-from kipmesh.chaos.observer import Observer, _Partition
-from kipmesh.chaos.recorder import Recorder
 from kipmesh.messages import FetchableTopicResponse, FetchResponse, PartitionData
-from kipmesh.testing.history import Read, read_history
+from kipmesh_chaos import observer as observer_module
+from kipmesh_chaos.faults import PartitionView
+from kipmesh_chaos.history import Read, read_history
+from kipmesh_chaos.observer import Observer
+from kipmesh_chaos.recorder import Recorder, RunClients
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,9 @@ class Probed:
     async def reads(self) -> list[tuple[int, int]]:
         """Session and high watermark of each that was recorded."""
         recorder = Recorder(self.file)
-        observer = Observer(lambda: [self.node], "t", recorder)
-        observer._pool, pool = self, observer._pool  # type: ignore[assignment]
-        observer.partitions[0] = _Partition(1, 0, (1, 101), (1, 101))
+        observer = Observer(lambda: [self.node], RunClients("", "t", recorder))
+        observer.pool, pool = self, observer.pool  # type: ignore[assignment]
+        observer.partitions[0] = PartitionView(1, (1, 101), (1, 101), 0)
         probing = asyncio.create_task(observer.probe(self.node, lambda name: self.starts[name]))
         await asyncio.wait_for(self.done.wait(), 60)
         probing.cancel()

@@ -15,21 +15,21 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from histories_of_tests import clean_history, with_fault
 
-from kipmesh.chaos import disk, owners, report, values
-from kipmesh.chaos.experiment import Experiment
-from kipmesh.chaos.mesh import ChaosError
-from kipmesh.chaos.network import CLIENTS, pairs
-from kipmesh.chaos.owners import Owners, owners_of
-from kipmesh.chaos.targets import NoTargetError, PartitionView, View, resolve
 from kipmesh.core import record_batch
 from kipmesh.core.errors import KafkaError
 from kipmesh.storage.checkpoint import write_offsets
 from kipmesh.storage.fs import RealFileSystem
-from kipmesh.testing.history import Controller, Event, Led, Note, NotRecovered, write_history
-from kipmesh.testing.history_checker import check
-from kipmesh.testing.skewed_clock import set_offset
+from kipmesh_chaos import disk, network, report
+from kipmesh_chaos.experiment import Experiment
+from kipmesh_chaos.faults import NoTargetError, PartitionView, View, resolve
+from kipmesh_chaos.history import Controller, Event, Led, Note, NotRecovered, write_history
+from kipmesh_chaos.history_checker import check
+from kipmesh_chaos.network import CLIENTS, Owners, owners_of, pairs
+from kipmesh_chaos.skewed_clock import set_offset
+from kipmesh_chaos.target_cluster import ChaosError
+from kipmesh_chaos.workload import decode_batches, decode_value, encode_value
+from tests.unit.chaos.histories_of_tests import clean_history, with_fault
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
 
@@ -157,13 +157,13 @@ async def test_many_that_ask_are_answered_by_one_look(monkeypatch: pytest.Monkey
         asked = [one for one in connections if one[0] != 999 or len(looks) > 3]
         return {one: None if one[0] % 2 else pids[1] for one in asked}
 
-    monkeypatch.setattr(owners, "owners_of", look)
-    monkeypatch.setattr(owners, "TIMEOUT_S", 60.0)
+    monkeypatch.setattr(network, "owners_of", look)
+    monkeypatch.setattr(network, "TIMEOUT_S", 60.0)
     found = Owners(lambda: {1: "one"})
     answers = await asyncio.gather(*[found.of((port, 1)) for port in (*range(100), 999)])
     assert answers == [*["one", None] * 50, None]
     assert looks == [101, 1, 1, 1]
-    monkeypatch.setattr(owners, "TIMEOUT_S", 0.0)
+    monkeypatch.setattr(network, "TIMEOUT_S", 0.0)
     looks.clear()
     assert await found.of((999, 1)) is None  # too late
     broken = Owners(lambda: {1: "broken"})
@@ -173,14 +173,14 @@ async def test_many_that_ask_are_answered_by_one_look(monkeypatch: pytest.Monkey
 
 def test_values_tell_whose_they_are() -> None:
     for size in (16, 17, 100, 5000):
-        value = values.encode(17, size)
+        value = encode_value(17, size)
         assert len(value) == size
-        assert values.decode(value) == "17"
+        assert decode_value(value) == "17"
         for place in range(0, size, max(size // 50, 1)):
             changed = value[:place] + bytes([value[place] ^ 1]) + value[place + 1 :]
-            assert values.decode(changed) != "17"
-    assert values.decode(None) == "null"
-    assert values.decode(b"").startswith("not ours")
+            assert decode_value(changed) != "17"
+    assert decode_value(None) == "null"
+    assert decode_value(b"").startswith("not ours")
 
 
 def a_partition(data: Path, batches: int, *, synced: int) -> Path:
@@ -189,9 +189,9 @@ def a_partition(data: Path, batches: int, *, synced: int) -> Path:
     file = folder / f"{0:020}.log"
     with file.open("wb") as output:
         for number in range(batches):
-            records = [(None, values.encode(number, 50))]
+            records = [(None, encode_value(number, 50))]
             output.write(record_batch.build(records, base_offset=number, leader_epoch=1, timestamp_ms=0))
-    write_offsets(RealFileSystem(), str(data / disk.RECOVERY_POINTS), {("chaos", 0): synced})  # type: ignore[dict-item]
+    write_offsets(RealFileSystem(), str(data / disk.RECOVERY_POINTS), {("chaos", 0): synced})
     return file
 
 
@@ -237,19 +237,19 @@ def test_a_folder_that_is_no_disk_is_not_filled(tmp_path: Path) -> None:
 
 
 def test_batches_with_wrong_crcs_are_told() -> None:
-    data = bytearray(record_batch.build([(None, values.encode(1, 50))], base_offset=3, leader_epoch=1, timestamp_ms=0))
-    ((header, records),) = values.batches(bytes(data))
+    data = bytearray(record_batch.build([(None, encode_value(1, 50))], base_offset=3, leader_epoch=1, timestamp_ms=0))
+    ((header, records),) = decode_batches(bytes(data))
     assert (header.base_offset, records) == (3, [(3, "1")])
     data[-1] ^= 1
     with pytest.raises(KafkaError):
-        list(values.batches(bytes(data)))
+        list(decode_batches(bytes(data)))
 
 
 CLOCK = """
 import sys, time
 print(time.time(), time.time_ns() / 1e9, time.monotonic(), sys.argv[1:], flush=True)
 sys.stdin.readline()
-from kipmesh.node.clock import wall_ms
+from kipmesh.node import wall_ms
 print(wall_ms() / 1e3, time.monotonic(), flush=True)
 """
 
@@ -258,7 +258,7 @@ def test_a_clock_jumps_under_a_running_module(tmp_path: Path) -> None:
     (tmp_path / "asked.py").write_text(CLOCK)
     file = tmp_path / "offset"
     set_offset(file, 3600)
-    command = [sys.executable, "-m", "kipmesh.testing.skewed_clock", str(file), "asked", "--one", "two"]
+    command = [sys.executable, "-m", "kipmesh_chaos.skewed_clock", str(file), "asked", "--one", "two"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as child:
         assert child.stdout is not None
         assert child.stdin is not None

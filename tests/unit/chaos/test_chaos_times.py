@@ -6,9 +6,9 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from kipmesh.chaos.experiment import Experiment, Fault
-from kipmesh.chaos.recorder import Recorder
-from kipmesh.chaos.runner import _Run
+from kipmesh_chaos.experiment import Experiment, Fault
+from kipmesh_chaos.recorder import Recorder
+from kipmesh_chaos.runner import _Run
 
 
 class SlowInjector:

@@ -7,27 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from kipmesh.chaos import dumps, values
-from kipmesh.chaos.experiment import WorkloadPart
-from kipmesh.chaos.recorder import Recorder
-from kipmesh.chaos.workload import Workload, consumer_names, is_exactly_once
 from kipmesh.core import record_batch
 from kipmesh.core.errors import ErrorCode
+from kipmesh.testing import until
 from kipmesh.testing.fake_broker import FakeCluster
-from kipmesh.testing.history import Begin, Dump, Event, Limits, NotRecovered, Phase, PhaseBegan, read_history
-from kipmesh.testing.history_checker import Kind, Verdict, check
-from kipmesh.testing.waiting import until
+from kipmesh_chaos import dumps
+from kipmesh_chaos.experiment import WorkloadPart
+from kipmesh_chaos.faults import PartitionView
+from kipmesh_chaos.history import Begin, Dump, Event, Kind, Limits, NotRecovered, Phase, PhaseBegan, read_history
+from kipmesh_chaos.history_checker import Verdict, check
+from kipmesh_chaos.recorder import Recorder, RunClients
+from kipmesh_chaos.workload import Workload, consumer_names, encode_value, is_exactly_once
 
 PATIENT = {"request.timeout.ms": "60000", "delivery.timeout.ms": "120000", "max.block.ms": "60000"}
 """What is sent again or given up is what a test says, not what a machine that stands still is late with."""
 PART = WorkloadPart(partitions=2, producers=3, records_per_s=200, racks=("rack-a", "rack-b"), producer_config=PATIENT)
 
 
-class State:
-    """A partition without replicas: fake brokers have no files."""
-
-    replicas: tuple[int, ...] = ()
-    isr: tuple[int, ...] = ()
+NO_REPLICAS = PartitionView(-1, ())
+"""A partition of fake brokers, which have no files."""
 
 
 async def worked(
@@ -37,7 +35,8 @@ async def worked(
     recorder = Recorder(folder / "history.jsonl")
     recorder.add(Begin(0, "test", 1, part.partitions, Limits(), consumer_names(part), (), is_exactly_once(part)))
     recorder.add(PhaseBegan(recorder.now, Phase.FAULTS))
-    async with Workload(fake.bootstrap, "chaos", part, recorder) as workload:
+    clients = RunClients(fake.bootstrap, "chaos", recorder)
+    async with Workload(clients, part) as workload:
         while min((workload.acknowledged.get(partition, 0) for partition in range(2)), default=0) < 20:
             workload.check()
             fake.appended.clear()
@@ -48,8 +47,8 @@ async def worked(
         assert await workload.catch_up(ends, 60)
         if lose:
             fake.topics["chaos"].partitions[1].truncate(10)
-        ends = await dumps.final_read(fake.bootstrap, "chaos", PART.partitions, recorder, 60)
-    dumps.record_ends(recorder, ends, {0: State(), 1: State()})
+        ends = await dumps.final_read(clients, PART.partitions, 60)
+    dumps.record_ends(recorder, ends, {0: NO_REPLICAS, 1: NO_REPLICAS})
     recorder.add(PhaseBegan(recorder.now, Phase.END))
     recorder.close()
     events = list(read_history(recorder.file))
@@ -101,7 +100,7 @@ async def test_producers_have_several_in_flight_only_with_idempotence(
         fake.create_topic("chaos", 2)
         fake.hook = hold
         recorder = Recorder(tmp_path / "history.jsonl")
-        async with Workload(fake.bootstrap, "chaos", part, recorder) as workload:
+        async with Workload(RunClients(fake.bootstrap, "chaos", recorder), part) as workload:
             await until(lambda: workload.acknowledged.get(0, 0) >= 20, "20 records")
             await workload.stop_producing()
         recorder.close()
@@ -121,7 +120,7 @@ async def test_what_is_lost_is_found(tmp_path: Path) -> None:
 
 async def test_a_final_read_that_cannot_be_done_is_told(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "history.jsonl")
-    await dumps.final_read("127.0.0.1:1", "chaos", 2, recorder, 0.1)
+    await dumps.final_read(RunClients("127.0.0.1:1", "chaos", recorder), 2, 0.1)
     recorder.close()
     (told,) = [event for event in read_history(recorder.file) if isinstance(event, NotRecovered)]
     assert "the final read stopped" in told.text
@@ -134,14 +133,14 @@ def test_replicas_files_are_recorded_in_parts(tmp_path: Path) -> None:
     for first in (0, 300):
         with (folder / f"{first:020}.log").open("wb") as output:
             for offset in range(first, 300 if first == 0 else count):
-                records = [(None, values.encode(offset, 30))]
+                records = [(None, encode_value(offset, 30))]
                 output.write(record_batch.build(records, base_offset=offset, leader_epoch=2, timestamp_ms=0))
     recorder = Recorder(tmp_path / "history.jsonl")
-    dumps.record(recorder, {7: tmp_path}, "chaos")
+    dumps.record_stopped(recorder, {7: tmp_path}, "chaos")
     damaged = bytearray((folder / f"{0:020}.log").read_bytes())
     damaged[-1] ^= 1
     (folder / f"{0:020}.log").write_bytes(damaged)
-    dumps.record(recorder, {8: tmp_path}, "chaos")
+    dumps.record_stopped(recorder, {8: tmp_path}, "chaos")
     recorder.close()
     events = list(read_history(recorder.file))
     whole = [event for event in events if isinstance(event, Dump) and event.replica == 7]

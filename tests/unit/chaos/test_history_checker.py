@@ -6,18 +6,17 @@ import random
 from collections.abc import Callable
 
 import pytest
-from groups_of_tests import GROUP_SPOILS
-from histories_of_tests import clean_history, indexes, with_fault
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kipmesh.testing.history import (
+from kipmesh_chaos.history import (
     Begin,
     Dump,
     End,
     Event,
     Failed,
     Invoke,
+    Kind,
     Limits,
     NotRecovered,
     Ok,
@@ -26,7 +25,9 @@ from kipmesh.testing.history import (
     ReaderKind,
     Unknown,
 )
-from kipmesh.testing.history_checker import FINDINGS_MAX, Kind, check
+from kipmesh_chaos.history_checker import FINDINGS_MAX, check
+from tests.unit.chaos.groups_of_tests import GROUP_SPOILS
+from tests.unit.chaos.histories_of_tests import clean_history, indexes, with_fault
 
 Spoil = Callable[[list[Event], random.Random], None]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from histories_of_tests import clean_history, with_fault
 
-from kipmesh.testing.history import (
+from kipmesh_chaos.history import (
     Controller,
     Event,
     Failed,
@@ -20,7 +19,8 @@ from kipmesh.testing.history import (
     to_line,
     write_history,
 )
-from kipmesh.testing.history_checker import check
+from kipmesh_chaos.history_checker import check
+from tests.unit.chaos.histories_of_tests import clean_history, with_fault
 
 OTHERS: list[Event] = [
     Failed(1.5, 7, "MESSAGE_TOO_LARGE"),

@@ -5,23 +5,24 @@ from __future__ import annotations
 import random
 
 import pytest
-from groups_of_tests import GROUP, GROUP_SPOILS, Spoil, group_history
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kipmesh.testing.history import (
+from kipmesh_chaos.history import (
     Assigned,
     Commit,
     CommitOk,
     CommitUnknown,
     Event,
+    Kind,
     OffsetsFetched,
     Read,
     ReaderKind,
     from_line,
     to_line,
 )
-from kipmesh.testing.history_checker import Kind, check
+from kipmesh_chaos.history_checker import check
+from tests.unit.chaos.groups_of_tests import GROUP, GROUP_SPOILS, Spoil, group_history
 
 
 @settings(max_examples=60, deadline=None)

@@ -10,7 +10,7 @@ import pytest
 from cryptography import x509
 
 from kipmesh.cli import main
-from kipmesh.tls import TlsFiles, TlsPaths
+from kipmesh.transport.tls import TlsFiles, TlsPaths
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:

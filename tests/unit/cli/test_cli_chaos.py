@@ -6,8 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +14,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kipmesh.chaos import runner
-from kipmesh.chaos.disk import NotPossibleError
-from kipmesh.chaos.mesh import ChaosError
 from kipmesh.cli import chaos_commands
 from kipmesh.cli.main import app
-from kipmesh.testing.history import (
+from kipmesh_chaos import runner
+from kipmesh_chaos.disk import NotPossibleError
+from kipmesh_chaos.history import (
     Begin,
     End,
     Event,
@@ -34,6 +31,8 @@ from kipmesh.testing.history import (
     ReaderKind,
     write_history,
 )
+from kipmesh_chaos.target_cluster import ChaosError
+from tests.command import run_command
 
 EXPERIMENT = 'name: a-test\nhypothesis: It holds.\nduration_s: 5\nfaults: [{kind: kill, target: "leader:0"}]\n'
 
@@ -85,14 +84,7 @@ def test_a_history_with_an_anomaly(tmp_path: Path) -> None:
 def test_broken_files_are_told_in_one_line(tmp_path: Path, command: str, text: str, told: str) -> None:
     file = tmp_path / "history.jsonl"
     file.write_text(text)
-    done = subprocess.run(
-        [sys.executable, "-m", "kipmesh.cli.main", "chaos", command, str(file)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=tmp_path,
-        check=False,
-    )
+    done = run_command("chaos", command, file, cwd=tmp_path)
     assert done.returncode == 1
     assert told in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,19 +11,7 @@ from typer.testing import CliRunner
 
 from kipmesh.cli.main import app
 from kipmesh.client.records import encode_batch
-
-
-def run(*arguments: str, env: dict[str, str] | None = None, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("KIPMESH_")}
-    return subprocess.run(
-        [sys.executable, "-m", "kipmesh.cli.main", *arguments],
-        capture_output=True,
-        text=True,
-        input=stdin,
-        timeout=60,
-        env={**clean, **(env or {})},
-        check=False,
-    )
+from tests.command import clean_environment, run_command
 
 
 def commands() -> Iterator[tuple[str, ...]]:
@@ -60,7 +47,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_usage_errors_have_exit_code_2() -> None:
-    assert "No such command" in run("topic", "creat").stderr
+    assert "No such command" in run_command("topic", "creat").stderr
     for arguments in (
         ["topic", "creat"],
         ["topic", "create"],
@@ -76,7 +63,7 @@ def test_usage_errors_have_exit_code_2() -> None:
         ["consume", "t", "--group", "g", "--from-beginning", "--config", "auto.offset.reset=latest"],
         ["config", "describe", "client", "1"],
     ):
-        assert run(*arguments).returncode == 2, arguments
+        assert run_command(*arguments).returncode == 2, arguments
 
 
 @pytest.mark.parametrize(
@@ -144,7 +131,7 @@ def test_a_closed_stderr_is_no_error() -> None:
     ids=repr,
 )
 def test_arguments_that_are_not_utf8(arguments: list[str]) -> None:
-    done = run(*arguments, stdin="x\n")
+    done = run_command(*arguments, stdin="x\n")
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].endswith("is not UTF-8")
     assert "Traceback" not in done.stderr
@@ -154,31 +141,31 @@ def test_arguments_that_are_not_utf8(arguments: list[str]) -> None:
     "arguments", [["--config", "no.such.key=1"], ["--config", "log.level=loud"], ["--leaders", "0", "--followers", "0"]]
 )
 def test_a_refused_up_leaves_no_folder(tmp_path: Path, arguments: list[str]) -> None:
-    done = run("local", "up", "--dir", str(tmp_path / "mesh"), *arguments)
+    done = run_command("local", "up", "--dir", str(tmp_path / "mesh"), *arguments)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_without_a_cluster_it_says_what_to_give(tmp_path: Path) -> None:
-    done = run("topic", "list", "--dir", str(tmp_path / "none"))
+    done = run_command("topic", "list", "--dir", str(tmp_path / "none"))
     assert done.returncode == 1
     assert done.stderr == (
         f"kipmesh: which cluster? Give --bootstrap or --dir (there is no local cluster in {tmp_path / 'none'})\n"
     )
     for command in (["down"], ["status"], ["kill", "leader-1"]):
-        done = run("local", *command, "--dir", str(tmp_path))
+        done = run_command("local", *command, "--dir", str(tmp_path))
         assert done.returncode == 1
         assert "there is no cluster in" in done.stderr
         assert done.stderr.count("\n") == 1
 
 
 def test_nobody_at_the_address_is_one_line() -> None:
-    done = run("produce", "t", "--bootstrap", "127.0.0.1:1", "--config", "request.timeout.ms=300", stdin="x\n")
+    done = run_command("produce", "t", "--bootstrap", "127.0.0.1:1", "--config", "request.timeout.ms=300", stdin="x\n")
     assert done.returncode == 1
     error, last = done.stderr.splitlines()
     assert error.startswith("kipmesh: NETWORK_EXCEPTION: no broker answers at 127.0.0.1:1")
     assert last.startswith("0 records acknowledged")
-    done = run("topic", "list", env={"KIPMESH_BOOTSTRAP": "no address"})
+    done = run_command("topic", "list", env=clean_environment({"KIPMESH_BOOTSTRAP": "no address"}))
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1, done.stderr
 
@@ -189,21 +176,21 @@ def test_nobody_at_the_address_is_one_line() -> None:
 )
 def test_a_broken_cluster_file_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "cluster.json").write_text(text)
-    done = run("local", "status", "--dir", str(tmp_path))
+    done = run_command("local", "status", "--dir", str(tmp_path))
     assert done.returncode == 1
     assert done.stderr.startswith(f"kipmesh: {tmp_path / 'cluster.json'} is not ")
     assert done.stderr.count("\n") == 1
 
 
 def test_a_folder_that_cannot_be_made_is_one_line() -> None:
-    done = run("local", "up", "--dir", "/proc/x")
+    done = run_command("local", "up", "--dir", "/proc/x")
     assert done.returncode == 1
     assert done.stderr.startswith("kipmesh: cannot make the folder /proc/x: ")
     assert done.stderr.count("\n") == 1
 
 
 def test_version() -> None:
-    assert run("--version").stdout.startswith("kipmesh ")
+    assert run_command("--version").stdout.startswith("kipmesh ")
 
 
 def write_segment(tmp_path: Path, *batches: bytes) -> str:
@@ -216,12 +203,12 @@ def test_log_dump(tmp_path: Path) -> None:
     first = encode_batch([(b"k", b"v"), (None, b"\xff")], timestamp_ms=5, leader_epoch=3)
     second = encode_batch([(None, b"x" * 500)], timestamp_ms=6, base_offset=2, compression="zstd")
     file = write_segment(tmp_path, first, second)
-    out = run("log", "dump", file).stdout.splitlines()
+    out = run_command("log", "dump", file).stdout.splitlines()
     assert len(out) == 2
     assert out[0].startswith("base_offset: 0 last_offset: 1 count: 2 ")
     assert "partition_leader_epoch: 3" in out[0]
     assert "compresscodec: zstd" in out[1]
-    out = run("log", "dump", file, "--print-records").stdout.splitlines()
+    out = run_command("log", "dump", file, "--print-records").stdout.splitlines()
     assert out[1] == "| offset: 0 timestamp: 5 key: k value: v headers: []"
     assert out[2] == "| offset: 1 timestamp: 5 key: None value_b64: /w== headers: []"
     assert out[4].startswith("| offset: 2 timestamp: 6 key: None value: xxx")
@@ -231,13 +218,13 @@ def test_log_dump_reports_what_is_wrong(tmp_path: Path) -> None:
     batch = bytearray(encode_batch([(None, b"value")], timestamp_ms=5))
     batch[-2] ^= 1
     backwards = encode_batch([(None, b"value")], timestamp_ms=5)
-    done = run("log", "dump", write_segment(tmp_path, bytes(batch), backwards, b"cut"), "--print-records")
+    done = run_command("log", "dump", write_segment(tmp_path, bytes(batch), backwards, b"cut"), "--print-records")
     assert done.returncode == 1
     lines = done.stdout.splitlines()
     assert "error: wrong CRC" in lines[0]
     assert "error: base offset 0 is below the offset 1 that comes next" in lines[1]
     assert lines[-1].startswith(f"position: {2 * len(batch)} error: ")
-    assert run("log", "dump", str(tmp_path / "missing.log")).stderr.endswith("missing.log: no such file\n")
-    assert run("log", "dump", str(tmp_path)).stderr == f"kipmesh: {tmp_path} is a folder: name a file in it\n"
-    assert run("log", "dump", "/dev/null").stderr == "kipmesh: /dev/null is not a regular file\n"
-    assert run("log", "dump", write_segment(tmp_path)).stdout == ""
+    assert run_command("log", "dump", str(tmp_path / "missing.log")).stderr.endswith("missing.log: no such file\n")
+    assert run_command("log", "dump", str(tmp_path)).stderr == f"kipmesh: {tmp_path} is a folder: name a file in it\n"
+    assert run_command("log", "dump", "/dev/null").stderr == "kipmesh: /dev/null is not a regular file\n"
+    assert run_command("log", "dump", write_segment(tmp_path)).stdout == ""

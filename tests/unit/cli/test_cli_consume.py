@@ -12,18 +12,18 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from kipmesh.cli import consume_support
+from kipmesh.cli import consume_command
 from kipmesh.client import Consumer
 from kipmesh.client.records import encode_batch
+from kipmesh.testing import until
 from kipmesh.testing.fake_broker import FakeCluster
-from kipmesh.testing.waiting import until
 
 TIMEOUT_S = 60.0
 PATIENT = """
-from kipmesh.cli import common, consume_support, main
-from kipmesh.client import fetcher
+from kipmesh.cli import common, consume_command, main
+from kipmesh.client.consumer import fetcher
 
-common.CONNECT_TIMEOUT_S = consume_support.CONNECT_TIMEOUT_S_MIN = fetcher.CLOSE_SECONDS_MAX = 60.0
+common.CONNECT_TIMEOUT_S = consume_command.CONNECT_TIMEOUT_S_MIN = fetcher.CLOSE_SECONDS_MAX = 60.0
 main.main()
 """
 """The command, which gives brokers on a slow machine more than a second to answer: they are in this process."""
@@ -161,7 +161,7 @@ async def test_it_says_at_the_end_which_partitions_have_no_leader() -> None:
 async def test_silence_is_told_once_each_time(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(consume_support, "LOOK_S", 0.001)
+    monkeypatch.setattr(consume_command, "LOOK_S", 0.001)
     silences = iter([0, 3, 5, 6, 0, 2, 7, 8, 9])
     over = asyncio.Event()
 
@@ -173,7 +173,7 @@ async def test_silence_is_told_once_each_time(
                 over.set()
             return 0 if value is None else value
 
-    telling = asyncio.create_task(consume_support.tell_silence(Silent(), "here"))  # type: ignore[arg-type]
+    telling = asyncio.create_task(consume_command._tell_silence(Silent(), "here"))  # type: ignore[arg-type]
     await asyncio.wait_for(over.wait(), TIMEOUT_S)
     telling.cancel()
     assert capsys.readouterr().err == "kipmesh: no broker answers at here; waiting\n" * 2

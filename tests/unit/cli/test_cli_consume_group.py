@@ -28,9 +28,9 @@ def bootstrap() -> Iterator[str]:
 
 
 PATIENT = """
-from kipmesh.cli import common, consume_support, main
+from kipmesh.cli import common, consume_command, main
 
-common.CONNECT_TIMEOUT_S = consume_support.CONNECT_TIMEOUT_S_MIN = 60.0
+common.CONNECT_TIMEOUT_S = consume_command.CONNECT_TIMEOUT_S_MIN = 60.0
 main.main()
 """
 """The command, which gives brokers on a slow machine more than a second to answer."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
-import sys
 from typing import Any
 
 from kipmesh.core.errors import ErrorCode
 from kipmesh.messages import OngoingPartitionReassignment
 from kipmesh.testing.fake_broker import FakeCluster
+from tests.command import run_command_beside
 
 
 async def describe(cluster: FakeCluster, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -18,10 +17,7 @@ async def describe(cluster: FakeCluster, *arguments: str) -> subprocess.Complete
 
 
 async def topic(cluster: FakeCluster, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kipmesh.cli.main", "topic", *arguments, "--bootstrap", cluster.bootstrap]
-    return await asyncio.to_thread(
-        subprocess.run, command, capture_output=True, text=True, timeout=60, check=False, env={}
-    )
+    return await run_command_beside("topic", *arguments, "--bootstrap", cluster.bootstrap)
 
 
 def objects(done: subprocess.CompletedProcess[str]) -> dict[str, list[dict[str, Any]]]:

@@ -5,22 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-import sys
 
 import pytest
 
 from kipmesh.client import AdminClient, ElectionType, TopicPartition, sync
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.testing.fake_broker import FakeCluster
+from tests.command import run_command_beside
 
 FAST = {"retry.backoff.ms": 5, "retry.backoff.max.ms": 20}
 
 
 async def elect(cluster: FakeCluster, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kipmesh.cli.main", "topic", "elect", "--bootstrap", cluster.bootstrap, *arguments]
-    return await asyncio.to_thread(
-        subprocess.run, command, capture_output=True, text=True, timeout=60, check=False, env={}
-    )
+    return await run_command_beside("topic", "elect", "--bootstrap", cluster.bootstrap, *arguments)
 
 
 def moved(cluster: FakeCluster) -> None:

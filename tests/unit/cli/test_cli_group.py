@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from typer.testing import CliRunner, Result
 from kipmesh.cli.main import app
 from kipmesh.client import AdminClient, Consumer, NewTopic, Producer
 from kipmesh.cluster import LocalCluster
+from tests.command import run_command_beside
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # beside the cluster's own loop there is one only
 CONFIG = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "2"}
@@ -29,10 +29,7 @@ def bootstrap() -> Iterator[str]:
 
 
 async def kipmesh(bootstrap: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kipmesh.cli.main", "group", *arguments, "--bootstrap", bootstrap]
-    return await asyncio.to_thread(
-        subprocess.run, command, capture_output=True, text=True, timeout=60, check=False, env={"TZ": "UTC"}
-    )
+    return await run_command_beside("group", *arguments, "--bootstrap", bootstrap, env={"TZ": "UTC"})
 
 
 async def objects(bootstrap: str, *arguments: str) -> list[dict[str, Any]]:

@@ -6,8 +6,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kipmesh.client.json_form import record_object, to_line
 from kipmesh.client.types import ConsumerRecord
-from kipmesh.core.json_form import record_object, to_line
 
 
 def record(key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]]) -> ConsumerRecord:

@@ -21,6 +21,7 @@ import pytest
 from kipmesh.client import NewTopic
 from kipmesh.client.sync import AdminClient, Consumer
 from kipmesh.cluster import LocalCluster
+from tests.command import run_command
 
 pytestmark = pytest.mark.xdist_group("cli-produce")
 
@@ -60,9 +61,8 @@ def wait_until_read(process: subprocess.Popen[bytes]) -> None:
 
 
 def produce(bootstrap: str, *arguments: Any, stdin: bytes) -> tuple[int, list[str]]:
-    process = start(bootstrap, *arguments)
-    _, errors = process.communicate(stdin, timeout=60)
-    return process.returncode, errors.decode().splitlines()
+    done = run_command("produce", *arguments, "--bootstrap", bootstrap, stdin=stdin)
+    return done.returncode, done.stderr.splitlines()
 
 
 def values(cluster: LocalCluster, topic: str) -> list[tuple[bytes | None, bytes | None]]:

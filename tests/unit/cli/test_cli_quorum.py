@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,10 +13,11 @@ from typing import Any
 import pytest
 
 from kipmesh import messages as m
-from kipmesh.client import quorum
+from kipmesh.client.admin import quorum
 from kipmesh.core.errors import ErrorCode
-from kipmesh.rpc.server import RequestContext, Server
+from kipmesh.transport.grpc.server import RequestContext, Server
 from kipmesh.transport.pipeline import pipeline_of
+from tests.command import run_command_beside
 
 VOTERS = (
     m.ReplicaState(1001, bytes(16), 95, 1_700_000_000_123, 1_700_000_000_000),
@@ -62,10 +62,7 @@ async def serving(*controllers: FakeController) -> AsyncIterator[list[int]]:
 
 
 async def describe(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kipmesh.cli.main", "quorum", "describe", *arguments]
-    return await asyncio.to_thread(
-        subprocess.run, command, capture_output=True, text=True, timeout=60, check=False, env={}
-    )
+    return await run_command_beside("quorum", "describe", *arguments)
 
 
 async def test_a_follower_says_whom_to_ask() -> None:

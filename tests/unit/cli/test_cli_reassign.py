@@ -6,22 +6,20 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import typer
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
-from kipmesh.cli import broker_commands, moving, reassign_command
-from kipmesh.cli.common import CommandError
+from kipmesh.cli import reassignment
+from kipmesh.cli.common import AdminConnection, CommandError
 from kipmesh.cli.main import app
-from kipmesh.cli.moving import Deadline, moved, stoppable, throttled
+from kipmesh.cli.reassignment import Deadline, moved, throttled
 from kipmesh.client import AdminClient, ClusterDescription, Node, TopicPartition
-from kipmesh.client.reassignments import DrainProgress, PartitionReassignment
+from kipmesh.client.admin.reassignments import DrainProgress, PartitionReassignment
 from kipmesh.core.errors import ErrorCode, KafkaError
 
 
@@ -93,6 +91,12 @@ class Admin:
         }
         self.is_active = True
 
+    async def start(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
     async def describe_configs(self, resources: list[Any]) -> dict[Any, dict[str, Any]]:
         return {resource: {} for resource in resources}
 
@@ -125,13 +129,7 @@ class Admin:
 @pytest.fixture
 def admin(monkeypatch: pytest.MonkeyPatch) -> Admin:
     found = Admin()
-
-    @asynccontextmanager
-    async def admin_client(_bootstrap: str, _timeout_s: float) -> AsyncIterator[Admin]:
-        yield found
-
-    for module in (broker_commands, reassign_command):
-        monkeypatch.setattr(module, "admin_client", admin_client)
+    monkeypatch.setattr("kipmesh.client.AdminClient", lambda *_, **__: found)
     return found
 
 
@@ -171,7 +169,7 @@ def test_what_was_complete_at_once_is_not_being_moved(admin: Admin) -> None:
 def test_what_is_waited_for_is_said_again_and_again(
     admin: Admin, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(moving, "TELL_S", 0.01)
+    monkeypatch.setattr(reassignment, "TELL_S", 0.01)
 
     async def told(count: int) -> list[str]:
         lines: list[str] = []
@@ -200,19 +198,20 @@ def test_what_is_waited_for_is_said_again_and_again(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_whoever_is_interrupted_hears_that_the_throttle_stays(
-    number: signal.Signals, capsys: pytest.CaptureFixture[str]
+    number: signal.Signals, admin: Admin, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What was begun goes on, and as slowly, until somebody takes the throttle back."""
 
-    async def interrupted() -> None:
-        async with throttled(cast("AdminClient", Admin()), 1000, lift=True):
+    async def interrupted(client: AdminClient) -> None:
+        assert cast("Any", client) is admin
+        async with throttled(client, 1000, lift=True):
             os.kill(os.getpid(), number)
             await asyncio.Event().wait()
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
     try:
         with pytest.raises((typer.Exit, KeyboardInterrupt)) as ended:
-            stoppable(interrupted)
+            AdminConnection("127.0.0.1:1", Path(), None).run_stoppable(interrupted)
     finally:
         signal.signal(signal.SIGINT, before)
     assert getattr(ended.value, "exit_code", 128 + signal.SIGINT) == 128 + number

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from kipmesh.messages import FetchPartition, FetchRequest, FetchTopic
-from kipmesh.rpc.client import ConnectionPool
 from kipmesh.testing.fake_broker import FakeCluster
+from kipmesh.transport.grpc.client import ConnectionPool
+from tests.command import run_command_beside
 
 
 async def sessions(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kipmesh.cli.main", "sessions", "list", *arguments]
-    return await asyncio.to_thread(
-        subprocess.run, command, capture_output=True, text=True, timeout=60, check=False, env={}
-    )
+    return await run_command_beside("sessions", "list", *arguments)
 
 
 async def open_session(
@@ -105,12 +101,11 @@ async def test_a_broker_that_does_not_answer() -> None:
 
 
 async def test_names_stay_on_their_line() -> None:
-    from kipmesh.cli.session_commands import _duration, _name
-    from kipmesh.client import FetchSessionDescription
+    from kipmesh.cli.broker_commands import _duration
+    from kipmesh.cli.common import shown
 
-    session = FetchSessionDescription(1, "a\nb\x1b[2J", -1, False, 1, 0, 1, 0, 0, False)
-    assert _name(session) == r"'a\nb\x1b[2J'"
-    assert _name(session._replace(client_id="")) == "-"
+    assert shown("a\nb\x1b[2J") == r"'a\nb\x1b[2J'"
+    assert shown("") == "-"
     assert [_duration(each) for each in (0, 1234, 59_940, 61_000, 7_384_000)] == [
         "0.0 s",
         "1.2 s",

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
 from typer.testing import CliRunner
 
-from kipmesh.cli import user_commands
+from kipmesh.cli import security_commands
 from kipmesh.cli.common import CommandError
 from kipmesh.cli.main import app
 from kipmesh.client import AdminClient, ScramCredentialInfo, ScramMechanism
 from kipmesh.cluster import LocalCluster
 from kipmesh.core.errors import ErrorCode, KafkaError
+from tests.command import run_command_beside
 
 pytestmark = pytest.mark.timeout(300)
 in_one_loop = pytest.mark.asyncio(loop_scope="module")  # beside the cluster's own loop there is one only
@@ -30,11 +29,8 @@ def bootstrap() -> Iterator[str]:
 
 
 async def user(bootstrap: str, *arguments: str, stdin: bytes = b"pencil\n") -> tuple[int, str, str]:
-    command = [sys.executable, "-m", "kipmesh.cli.main", "user", *arguments, "--bootstrap", bootstrap]
-    done = await asyncio.to_thread(
-        subprocess.run, command, input=stdin, capture_output=True, timeout=280, check=False, env={}
-    )
-    return done.returncode, done.stdout.decode(), done.stderr.decode()
+    done = await run_command_beside("user", *arguments, "--bootstrap", bootstrap, stdin=stdin)
+    return done.returncode, done.stdout, done.stderr
 
 
 @in_one_loop
@@ -88,13 +84,13 @@ async def test_a_user_is_deleted(bootstrap: str) -> None:
 def test_passwords_that_are_none(monkeypatch: pytest.MonkeyPatch, stdin: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
     with pytest.raises(CommandError, match="password"):
-        user_commands.read_password("carol")
+        security_commands.read_password("carol")
 
 
 @pytest.mark.parametrize("stdin", [b"pencil", b"pencil\n", b"pencil\r\n"])
 def test_a_password_is_a_line(monkeypatch: pytest.MonkeyPatch, stdin: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-    assert user_commands.read_password("carol") == "pencil"
+    assert security_commands.read_password("carol") == "pencil"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kipmesh.client import producer_metadata
+from kipmesh.client.producer import producer_metadata
 
 
 def pass_by(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:

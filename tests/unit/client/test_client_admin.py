@@ -23,7 +23,7 @@ from kipmesh.testing.fake_broker import FakeCluster
 FAST = {"retry.backoff.ms": 5, "retry.backoff.max.ms": 20}
 
 
-async def test_topics() -> None:
+async def test_topics_are_created_described_grown_and_deleted() -> None:
     async with FakeCluster(2) as cluster, AdminClient(cluster.bootstrap, **FAST) as admin:
         (created,) = await admin.create_topics([NewTopic("t", 3, configs={"retention.ms": "7"})])
         assert (created.name, created.num_partitions) == ("t", 3)
@@ -49,7 +49,7 @@ async def test_topics() -> None:
             assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-async def test_configs() -> None:
+async def test_configs_are_altered_and_described() -> None:
     async with FakeCluster() as cluster, AdminClient(cluster.bootstrap, **FAST) as admin:
         topic = ConfigResource(ResourceType.TOPIC, "t")
         await admin.create_topics([NewTopic("t", configs={"retention.ms": "7", "segment.ms": "9"})])
@@ -66,7 +66,7 @@ async def test_configs() -> None:
             await admin.describe_configs([ConfigResource(ResourceType.TOPIC, "nope")])
 
 
-async def test_offsets_and_records() -> None:
+async def test_offsets_are_listed_and_records_deleted() -> None:
     async with FakeCluster(2) as cluster, AdminClient(cluster.bootstrap, **FAST) as admin:
         cluster.create_topic("t", 2)
         log = cluster.topics["t"].partitions[0]
@@ -84,7 +84,7 @@ async def test_offsets_and_records() -> None:
         assert caught.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
 
 
-async def test_cluster() -> None:
+async def test_describe_cluster_returns_all_brokers() -> None:
     async with FakeCluster(3) as cluster, AdminClient(cluster.bootstrap, **FAST) as admin:
         described = await admin.describe_cluster()
         assert described.cluster_id == "fake"
@@ -94,7 +94,7 @@ async def test_cluster() -> None:
         assert caught.value.code is ErrorCode.UNSUPPORTED_VERSION
 
 
-async def test_retries_by_another_broker_and_after_errors() -> None:
+async def test_requests_are_retried_by_another_broker_and_after_errors() -> None:
     async with FakeCluster(2) as cluster, AdminClient(cluster.bootstrap, **FAST) as admin:
         await cluster.brokers[1].stop()
         cluster.inject("CreateTopics", ErrorCode.NOT_CONTROLLER, times=2)
@@ -103,7 +103,7 @@ async def test_retries_by_another_broker_and_after_errors() -> None:
         assert "t" in cluster.topics
 
 
-async def test_time_limit() -> None:
+async def test_calls_end_at_the_api_timeout() -> None:
     async with FakeCluster() as cluster, AdminClient(cluster.bootstrap, **FAST, default_api_timeout_ms=500) as admin:
         cluster.inject("CreateTopics", ErrorCode.NOT_CONTROLLER, times=1000)
         with pytest.raises(KafkaError) as caught:

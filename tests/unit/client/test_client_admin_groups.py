@@ -9,10 +9,11 @@ import pytest
 import pytest_asyncio
 
 from kipmesh.client import AdminClient, Consumer, ConsumerRecord, NewTopic, Producer, ResetTo, TopicPartition, sync
-from kipmesh.client.group_channel import ELSEWHERE, error_codes
+from kipmesh.client.calls import api_of
+from kipmesh.client.group_coordinator import ELSEWHERE
 from kipmesh.cluster import LocalCluster
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.messages import DeletableGroupResult, DeleteGroupsResponse
+from kipmesh.messages import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # beside the cluster's own loop there is one only
 QUICK = {"heartbeat_interval_ms": 50, "session_timeout_ms": 120_000, "auto_offset_reset": "earliest"}
@@ -97,7 +98,7 @@ async def test_members_are_described(admin: AdminClient, bootstrap: str) -> None
     assert (await admin.describe_groups(["nobody's"]))["nobody's"].state == "Dead"
 
 
-async def test_a_group_is_put_somewhere_else(admin: AdminClient, bootstrap: str) -> None:
+async def test_reset_moves_group_offsets_to_each_target(admin: AdminClient, bootstrap: str) -> None:
     stamps = await filled(bootstrap, admin, "reset")
     await admin.delete_records({("reset", 1): 4})
     both = list(places("reset", 0, 0))
@@ -131,7 +132,7 @@ async def test_a_group_is_put_somewhere_else(admin: AdminClient, bootstrap: str)
     assert sorted((one.partition, one.offset) for one in records) == [(0, 8), (0, 9), (1, 9)]
 
 
-async def test_what_is_refused(admin: AdminClient, bootstrap: str) -> None:
+async def test_changes_of_a_group_with_members_are_refused(admin: AdminClient, bootstrap: str) -> None:
     await filled(bootstrap, admin, "refused")
     await filled(bootstrap, admin, "refused-too")
     async with member(bootstrap, "refused") as consumer:
@@ -161,13 +162,14 @@ async def test_what_is_refused(admin: AdminClient, bootstrap: str) -> None:
     assert (await admin.describe_groups(["refused"]))["refused"].state == "Dead"
 
 
-async def test_who_is_asked_for_another_brokers_group_is_asked_no_more() -> None:
+async def test_an_error_of_another_brokers_group_is_found_in_the_results() -> None:
     elsewhere = DeletableGroupResult("g", ErrorCode.NOT_COORDINATOR)
-    assert list(error_codes(DeleteGroupsResponse(results=[elsewhere]))) == [ErrorCode.NOT_COORDINATOR]
+    api = api_of(DeleteGroupsRequest(["g"]))
+    assert api.errors(DeleteGroupsResponse(results=[elsewhere])) == [ErrorCode.NOT_COORDINATOR]
     assert ErrorCode.NOT_COORDINATOR in ELSEWHERE
 
 
-async def test_the_blocking_client(admin: AdminClient, bootstrap: str) -> None:
+async def test_blocking_client_administers_groups(admin: AdminClient, bootstrap: str) -> None:
     await filled(bootstrap, admin, "blocking")
 
     def work() -> None:

@@ -7,13 +7,13 @@ import re
 import pytest
 
 from kipmesh.client import AdminClient, Consumer, Producer
-from kipmesh.client.replica_choice import ineffective
+from kipmesh.client.consumer.replica_selection import ineffective
 from kipmesh.core.config import ConsumerConfig, ProducerConfig
-from kipmesh.core.config.consumer_service import ConsumerServiceConfig
+from kipmesh.core.config.node import ConsumerServiceConfig
 from kipmesh.core.errors import InvalidConfigError
 
 
-def test_kafkas_defaults() -> None:
+def test_defaults_are_kafkas() -> None:
     producer = ProducerConfig.parse({}).as_dict()
     assert producer["acks"] == -1
     assert producer["batch.size"] == 16384
@@ -26,7 +26,7 @@ def test_kafkas_defaults() -> None:
 
 
 @pytest.mark.parametrize(("given", "expected"), [("all", -1), ("-1", -1), ("1", 1), (0, 0)])
-def test_acks(given: object, expected: int) -> None:
+def test_acks_are_parsed_to_kafkas_numbers(given: object, expected: int) -> None:
     assert Producer("h:1", acks=given).config.acks == expected
 
 
@@ -46,7 +46,7 @@ def test_idempotence_is_the_default_and_gives_way_to_what_excludes_it(given: dic
     assert Producer("h:1", **given).config.enable_idempotence is expected
 
 
-def test_both_spellings_of_keys() -> None:
+def test_keys_are_accepted_in_both_spellings() -> None:
     assert Producer("h:1", linger_ms=7).config.linger_ms == 7
     assert Producer("h:1", **{"linger.ms": "7"}).config.linger_ms == 7
 

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 
 from kipmesh.client import Consumer, ConsumerRecord, TopicPartition
+from kipmesh.client.consumer.rules.values import EndOfEpochAtLeader, ListOffsetsAtLeader
 from kipmesh.client.records import decode_columns, encode_batch
-from kipmesh.core.consumer import EndOfEpochAtLeader, ListOffsetsAtLeader
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.messages import (
     FetchableTopicResponse,
@@ -19,18 +20,18 @@ from kipmesh.messages import (
     ListOffsetsResponse,
     PartitionData,
 )
+from kipmesh.testing import until
 from kipmesh.testing.fake_broker import FakeCluster
-from kipmesh.testing.waiting import until
 
 FAST = {"retry.backoff.ms": 5, "retry.backoff.max.ms": 20, "fetch.max.wait.ms": 100, "auto.offset.reset": "earliest"}
 
 
-def fill(cluster: FakeCluster, topic: str, partition: int, batches: int, records: int = 10, **options: object) -> None:
+def fill(cluster: FakeCluster, topic: str, partition: int, batches: int, records: int = 10, **options: Any) -> None:
     log = cluster.topics[topic].partitions[partition]
     for _ in range(batches):
         base = log.end_offset
         pairs = [(None, b"%d-%d" % (partition, base + index)) for index in range(records)]
-        log.append(encode_batch(pairs, timestamp_ms=1000 + base, **options))  # type: ignore[arg-type]
+        log.append(encode_batch(pairs, timestamp_ms=1000 + base, **options))
     cluster.appended.set()
     cluster.appended = asyncio.Event()
 
@@ -43,7 +44,7 @@ async def take(consumer: Consumer, count: int, timeout_s: float = 60) -> list[Co
     return records
 
 
-async def test_every_record_once_and_in_order() -> None:
+async def test_consumer_reads_every_record_once_and_in_order() -> None:
     async with FakeCluster(2) as cluster:
         cluster.create_topic("t", 4)
         for partition in range(4):
@@ -84,7 +85,7 @@ async def test_new_records_end_the_wait() -> None:
             assert len(await asyncio.wait_for(polling, 60)) == 10
 
 
-async def test_seek_and_positions() -> None:
+async def test_seek_moves_the_position() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t", 2)
         fill(cluster, "t", 0, 5)
@@ -107,7 +108,7 @@ async def test_seek_and_positions() -> None:
                     consumer.seek(where, offset)
 
 
-async def test_offsets() -> None:
+async def test_beginning_end_and_time_offsets_are_listed() -> None:
     async with FakeCluster(2) as cluster:
         cluster.create_topic("t", 2)
         fill(cluster, "t", 0, 3)
@@ -129,7 +130,7 @@ async def test_offsets() -> None:
             assert sorted((await consumer.partitions_for("t")).partitions) == [0, 1]
 
 
-async def test_pause_and_resume() -> None:
+async def test_paused_partitions_are_not_read_until_resumed() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t", 2)
         for partition in (0, 1):
@@ -147,7 +148,7 @@ async def test_pause_and_resume() -> None:
 
 
 @pytest.mark.parametrize("policy", ["earliest", "latest", "none", "error"])
-async def test_reset_policies(policy: str) -> None:
+async def test_offset_out_of_range_resets_by_policy(policy: str) -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         fill(cluster, "t", 0, 3)
@@ -197,7 +198,7 @@ async def test_retriable_errors_are_not_seen(code: ErrorCode | None) -> None:
             assert [record.offset for record in await take(consumer, 30)] == list(range(30))
 
 
-async def test_leader_moves_while_reading() -> None:
+async def test_consumer_follows_a_moved_leader() -> None:
     async with FakeCluster(2) as cluster:
         cluster.create_topic("t")
         fill(cluster, "t", 0, 3)
@@ -215,7 +216,7 @@ async def test_leader_moves_while_reading() -> None:
 
 
 @pytest.mark.parametrize("policy", ["earliest", "none"])
-async def test_truncation_by_a_new_leader(policy: str) -> None:
+async def test_truncation_by_a_new_leader_is_raised_or_reset(policy: str) -> None:
     async with FakeCluster(2) as cluster:
         cluster.create_topic("t")
         fill(cluster, "t", 0, 3)
@@ -234,7 +235,7 @@ async def test_truncation_by_a_new_leader(policy: str) -> None:
                 assert (record.offset, record.leader_epoch) == (20, 1)
 
 
-async def test_broker_dies_and_comes_back() -> None:
+async def test_consumer_reads_on_after_a_broker_restart() -> None:
     async with FakeCluster(1) as cluster:
         cluster.create_topic("t")
         fill(cluster, "t", 0, 3)
@@ -249,7 +250,7 @@ async def test_broker_dies_and_comes_back() -> None:
 
 
 @pytest.mark.parametrize("policy", ["earliest", "latest", "none"])
-async def test_recreated_topic(policy: str) -> None:
+async def test_recreated_topic_is_raised_or_read_from_its_start(policy: str) -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         fill(cluster, "t", 0, 3)
@@ -267,7 +268,7 @@ async def test_recreated_topic(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["earliest", "latest"])
-async def test_a_topic_that_is_recreated_with_fewer_partitions(policy: str) -> None:
+async def test_topic_recreated_with_fewer_partitions_loses_the_others(policy: str) -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t", 3)
         cluster.create_topic("u", 2)
@@ -308,7 +309,7 @@ async def test_partitions_that_a_lagging_broker_does_not_know_are_kept() -> None
             assert [record.offset for record in await take(consumer, 10)] == list(range(10, 20))
 
 
-async def test_topics_and_partitions_that_do_not_exist() -> None:
+async def test_unknown_topics_and_partitions_raise_errors() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         async with Consumer(cluster.bootstrap, **FAST) as consumer:
@@ -341,7 +342,7 @@ async def test_added_partitions_are_read_from_their_beginning() -> None:
 
 
 @pytest.mark.parametrize("check", [True, False])
-async def test_wrong_crc(check: bool) -> None:
+async def test_wrong_crc_is_raised_if_checked(check: bool) -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         fill(cluster, "t", 0, 3)
@@ -404,7 +405,7 @@ async def test_malformed_offsets_are_asked_again() -> None:
             assert len(await take(consumer, 10)) == 10
 
 
-async def test_raw_batches() -> None:
+async def test_raw_batches_cover_every_offset() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t", 2)
         for partition in (0, 1):
@@ -482,7 +483,7 @@ async def test_close_ends_polls_and_can_be_called_again() -> None:
             await polling
 
 
-async def test_iteration() -> None:
+async def test_iteration_yields_records_in_order() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         fill(cluster, "t", 0, 2)
@@ -508,10 +509,11 @@ async def test_what_was_decided_before_a_seek_or_an_assignment_is_void() -> None
             state = fetcher.states[TopicPartition("t", 0)]
 
             def decided() -> list[Coroutine[None, None, None]]:
-                old = ListOffsetsAtLeader(1, 0, -2), EndOfEpochAtLeader(1, 0, 0)
-                questions = fetcher._questions
-                asks = (questions.look_up, questions.validate)
-                return [ask([(state, state.reader.sent(each, 0), each)]) for each, ask in zip(old, asks, strict=True)]
+                rounds: list[Coroutine[None, None, None]] = []
+                for old in (ListOffsetsAtLeader(1, 0, -2), EndOfEpochAtLeader(1, 0, 0)):
+                    fetcher._questions.want(state, old)
+                fetcher._questions.start(0, rounds.append)
+                return rounds
 
             late = decided()
             consumer.seek(("t", 0), 12)

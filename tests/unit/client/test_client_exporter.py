@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from kipmesh.client import NewTopic, sync
-from kipmesh.client.exporter import PRODUCERS_MAX, ProducerCollector
+from kipmesh.client.producer.exporter import PRODUCERS_MAX, ProducerCollector
 from kipmesh.cluster import LocalCluster
 
 NAME = "kipmesh_producer_metadata_"

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from kipmesh.client import AdminClient, Consumer, Producer, sync
-from kipmesh.client.accumulator import BufferMemory
 from kipmesh.client.metadata import Choice, Metadata, TopicEntry
+from kipmesh.client.producer.accumulator import BufferMemory
 from kipmesh.core.config import ProducerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.rpc.client import ConnectionPool
+from kipmesh.testing import until
 from kipmesh.testing.fake_broker import FakeCluster
-from kipmesh.testing.waiting import until
+from kipmesh.transport.grpc.client import ConnectionPool
 
 FAST = {"retry.backoff.ms": 5, "retry.backoff.max.ms": 20, "linger.ms": 0}
 READ = {"retry.backoff.ms": 5, "retry.backoff.max.ms": 20, "auto.offset.reset": "earliest"}
@@ -72,7 +72,9 @@ def break_tracker(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
     producer._metadata.request_refresh()
 
 
-async def test_metadata_task_of_a_producer(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_metadata_task_fails_the_calls_of_a_producer(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         async with Producer(cluster.bootstrap, **FAST) as producer:
@@ -93,7 +95,7 @@ async def test_metadata_task_of_a_producer(caplog: pytest.LogCaptureFixture, mon
         check_logged(caplog, "metadata task")
 
 
-async def test_metadata_task_of_a_consumer(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failed_metadata_task_fails_the_calls_of_a_consumer(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         async with Consumer(cluster.bootstrap, **READ) as consumer:
@@ -108,7 +110,7 @@ async def test_metadata_task_of_a_consumer(caplog: pytest.LogCaptureFixture) -> 
         check_logged(caplog, "metadata task")
 
 
-async def test_metadata_task_of_an_admin_client() -> None:
+async def test_failed_metadata_task_fails_the_calls_of_an_admin_client() -> None:
     async with FakeCluster() as cluster, AdminClient(cluster.bootstrap) as admin:
         break_metadata(admin._cluster.metadata)
         await asyncio.sleep(0.02)
@@ -138,7 +140,7 @@ async def test_a_malformed_answer_is_tried_again(caplog: pytest.LogCaptureFixtur
         await pool.close()
 
 
-async def test_sending_task(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failed_sending_task_fails_the_calls_of_a_producer(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         config = {**FAST, "batch.size": 1000, "buffer.memory": 2000, "linger.ms": 60_000}
@@ -181,10 +183,10 @@ def break_sender(sender: Any) -> None:
             raise BrokenError
 
     sender._by_age.appendleft(Never())
-    sender.wake()
+    sender.wake.set()
 
 
-async def test_fetching_task(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failed_fetching_task_fails_the_calls_of_a_consumer(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         async with Consumer(cluster.bootstrap, **READ) as consumer:
@@ -198,7 +200,7 @@ async def test_fetching_task(caplog: pytest.LogCaptureFixture) -> None:
                     raise BrokenError
 
             consumer._fetcher._unsettled = Unhashable()
-            consumer._fetcher.wake()
+            consumer._fetcher.wake.set()
             await expect_failure(polling)
             await expect_failure(consumer.poll(0))
         check_logged(caplog, "fetching task")
@@ -258,7 +260,7 @@ async def test_a_silent_leader_is_given_up_as_soon_as_another_one_leads() -> Non
     async with FakeCluster(3) as fake:
         fake.create_topic("t")
         fake.move_leader("t", 0, 1)
-        asked = []
+        asked: list[str] = []
 
         async def stopped(method: str, node_id: int, _request: object) -> None:
             if node_id == 1 and (asked or method == "Produce"):

@@ -14,7 +14,7 @@ from kipmesh.testing.fake_broker import FakeCluster
 
 
 @pytest.mark.parametrize("kind", [AdminClient, Consumer, Producer])
-def test_a_client_that_was_not_closed(kind: Any) -> None:
+def test_unclosed_client_warns(kind: Any) -> None:
     async def use(*, closes: bool) -> None:
         async with FakeCluster() as cluster:
             client = kind(cluster.bootstrap, **{"client.id": "forgotten"})

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from kipmesh.client import Consumer, ConsumerRecord, Producer, RebalanceListener, TopicPartition
-from kipmesh.client.admin import AdminClient
+from kipmesh.client.admin.admin import AdminClient
 from kipmesh.client.types import NewTopic, Node
 from kipmesh.cluster import LocalCluster
-from kipmesh.testing.waiting import until
+from kipmesh.cluster.single import SingleCluster
+from kipmesh.testing import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # beside the cluster's own loop there is one only
 PARTITIONS = 4
@@ -146,22 +147,20 @@ async def test_a_heartbeat_without_an_answer_is_soon_repeated(bootstrap: str, mo
             while not consumer.assignment():
                 await consumer.poll(20)
         assert consumer._group is not None
-        channel = consumer._group._channel
-        right, once, asked_in_vain = channel.coordinator, channel.once, 0
+        coordinator = consumer._group.coordinator
+        right, once, asked_in_vain = coordinator.node, coordinator.once, 0
 
-        async def ask_the_wrong_one(method: str, request: Any, timeout_s: float) -> Any:
+        async def ask_the_wrong_one(request: Any, timeout_s: float) -> Any:
             nonlocal asked_in_vain
             if asked_in_vain < times:
                 asked_in_vain += 1
-                channel.coordinator = Node(99, "127.0.0.1", 1)
-            return await once(method, request, timeout_s)
+                coordinator.node = Node(99, "127.0.0.1", 1)
+            return await once(request, timeout_s)
 
-        monkeypatch.setattr(channel, "once", ask_the_wrong_one)
+        monkeypatch.setattr(coordinator, "once", ask_the_wrong_one)
         await until(lambda: asked_in_vain, "the first heartbeat")
         # Each fails and forgets the coordinator, so that the next looks for it; as seldom as others all take longer.
-        await until(
-            lambda: asked_in_vain == times and channel.coordinator == right, "an answer", (times - 2) * interval_s
-        )
+        await until(lambda: asked_in_vain == times and coordinator.node == right, "an answer", (times - 2) * interval_s)
 
 
 async def test_who_died_while_it_waited_does_not_lead() -> None:
@@ -172,8 +171,9 @@ async def test_who_died_while_it_waited_does_not_lead() -> None:
         first, second, third = (member(cluster.bootstrap, topic, **waits) for _ in range(3))
 
         def members() -> list[Any]:
-            (shard,) = cluster._backend.node_object("leader-1")._groups._shards.values()  # type: ignore[union-attr]
-            return list(shard.coordinator._book.live[topic].members.values())
+            assert isinstance(cluster._backend, SingleCluster)
+            (shard,) = cluster._backend.node_object("leader-1").parts.groups._shards.values()
+            return list(shard.coordinator._state.live[topic].members.values())
 
         async with first, third, asyncio.timeout(60):
             await second.start()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from kipmesh.client import Consumer, ConsumerRecord, Producer, RebalanceListener, TopicPartition, sync
-from kipmesh.client.admin import AdminClient
+from kipmesh.client.admin.admin import AdminClient
 from kipmesh.client.types import NewTopic
 from kipmesh.cluster import LocalCluster
 from kipmesh.core.errors import ErrorCode, KafkaError
@@ -114,7 +114,7 @@ async def test_members_share_and_take_over(bootstrap: str, strategy: str) -> Non
     assert "lost" not in {what for what, _ in listener.told}
 
 
-async def test_offsets_by_hand(bootstrap: str) -> None:
+async def test_offsets_are_committed_by_hand(bootstrap: str) -> None:
     topic = await topic_of(bootstrap, "by-hand")
     where = TopicPartition(topic, 1)
     await produce(bootstrap, topic, 7 * PARTITIONS)  # 7 is the end, so that no record and no reset moves it
@@ -225,7 +225,7 @@ async def test_blocking_consumers_share_too(bootstrap: str) -> None:
     assert [what for what, partitions in listener.told if partitions] == ["assigned", "revoked"]
 
 
-async def test_what_needs_a_group() -> None:
+async def test_group_features_need_a_group_id() -> None:
     consumer = Consumer("127.0.0.1:1")
     with pytest.raises(ValueError, match=r"group\.id"):
         consumer.subscribe(["t"], RebalanceListener())

@@ -9,13 +9,19 @@ from typing import Any
 import pytest
 
 from kipmesh.client import Producer
+from kipmesh.client.producer.sender import Sender
 from kipmesh.client.records import decode_columns
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.sequences import PRODUCER_EPOCH_MAX
+from kipmesh.core.producer.sequences import PRODUCER_EPOCH_MAX
+from kipmesh.testing import until
 from kipmesh.testing.fake_broker import FakeBroker, FakeCluster
-from kipmesh.testing.waiting import until
 
 FAST = {"retry.backoff.ms": 5, "retry.backoff.max.ms": 20, "linger.ms": 0, "batch.size": 0}
+
+
+def sender_of(producer: Producer) -> Sender:
+    assert producer._sender is not None
+    return producer._sender
 
 
 def values(cluster: FakeCluster, topic: str = "t", partition: int = 0) -> list[bytes | None]:
@@ -140,12 +146,12 @@ async def test_a_batch_that_expires_leaves_no_gap_that_stops_the_others() -> Non
             await (await producer.send("t", b"first"))
             lost = await producer.send("t", b"lost")
             await tried.wait()
-            usual = producer._sender._delivery_timeout_s
-            producer._sender._delivery_timeout_s = 0.0  # now that it has its numbers: the next look finds it too old
+            usual = sender_of(producer)._delivery_timeout_s
+            sender_of(producer)._delivery_timeout_s = 0.0  # now that it has its numbers: the next look finds it too old
             with pytest.raises(KafkaError) as caught:
                 await lost
             assert caught.value.code == ErrorCode.REQUEST_TIMED_OUT
-            producer._sender._delivery_timeout_s = usual
+            sender_of(producer)._delivery_timeout_s = usual
             await (await producer.send("t", b"next"))
         assert values(cluster) == [b"first", b"next"]
         assert epochs(cluster) == [(1000, 0, 0), (1000, 1, 0)]
@@ -167,7 +173,7 @@ async def test_after_the_last_epoch_comes_another_producer_id() -> None:
         cluster.create_topic("t")
         async with Producer(cluster.bootstrap, **FAST) as producer:
             await (await producer.send("t", b"a"))
-            producer._sender._sequences.identified(1000, PRODUCER_EPOCH_MAX)
+            sender_of(producer)._sequences.identified(1000, PRODUCER_EPOCH_MAX)
             await (await producer.send("t", b"b"))
             cluster.inject("Produce", ErrorCode.INVALID_RECORD)
             with pytest.raises(KafkaError):
@@ -190,7 +196,7 @@ async def test_what_expires_without_a_producer_id_says_so() -> None:
         cluster.create_topic("t")
         cluster.inject("InitProducerId", ErrorCode.COORDINATOR_NOT_AVAILABLE, times=1 << 30)
         async with Producer(cluster.bootstrap, **{**FAST, "delivery.timeout.ms": 200}) as producer:
-            await until(lambda: producer._sender._ids.error, "a broker's refusal")
+            await until(lambda: sender_of(producer)._ids.error, "a broker's refusal")
             with pytest.raises(KafkaError, match=r"no producer id.*COORDINATOR_NOT_AVAILABLE") as caught:
                 await (await producer.send("t", b"x"))
             assert caught.value.code == ErrorCode.REQUEST_TIMED_OUT

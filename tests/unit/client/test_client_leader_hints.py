@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from kipmesh.client import Consumer, Producer, leader_watch
+from kipmesh.client import Consumer, Producer
+from kipmesh.client.producer import leader_watch
 from kipmesh.client.records import encode_batch
 from kipmesh.core.errors import ErrorCode
 from kipmesh.messages import LeaderIdAndEpoch, NodeEndpoint
+from kipmesh.testing import until
 from kipmesh.testing.fake_broker import FakeCluster
-from kipmesh.testing.waiting import until
 
 PATIENT = {"retry.backoff.ms": 200_000, "retry.backoff.max.ms": 200_000, "metadata.max.age.ms": 300_000}
 """A client that waits for a backoff or for metadata does not come to the end of a test in time."""

@@ -19,11 +19,12 @@ async def calls_a_record(partitions: int) -> float:
     There is one record in each partition.
     """
     calls = 0
+    modules = ("fetcher.py", "broker_fetches.py", "consumer.py")
     hold = asyncio.Event()
 
     def count(frame: FrameType, event: str, _argument: object) -> None:
         nonlocal calls
-        calls += event == "call" and frame.f_code.co_filename.endswith(("fetcher.py", "fetch_state.py", "consumer.py"))
+        calls += event == "call" and frame.f_code.co_filename.endswith(modules)
 
     async def hook(method: str, _node: int, _request: object) -> None:
         if method == "Fetch" and consumer._fetcher.buffered_bytes:

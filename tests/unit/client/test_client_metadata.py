@@ -10,15 +10,16 @@ from contextlib import ExitStack, asynccontextmanager
 
 import pytest
 
-from kipmesh.client import Consumer, Producer
+from kipmesh.client import Consumer, ConsumerRecord, Producer
+from kipmesh.client.calls import call
 from kipmesh.client.cluster import Cluster
 from kipmesh.client.metadata import RefreshDue, TopicEntry
 from kipmesh.client.records import encode_batch
 from kipmesh.core.config import ClientConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.messages import LeaderIdAndEpoch, MetadataResponse, NodeEndpoint
+from kipmesh.testing import until
 from kipmesh.testing.fake_broker import FakeCluster
-from kipmesh.testing.waiting import until
 
 FAST = {"retry.backoff.ms": 5, "retry.backoff.max.ms": 20}
 
@@ -56,7 +57,7 @@ def test_policy_asks_for_what_is_due() -> None:
     assert policy.choose(200.5, {"fresh": fresh}).wait_s == pytest.approx(4.5)
 
 
-async def test_refresh_by_age() -> None:
+async def test_metadata_is_refreshed_by_age() -> None:
     async with FakeCluster() as fake, connected(fake, **{"metadata.max.age.ms": 50}) as cluster:
         fake.create_topic("t")
         began = time.monotonic()
@@ -131,17 +132,16 @@ async def test_a_broker_that_lags_does_not_bring_back_an_old_topic() -> None:
             consumer.subscribe(["t"])
             await until(consumer.assignment)
             await consumer.position(("t", 0))
-            old: list[MetadataResponse] = []
-            broker = fake.brokers[1]
-            old.append(broker._metadata(next(r for m, _, r in fake.calls if m == "Metadata" and r.topics), None))
+            asked = next(request for method, _, request in fake.calls if method == "Metadata" and request.topics)
+            old: MetadataResponse = await call(consumer._cluster.pool, fake.bootstrap, asked, 60)
             fake.create_topic("t").partitions[0].append(encode_batch([(None, b"1")] * 10, timestamp_ms=1))
             fake.appended.set()
             fake.appended = asyncio.Event()
-            records = []
+            records: list[ConsumerRecord] = []
             async with asyncio.timeout(60):
                 while len(records) < 10:
                     records += await consumer.poll(100)
-            fake.inject("Metadata", malformed=old[0], times=3)
+            fake.inject("Metadata", malformed=old, times=3)
             consumer._metadata.request_refresh(["t"])
             await until(lambda: not fake._faults["Metadata"], "the old answers")
             assert await consumer.poll(200) == []

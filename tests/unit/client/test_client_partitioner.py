@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from murmurhash2 import murmurhash2
 
-from kipmesh.client.partitioner import StickyPartitioner, partition_of_key
+from kipmesh.client.producer.accumulator import StickyPartitioner, partition_of_key
 
 
 # The values of Apache Kafka's own test (UtilsTest.testMurmur2).

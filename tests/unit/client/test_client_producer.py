@@ -8,15 +8,15 @@ import time
 from typing import Any
 
 import pytest
-from producer_clock import pass_by
 
 from kipmesh.client import Producer, RecordMetadata, WouldBlockError
 from kipmesh.client.records import decode_columns
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.record_batch import parse_header
 from kipmesh.messages import ProduceResponse
+from kipmesh.testing import until
 from kipmesh.testing.fake_broker import FakeCluster
-from kipmesh.testing.waiting import until
+from tests.unit.client.producer_clock import pass_by
 
 FAST = {"retry.backoff.ms": 5, "retry.backoff.max.ms": 20, "linger.ms": 0}
 
@@ -26,7 +26,7 @@ def values(cluster: FakeCluster, topic: str, partition: int) -> list[bytes | Non
     return [value for _, batch in batches for value in decode_columns(batch).values]
 
 
-async def test_metadata_of_a_delivery() -> None:
+async def test_delivery_returns_the_record_metadata() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t", 3)
         async with Producer(cluster.bootstrap, **FAST) as producer:
@@ -89,7 +89,7 @@ async def test_requests_stay_below_max_request_size() -> None:
 
 
 @pytest.mark.parametrize("compression", ["gzip", "snappy", "lz4", "zstd"])
-async def test_compression(compression: str) -> None:
+async def test_compressed_records_are_written_as_sent(compression: str) -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         config = {**FAST, "linger.ms": 20, "compression.type": compression, "batch.size": 100_000}
@@ -101,7 +101,7 @@ async def test_compression(compression: str) -> None:
         assert parse_header(cluster.topics["t"].partitions[0].batches[0][1]).compression > 0
 
 
-async def test_leader_moves() -> None:
+async def test_producer_follows_a_moved_leader() -> None:
     async with FakeCluster(2) as cluster:
         cluster.create_topic("t")
         async with Producer(cluster.bootstrap, **FAST) as producer:
@@ -111,7 +111,7 @@ async def test_leader_moves() -> None:
         assert values(cluster, "t", 0) == [b"1", b"2"]
 
 
-async def test_leader_dies_and_another_takes_over() -> None:
+async def test_producer_waits_for_the_successor_of_a_dead_leader() -> None:
     async with FakeCluster(2) as cluster:
         cluster.create_topic("t")
         async with Producer(cluster.bootstrap, **FAST) as producer:
@@ -168,7 +168,7 @@ async def test_retries_are_limited() -> None:
             assert caught.value.code is ErrorCode.NOT_ENOUGH_REPLICAS
 
 
-async def test_delivery_timeout_of_what_waits_and_of_what_is_under_way() -> None:
+async def test_delivery_timeout_ends_waiting_and_sent_batches() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         keys = {"batch.size": 0, "request.timeout.ms": 200_000, "max.in.flight.requests.per.connection": 1}
@@ -180,7 +180,7 @@ async def test_delivery_timeout_of_what_waits_and_of_what_is_under_way() -> None
             sender = producer._sender
             assert sender is not None
             usual, sender._delivery_timeout_s = sender._delivery_timeout_s, 0.15
-            sender.wake()
+            sender.wake.set()
             outcomes = await asyncio.wait_for(asyncio.gather(*sent, return_exceptions=True), 60)
             sender._delivery_timeout_s = usual
             assert [each.code for each in outcomes if isinstance(each, KafkaError)] == [ErrorCode.REQUEST_TIMED_OUT] * 3
@@ -190,7 +190,7 @@ async def test_delivery_timeout_of_what_waits_and_of_what_is_under_way() -> None
 
 
 @pytest.mark.parametrize("split", [True, False])
-async def test_too_large_for_the_broker(split: bool) -> None:
+async def test_batches_too_large_for_the_broker_are_split_or_refused(split: bool) -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         cluster.message_bytes_max = 1000
@@ -205,7 +205,7 @@ async def test_too_large_for_the_broker(split: bool) -> None:
                 assert caught.value.code is ErrorCode.MESSAGE_TOO_LARGE
 
 
-async def test_too_large_for_the_producer() -> None:
+async def test_record_above_max_request_size_is_refused() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         async with Producer(cluster.bootstrap, **FAST, **{"max.request.size": 1000}) as producer:
@@ -268,7 +268,7 @@ async def test_what_partitions_for_has_asked_for_can_be_sent_without_waiting() -
         assert values(cluster, "t", 2) == [b"1"]
 
 
-async def test_backpressure() -> None:
+async def test_full_buffer_blocks_send_until_max_block_ms() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         config = {**FAST, "batch.size": 1000, "buffer.memory": 3000}
@@ -352,7 +352,8 @@ async def test_a_cancelled_waiter_harms_nobody() -> None:
                 async with asyncio.timeout(0.001):
                     await second
             flushing = asyncio.create_task(producer.flush())
-            done, _ = await asyncio.wait([second])
+            waited: list[Any] = [second]  # typeshed has no Protocol of futures
+            done, _ = await asyncio.wait(waited)
             assert done == {second}
             await flushing
             assert (await second).offset == 1
@@ -363,7 +364,7 @@ async def test_a_cancelled_waiter_harms_nobody() -> None:
 
 
 @pytest.mark.parametrize("acks", [0, 1, "all"])
-async def test_acks(acks: object) -> None:
+async def test_requests_carry_the_configured_acks(acks: object) -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         async with Producer(cluster.bootstrap, **FAST, acks=acks) as producer:
@@ -374,7 +375,7 @@ async def test_acks(acks: object) -> None:
         assert request.acks == {"all": -1}.get(str(acks), acks)
 
 
-async def test_unknown_topic_and_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unknown_topics_and_partitions_raise_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t", 2)
         async with Producer(cluster.bootstrap, **FAST, **{"max.block.ms": 100_000}) as producer:
@@ -404,7 +405,7 @@ async def test_partitions_that_are_added_are_found() -> None:
             assert (await (await producer.send("t", b"x", partition=2))).partition == 2
 
 
-async def test_recreated_topic() -> None:
+async def test_recreated_topic_is_written_from_offset_0() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         async with Producer(cluster.bootstrap, **FAST) as producer:
@@ -414,7 +415,7 @@ async def test_recreated_topic() -> None:
         assert values(cluster, "t", 0) == [b"new"]
 
 
-async def test_answers_that_make_no_sense() -> None:
+async def test_invalid_produce_responses_fail_their_batch_only() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         async with Producer(cluster.bootstrap, **FAST) as producer:
@@ -428,7 +429,7 @@ async def test_answers_that_make_no_sense() -> None:
             assert (await (await producer.send("t", b"x"))).offset == 0
 
 
-async def test_nobody_answers() -> None:
+async def test_start_fails_if_no_broker_responds() -> None:
     producer = Producer("127.0.0.1:1,127.0.0.1:2", **{"request.timeout.ms": 300, "retry.backoff.ms": 10})
     with pytest.raises(KafkaError) as caught:
         await asyncio.wait_for(producer.start(), 20)
@@ -437,7 +438,7 @@ async def test_nobody_answers() -> None:
     await producer.close()
 
 
-async def test_misuse() -> None:
+async def test_send_before_start_is_refused() -> None:
     producer = Producer("127.0.0.1:1")
     with pytest.raises(RuntimeError, match="not started"):
         await producer.send("t", b"x")

@@ -6,14 +6,14 @@ import asyncio
 import time
 
 import pytest
-from producer_clock import pass_by
 
 from kipmesh.client import Producer
 from kipmesh.core.config import ProducerConfig
 from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
-from kipmesh.core.producer_metadata import TopicTracker, TrackerConfig
+from kipmesh.core.producer import TopicTracker, TrackerConfig
+from kipmesh.testing import until
 from kipmesh.testing.fake_broker import FakeCluster
-from kipmesh.testing.waiting import until
+from tests.unit.client.producer_clock import pass_by
 
 FAST = {"retry.backoff.ms": 5, "retry.backoff.max.ms": 20, "linger.ms": 0}
 
@@ -155,7 +155,7 @@ async def test_who_waits_for_a_topic_is_told_when_the_producer_closes() -> None:
                 await waiting
 
 
-async def test_nobody_answers_for_a_while() -> None:
+async def test_producer_recovers_once_a_broker_responds_again() -> None:
     async with FakeCluster() as fake, Producer(fake.bootstrap, **FAST) as producer:
         fake.create_topic("t")
         port, config = fake.brokers[1].port, producer.config
@@ -174,7 +174,7 @@ async def test_nobody_answers_for_a_while() -> None:
             assert (await (await producer.send("t", b"1"))).offset == 1
 
 
-def test_keys() -> None:
+def test_metadata_keys_have_defaults_and_limits() -> None:
     assert ProducerConfig.parse({}).metadata_evict_ms == 300_000
     assert ProducerConfig.parse({}).metadata_refresh == "paced"
     assert ProducerConfig.parse({"metadata.max.idle.ms": "6000"}).metadata_evict_ms == 6000

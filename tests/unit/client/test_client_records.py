@@ -11,17 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kipmesh.client.compression import decompressed
-from kipmesh.client.records import (
-    COMPRESSIONS,
-    Compression,
-    consumer_records,
-    decode_columns,
-    default_compression,
-    encode_batch,
-    new_builder,
-    seal,
-)
+from kipmesh.client.compression import COMPRESSIONS, Compression, decompressed, default_compression
+from kipmesh.client.records import consumer_records, decode_columns, encode_batch, new_builder, seal
 from kipmesh.core.errors import CorruptRecordError, KafkaError
 from kipmesh.core.record_batch import HEADER_BYTES, check_crc, iterate, join, parse_header
 
@@ -34,7 +25,9 @@ headers = st.lists(st.tuples(st.text(max_size=8), maybe_bytes), max_size=3)
     st.sampled_from(COMPRESSIONS),
 )
 @settings(max_examples=60, deadline=None)
-def test_round_trip(records: list[tuple[int, bytes | None, bytes | None, list]], compression: str) -> None:
+def test_encoded_records_are_decoded_to_the_same(
+    records: list[tuple[int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]], compression: str
+) -> None:
     builder = new_builder(1 << 20)
     for index, (timestamp, key, value, fields) in enumerate(records):
         builder.append(index, timestamp, key, value, fields)
@@ -77,7 +70,7 @@ def test_what_does_not_shrink_stays_plain() -> None:
     assert parse_header(batch).compression == 0
 
 
-def test_columns_of_a_range() -> None:
+def test_columns_hold_the_offsets_of_a_range() -> None:
     data = b"".join(
         encode_batch([(b"k%d" % i, b"%d" % i) for i in range(base, base + 10)], timestamp_ms=base, base_offset=base)
         for base in (0, 10, 20)
@@ -151,7 +144,7 @@ def test_java_forms_are_read() -> None:
         assert decode_columns(batch) == decode_columns(plain)
 
 
-def test_leader_epoch_and_offset() -> None:
+def test_records_carry_leader_epoch_and_offset() -> None:
     batch = encode_batch([(None, b"x")], timestamp_ms=1, base_offset=77, leader_epoch=5)
     ((_, header),) = iterate(batch)
     assert (header.base_offset, header.partition_leader_epoch) == (77, 5)

@@ -10,17 +10,18 @@ from typing import Any
 
 import pytest
 
-from kipmesh.client import Consumer, replica_choice
-from kipmesh.client.broker_fetches import FOLLOWER_SILENCE_MS
+from kipmesh.client import Consumer
+from kipmesh.client.consumer import replica_selection
+from kipmesh.client.consumer.broker_fetches import FOLLOWER_SILENCE_MS
+from kipmesh.client.consumer.replica_selection import ReplicaReturn
+from kipmesh.client.consumer.rules.values import ReaderConfig
 from kipmesh.client.records import encode_batch
-from kipmesh.client.replica_return import ReplicaReturn
 from kipmesh.client.types import TopicPartition
-from kipmesh.core.consumer import ReaderConfig
 from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
 from kipmesh.messages import FetchRequest
+from kipmesh.testing import until
 from kipmesh.testing.fake_broker import FakeCluster
 from kipmesh.testing.fake_partitions import FakeFollower
-from kipmesh.testing.waiting import until
 
 FAST = {
     "retry.backoff.ms": 5,
@@ -35,13 +36,13 @@ RACKS = {1: "rack-a", 2: "rack-b", 3: "rack-c"}
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A follower is not left because this machine stands still for a second, but where that is what a test is about."""
-    monkeypatch.setattr(replica_choice, "ReaderConfig", partial(ReaderConfig, follower_silence_ms=600_000))
+    monkeypatch.setattr(replica_selection, "ReaderConfig", partial(ReaderConfig, follower_silence_ms=600_000))
 
 
 @pytest.fixture
 def no_patience(patience: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in earnest."""
-    monkeypatch.setattr(replica_choice, "ReaderConfig", ReaderConfig)
+    monkeypatch.setattr(replica_selection, "ReaderConfig", ReaderConfig)
 
 
 @asynccontextmanager
@@ -165,7 +166,7 @@ async def test_what_the_follower_cannot_do_the_leader_does(code: ErrorCode) -> N
 @pytest.mark.usefixtures("no_patience")
 @pytest.mark.parametrize("how", ["killed", "silent"])
 async def test_a_follower_that_is_gone_is_left_within_two_seconds(how: str) -> None:
-    config = {**FAST, "fetch.max.wait.ms": 500, "request.timeout.ms": 200_000}
+    config: dict[str, Any] = {**FAST, "fetch.max.wait.ms": 500, "request.timeout.ms": 200_000}
     assert config["fetch.max.wait.ms"] + FOLLOWER_SILENCE_MS < 2000
     async with mesh() as cluster, Consumer(cluster.bootstrap, **config) as consumer:
         consumer.assign([("t", 0)])
@@ -301,7 +302,7 @@ async def test_truncation_is_reported(policy: str) -> None:
 
 @pytest.mark.parametrize("mode", ["metadata", "consumer"])
 @pytest.mark.parametrize("policy", ["leader", "preferred"])
-async def test_modes_of_the_draft(mode: str, policy: str) -> None:
+async def test_draft_modes_choose_the_replica_by_policy(mode: str, policy: str) -> None:
     """392-15 to 392-17."""
     config = {
         **FAST,
@@ -390,14 +391,14 @@ async def test_in_the_modes_of_the_draft_a_replica_that_is_back_is_read_again_so
         assert len(calls(cluster, "Metadata")) - before <= 1
 
 
-def test_how_often_metadata_is_asked_for_until_a_replica_is_back() -> None:
+def test_metadata_requests_back_off_until_a_replica_is_back() -> None:
     away = ReplicaReturn(1, 10)
     assert away.due_s is None
     where, other = TopicPartition("t", 0), TopicPartition("u", 0)
     away.left(where, 100)
     away.left(where, 100.5)
     assert away.topics(100.9, lambda _: True) == set()
-    asked = []
+    asked: list[tuple[float, set[str]]] = []
     now = 100.0
     while away.due_s is not None:
         now = away.due_s
@@ -444,7 +445,7 @@ async def test_a_broken_selector_means_the_leader() -> None:
     assert (seen["a"], seen["b"], seen["client.rack"], seen["closed"]) == ("1", "x=y", "rack-b", True)
 
 
-def test_configuration() -> None:
+def test_invalid_replica_selection_is_refused_by_key() -> None:
     assert Consumer("h:1", rack_id="r").config.client_rack == "r"
     for config, words in (
         ({"rack.id": "a", "client.rack": "b"}, "give one of them"),

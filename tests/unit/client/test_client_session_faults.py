@@ -10,6 +10,7 @@ import asyncio
 import os
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -54,7 +55,7 @@ class Run:
         self.paused: set[int] = set()
         self.assigned = set(range(PARTITIONS))
         chance = self.random
-        self.config = {
+        self.config: dict[str, Any] = {
             "retry.backoff.ms": 1,
             "retry.backoff.max.ms": 4,
             "default.api.timeout.ms": 30_000,
@@ -236,7 +237,7 @@ class Run:
 
 
 @pytest.mark.parametrize("seed", range(int(FIRST), int(LAST or FIRST) + 1))
-async def test_random_faults(seed: int) -> None:
+async def test_random_faults_lose_and_repeat_nothing(seed: int) -> None:
     async with FakeCluster(3) as cluster:
         cluster.racks = {1: "1", 2: "2", 3: "3"}
         cluster.create_topic("t", PARTITIONS, replicas=3)

@@ -7,18 +7,20 @@ import logging
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 
 import pytest
 
-from kipmesh.client import Consumer, ConsumerRecord, TopicPartition, fetcher
-from kipmesh.client.broker_fetches import BrokerFetches
+from kipmesh.client import Consumer, ConsumerRecord, TopicPartition
+from kipmesh.client.consumer import fetcher
+from kipmesh.client.consumer.broker_fetches import BrokerFetches
 from kipmesh.client.records import encode_batch
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.fetch_session import FetchSessionDescription
 from kipmesh.messages import FetchableTopicResponse, FetchPartition, FetchRequest, FetchResponse, PartitionData
+from kipmesh.testing import until
 from kipmesh.testing.fake_broker import FakeCluster
-from kipmesh.testing.waiting import until
 
 CONFIG = {
     "retry.backoff.ms": 5,
@@ -96,7 +98,7 @@ async def test_only_what_moved_is_named() -> None:
             assert consumer.high_watermark(("t", 39)) == 0
 
 
-async def test_pauses_seeks_and_assignments() -> None:
+async def test_pauses_seeks_and_assignments_change_the_session() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t", 4)
         fill(cluster, 0, 2)
@@ -109,10 +111,13 @@ async def test_pauses_seeks_and_assignments() -> None:
                 count = len(fetches(cluster))
                 change()
                 for what in seen:
-                    await until(lambda what=what: any(what in told(one) for one in in_session(cluster, count)))  # type: ignore[misc]
+                    await until(partial(was_told, what, count))
                 asked = len(in_session(cluster, count))
                 await until(lambda: len(in_session(cluster, count)) > asked)
                 return in_session(cluster, count)
+
+            def was_told(what: object, count: int) -> bool:
+                return any(what in told(one) for one in in_session(cluster, count))
 
             def told(request: FetchRequest) -> list[object]:
                 return [each for each in (named(request), forgotten(request)) if each]
@@ -191,7 +196,7 @@ async def test_an_answer_for_a_partition_that_has_left_does_nothing() -> None:
             assert consumer._fetcher.buffered_bytes == 0
 
 
-async def test_switched_off() -> None:
+async def test_disabled_sessions_send_full_fetches_only() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t", 3)
         fill(cluster, 0)
@@ -259,7 +264,7 @@ async def test_lost_sessions_heal_at_once(cause: str, caplog: pytest.LogCaptureF
     assert any(f"fetch session {old}" in record.getMessage() for record in caplog.records)
 
 
-async def test_restart_of_a_broker_under_load(caplog: pytest.LogCaptureFixture) -> None:
+async def test_broker_restarts_under_load_lose_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeCluster(2) as cluster:
         cluster.create_topic("t", 10)
         stopping = False
@@ -277,6 +282,9 @@ async def test_restart_of_a_broker_under_load(caplog: pytest.LogCaptureFixture) 
                 loading = asyncio.create_task(load())
                 read: dict[int, list[int]] = {partition: [] for partition in range(10)}
 
+                def has_fetched_more_than(full: int) -> bool:
+                    return consumer.fetch_stats.full_fetches > full
+
                 async def read_on(count: int) -> None:
                     for record in await take(consumer, count):
                         read[record.partition].append(record.offset)
@@ -286,7 +294,7 @@ async def test_restart_of_a_broker_under_load(caplog: pytest.LogCaptureFixture) 
                     full = consumer.fetch_stats.full_fetches
                     await cluster.brokers[node_id].stop()
                     await cluster.brokers[node_id].start()
-                    await until(lambda full=full: consumer.fetch_stats.full_fetches > full)  # type: ignore[misc]
+                    await until(partial(has_fetched_more_than, full))
                     await read_on(500)
                 stopping = True
                 await loading
@@ -322,7 +330,7 @@ async def test_closing_ends_the_sessions() -> None:
 
 
 @pytest.mark.usefixtures("time_to_close")
-async def test_closing_before_the_first_answer() -> None:
+async def test_closing_before_the_first_response_leaves_no_session() -> None:
     for steps in range(0, 40, 3):
         async with FakeCluster() as cluster:
             cluster.create_topic("t", 4)
@@ -431,7 +439,7 @@ async def test_total_buffers_are_limited() -> None:
 async def calls_a_round(partitions: int) -> float:
     """Calls of functions of the client for each of ten rounds, in each of which one partition gets a record."""
     calls = 0
-    names = ("fetcher.py", "fetch_state.py", "consumer.py", "broker_fetches.py", "handler.py")
+    names = ("fetcher.py", "consumer.py", "broker_fetches.py", "handler.py")
 
     def count(frame: FrameType, event: str, _argument: object) -> None:
         nonlocal calls

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import threading
 import time
@@ -12,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from kipmesh.client import NewTopic, producer_metadata, pump
+from kipmesh import client as asyncio_client
+from kipmesh.client import NewTopic
+from kipmesh.client.producer import producer_metadata, pump
 from kipmesh.client.sync import AdminClient, Consumer, Producer
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.testing.fake_broker import FakeCluster
@@ -42,7 +45,7 @@ def kipmesh_threads() -> list[str]:
     return [name for name in names if name.startswith("kipmesh") and name != "kipmesh-cluster"]
 
 
-def test_whole_path(bootstrap: str) -> None:
+def test_records_are_read_as_they_were_sent(bootstrap: str) -> None:
     with AdminClient(bootstrap, **FAST) as admin, Producer(bootstrap, **FAST) as producer:
         admin.create_topics([NewTopic("t", 2)])
         sent = [producer.send("t", b"%d" % index, partition=0) for index in range(5000)]
@@ -65,6 +68,19 @@ def test_whole_path(bootstrap: str) -> None:
             consumer.seek(("t", 0), 4999)
             assert consumer.poll(60_000)[0].offset == 4999
     assert kipmesh_threads() == []
+
+
+def test_a_blocking_method_has_the_documentation_of_the_asynchronous_one() -> None:
+    assert Consumer.poll.__doc__ == asyncio_client.Consumer.poll.__doc__
+    assert list(inspect.signature(AdminClient.create_topics).parameters) == ["self", "topics", "wait", "validate_only"]
+
+
+def test_an_iterator_that_calls_the_client_is_consumed_by_the_caller(bootstrap: str) -> None:
+    with AdminClient(bootstrap, **FAST) as admin, Consumer(bootstrap, **FAST) as consumer:
+        admin.create_topics([NewTopic("t", 2)])
+        consumer.assign([("t", 0), ("t", 1)])
+        consumer.seek_to_end(where for where in consumer.assignment() if consumer.position(where) >= 0)
+        assert consumer.position(("t", 1)) == 0
 
 
 def test_a_topic_without_metadata_waits_alone(bootstrap: str) -> None:
@@ -142,10 +158,14 @@ def test_threads_may_share_a_client(bootstrap: str) -> None:
         assert [place.offset for place in offsets.values() if place is not None] == [500] * 4
 
 
-def test_a_client_that_was_not_used_may_be_closed() -> None:
-    client = Producer("127.0.0.1:1")
+@pytest.mark.parametrize("kind", [AdminClient, Consumer, Producer])
+def test_a_client_that_was_not_used_can_be_closed_and_stays_closed(kind: Any) -> None:
+    client = kind("127.0.0.1:1")
     client.close()
     client.close()
+    with pytest.raises(RuntimeError, match="this client is closed"):
+        client.start()
+    assert kipmesh_threads() == []
 
 
 @pytest.mark.parametrize("kind", [AdminClient, Consumer, Producer])

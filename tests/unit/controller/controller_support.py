@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from kipmesh import messages as m
+from kipmesh.controller import ControllerNode
 from kipmesh.core.config import ControllerConfig
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, CLUSTER_METADATA_TOPIC_ID, MetadataDelta, MetadataImage
-from kipmesh.node.controller import ControllerNode
-from kipmesh.rpc.client import Connection
 from kipmesh.storage.fs import FileSystem
-from kipmesh.testing.waiting import until
+from kipmesh.testing import until
+from kipmesh.transport.grpc.client import Connection
 
 CLUSTER = "test-cluster"
 SESSION_MS = 60_000
@@ -64,9 +64,9 @@ class LiveController:
 
 def end_session(node: ControllerNode, broker_id: int, but_for_ms: int = 0) -> None:
     """The active controller looks at its clock, and has not heard of the broker for its session timeout or nearly."""
-    active = node._active
+    active = node.active
     assert active is not None
-    session = active._controller._sessions.get(broker_id)
+    session = active._controller.sessions._sessions.get(broker_id)
     assert session is not None
     session.last_contact_ms = active._now_ms() - active._config.broker_session_timeout_ms + but_for_ms
     active._cancel_timer()

@@ -6,14 +6,14 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from controller_support import CLUSTER, FakeBroker, controller_config, until
-
 from kipmesh import messages as m
 from kipmesh.cluster import ports
+from kipmesh.controller import ControllerNode
 from kipmesh.core.errors import ErrorCode
-from kipmesh.node.controller import ControllerNode
-from kipmesh.rpc.client import ConnectionPool, TransportError
 from kipmesh.storage.fs import FileSystem
+from kipmesh.testing import until
+from kipmesh.transport.grpc.client import ConnectionPool, TransportError
+from tests.unit.controller.controller_support import CLUSTER, FakeBroker, controller_config
 
 FAST = {
     "controller_quorum_fetch_timeout_ms": 300,

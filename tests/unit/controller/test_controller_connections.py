@@ -11,17 +11,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from controller_support import FakeBroker, LiveController, until
-from controllers_support import STEADY, Controllers
 
 from kipmesh import messages as m
 from kipmesh.cluster import ports
+from kipmesh.controller import ControllerNode
+from kipmesh.controller.active import PROBES, LeaderProbes
 from kipmesh.core.errors import ErrorCode
-from kipmesh.node.controller import ControllerNode
-from kipmesh.node.controller import knocking as knocking_module
-from kipmesh.node.controller.knocking import KNOCKS, Knocking
-from kipmesh.node.knock import refuses
-from kipmesh.rpc.client import Connection
+from kipmesh.node.liveness_probe import LivenessProber
+from kipmesh.testing import until
+from kipmesh.transport.grpc.client import Connection
+from tests.unit.controller.controller_support import FakeBroker, LiveController
+from tests.unit.controller.controllers_support import STEADY, Controllers
 
 LOSS_MS = 200
 LONG_MS = 60_000
@@ -92,10 +92,10 @@ async def test_a_broker_that_comes_back_in_time_stays(tmp_path: Path) -> None:
             await link.cut()
             link = Link(address_of(controller.node), broker)
             assert (await link.beat()).error_code == 0
-        active = controller.node._active
+        active = controller.node.active
         assert active is not None
-        active._controller._sessions.loss_timeout_ms = LOSS_MS
-        active._controller._sessions.look_ms = LOSS_MS // 4
+        active._controller.sessions.loss_timeout_ms = LOSS_MS
+        active._controller.sessions.check_interval_ms = LOSS_MS // 4
         await other.cut()
         await until(fenced(controller.node, 2), "broker 2 fenced")
         assert not controller.node.image.brokers[1].fenced
@@ -146,7 +146,7 @@ async def test_a_controller_that_stood_still_fences_nobody(tmp_path: Path, monke
         broker, link = await join(controller, 1)
         seen = asyncio.Event()
         node = controller.node
-        active = node._active
+        active = node.active
         assert active is not None
         disconnected = active.disconnected
 
@@ -159,7 +159,7 @@ async def test_a_controller_that_stood_still_fences_nobody(tmp_path: Path, monke
         await seen.wait()
         ahead_ns = LONG_MS // 3 * 1_000_000  # for twice as long as a lost connection may take to come back
         clock = SimpleNamespace(monotonic_ns=lambda: time.monotonic_ns() + ahead_ns, time_ns=time.time_ns)
-        monkeypatch.setattr("kipmesh.node.clock.time", clock)
+        monkeypatch.setattr("kipmesh.node.time", clock)
         active._cancel_timer()
         active._timer_fired()  # it is late, and the first to look
         assert not node.image.brokers[1].fenced
@@ -222,33 +222,28 @@ async def test_a_broker_that_died_with_the_controller_is_found_by_its_address(tm
 
 async def test_only_who_is_refused_everywhere_and_every_time_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     # Who is refused is told so, however slow the machine is.
-    monkeypatch.setattr(knocking_module, "refuses", lambda address, _timeout_s: refuses(address, 30))
+    refuses, prober = LivenessProber.refuses, LivenessProber()
+    monkeypatch.setattr(LivenessProber, "refuses", lambda self, address, _timeout_s: refuses(self, address, 30))
     with socket.create_server(("127.0.0.1", 0)) as server:
         open_, (closed, opening) = server.getsockname(), [("127.0.0.1", port) for port in ports.choose(2)]
-        assert [await refuses(one, 30) for one in (open_, closed, ("no.such.host.invalid", 1))] == [False, True, False]
+        everywhere = open_, closed, ("no.such.host.invalid", 1)
+        assert [await prober.refuses(one, 30) for one in everywhere] == [False, True, False]
         found: list[int] = []
         asked: list[list[int]] = []
-        done = asyncio.Event()
         unheard = {1: [open_], 2: [closed], 3: [closed, open_], 4: [], 5: [opening], 6: [closed], 7: [closed]}
 
-        def look() -> dict[int, Any]:
+        def unheard_brokers() -> dict[int, Any]:
             asked.append(list(unheard))
-            if len(asked) == KNOCKS:
-                del unheard[6]  # was heard of between two knocks
+            if len(asked) == PROBES:
+                del unheard[6]  # was heard of between two probes
                 unheard[5] = [open_]  # is there by now
             return unheard
 
-        def told(broker_id: int) -> None:
-            found.append(broker_id)
-            if broker_id == 7:
-                done.set()
-
-        knocking = Knocking(look, told, 0.05)
-        knocking.start()
-        await asyncio.wait_for(done.wait(), 60)
-        knocking.stop()
+        probes = LeaderProbes(unheard=unheard_brokers, refused=found.append, interval_s=0.05)
+        await asyncio.wait_for(probes.run(), 60)
+        prober.close()
     assert found == [2, 7]
-    assert len(asked) == KNOCKS
+    assert len(asked) == PROBES
 
 
 class _Voice:

@@ -8,11 +8,11 @@ import random
 from pathlib import Path
 
 import pytest
-from controller_support import FakeBroker, LiveController
-from controllers_support import Controllers
 
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.testing.faulty_fs import Fault, FaultyFileSystem
+from simulation.faulty_fs import Fault, FaultyFileSystem
+from tests.unit.controller.controller_support import FakeBroker, LiveController
+from tests.unit.controller.controllers_support import Controllers
 
 FOLDER = Path("/metadata")
 LOG = "__cluster_metadata-0"

@@ -8,24 +8,25 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from controller_support import FakeBroker, LiveController, until
 
 from kipmesh import messages as m
+from kipmesh.controller import leader_balance
+from kipmesh.controller import owner as owners
+from kipmesh.controller.handlers import controller_pipeline, elections
+from kipmesh.controller.leader_balance import LeaderBalance
+from kipmesh.controller.owner import ControllerParts
 from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.core.metadata.elections import ElectionResult
 from kipmesh.core.metadata.image import PartitionState
-from kipmesh.core.metadata.preferred import ElectionResult
 from kipmesh.messages import proto
 from kipmesh.messages.kafka import MalformedError
 from kipmesh.messages.table import find_api
-from kipmesh.node.controller import leader_balance
-from kipmesh.node.controller import owner as owners
-from kipmesh.node.controller.handlers import controller_pipeline, elections
-from kipmesh.node.controller.leader_balance import LeaderBalance
-from kipmesh.node.controller.parts import ControllerParts
-from kipmesh.rpc.server import RequestContext
+from kipmesh.testing import until
+from kipmesh.transport.grpc.server import RequestContext
+from tests.unit.controller.controller_support import FakeBroker, LiveController
 
 IMBALANCE = "kafka_controller_kafkacontroller_preferredreplicaimbalancecount"
-MANUAL = {"auto.leader.rebalance.enable": "false"}
+MANUAL: dict[str, Any] = {"auto.leader.rebalance.enable": "false"}
 
 
 class Mesh:
@@ -79,7 +80,11 @@ class Mesh:
 
 def results(response: m.ElectLeadersResponse) -> dict[int, int]:
     assert not response.error_code
-    return {each.partition_id: each.error_code for topic in response.replica_election_results for each in topic[1]}
+    return {
+        each.partition_id: each.error_code
+        for topic in response.replica_election_results
+        for each in topic.partition_result
+    }
 
 
 async def test_preferred_elections(tmp_path: Path) -> None:
@@ -122,7 +127,7 @@ async def test_many_partitions_are_some_decisions(tmp_path: Path, monkeypatch: p
 
 
 async def test_leadership_returns_by_itself(tmp_path: Path) -> None:
-    values = {"leader.imbalance.check.interval.seconds": "1"}
+    values: dict[str, Any] = {"leader.imbalance.check.interval.seconds": "1"}
     async with LiveController(tmp_path, **values) as controller:
         mesh = Mesh(controller)
         topic_id = await mesh.start(3)
@@ -147,7 +152,7 @@ async def test_unclean_elections_wait_for_log_ends(tmp_path: Path) -> None:
             wanted: list[m.TopicIdPartition] = []
             while not wanted:
                 wanted = list((await broker.heartbeat()).wanted_log_ends)
-            ends = [m.PartitionLogEnd(*each, 0, 5 * broker.broker_id) for each in wanted]
+            ends = [m.PartitionLogEnd(each.topic_id, each.partition, 0, 5 * broker.broker_id) for each in wanted]
             await broker.heartbeat(log_ends=ends)
         assert results(await election) == {0: 0, 1: 0}
         assert [mesh.state(topic_id, each).leader for each in (0, 1)] == [3, 3]
@@ -229,9 +234,9 @@ async def test_a_round_goes_on_after_errors_and_is_bounded(monkeypatch: pytest.M
         return answer
 
     balance = LeaderBalance(do, 0.001)
-    balance.start()
+    running = asyncio.create_task(balance.run())
     await asyncio.wait_for(done.wait(), 60)
-    balance.stop()
+    running.cancel()
     answers[:] = [list(range(9)), 1, 2]
     assert await LeaderBalance(do, 1).round(), "there is more"
     answers[:] = [list(range(3)), 2, 0]

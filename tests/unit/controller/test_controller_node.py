@@ -4,19 +4,26 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from controller_support import CLUSTER, FakeBroker, LiveController, controller_config, end_session, until
 
 from kipmesh import messages as m
+from kipmesh.controller import ControllerNode
 from kipmesh.core import record_batch
 from kipmesh.core.config import TopicConfig
+from kipmesh.core.control_records import LeaderChange, leader_change_batch
 from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, CLUSTER_METADATA_TOPIC_ID
 from kipmesh.core.metadata.records import METADATA_VERSION_LEVEL
-from kipmesh.core.raft.control import LeaderChange, leader_change_batch
-from kipmesh.node.controller import ControllerNode
 from kipmesh.storage.fs import RealFileSystem
 from kipmesh.storage.log_manager import LogManager
+from kipmesh.testing import until
+from tests.unit.controller.controller_support import (
+    CLUSTER,
+    FakeBroker,
+    LiveController,
+    controller_config,
+    end_session,
+)
 
 
 async def test_a_new_cluster_serves_topics_to_brokers(tmp_path: Path) -> None:
@@ -254,7 +261,7 @@ class LiveConnection:
         self._controller = controller
 
     async def __aenter__(self) -> FakeBroker:
-        from kipmesh.rpc.client import Connection
+        from kipmesh.transport.grpc.client import Connection
 
         self._controller.connection = Connection(f"127.0.0.1:{self._controller.node.grpc_port}", CLUSTER)
         return FakeBroker(self._controller, 1)

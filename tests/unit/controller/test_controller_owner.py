@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from kipmesh.controller import owner as owners
+from kipmesh.controller.owner import Owner
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.metadata.decision import Decision
-from kipmesh.node.controller import owner as owners
-from kipmesh.node.controller.owner import Owner
 
 OVER = KafkaError(ErrorCode.NOT_CONTROLLER, "controller 1 is active")
 
@@ -93,7 +93,7 @@ async def test_leadership_that_ends_with_the_append() -> None:
         log.owner.end(OVER)
         return b"batch"
 
-    log.owner._append = append
+    log.owner.append = append
     with pytest.raises(KafkaError, match="controller 1 is active"):
         log.submit()
     assert not log.failures
@@ -237,7 +237,7 @@ async def test_an_epoch_that_ends_within_a_batch() -> None:
         yield from ListLog.apply(log, records, batch)
         applied.append(batch)
 
-    log.owner._apply = apply
+    log.owner.apply = apply
     log.steps = 3
     half, several = log.submit("half"), log.owner.decide_all([lambda: Decision(["never"], None)])
     queued = log.submit("queued")

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
-from controller_support import SESSION_MS, FakeBroker, end_session, until
-from controllers_support import CLUSTER, STEADY, Controllers
 
 from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC
+from kipmesh.testing import until
+from tests.unit.controller.controller_support import SESSION_MS, FakeBroker, end_session
+from tests.unit.controller.controllers_support import CLUSTER, STEADY, Controllers
 
 DESCRIBE = m.DescribeQuorumRequest([m.DescribeQuorumTopic(CLUSTER_METADATA_TOPIC, (0,))])
 HESITANT = {**STEADY, "controller_quorum_fetch_timeout_ms": 2500}
@@ -93,10 +95,13 @@ async def test_kills_under_topic_creation(tmp_path: Path) -> None:
                 name = f"topic-{number}-{turn}"
                 acknowledged[name] = await quorum.create(name)
 
+        def reached(count: int) -> bool:
+            return len(acknowledged) >= count
+
         creating = asyncio.gather(*(create(number) for number in range(3)))
         for _ in range(2):
             target = len(acknowledged) + 6
-            await until(lambda target=target: len(acknowledged) >= target, "topics")
+            await until(partial(reached, target), "topics")
             killed = await quorum.active()
             await quorum.kill(killed)
             await quorum.active()
@@ -158,8 +163,8 @@ async def test_sessions_after_a_failover_fence_nobody_who_lives(tmp_path: Path) 
 
         for broker_id in (1, 2):
             end_session(second, broker_id, but_for_ms=SESSION_MS // 4)  # most of what was granted is over
-        assert second._active is not None
-        session = second._active._controller._sessions.get(1)
+        assert second.active is not None
+        session = second.active._controller.sessions._sessions.get(1)
         assert session is not None
         before_ms = session.last_contact_ms
         assert not (await alive.heartbeat(offset=alive.epoch)).is_fenced

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from controller_support import CLUSTER, FakeBroker, LiveController
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.rpc.client import TransportError
-from kipmesh.testing.faulty_fs import FaultyFileSystem
+from kipmesh.transport.grpc.client import TransportError
+from simulation.faulty_fs import FaultyFileSystem
+from tests.unit.controller.controller_support import CLUSTER, FakeBroker, LiveController
 
 FOLDER = Path("/metadata")
 INTS = (

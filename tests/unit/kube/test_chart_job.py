@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-from chart_of_tests import ROOT, helm, needs_helm
+
+from tests.unit.kube.chart_of_tests import ROOT, helm, needs_helm
 
 pytestmark = needs_helm
 

@@ -12,15 +12,15 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from chart_of_tests import Manifest, containers, needs_helm, of_kind, pod_templates, render, selects
 
 from kipmesh.core.config import BrokerConfig, ControllerConfig
-from kipmesh.core.config.consumer_service import ConsumerServiceConfig
+from kipmesh.core.config.node import ConsumerServiceConfig
 from kipmesh.kube import prepare
 from kipmesh.kube.__main__ import main
 from kipmesh.kube.api import ServicePlace
 from kipmesh.node.settings import read_properties
-from kipmesh.tls.making import Authority
+from kipmesh.transport.tls.making import Authority
+from tests.unit.kube.chart_of_tests import Manifest, containers, needs_helm, of_kind, pod_templates, render, selects
 
 pytestmark = needs_helm
 
@@ -91,7 +91,7 @@ def test_brokers_have_a_listener_within_the_cluster(api: ApiOfTests, tmp_path: P
     assert "KAFKA" not in data(manifests)["controller.properties"]
 
 
-def test_without_it_there_is_no_trace_of_it() -> None:
+def test_disabled_kafka_listener_leaves_no_trace() -> None:
     manifests = render("--set", "kafka.enabled=false")
     assert "kafka" not in str(of_kind(manifests, "Service")).lower()
     assert "KAFKA" not in str(data(manifests))
@@ -116,7 +116,7 @@ def test_each_broker_is_told_where_it_is_reached_by_its_port_of_nodes(api: ApiOf
         ("type=LoadBalancer", ServicePlace(False, 9094, "2001:db8::9"), "[2001:db8::9]:9095"),
     ],
 )
-def test_what_clients_outside_are_told(
+def test_external_listener_advertises_the_place_of_its_service(
     values: str, place: ServicePlace, expected: str, api: ApiOfTests, tmp_path: Path
 ) -> None:
     api.place = place
@@ -187,7 +187,9 @@ def test_ports_of_policies_are_ports_of_pods() -> None:
         ("tls.enabled=true,kafka.sasl.enabled=true,kafka.sasl.secretName=u", "SASL_SSL"),
     ],
 )
-def test_protocols_of_listeners(values: str, protocol: str, api: ApiOfTests, tmp_path: Path) -> None:
+def test_listeners_have_the_protocols_of_their_values(
+    values: str, protocol: str, api: ApiOfTests, tmp_path: Path
+) -> None:
     manifests = render(*EXTERNAL, "--set", values)
     config = BrokerConfig.parse(prepared(manifests, "leaders", 0, tmp_path))
     mesh = "SSL" if protocol.endswith("SSL") else "PLAINTEXT"

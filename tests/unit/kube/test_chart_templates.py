@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from chart_of_tests import (
+
+from kipmesh.core.config import BrokerConfig, ControllerConfig
+from kipmesh.core.config.base import Config
+from kipmesh.core.config.node import ConsumerServiceConfig
+from kipmesh.kube.__main__ import main
+from kipmesh.node.settings import read_properties
+from tests.unit.kube.chart_of_tests import (
     CHART,
     CI_VALUES,
     ROOT,
@@ -20,12 +26,6 @@ from chart_of_tests import (
     render,
     selects,
 )
-
-from kipmesh.core.config import BrokerConfig, ControllerConfig
-from kipmesh.core.config.base import Config
-from kipmesh.core.config.consumer_service import ConsumerServiceConfig
-from kipmesh.kube.__main__ import main
-from kipmesh.node.settings import read_properties
 
 pytestmark = needs_helm
 
@@ -132,7 +132,7 @@ def test_pods_meet_the_restricted_standard(values: Path) -> None:
             assert spec["automountServiceAccountToken"] is False
 
 
-def test_probes_of_a_broker() -> None:
+def test_nodes_have_startup_readiness_and_liveness_probes() -> None:
     for name, owner in of_kind(render(), "StatefulSet").items():
         (node,) = owner["spec"]["template"]["spec"]["containers"]
         assert node["startupProbe"]["httpGet"]["path"] == "/startedz"
@@ -142,7 +142,7 @@ def test_probes_of_a_broker() -> None:
         assert ("lifecycle" in node) == ("controllers" not in name)
 
 
-def test_what_a_release_may_do() -> None:
+def test_roles_allow_named_resources_only() -> None:
     manifests = render()
     (cluster_role,) = of_kind(manifests, "ClusterRole").values()
     assert cluster_role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}]
@@ -254,7 +254,7 @@ def test_rules_and_dashboards_are_those_of_the_repository() -> None:
         assert {one["targetLabel"] for one in endpoint["relabelings"]} == {"job", "instance", "cluster", "node_rack"}
 
 
-def test_nothing_of_prometheus_operator_by_default() -> None:
+def test_default_values_render_nothing_of_prometheus_operator() -> None:
     assert not [one for one in render() if "monitoring.coreos.com" in one["apiVersion"]]
 
 

@@ -6,7 +6,8 @@ import json
 
 import pytest
 import yaml
-from chart_of_tests import CHART, helm, needs_helm, of_kind, refused, render
+
+from tests.unit.kube.chart_of_tests import CHART, helm, needs_helm, of_kind, refused, render
 
 BAD = [
     ("controllers.replicas=2", "controllers", "1, 3, 5"),

@@ -81,7 +81,7 @@ def stateful_set(replicas: int, **meta: str) -> dict[str, Any]:
     return {"metadata": {"name": "m-followers", **meta}, "spec": spec}
 
 
-def test_how_many_replicas_are_wanted(server: Server) -> None:
+def test_replicas_wanted_are_those_of_the_statefulset(server: Server) -> None:
     api = KubeApi()
     server.answers["GET", STATEFUL_SET] = (200, stateful_set(3))
     assert api.replicas_wanted("ns", "m-followers") == 3
@@ -94,7 +94,7 @@ def test_how_many_replicas_are_wanted(server: Server) -> None:
         api.replicas_wanted("ns", "m-followers")
 
 
-def test_labels_of_a_node(server: Server) -> None:
+def test_node_labels_are_read(server: Server) -> None:
     server.answers["GET", NODE] = (200, {"metadata": {"name": "n1", "labels": {"zone": "z"}}})
     assert KubeApi().node_labels("n1") == {"zone": "z"}
     with pytest.raises(NotFoundError):
@@ -119,12 +119,12 @@ def service(kind: str, node_port: int | None = None, **ingress: str) -> dict[str
         (service("LoadBalancer", hostname="a.example", ip="192.0.2.1"), ServicePlace(False, 9094, "a.example")),
     ],
 )
-def test_where_a_service_is_reached_from_outside(server: Server, answer: Any, expected: ServicePlace) -> None:
+def test_external_service_has_its_address_and_port(server: Server, answer: Any, expected: ServicePlace) -> None:
     server.answers["GET", SERVICE] = (200, answer)
     assert KubeApi().service_place("ns", "m-followers-0-external") == expected
 
 
-def test_a_service_that_is_not_reached_from_outside(server: Server) -> None:
+def test_internal_service_is_refused(server: Server) -> None:
     server.answers["GET", SERVICE] = (200, service("ClusterIP"))
     with pytest.raises(KubeError, match="of type ClusterIP is not reached from outside"):
         KubeApi().service_place("ns", "m-followers-0-external")
@@ -137,7 +137,7 @@ def test_a_service_that_is_not_reached_from_outside(server: Server) -> None:
         ({"InternalIP": "10.0.0.1", "ExternalIP": "192.0.2.1"}, "192.0.2.1"),
     ],
 )
-def test_where_a_node_is_reached(server: Server, addresses: dict[str, str], expected: str) -> None:
+def test_node_address_prefers_the_external_one(server: Server, addresses: dict[str, str], expected: str) -> None:
     told = [{"type": kind, "address": address} for kind, address in addresses.items()]
     server.answers["GET", NODE] = (200, {"metadata": {"name": "n1"}, "status": {"addresses": told}})
     assert KubeApi().node_address("n1") == expected
@@ -162,7 +162,7 @@ def test_a_lease_is_read_and_written_only_as_it_was_read(server: Server) -> None
     assert not api.write_lease("ns", "m-leaving", "me/2", 20, "7")
 
 
-def test_nobody_there_is_one_line(server: Server) -> None:
+def test_failed_request_raises_one_line(server: Server) -> None:
     api = KubeApi()
     server.answers["GET", NODE] = (500, {})
     with pytest.raises(KubeError, match="cannot get node n1: 500"):

@@ -1,4 +1,4 @@
-"""What chaos does within a node's container: `kipmesh.kube.inside`, and what the pods' mesh asks of it."""
+"""What chaos does within a node's container: `kipmesh.kube.inside`, and what the release asks of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from kipmesh.kube import inside, mesh
+from kipmesh.kube import inside
+from kipmesh.kube import release as kube_release
 from kipmesh.kube.__main__ import main
 from kipmesh.kube.api import KubeError
 
@@ -40,7 +41,7 @@ def test_the_node_is_found_by_its_command_line(proc: Path) -> None:
     assert inside.node_process() == 7
 
 
-def test_without_one_it_is_process_1(proc: Path) -> None:
+def test_node_process_falls_back_to_process_1(proc: Path) -> None:
     process(proc, 1, "sh")
     assert inside.node_process() == 1
 
@@ -56,7 +57,7 @@ def state_of(process_id: int) -> str:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux'")
-def test_it_is_held_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_node_stops_until_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as node:
         monkeypatch.setattr(inside, "node_process", lambda: node.pid)
         try:
@@ -125,7 +126,9 @@ def test_pressure_whose_leader_was_killed_is_relieved(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_limits_of_the_container(version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_limit_and_usage_are_read_from_the_cgroup(
+    version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(inside, "CGROUP", tmp_path)
     folder = tmp_path if version == 2 else tmp_path / "memory"
     folder.mkdir(exist_ok=True)
@@ -155,7 +158,7 @@ class ApiOfTests:
         return [
             Some(
                 metadata=Some(
-                    name="m-followers-0", labels={mesh.COMPONENT: "followers"}, uid="u", deletion_timestamp=None
+                    name="m-followers-0", labels={kube_release.COMPONENT: "followers"}, uid="u", deletion_timestamp=None
                 ),
                 spec=Some(init_containers=[Some(args=args)], node_name="n1", share_process_namespace=True),
                 status=Some(container_statuses=[Some(container_id="c", state=Some(running=Some()))], conditions=[]),
@@ -170,11 +173,11 @@ class ApiOfTests:
         return told
 
 
-def release(monkeypatch: pytest.MonkeyPatch, *said: str | KubeError) -> tuple[mesh.KubeMesh, ApiOfTests]:
+def release(monkeypatch: pytest.MonkeyPatch, *said: str | KubeError) -> tuple[kube_release.KubeRelease, ApiOfTests]:
     api = ApiOfTests(list(said))
-    monkeypatch.setattr(mesh, "KubeApi", lambda: api)
-    monkeypatch.setattr(mesh, "LOOK_AGAIN_S", 0.0)
-    return mesh.KubeMesh("ns", "m"), api
+    monkeypatch.setattr(kube_release, "KubeApi", lambda: api)
+    monkeypatch.setattr(kube_release, "LOOK_AGAIN_S", 0.0)
+    return kube_release.KubeRelease("ns", "m"), api
 
 
 def test_a_volume_is_filled_only_when_it_is_small(monkeypatch: pytest.MonkeyPatch) -> None:

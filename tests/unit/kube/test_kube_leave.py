@@ -44,11 +44,13 @@ def topic(name: str, *partitions: tuple[tuple[int, ...], tuple[int, ...]]) -> To
         ((1, 2, 3), (), 2, False),
     ],
 )
-def test_what_needs_a_broker(replicas: tuple[int, ...], isr: tuple[int, ...], minimum: int, is_needed: bool) -> None:
+def test_leaving_broker_is_needed_by_partitions_at_min_isr(
+    replicas: tuple[int, ...], isr: tuple[int, ...], minimum: int, is_needed: bool
+) -> None:
     assert bool(lacking([topic("t", (replicas, isr))], {"t": minimum}, 1)) is is_needed
 
 
-def test_it_is_told_what_needs_it() -> None:
+def test_lacking_partitions_are_named() -> None:
     topics = [topic("a", ((1, 2), (1,)), ((2, 1), (1, 2))), topic("b", ((1, 2), (1,)))]
     assert lacking(topics, {"a": 1, "b": 1}, 1) == ["a-0", "b-0"]
 
@@ -79,7 +81,7 @@ def turns(api: LeaseOfTests, pod: str, broker_id: int) -> Turns:
     return Turns(api, Place("ns", "m-followers", pod, "m-leaving"), broker_id)
 
 
-def test_one_after_the_other() -> None:
+def test_brokers_take_the_lease_one_after_the_other() -> None:
     api = LeaseOfTests()
     first, second = turns(api, "m-followers-0", 101), turns(api, "m-leaders-0", 1)
     everybody = [1, 101, 102]
@@ -90,7 +92,7 @@ def test_one_after_the_other() -> None:
     assert first.take(everybody, LEASE_S) == "m-leaders-0/1"
 
 
-def test_who_does_not_renew_has_lost_it() -> None:
+def test_lease_without_renewal_is_lost() -> None:
     api = LeaseOfTests()
     first, second = turns(api, "m-followers-0", 101), turns(api, "m-leaders-0", 1)
     everybody = [1, 101]
@@ -101,7 +103,7 @@ def test_who_does_not_renew_has_lost_it() -> None:
     assert second.take(everybody, 102 + 2 * LEASE_S) == ""
 
 
-def test_who_lost_it_does_not_renew() -> None:
+def test_lost_lease_is_not_renewed() -> None:
     api = LeaseOfTests()
     first, second = turns(api, "m-followers-0", 101), turns(api, "m-leaders-0", 1)
     assert first.take([1, 101], 0) == ""
@@ -110,7 +112,7 @@ def test_who_lost_it_does_not_renew() -> None:
     assert api.holder == "m-leaders-0/1"
 
 
-def test_two_at_once_are_one() -> None:
+def test_conflicting_write_names_the_faster_holder() -> None:
     api = LeaseOfTests()
     api.loses = True
     assert turns(api, "m-followers-0", 101).take([1, 101], 0) == "somebody who was faster"

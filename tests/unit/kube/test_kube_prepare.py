@@ -43,7 +43,7 @@ def test_the_ordinal_gives_the_id_and_the_name(base: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("pod", "expected"), [("a-0", 0), ("a-b-10", 10), ("a-1-2", 2)])
-def test_ordinals(pod: str, expected: int) -> None:
+def test_ordinal_is_the_last_number_of_the_pod_name(pod: str, expected: int) -> None:
     assert prepare.ordinal(pod) == expected
 
 
@@ -84,7 +84,7 @@ def test_a_node_without_the_label_has_no_rack(
     assert "broker.rack" not in read_properties(tmp_path / "out")
 
 
-def test_without_kubernetes_it_says_so(
+def test_prepare_without_kubernetes_exits_with_one_line(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(prepare, "ASK_FOR_S", 0.0)

@@ -85,7 +85,7 @@ def google() -> dict[str, Any]:
     while pending:
         file = pending.pop(0)
         try:
-            pool.Add(file)  # type: ignore[no-untyped-call]
+            pool.Add(file)
         except TypeError:  # a file that it imports comes later
             pending.append(file)
     return {

@@ -7,8 +7,8 @@ import struct
 import pytest
 
 from kipmesh import messages as m
+from kipmesh.core.control_records import decode_control, encode_control
 from kipmesh.core.errors import CorruptRecordError
-from kipmesh.core.snapshot.control import decode_control, encode_control
 from kipmesh.messages.kafka import Codec, MalformedError, Out, put_varint
 from kipmesh.messages.records.control import LeaderChangeMessage, SnapshotFooter, SnapshotHeader, Voter
 from kipmesh.messages.table import find_api

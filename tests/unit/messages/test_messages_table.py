@@ -10,22 +10,23 @@ from kio.index import load_payload_module
 from kio.static.constants import EntityType
 
 from kipmesh import messages as m
+from kipmesh.broker import handlers as broker_handlers
+from kipmesh.broker.groups.groups import GroupsHandler
+from kipmesh.broker.requests.fetch import FetchHandler
+from kipmesh.broker.requests.offsets import OffsetsHandler
+from kipmesh.broker.requests.producer_ids import ProducerIdsHandler
+from kipmesh.controller import handlers as controller_handlers
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata.controller import MetadataController
 from kipmesh.messages.schema import NEVER, Message
 from kipmesh.messages.table import APIS, KAFKA_APIS, METHODS, Api, Role, find_api
-from kipmesh.node.broker import handlers as broker_handlers
-from kipmesh.node.broker.fetch import FetchHandler
-from kipmesh.node.broker.groups import GroupsHandler
-from kipmesh.node.broker.offsets import OffsetsHandler
-from kipmesh.node.broker.producer_ids import ProducerIdsHandler
-from kipmesh.node.controller import handlers as controller_handlers
 from kipmesh.transport.pipeline import coroutines_in
 from tests.unit.messages.messages_of_tests import values
 
 
 @pytest.mark.parametrize("api", KAFKA_APIS.values(), ids=lambda api: api.name)
-def test_names_and_versions_are_kafkas(api: Api) -> None:
+def test_api_names_and_versions_are_kafkas(api: Api) -> None:
+    assert api.key is not None
     for version in range(api.versions.first, api.versions.last + 1):
         module = load_payload_module(api.key, version, EntityType.request)
         name = "ListConfigResources" if api.name == "ListConfigResources" else api.name
@@ -64,7 +65,7 @@ def test_every_version_can_refuse_a_request(api: Api) -> None:
 
 def test_an_error_is_at_every_item_that_the_request_names() -> None:
     request: Any = m.ListOffsetsRequest(topics=(m.ListOffsetsTopic("t", partitions=(m.ListOffsetsPartition(4),)),))
-    response = find_api("ListOffsets").error_response(request, 7, "why")
+    response: Any = find_api("ListOffsets").error_response(request, 7, "why")
     assert response == m.ListOffsetsResponse(
         topics=(m.ListOffsetsTopicResponse("t", partitions=(m.ListOffsetsPartitionResponse(4, 7),)),)
     )

@@ -30,7 +30,7 @@ def test_only_a_record_that_was_sent_later_says_that_another_broker_leads() -> N
     assert not it.has_recovered(0, 3.5)
 
 
-def test_it_is_warm_when_every_partition_is() -> None:
+def test_warm_up_needs_every_partition() -> None:
     many = [float(number) for number in range(51)]
     assert seen((many, many), (many, many)).is_warm()
     assert not seen((many, many), (many, many[:50])).is_warm()

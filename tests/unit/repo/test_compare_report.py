@@ -1,4 +1,4 @@
-"""The tables and the picture of bench.compare."""
+"""The tables and the chart of bench.compare."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_ratios_are_of_one_turns_clusters() -> None:
     assert memory.ratios == {}
 
 
-def test_tables_and_picture_have_what_was_measured() -> None:
+def test_table_and_chart_show_the_figures_that_were_measured() -> None:
     rows = compare_report.rows_of(TURNS)
     table = compare_report.as_markdown(rows, SHAPES)
     assert (
@@ -30,8 +30,8 @@ def test_tables_and_picture_have_what_was_measured() -> None:
         in table
     )
     assert "memory (PSS) of all processes, idle" in table
-    picture = compare_report.picture(rows)
-    assert picture.startswith("<svg ")
-    assert "from nothing to ready" in picture
-    assert "memory" not in picture
-    assert compare_report.picture([]).endswith("</svg>\n")
+    chart = compare_report.chart(rows)
+    assert "<svg " in chart
+    assert "from nothing to ready" in chart
+    assert "memory" not in chart
+    assert compare_report.chart([]).endswith("</svg>\n")

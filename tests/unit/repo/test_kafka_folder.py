@@ -11,9 +11,9 @@ from types import ModuleType
 import pytest
 
 from kipmesh.cluster.layout import NodeInfo, Role
+from kipmesh.core.control_records import LeaderChange, decode_leader_change
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
-from kipmesh.core.raft.control import LeaderChange, decode_leader_change
 from kipmesh.core.record_batch import build, parse_header, read_records
 
 TOOLS = Path(__file__).resolve().parents[3] / "tools"

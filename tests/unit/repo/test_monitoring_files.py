@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import yaml
-from repo_checks import HEADING, ROOT, slug
+
+from tests.unit.repo.repo_checks import HEADING, ROOT, slug
 
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 GRAFANA = ROOT / "deploy" / "grafana"
@@ -35,14 +36,14 @@ ALERTS, RECORDED = _rules("alert"), _rules("record")
 
 def test_dashboards_are_what_the_code_makes() -> None:
     result = subprocess.run(
-        [sys.executable, "tools/gen_dashboards.py", "--check"], cwd=ROOT, check=False, capture_output=True, text=True
+        [sys.executable, "-m", "tools.gen_dashboards", "--check"], cwd=ROOT, check=False, capture_output=True, text=True
     )
     assert result.returncode == 0, result.stderr
 
 
 def test_what_the_code_does_not_make_is_found(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; sys.path.insert(0, 'tools'); import gen_dashboards as g;"
+        "import sys; from pathlib import Path; from tools import gen_dashboards as g;"
         "files = g.render(); target = Path(sys.argv[1]);"
         "[(target / name).write_text(text) for name, text in files.items()];"
         "print(g.stale(files, target));"

@@ -7,12 +7,15 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
-import repo_checks
 from packaging.requirements import Requirement
-from repo_checks import ROOT
+
+from tests.unit.repo import repo_checks
+from tests.unit.repo.repo_checks import ROOT
 
 FILES = repo_checks.repository_files()
 PYTHON = [path for path in FILES if path.suffix == ".py"]
@@ -86,7 +89,7 @@ def test_every_rule_has_one_row_in_its_kip_document() -> None:
 
 
 def test_rows_of_rules_keep_up_with_the_code() -> None:
-    sources = [(ROOT / path).read_text() for path in PYTHON if path.parts[0] in ("kipmesh", "services")]
+    sources = [(ROOT / path).read_text() for path in PYTHON if path.parts[0] in {*SHIPPED, "services"}]
     for path in KIPS:
         assert not list(repo_checks.rows_behind_the_code((ROOT / path).read_text(), sources))
 
@@ -163,8 +166,30 @@ def test_every_package_has_its_layer() -> None:
     named = {name.strip() for layer in layers for name in layer.split("|")}
     inside = {f"kipmesh.{path.parts[1]}" for path in PYTHON if path.parts[0] == "kipmesh" and len(path.parts) > 2}
     services = {path.parts[2] for path in PYTHON if path.parts[0] == "services"}
-    assert named == inside | services | {"pyspark_kipmesh"}
-    assert set(PROJECT["tool"]["importlinter"]["root_packages"]) == services | {"kipmesh", "pyspark_kipmesh"}
+    assert named == inside | services | {"pyspark_kipmesh", "kipmesh_chaos", "kipmesh_jobs", "simulation"}
+    assert set(PROJECT["tool"]["importlinter"]["root_packages"]) == services | {
+        "kipmesh",
+        "kipmesh_chaos",
+        "kipmesh_jobs",
+        "pyspark_kipmesh",
+        "simulation",
+    }
 
 
+def test_no_module_imports_itself_through_others() -> None:
+    """Imports in functions and under TYPE_CHECKING count: modules that import each other are one subject."""
+    graph = grimp.build_graph(*PROJECT["tool"]["importlinter"]["root_packages"], cache_dir=None)
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])), pytrace=False)
+
+
+def test_packages_are_small_enough_to_read() -> None:
+    modules = Counter(path.parent for path in PYTHON if path.parts[0] in SHIPPED and path.name != "__init__.py")
+    assert {str(package): count for package, count in modules.items() if count > repo_checks.PACKAGE_MODULES_MAX} == {}
+
+
+SHIPPED = {"kipmesh", "kipmesh_chaos", "kipmesh_jobs", "simulation"}
 SAMPLES = {"test_tidy_bites.py"}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import repo_checks
+
+from tests.unit.repo import repo_checks
 
 SOURCE = Path("kipmesh/core/sample.py")
 PAGE = Path("docs/page.md")

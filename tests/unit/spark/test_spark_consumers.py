@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from kipmesh.client import fetcher
+from kipmesh.client.consumer import fetcher
 from kipmesh.client.records import encode_batch
 from kipmesh.spark import consumers
-from kipmesh.spark.mesh import Mesh
+from kipmesh.spark.cluster import ClusterConnection
 from kipmesh.spark.offsets import OffsetRange, TopicPartition
 from kipmesh.spark.options import Mode, SourceOptions, parse_options
 from kipmesh.spark.planning import DataLoss
@@ -50,10 +51,10 @@ def options(cluster: FakeCluster, **more: str) -> SourceOptions:
 
 def task(given: SourceOptions, topic: str = "t", partition: int = 0) -> object:
     """Reads a range; the consumer that it had."""
-    with Mesh(given, keeps_consumer=True) as mesh:
-        chunks = list(mesh.fetch(OffsetRange(TopicPartition(topic, partition), 0, 10), DataLoss(fail=True)))
-        assert topic.encode() * 2 not in chunks[0][1]
-        assert topic.encode() in chunks[0][1]
+    with ClusterConnection(given, keeps_consumer=True) as mesh:
+        chunks = list(mesh.fetch([OffsetRange(TopicPartition(topic, partition), 0, 10)], DataLoss(fail=True)))
+        assert topic.encode() * 2 not in chunks[0][2]
+        assert topic.encode() in chunks[0][2]
         return mesh._consumer
 
 
@@ -92,11 +93,11 @@ async def test_one_that_failed_is_not_kept() -> None:
         def fail(_chunk: object) -> None:
             raise ValueError("a row that cannot be read")
 
-        with pytest.raises(ValueError, match="row"), Mesh(options(cluster), keeps_consumer=True) as mesh:
-            list(map(fail, mesh.fetch(OffsetRange(TopicPartition("t", 0), 0, 10), DataLoss(fail=True))))
+        with pytest.raises(ValueError, match="row"), ClusterConnection(options(cluster), keeps_consumer=True) as mesh:
+            list(map(fail, mesh.fetch([OffsetRange(TopicPartition("t", 0), 0, 10)], DataLoss(fail=True))))
         assert (mesh._consumer, consumers._kept) == (None, {})
-        with Mesh(options(cluster)) as mesh:
-            next(mesh.fetch(OffsetRange(TopicPartition("t", 0), 0, 10), DataLoss(fail=True)))
+        with ClusterConnection(options(cluster)) as mesh:
+            next(mesh.fetch([OffsetRange(TopicPartition("t", 0), 0, 10)], DataLoss(fail=True)))
         assert consumers._kept == {}
         assert open_sessions(cluster) == 0
 
@@ -108,10 +109,10 @@ async def test_one_that_cannot_be_left_in_order_is_closed_and_the_task_is_done(m
         raise RuntimeError("can't start new thread")
 
     def work(cluster: FakeCluster) -> None:
-        monkeypatch.setattr(consumers.threading.Timer, "start", refuse)
+        monkeypatch.setattr(threading.Timer, "start", refuse)
         found: list[Any] = []
-        with Mesh(options(cluster), keeps_consumer=True) as mesh:
-            list(mesh.fetch(OffsetRange(TopicPartition("t", 0), 0, 10), DataLoss(fail=True)))
+        with ClusterConnection(options(cluster), keeps_consumer=True) as mesh:
+            list(mesh.fetch([OffsetRange(TopicPartition("t", 0), 0, 10)], DataLoss(fail=True)))
             found.append(mesh._consumer)
         assert found[0]._closed
         assert consumers._kept == {}

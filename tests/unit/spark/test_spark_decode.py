@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import pytest
 
 pytest.importorskip("pyarrow", exc_type=ImportError)
@@ -14,11 +16,18 @@ from kipmesh.client.records import encode_batch, new_builder, seal
 from kipmesh.core.errors import CorruptRecordError
 from kipmesh.core.record_batch import assign, build, iterate
 from kipmesh.spark import decode as decoding
-from kipmesh.spark.decode import arrow_schema, decode
 from kipmesh.spark.offsets import OffsetRange, TopicPartition
+from kipmesh.spark.readers import arrow_schema
 from kipmesh.spark.row_ids import BATCH_HEADER, ROW_HEADER
 
 SCHEMA = arrow_schema(include_headers=False)
+
+
+def decode_range(
+    chunks: Iterable[tuple[int, bytes]], wanted: OffsetRange, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """As a task of one range does."""
+    return decoding.decode(((wanted, first, chunk) for first, chunk in chunks), schema)
 
 
 def batch(first: int, count: int, compression: str = "none") -> bytes:
@@ -28,7 +37,7 @@ def batch(first: int, count: int, compression: str = "none") -> bytes:
 
 def decoded(chunks: list[tuple[int, bytes]], start: int, end: int) -> list[dict[str, object]]:
     wanted = OffsetRange(TopicPartition("t", 7), start, end)
-    return [row for part in decode(iter(chunks), wanted, SCHEMA) for row in part.to_pylist()]
+    return [row for part in decode_range(iter(chunks), wanted, SCHEMA) for row in part.to_pylist()]
 
 
 def test_columns() -> None:
@@ -66,7 +75,7 @@ def test_control_batches_have_no_rows() -> None:
 def test_large_ranges_come_in_several_arrow_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding, "_ROWS", 10_500)
     chunks = [(first, batch(first, 1000)) for first in range(0, 25_000, 1000)]
-    parts = list(decode(iter(chunks), OffsetRange(TopicPartition("t", 0), 0, 25_000), SCHEMA))
+    parts = list(decode_range(iter(chunks), OffsetRange(TopicPartition("t", 0), 0, 25_000), SCHEMA))
     assert [part.num_rows for part in parts] == [10_000, 10_000, 5_000]
     assert all(part.schema.equals(SCHEMA) for part in parts)
 
@@ -94,7 +103,7 @@ def at_times(*times_ms: int) -> bytes:
 def test_the_greatest_and_the_least_timestamp_of_spark() -> None:
     most = (2**63 - 1) // 1000
     wanted = OffsetRange(TopicPartition("t", 7), 3, 6)
-    (part,) = decode([(3, at_times(0, most, -most))], wanted, SCHEMA)
+    (part,) = decode_range([(3, at_times(0, most, -most))], wanted, SCHEMA)
     assert part.column("timestamp").cast(pa.int64()).to_pylist() == [0, most * 1000, -most * 1000]
 
 
@@ -131,6 +140,6 @@ def test_record_ids_are_of_the_write_or_of_the_place() -> None:
     wanted = OffsetRange(TopicPartition("t", 7), 3, 5)
     for include_headers in (False, True):
         schema = arrow_schema(include_headers=include_headers, include_record_id=True)
-        (part,) = decode([(3, data)], wanted, schema)
+        (part,) = decode_range([(3, data)], wanted, schema)
         assert part.column("recordId").to_pylist() == ["t/q/4/0-ab-0", "t-7-4"]
         assert ("headers" in part.schema.names) is include_headers

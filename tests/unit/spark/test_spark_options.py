@@ -10,7 +10,7 @@ from kipmesh.spark.options import BoundKind, Mode, SourceOptions, parse_options
 BASE = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "a"}
 
 
-def parse(mode: Mode = Mode.BATCH, **given: str) -> SourceOptions:
+def parse(mode: Mode = Mode.BATCH, /, **given: str) -> SourceOptions:
     return parse_options({**BASE, **given}, mode)
 
 

@@ -46,7 +46,7 @@ class TableCluster:
         }
 
 
-def options(mode: Mode = Mode.BATCH, **given: str) -> SourceOptions:
+def options(mode: Mode = Mode.BATCH, /, **given: str) -> SourceOptions:
     return parse_options({"kafka.bootstrap.servers": "h:1", "subscribe": "a", **given}, mode)
 
 

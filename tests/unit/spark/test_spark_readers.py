@@ -28,7 +28,7 @@ from kipmesh.testing.fake_broker import FakeCluster
 Json = dict[str, dict[str, int]]
 
 
-def options(bootstrap: str = "127.0.0.1:1", **given: Any) -> SourceOptions:
+def options(bootstrap: str = "127.0.0.1:1", /, **given: Any) -> SourceOptions:
     strategy = {} if "subscribePattern" in given or "assign" in given else {"subscribe": "t"}
     raw = {"kafka.bootstrap.servers": bootstrap, "startingOffsets": "earliest", **strategy, **given}
     return parse_options({name: str(value) for name, value in raw.items()}, Mode.STREAM)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -20,8 +20,8 @@ from kipmesh.client.records import decode_columns, new_builder, seal
 from kipmesh.core.errors import CorruptRecordError
 from kipmesh.core.record_batch import HEADER_BYTES, assign, build, join, parse_header, put_varint
 from kipmesh.spark import decode as decoding
-from kipmesh.spark.decode import arrow_schema, decode
 from kipmesh.spark.offsets import OffsetRange, TopicPartition
+from kipmesh.spark.readers import arrow_schema
 from kipmesh.spark.record_columns import record_starts
 from kipmesh.spark.row_ids import BATCH_HEADER, ROW_HEADER, record_id
 
@@ -31,10 +31,17 @@ PLAIN = arrow_schema(include_headers=False)
 TIME = 1_700_000_000_000
 
 
+def decode_range(
+    chunks: Iterable[tuple[int, bytes]], wanted: OffsetRange, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """As a task of one range does."""
+    return decoding.decode(((wanted, first, chunk) for first, chunk in chunks), schema)
+
+
 class Zeros(NamedTuple):
     """So many of them: hypothesis warns of values that are long to print."""
 
-    count: int
+    size_bytes: int
 
 
 Field = bytes | Zeros | None
@@ -82,7 +89,7 @@ BATCHES = st.builds(
 
 
 def octets(field: Field) -> bytes | None:
-    return bytes(field.count) if isinstance(field, Zeros) else field
+    return bytes(field.size_bytes) if isinstance(field, Zeros) else field
 
 
 def encoded(batches: Sequence[Batch]) -> tuple[bytes, int]:
@@ -123,7 +130,7 @@ def decoded(
     chunks: Sequence[tuple[int, bytes]], start: int, end: int, schema: pa.Schema = SCHEMA
 ) -> list[dict[str, Any]]:
     found = []
-    for part in decode(iter(chunks), OffsetRange(TopicPartition("t", 7), start, end), schema):
+    for part in decode_range(iter(chunks), OffsetRange(TopicPartition("t", 7), start, end), schema):
         assert part.schema.equals(schema)
         part.validate(full=True)
         at = part.schema.get_field_index("timestamp")
@@ -157,7 +164,7 @@ def test_several_partitions_in_turns(turns: list[tuple[str, int, Batch]]) -> Non
         chunks.append((OffsetRange(place, 0, 1 << 40), first, data))
         rows = [{**row, "topic": topic, "partition": number} for row in oracle([(first, data)], 0, 1 << 40)]
         expected += [(row["topic"], row["partition"], row["offset"], row["value"]) for row in rows]
-    found = [row for part in decoding.decode_all(chunks, PLAIN) for row in part.to_pylist()]
+    found = [row for part in decoding.decode(chunks, PLAIN) for row in part.to_pylist()]
     assert [(row["topic"], row["partition"], row["offset"], row["value"]) for row in found] == expected
 
 
@@ -259,7 +266,7 @@ def test_what_waits_is_bounded_by_bytes_of_records_and_not_of_the_wire(monkeypat
     monkeypatch.setattr(decoding, "_BYTES", 50_000)
     batch = Batch([Given(None, Zeros(9000), 0, [])] * 5, "zstd", None, 0, frozenset(), False)
     data, end = encoded([batch] * 6)
-    parts = list(decode([(0, data)], OffsetRange(TopicPartition("t", 7), 0, end), PLAIN))
+    parts = list(decode_range([(0, data)], OffsetRange(TopicPartition("t", 7), 0, end), PLAIN))
     assert [part.num_rows for part in parts] == [5] * 6
     assert pickle.loads(pickle.dumps(parts[0])).nbytes < 60_000
 
@@ -277,6 +284,6 @@ def test_what_waits_holds_few_fetches() -> None:
             given += 1
             yield OffsetRange(TopicPartition("t", number), 0, 1), 0, data
 
-    parts = decoding.decode_all(chunks(), PLAIN)
+    parts = decoding.decode(chunks(), PLAIN)
     assert next(parts).num_rows == given == 4
     assert sum(part.num_rows for part in parts) == 16

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("pyspark", exc_type=ImportError)
 
-from kipmesh.spark.runner_variables import RUNNER_VARIABLES, complete_variables
+from kipmesh.spark.source import RUNNER_VARIABLES, complete_variables
 
 
 def session(exists: bool, variables: dict[str, str]) -> Any:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import pytest
 
-from kipmesh.client import fetcher
+from kipmesh.client import types as client_types
+from kipmesh.client.consumer import fetcher
 from kipmesh.client.records import decode_columns, encode_batch
 from kipmesh.core.errors import KafkaError
-from kipmesh.spark.mesh import RACK_VARIABLE, Mesh, in_rack_of_this_process
+from kipmesh.spark.cluster import RACK_VARIABLE, ClusterConnection, in_rack_of_this_process
 from kipmesh.spark.offsets import OffsetRange, TopicPartition
 from kipmesh.spark.options import Mode, SourceOptions, parse_options
 from kipmesh.spark.planning import DataLoss
@@ -46,15 +47,16 @@ async def on_a_thread(work: Callable[[FakeCluster], Any]) -> tuple[FakeCluster, 
         return cluster, await asyncio.to_thread(work, cluster)
 
 
-def read(mesh: Mesh, partition: int, end: int = RECORDS) -> Iterator[tuple[int, bytes]]:
-    return mesh.fetch(OffsetRange(TopicPartition("t", partition), 0, end), DataLoss(fail=True))
+def read(mesh: ClusterConnection, partition: int, end: int = RECORDS) -> Iterator[tuple[int, bytes]]:
+    chunks = mesh.fetch([OffsetRange(TopicPartition("t", partition), 0, end)], DataLoss(fail=True))
+    return ((first, data) for _, first, data in chunks)
 
 
 async def test_several_partitions_one_session_a_broker() -> None:
     seen: list[list[int]] = []
 
     def task(cluster: FakeCluster) -> None:
-        with Mesh(options(cluster)) as mesh:
+        with ClusterConnection(options(cluster)) as mesh:
             for partition in (0, 2, 0, 1, 3):  # 0 and 2 are led by one broker, 1 and 3 by the other
                 assert [position for position, _ in read(mesh, partition)][-1] < RECORDS
                 seen.append(sessions(cluster))
@@ -73,8 +75,8 @@ async def test_a_task_of_several_partitions_has_one_session_a_broker_for_all() -
     def task(cluster: FakeCluster) -> None:
         ranges = [OffsetRange(TopicPartition("t", number), 5, RECORDS - 30 * number) for number in range(4)]
         seen: dict[int, list[int]] = {}
-        with Mesh(options(cluster)) as mesh:
-            chunks = list(mesh.fetch_all(ranges, DataLoss(fail=True)))
+        with ClusterConnection(options(cluster)) as mesh:
+            chunks = list(mesh.fetch(ranges, DataLoss(fail=True)))
             assert max(sessions(cluster)) == 1
         for wanted, first, data in chunks:
             offsets = decode_columns(data, start_offset=first, end_offset=wanted.end).offsets
@@ -92,12 +94,12 @@ async def test_several_partitions_of_which_one_lost_its_beginning_and_one_its_en
     def task(cluster: FakeCluster) -> None:
         cluster.topics["t"].partitions[2].log_start_offset = 100
         ranges = [OffsetRange(TopicPartition("t", number), 0, RECORDS + 10 * (number == 1)) for number in range(4)]
-        with pytest.raises(RuntimeError, match="t-"), Mesh(options(cluster)) as mesh:
-            list(mesh.fetch_all(ranges, DataLoss(fail=True)))
+        with pytest.raises(RuntimeError, match="t-"), ClusterConnection(options(cluster)) as mesh:
+            list(mesh.fetch(ranges, DataLoss(fail=True)))
         loss = DataLoss(fail=False)
         counts = Counter[int]()
-        with Mesh(options(cluster)) as mesh:
-            for wanted, first, data in mesh.fetch_all(ranges, loss):
+        with ClusterConnection(options(cluster)) as mesh:
+            for wanted, first, data in mesh.fetch(ranges, loss):
                 columns = decode_columns(data, start_offset=first, end_offset=wanted.end)
                 counts[wanted.topic_partition.partition] += len(columns.offsets)
         assert (counts, loss.offsets_lost) == ({0: RECORDS, 1: RECORDS, 2: 100, 3: RECORDS}, 110)
@@ -114,12 +116,12 @@ async def test_what_was_lost_is_not_asked_for_again_beside_the_others() -> None:
         ranges.append(OffsetRange(lost, RECORDS + 5, RECORDS + 50))
         loss = DataLoss(fail=False)
         counts = Counter[int]()
-        with Mesh(options(cluster)) as mesh:
-            for wanted, first, data in mesh.fetch_all(ranges, loss):
+        with ClusterConnection(options(cluster)) as mesh:
+            for wanted, first, data in mesh.fetch(ranges, loss):
                 columns = decode_columns(data, start_offset=first, end_offset=wanted.end)
                 counts[wanted.topic_partition.partition] += len(columns.offsets)
                 if loss.offsets_lost:
-                    assert lost not in mesh._open_consumer().assignment()
+                    assert client_types.TopicPartition(*lost) not in mesh._open_consumer().assignment()
         assert (counts, loss.offsets_lost) == ({0: RECORDS, 2: RECORDS, 3: RECORDS}, 45)
 
     await on_a_thread(task)
@@ -127,8 +129,8 @@ async def test_what_was_lost_is_not_asked_for_again_beside_the_others() -> None:
 
 async def test_a_task_that_is_dropped_leaves_none() -> None:
     def task(cluster: FakeCluster) -> None:
-        def rows() -> Iterator[bytes]:
-            with Mesh(options(cluster)) as mesh:
+        def rows() -> Generator[bytes, None, None]:
+            with ClusterConnection(options(cluster)) as mesh:
                 for _, data in read(mesh, 1):
                     yield data
 
@@ -146,10 +148,10 @@ async def test_a_task_that_fails_leaves_none() -> None:
         def fail(_chunk: object) -> None:
             raise ValueError("a row that cannot be read")
 
-        with pytest.raises(ValueError, match="a row"), Mesh(options(cluster)) as mesh:
+        with pytest.raises(ValueError, match="a row"), ClusterConnection(options(cluster)) as mesh:
             list(map(fail, read(mesh, 1)))
         cluster.topics["t"].partitions[1].log_start_offset = 100
-        with pytest.raises((KafkaError, RuntimeError)), Mesh(options(cluster)) as mesh:
+        with pytest.raises((KafkaError, RuntimeError)), ClusterConnection(options(cluster)) as mesh:
             list(read(mesh, 1))
 
     cluster, _ = await on_a_thread(task)
@@ -158,7 +160,7 @@ async def test_a_task_that_fails_leaves_none() -> None:
 
 async def test_switched_off() -> None:
     def task(cluster: FakeCluster) -> None:
-        with Mesh(options(cluster, **{"kafka.enable.incremental.fetch": "false"})) as mesh:
+        with ClusterConnection(options(cluster, **{"kafka.enable.incremental.fetch": "false"})) as mesh:
             assert list(read(mesh, 1))
 
     cluster, _ = await on_a_thread(task)

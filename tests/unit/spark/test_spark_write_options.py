@@ -6,16 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from kipmesh.spark import options, write_options
+from kipmesh.spark import options
 from kipmesh.spark.offsets import InvalidOptionError
-from kipmesh.spark.options import Mode
-from kipmesh.spark.write_options import WriteOptions, check_columns, parse_write_options
+from kipmesh.spark.options import Mode, WriteOptions, check_columns, parse_write_options
 
 BASE = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
 HEADERS = "array<struct<key:string,value:binary>>"
 
 
-def parse(mode: Mode = Mode.BATCH, **given: str) -> WriteOptions:
+def parse(mode: Mode = Mode.BATCH, /, **given: str) -> WriteOptions:
     return parse_write_options({**BASE, **given}, mode)
 
 
@@ -108,8 +107,8 @@ def test_a_topic_is_needed() -> None:
 def test_the_page_lists_every_option() -> None:
     page = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
     reads, writes = page.split("## Options of writes")
-    for names, part in ((options._KNOWN, reads), (write_options._KNOWN, writes)):
+    for names, part in ((options._KNOWN, reads), (options._WRITE_KNOWN, writes)):
         missing = [name for name in names if f"`{name}`" not in part and name != "checkpointLocation"]
         assert missing == []
-    refused = {*options._REFUSED, *write_options._REFUSED} - {"includeTimestamp", "path"}
+    refused = {*options._REFUSED, *options._WRITE_REFUSED} - {"includeTimestamp", "path"}
     assert [name for name in sorted(refused) if f"`{name}`" not in page] == []

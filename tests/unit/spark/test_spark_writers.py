@@ -14,11 +14,10 @@ pytest.importorskip("pyspark", exc_type=ImportError)
 import pyarrow as pa
 
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.spark.mesh import Mesh
+from kipmesh.spark.cluster import ClusterConnection
 from kipmesh.spark.offsets import InvalidOptionError, OffsetRange, TopicPartition
-from kipmesh.spark.options import Mode, parse_options
+from kipmesh.spark.options import Mode, WriteOptions, parse_options, parse_write_options
 from kipmesh.spark.planning import DataLoss
-from kipmesh.spark.write_options import WriteOptions, parse_write_options
 from kipmesh.spark.writers import rows_of, write_rows
 from kipmesh.testing.fake_broker import FakeCluster
 
@@ -35,16 +34,17 @@ def columns(**given: Any) -> Any:
 
 def written(cluster: FakeCluster) -> list[dict[str, Any]]:
     """All records of topic t, as a read of Spark decodes them."""
-    from kipmesh.spark.decode import arrow_schema, decode
+    from kipmesh.spark.decode import decode
+    from kipmesh.spark.readers import arrow_schema
 
     given = {"subscribe": "t", "kafka.bootstrap.servers": cluster.bootstrap}
     schema = arrow_schema(include_headers=True, include_record_id=True)
     rows: list[dict[str, Any]] = []
-    with Mesh(parse_options(given, Mode.BATCH)) as mesh:
+    with ClusterConnection(parse_options(given, Mode.BATCH)) as mesh:
         for where, end in mesh.latest_offsets(mesh.partitions()).items():
             wanted = OffsetRange(TopicPartition(*where), 0, end)
             if end:
-                parts = decode(mesh.fetch(wanted, DataLoss(fail=True)), wanted, schema)
+                parts = decode(mesh.fetch([wanted], DataLoss(fail=True)), schema)
                 rows += [row for part in parts for row in part.to_pylist()]
     return rows
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from random import Random
-from weakref import WeakKeyDictionary
 
 from kipmesh.core import record_batch
 from kipmesh.core.raft import ElectionState
@@ -15,17 +14,15 @@ from kipmesh.core.snapshot.retention import RetentionLimits
 from kipmesh.messages import SnapshotId
 from kipmesh.storage import LogManager
 from kipmesh.storage.fs import read_file, write_file
-from kipmesh.storage.quorum_replica import QuorumReplica, log_config
-from kipmesh.storage.snapshots import ReceivedSnapshot
-from kipmesh.testing.faulty_fs import FaultyFileSystem
+from kipmesh.storage.quorum.quorum_replica import QuorumReplica, log_config
+from kipmesh.storage.quorum.snapshots import ReceivedSnapshot
+from simulation.faulty_fs import FaultyFileSystem
 
 FOLDER = "/data/__cluster_metadata-0"
 VOTERS = (1, 2, 3)
 NOW = 1_700_000_000_000
 LIMITS = RetentionLimits()
 SEGMENT_BYTES = 1024
-
-_MANAGERS: WeakKeyDictionary[QuorumReplica, LogManager] = WeakKeyDictionary()
 
 
 def open_replica(
@@ -35,7 +32,6 @@ def open_replica(
     manager.load(NOW)
     try:
         replica = QuorumReplica.open(
-            fs,
             manager,
             cluster_id=cluster_id,
             voters=VOTERS,
@@ -48,13 +44,7 @@ def open_replica(
     except BaseException:
         manager.abandon()
         raise
-    _MANAGERS[replica] = manager
     return replica
-
-
-def manager_of(replica: QuorumReplica) -> LogManager:
-    """The one that `open_replica` made."""
-    return _MANAGERS[replica]
 
 
 def reopen(fs: FaultyFileSystem, rng: Random | None = None, *, is_voter: bool = True) -> QuorumReplica:
@@ -78,7 +68,7 @@ def make(replica: QuorumReplica, end: int, epoch: int = 1, *, timestamp_ms: int 
         writer.append([b"state at %d" % end])
         writer.freeze()
     finally:
-        writer.abort()
+        writer.discard()
     replica.made(snapshot_id)
     return snapshot_id
 

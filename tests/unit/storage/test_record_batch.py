@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from hypothesis import given
@@ -13,7 +15,12 @@ from kipmesh.core.errors import CorruptRecordError, KafkaError
 KEY_VALUE = st.tuples(st.none() | st.binary(max_size=300), st.none() | st.binary(max_size=300))
 
 
-def aiokafka_batch(records: list[tuple[bytes | None, bytes | None]], *, timestamp: int = 1000, headers=()) -> bytes:
+def aiokafka_batch(
+    records: list[tuple[bytes | None, bytes | None]],
+    *,
+    timestamp: int = 1000,
+    headers: Sequence[tuple[str, bytes | None]] = (),
+) -> bytes:
     builder = DefaultRecordBatchBuilder(
         magic=2,
         compression_type=0,

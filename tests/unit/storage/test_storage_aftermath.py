@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -10,8 +12,8 @@ from kipmesh.core import record_batch
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import CorruptRecordError
 from kipmesh.storage import Log, StorageError, open_log
-from kipmesh.testing.batches import produced_batch
-from kipmesh.testing.faulty_fs import FaultyFileSystem
+from kipmesh.testing import produced_batch
+from simulation.faulty_fs import FaultyFileSystem
 
 NOW = 1_700_000_000_000
 FOLDER = "/data/t-0"
@@ -26,8 +28,8 @@ def fs() -> FaultyFileSystem:
     return fs
 
 
-def make_log(fs: FaultyFileSystem, **options: object) -> Log:
-    keys = {"segment.bytes": 200, "index.interval.bytes": 100, **options.pop("config", {})}
+def make_log(fs: FaultyFileSystem, *, config: Mapping[str, object] | None = None, **options: Any) -> Log:
+    keys = {"segment.bytes": 200, "index.interval.bytes": 100, **(config or {})}
     return open_log(fs, FOLDER, "t", 0, TopicConfig.parse(keys), NOW, topic_id=ID, **options)
 
 
@@ -132,7 +134,7 @@ def test_a_time_index_that_lacks_its_end_is_made_anew(fs: FaultyFileSystem, entr
 
 def test_a_damaged_batch_changes_nothing_of_an_empty_log_that_begins_within_the_first(fs: FaultyFileSystem) -> None:
     lowered: list[int] = []
-    log = make_log(fs, checkpoint_recovery_point=lambda: lowered.append(log.recovery_point))
+    log: Log = make_log(fs, checkpoint_recovery_point=lambda: lowered.append(log.recovery_point))
     log.truncate_fully_and_start_at(6)
     batches = record_batch.assign(produced_batch([b"v"] * 10), 0, 3)
     damaged = bytearray(record_batch.assign(produced_batch([b"v"]), 10, 3))

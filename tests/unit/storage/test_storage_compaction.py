@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,10 +15,10 @@ from kipmesh.core import record_batch
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
 from kipmesh.storage import Log, StorageError, open_log
-from kipmesh.storage.compaction import compact, compact_now, groups, newest_offsets, plan_of
-from kipmesh.storage.compaction_records import DELETE_HORIZON, places, records_of
-from kipmesh.testing.batches import produced_batch
-from kipmesh.testing.faulty_fs import FaultyFileSystem
+from kipmesh.storage.log.compaction import compact, compact_now, groups, newest_offsets, plan_of
+from kipmesh.storage.log.compaction_records import DELETE_HORIZON, places, records_of
+from kipmesh.testing import produced_batch
+from simulation.faulty_fs import FaultyFileSystem
 
 NOW = 1_700_000_000_000
 FOLDER = "/data/t-0"
@@ -34,12 +35,14 @@ def fs() -> FaultyFileSystem:
     return fs
 
 
-def make_log(fs: FaultyFileSystem, folder: str = FOLDER, **options: object) -> Log:
-    config = TopicConfig.parse(KEYS | dict(options.pop("config", {})))
-    return open_log(fs, folder, "t", 0, config, NOW, topic_id=bytes(16), **options)
+def make_log(
+    fs: FaultyFileSystem, folder: str = FOLDER, *, config: Mapping[str, object] | None = None, **options: Any
+) -> Log:
+    parsed = TopicConfig.parse({**KEYS, **(config or {})})
+    return open_log(fs, folder, "t", 0, parsed, NOW, topic_id=bytes(16), **options)
 
 
-def append(log: Log, key: bytes | None, *values: bytes | None, now_ms: int = NOW, **options: object) -> None:
+def append(log: Log, key: bytes | None, *values: bytes | None, now_ms: int = NOW, **options: Any) -> None:
     log.append_as_leader(produced_batch(values, key=key, timestamp_ms=now_ms, **options), 0, now_ms)
 
 

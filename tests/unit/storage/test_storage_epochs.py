@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kipmesh.storage.epochs import LeaderEpochs
+from kipmesh.messages import EpochEndOffset
+from kipmesh.storage.log.epochs import LeaderEpochs
 
 ENTRIES = ((2, 10), (4, 20), (7, 35))
 
@@ -41,8 +42,8 @@ def test_negative_numbers_are_refused(entry: tuple[int, int]) -> None:
     [(-1, (-1, -1)), (0, (0, 10)), (2, (2, 20)), (3, (2, 20)), (4, (4, 35)), (6, (4, 35)), (7, (7, 50)), (8, (-1, -1))],
 )
 def test_end_offset_for(epoch: int, expected: tuple[int, int]) -> None:
-    assert LeaderEpochs(ENTRIES).end_offset_for(epoch, 50) == expected
-    assert LeaderEpochs().end_offset_for(epoch, 50) == (-1, -1)
+    assert LeaderEpochs(ENTRIES).end_offset_for(epoch, 50) == EpochEndOffset(*expected)
+    assert LeaderEpochs().end_offset_for(epoch, 50) == EpochEndOffset(-1, -1)
 
 
 @pytest.mark.parametrize(

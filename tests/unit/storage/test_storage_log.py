@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import struct
 import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 from crc32c import crc32c
@@ -16,8 +19,9 @@ from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.storage import Log, OpenFiles, RealFileSystem, StorageError, open_log
 from kipmesh.storage.fs import File
-from kipmesh.testing.batches import produced_batch
-from kipmesh.testing.faulty_fs import FaultyFileSystem
+from kipmesh.storage.log.validation import AppendInfo
+from kipmesh.testing import produced_batch
+from simulation.faulty_fs import FaultyFileSystem
 
 NOW = 1_700_000_000_000
 FOLDER = "/data/t-0"
@@ -31,8 +35,8 @@ def make_fs(**options: int) -> FaultyFileSystem:
     return fs
 
 
-def make_log(fs: FaultyFileSystem, **options: object) -> Log:
-    keys = {"segment.bytes": 2000, "index.interval.bytes": 100, **options.pop("config", {})}
+def make_log(fs: FaultyFileSystem, *, config: Mapping[str, object] | None = None, **options: Any) -> Log:
+    keys = {"segment.bytes": 2000, "index.interval.bytes": 100, **(config or {})}
     return open_log(fs, FOLDER, "t", 0, TopicConfig.parse(keys), NOW, topic_id=b"i" * 16, **options)
 
 
@@ -117,8 +121,13 @@ def test_mutated_batches_raise_nothing_but_kafka_errors(data: st.DataObject) -> 
         batch = batch[: data.draw(st.integers(0, len(batch)))] + data.draw(st.binary(max_size=20))
     if len(batch) > 21 and data.draw(st.booleans()):
         batch = bytearray(seal(bytes(batch)))
-    for send in (lambda: log.append_as_leader(bytes(batch), 0, NOW), lambda: log.append_as_follower(bytes(batch), NOW)):
+    sends: list[Callable[[], AppendInfo | None]] = [
+        lambda: log.append_as_leader(bytes(batch), 0, NOW),
+        lambda: log.append_as_follower(bytes(batch), NOW),
+    ]
+    for send in sends:
         end = log.log_end_offset
+        info: AppendInfo | None
         try:
             info = send()
         except KafkaError:
@@ -290,7 +299,7 @@ class SlowSync(FaultyFileSystem):
                     assert self.go_on.wait(60)
                 sync()
 
-            file.sync = slow
+            file.sync = slow  # type: ignore[method-assign]
         return file
 
 
@@ -338,7 +347,9 @@ def test_a_cut_during_a_flush_keeps_the_recovery_point_honest(cut: str) -> None:
 
 def test_truncation_below_the_recovery_point_is_checkpointed_before_the_next_append() -> None:
     told = []
-    log = make_log(make_fs(), checkpoint_recovery_point=lambda: told.append((log.recovery_point, log.log_end_offset)))
+    log: Log = make_log(
+        make_fs(), checkpoint_recovery_point=lambda: told.append((log.recovery_point, log.log_end_offset))
+    )
     for _ in range(4):
         append(log)
     log.truncate_to(3)
@@ -422,9 +433,9 @@ def test_segments_roll_by_time_and_by_full_indexes() -> None:
     log = make_log(make_fs(), config={"segment.ms": 1000, "segment.bytes": 1 << 20, "segment.index.bytes": 64})
     append(log)
     append(log, now_ms=NOW + 1000)
-    assert log.segment_base_offsets == (0,)
+    assert list(log.segment_base_offsets) == [0]
     append(log, now_ms=NOW + 1001)
-    assert log.segment_base_offsets == (0, 2)
+    assert list(log.segment_base_offsets) == [0, 2]
     for _ in range(20):
         append(log, now_ms=NOW + 1001)
     assert len(log.segment_base_offsets) == 4
@@ -440,7 +451,7 @@ def test_an_undecodable_batch_is_found_as_a_whole_by_timestamp() -> None:
     assert log.offset_for_timestamp(NOW, 10) == (NOW + 2, 0, 0)
 
 
-def test_open_files_stay_within_their_bound(tmp_path) -> None:
+def test_open_files_stay_within_their_bound(tmp_path: Path) -> None:
     files = OpenFiles(RealFileSystem(), 5)
     logs = [
         open_log(files, str(tmp_path / f"t-{number}"), "t", number, TopicConfig(), NOW, topic_id=b"i" * 16)

@@ -6,7 +6,9 @@ import errno
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,8 +17,8 @@ from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import CorruptRecordError, ErrorCode, InvalidConfigError, KafkaError
 from kipmesh.storage import Log, LogManager, RealFileSystem, StorageError, checkpoint
 from kipmesh.storage.fs import FileSystem, read_file, write_file
-from kipmesh.testing.batches import produced_batch
-from kipmesh.testing.faulty_fs import FaultyFileSystem
+from kipmesh.testing import produced_batch
+from simulation.faulty_fs import FaultyFileSystem
 
 NOW = 1_700_000_000_000
 ID = bytes(range(16))
@@ -24,8 +26,8 @@ OTHER_ID = bytes(range(1, 17))
 CONFIG = TopicConfig.parse({"segment.bytes": 2000, "file.delete.delay.ms": 1000})
 
 
-def start(fs: FileSystem, *paths: str, **options: object) -> LogManager:
-    settings = {"cluster_id": "cluster", "node_id": 1, "defaults": CONFIG, **options}
+def start(fs: FileSystem, *paths: str, **options: Any) -> LogManager:
+    settings: dict[str, Any] = {"cluster_id": "cluster", "node_id": 1, "defaults": CONFIG, **options}
     manager = LogManager(fs, paths or ("/data",), **settings)
     manager.load(NOW)
     return manager
@@ -78,7 +80,7 @@ def test_clean_and_unclean_stops() -> None:
     assert read_file(fs, "/data/meta.properties") == identity
     log = manager.logs["t", 0]
     assert (log.log_end_offset, log.recovery_point, log.topic_id, log.latest_epoch) == (50, 50, ID, 0)
-    assert manager.checkpointed_high_watermark("t", 0) == 45
+    assert manager.high_watermarks.get(("t", 0), 0) == 45
     append(log, 10, epoch=1)
     manager.abandon()
     manager = start(fs)
@@ -268,7 +270,7 @@ def test_a_recreated_partition_never_meets_the_old_ones_offsets() -> None:
     manager = start(fs)
     log = manager.logs["t", 0]
     assert (log.log_start_offset, log.log_end_offset, log.recovery_point) == (0, 4, 0)
-    assert manager.checkpointed_high_watermark("t", 0) == 0
+    assert manager.high_watermarks.get(("t", 0), 0) == 0
     manager.abandon()
 
 
@@ -383,11 +385,12 @@ def test_a_failed_checkpoint_is_a_storage_error() -> None:
     fs = FaultyFileSystem()
     manager = start(fs)
     manager.create("t", 0, ID, CONFIG, NOW)
-    for write in (
+    writes: list[Callable[[], object]] = [
         lambda: manager.checkpoint_high_watermarks({("t", 0): 1}),
         manager.checkpoint_recovery_points,
         manager.checkpoint_log_starts,
-    ):
+    ]
+    for write in writes:
         fs.fail("rename", errno.ENOSPC)
         with pytest.raises(StorageError):
             write()

@@ -14,8 +14,8 @@ from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import CorruptRecordError, KafkaError
 from kipmesh.messages import EpochEndOffset
 from kipmesh.storage import Log, OpenFiles, open_log
-from kipmesh.testing.batches import produced_batch
-from kipmesh.testing.faulty_fs import FaultyFileSystem
+from kipmesh.testing import produced_batch
+from simulation.faulty_fs import FaultyFileSystem
 
 FOLDER = "/data/t-0"
 NOW = 1_700_000_000_000
@@ -140,7 +140,8 @@ class LogMachine(RuleBasedStateMachine):
             return
         first = next(i for i, batch in enumerate(self.batches) if batch.end > offset)
         readable = [batch for batch in self.batches[first:] if batch.end <= max_offset]
-        expected, size = [], 0
+        expected: list[bytes] = []
+        size = 0
         for batch in readable:
             is_next_segment = expected and batch.base in self.log.segment_base_offsets
             fits = size + len(batch.data) <= max_bytes or (one and not expected)

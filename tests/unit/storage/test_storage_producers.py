@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import CorruptRecordError, ErrorCode, KafkaError
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC
-from kipmesh.core.producer_state import ProducerEntry
+from kipmesh.core.producer.sequences import ProducerEntry
 from kipmesh.storage import Log, open_log
 from kipmesh.storage.fs import read_file, write_file
-from kipmesh.storage.producer_snapshots import decode_snapshot, encode_snapshot, snapshot_offset
-from kipmesh.testing.batches import produced_batch
-from kipmesh.testing.faulty_fs import FaultyFileSystem
+from kipmesh.storage.log.producer_snapshots import decode_snapshot, encode_snapshot, snapshot_offset
+from kipmesh.testing import produced_batch
+from simulation.faulty_fs import FaultyFileSystem
 
 NOW = 1_700_000_000_000
 FOLDER = "/data/t-0"
@@ -25,7 +27,7 @@ def make_fs() -> FaultyFileSystem:
     return fs
 
 
-def make_log(fs: FaultyFileSystem, topic: str = "t", **options: object) -> Log:
+def make_log(fs: FaultyFileSystem, topic: str = "t", **options: Any) -> Log:
     config = TopicConfig.parse({"segment.bytes": 2000, "index.interval.bytes": 100})
     return open_log(fs, FOLDER, topic, 0, config, NOW, topic_id=b"i" * 16, **options)
 
@@ -164,8 +166,8 @@ def test_producers_expire() -> None:
     fs = make_fs()
     log = make_log(fs)
     append(log, 0)
-    assert log.producers.expire(NOW) == 0
-    assert log.producers.expire(NOW + 1) == 1
+    assert log.producers.states.expire(NOW) == 0
+    assert log.producers.states.expire(NOW + 1) == 1
     assert append(log, 7)[0] == 1
 
 

@@ -5,25 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from quorum_replica_support import (
-    FOLDER,
-    NOW,
-    SEGMENT_BYTES,
-    append,
-    make,
-    manager_of,
-    open_replica,
-    received,
-    reopen,
-)
 
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.raft import ElectionState
 from kipmesh.core.raft.types import TruncateLog
 from kipmesh.storage import LogManager, StorageError
 from kipmesh.storage.fs import RealFileSystem, read_file, write_file
-from kipmesh.storage.quorum_replica import QuorumReplica, log_config
-from kipmesh.testing.faulty_fs import FaultyFileSystem
+from kipmesh.storage.quorum.quorum_replica import QuorumReplica, log_config
+from simulation.faulty_fs import FaultyFileSystem
+from tests.unit.storage.quorum_replica_support import (
+    FOLDER,
+    NOW,
+    SEGMENT_BYTES,
+    append,
+    make,
+    open_replica,
+    received,
+    reopen,
+)
 
 BATCHES = 30
 
@@ -38,10 +37,10 @@ def stopped(*, clean: bool = True, snapshot_end: int = 0) -> FaultyFileSystem:
         make(replica, snapshot_end)
     replica.flush()
     if clean:
-        manager_of(replica).close(-1)
+        replica.manager.close(-1)
     else:
-        manager_of(replica).checkpoint_recovery_points()
-        manager_of(replica).abandon()
+        replica.manager.checkpoint_recovery_points()
+        replica.manager.abandon()
     return fs
 
 
@@ -131,9 +130,9 @@ def test_a_whole_log_that_gave_way_to_a_shorter_snapshot_is_no_damage() -> None:
     replica = open_replica(fs)
     append(replica, BATCHES)
     replica.flush()
-    manager_of(replica).checkpoint_recovery_points()
+    replica.manager.checkpoint_recovery_points()
     received(replica, BATCHES - 1, 2).complete()
-    manager_of(replica).abandon()
+    replica.manager.abandon()
     again = open_replica(fs)
     assert (again.log.log_start_offset, again.log.log_end_offset) == (BATCHES - 1, BATCHES - 1)
 
@@ -154,7 +153,7 @@ def test_a_torn_tail_beyond_the_recovery_point_is_cut() -> None:
     replica = open_replica(fs)
     append(replica, 2)
     path = f"{FOLDER}/{replica.log.segment_base_offsets[-1]:020d}.log"
-    manager_of(replica).abandon()
+    replica.manager.abandon()
     write_file(fs, path, read_file(fs, path)[:-30], sync=True)
     replica = open_replica(fs)
     assert replica.log.log_end_offset == BATCHES + 1
@@ -164,7 +163,7 @@ def test_what_was_cut_is_not_missed() -> None:
     fs = stopped()
     replica = open_replica(fs)
     replica.change_log(TruncateLog(5), NOW)
-    manager_of(replica).abandon()  # killed before anything was appended
+    replica.manager.abandon()  # killed before anything was appended
     assert open_replica(fs).log.log_end_offset == 5
 
 
@@ -184,8 +183,8 @@ def test_a_full_disk_lets_nothing_be_cut() -> None:
 def test_a_flush_beside_a_cut_does_not_raise_what_is_checkpointed() -> None:
     fs = stopped()
     replica = open_replica(fs)
-    manager = manager_of(replica)
-    with manager.cutting(replica.log, 5):
+    manager = replica.manager
+    with manager.truncating(replica.log, 5):
         replica.flush()
         manager.checkpoint_recovery_points()
         assert "__cluster_metadata 0 5\n" in read_file(fs, "/data/recovery-point-offset-checkpoint").decode()
@@ -202,7 +201,7 @@ def opened(fs: FaultyFileSystem, *, is_voter: bool, voters: tuple[int, ...] = (1
     manager.load(NOW)
     try:
         return QuorumReplica.open(
-            fs, manager, cluster_id="c", voters=voters, is_voter=is_voter, segment_bytes=SEGMENT_BYTES, now_ms=NOW
+            manager, cluster_id="c", voters=voters, is_voter=is_voter, segment_bytes=SEGMENT_BYTES, now_ms=NOW
         )
     finally:
         manager.abandon()
@@ -250,7 +249,7 @@ def test_on_a_real_disk(tmp_path: Path) -> None:
         manager = LogManager(fs, (str(tmp_path),), cluster_id="c", node_id=1, defaults=log_config(SEGMENT_BYTES))
         manager.load(NOW)
         replica = QuorumReplica.open(
-            fs, manager, cluster_id="c", voters=(1,), is_voter=number == 0, segment_bytes=SEGMENT_BYTES, now_ms=NOW
+            manager, cluster_id="c", voters=(1,), is_voter=number == 0, segment_bytes=SEGMENT_BYTES, now_ms=NOW
         )
         assert replica.log.log_end_offset == 0  # the second time it was damaged
         append(replica, 20)

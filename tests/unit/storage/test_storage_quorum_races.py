@@ -7,7 +7,13 @@ import time
 from collections.abc import Callable
 
 import pytest
-from quorum_replica_support import (
+
+from kipmesh.core.snapshot.ids import age_order
+from kipmesh.messages import SnapshotId
+from kipmesh.storage.quorum import quorum_replica
+from kipmesh.storage.quorum.quorum_replica import QuorumReplica
+from simulation.faulty_fs import FaultyFileSystem
+from tests.unit.storage.quorum_replica_support import (
     append,
     assert_630_06,
     make,
@@ -15,12 +21,6 @@ from quorum_replica_support import (
     received,
     reopen,
 )
-
-from kipmesh.core.snapshot.ids import age_order
-from kipmesh.messages import SnapshotId
-from kipmesh.storage import quorum_replica
-from kipmesh.storage.quorum_replica import QuorumReplica
-from kipmesh.testing.faulty_fs import FaultyFileSystem
 
 # -- installing while a thread cleans
 
@@ -59,7 +59,7 @@ def test_an_install_beside_a_clean_has_the_last_word_of_the_log_start(monkeypatc
 
     monkeypatch.setattr(fs, "rename", slow)
     beside(replica.clean, lambda: replica.install(SnapshotId(50, 2)), begun=begun)
-    assert replica.latest_snapshot == (50, 2)
+    assert replica.latest_snapshot == SnapshotId(50, 2)
     again = reopen(fs)
     assert (again.log.log_start_offset, again.log.log_end_offset) == (50, 50)
     assert_630_06(again)
@@ -80,4 +80,4 @@ def test_an_install_beside_a_clean_has_the_last_word_of_what_is_latest(monkeypat
 
     monkeypatch.setattr(quorum_replica, "age_order", slow)
     beside(replica.clean, lambda: replica.install(SnapshotId(50, 2)), begun=begun)
-    assert (replica.latest_snapshot, replica.earliest_snapshot) == ((50, 2), (50, 2))
+    assert (replica.latest_snapshot, replica.earliest_snapshot) == (SnapshotId(50, 2), SnapshotId(50, 2))

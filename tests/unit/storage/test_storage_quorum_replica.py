@@ -6,29 +6,14 @@ import contextlib
 import errno
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import pytest
-from quorum_replica_support import (
-    FOLDER,
-    LIMITS,
-    NOW,
-    SEGMENT_BYTES,
-    VOTERS,
-    append,
-    assert_630_06,
-    flip,
-    make,
-    manager_of,
-    open_replica,
-    received,
-    reopen,
-    snapshots,
-)
 
 from kipmesh.core import record_batch
+from kipmesh.core.control_records import LeaderChange
 from kipmesh.core.errors import CorruptRecordError, ErrorCode, KafkaError
 from kipmesh.core.raft import ElectionState, RaftConfig
-from kipmesh.core.raft.control import LeaderChange
 from kipmesh.core.raft.types import (
     AppendAsFollower,
     AppendAsLeader,
@@ -43,8 +28,23 @@ from kipmesh.core.snapshot.retention import ReplicaEnd
 from kipmesh.messages import SnapshotId
 from kipmesh.storage import LogManager, StorageError
 from kipmesh.storage.fs import RealFileSystem, read_file, write_file
-from kipmesh.storage.quorum_replica import QuorumReplica, log_config
-from kipmesh.testing.faulty_fs import FaultyFileSystem
+from kipmesh.storage.quorum.quorum_replica import QuorumReplica, log_config
+from simulation.faulty_fs import Fault, FaultyFileSystem
+from tests.unit.storage.quorum_replica_support import (
+    FOLDER,
+    LIMITS,
+    NOW,
+    SEGMENT_BYTES,
+    VOTERS,
+    append,
+    assert_630_06,
+    flip,
+    make,
+    open_replica,
+    received,
+    reopen,
+    snapshots,
+)
 
 # -- what effects do
 
@@ -138,7 +138,7 @@ def test_the_machine_begins_with_log_and_snapshots() -> None:
 
 
 def plan(replica: QuorumReplica, reached: int, **options: object) -> int:
-    arguments: dict = {
+    arguments: dict[str, Any] = {
         "leader_log_start": None,
         "replicas": [ReplicaEnd(2, True, reached, NOW)],
         "high_watermark": replica.log.log_end_offset,
@@ -274,7 +274,7 @@ def test_what_is_told_late_does_not_go_back() -> None:
     received(replica, 50, 2).complete()
     machine.step(replica.install(SnapshotId(50, 2)), 1, 0.5)
     machine.step(before, 2, 0.5)
-    assert machine.latest_snapshot == machine.earliest_snapshot == (50, 2)
+    assert machine.latest_snapshot == machine.earliest_snapshot == SnapshotId(50, 2)
 
 
 # -- power cuts: the work is repeated, with the power cut before each operation in turn
@@ -287,12 +287,12 @@ class CuttingFileSystem(FaultyFileSystem):
         super().__init__()
         self.left: int | None = None
 
-    def check(self, operation: str, path: str) -> None:  # type: ignore[override]
+    def check(self, operation: str, path: str) -> Fault | None:
         if self.left is not None and operation in ("write", "sync", "sync_dir", "rename", "remove", "open", "list"):
             if self.left <= 0:
                 raise OSError(errno.EIO, "the power is gone", path)
             self.left -= 1
-        super().check(operation, path)
+        return super().check(operation, path)
 
 
 def _install(replica: QuorumReplica) -> None:
@@ -348,7 +348,7 @@ def test_power_cut_at_any_operation(work: Callable[[QuorumReplica], None], rng_s
         make(replica, 20)
         replica.flush()
         replica.persist(ElectionState(7, 2))
-        manager_of(replica).checkpoint_recovery_points()  # what is missing from now on is damage
+        replica.manager.checkpoint_recovery_points()  # what is missing from now on is damage
         fs.left = operations
         is_cut = False
         try:
@@ -401,7 +401,7 @@ def test_a_corrupt_newest_snapshot_is_set_aside_for_the_older(caplog: pytest.Log
     fs = prepared()
     flip(fs, SnapshotId(20, 1))
     replica = reopen(fs)
-    assert replica.latest_snapshot == (10, 1)
+    assert replica.latest_snapshot == SnapshotId(10, 1)
     assert "set aside" in caplog.text
     assert "00000000000000000020-0000000001.checkpoint.corrupt" in snapshots(fs)
     assert_630_06(replica)
@@ -450,7 +450,7 @@ def test_a_part_of_an_earlier_process_goes() -> None:
     write_file(fs, stale, b"half of it", sync=True)
     fs.sync_dir(FOLDER)
     replica = reopen(fs)
-    assert replica.latest_snapshot == (20, 1)
+    assert replica.latest_snapshot == SnapshotId(20, 1)
     assert not fs.exists(stale)
     assert replica.receive(SnapshotId(25, 1)).size_bytes == 0
 
@@ -472,7 +472,7 @@ def test_on_a_real_disk(tmp_path: object) -> None:
         manager = LogManager(fs, (str(tmp_path),), cluster_id="c", node_id=1, defaults=log_config(SEGMENT_BYTES))
         manager.load(NOW)
         replica = QuorumReplica.open(
-            fs, manager, cluster_id="c", voters=(1,), is_voter=True, segment_bytes=SEGMENT_BYTES, now_ms=NOW
+            manager, cluster_id="c", voters=(1,), is_voter=True, segment_bytes=SEGMENT_BYTES, now_ms=NOW
         )
         assert replica.log.log_start_offset == 20 * number
         append(replica, 30)

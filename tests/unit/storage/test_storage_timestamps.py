@@ -11,9 +11,9 @@ from crc32c import crc32c
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import CorruptRecordError
 from kipmesh.storage import Log, open_log
-from kipmesh.storage.decompress import decompress
-from kipmesh.testing.batches import produced_batch
-from kipmesh.testing.faulty_fs import FaultyFileSystem
+from kipmesh.storage.compression import decompress
+from kipmesh.testing import produced_batch
+from simulation.faulty_fs import Fault, FaultyFileSystem
 
 NOW = 1_700_000_000_000
 FOLDER = "/data/t-0"
@@ -25,7 +25,7 @@ class CountingFileSystem(FaultyFileSystem):
 
     log_reads = 0
 
-    def check(self, operation: str, path: str) -> object:
+    def check(self, operation: str, path: str) -> Fault | None:
         if operation == "read" and path.endswith(".log"):
             self.log_reads += 1
         return super().check(operation, path)

@@ -1,0 +1,300 @@
+"""Administrative requests for which a broker has work of its own, besides forwarding them to the active controller.
+
+- CreateTopics (19): from version 5 on the response has the configuration of the topic.
+- DescribeConfigs (32): null or no keys are all. A resource that is named twice is described once. The broker adds its
+  own static values, types from version 3 on, and as the only synonym the value itself.
+- ElectLeaders (43): version 0 has no field for an error of the whole request: each partition has it.
+- DescribeQuorum (55): version 2 names the controllers' addresses. They speak gRPC, on the listener CONTROLLER.
+- ListConfigResources (74): topics and registered brokers. As in Apache Kafka, the default of all brokers (the empty
+  name) is not listed. Groups and client metrics have no configuration here. A type that the version does not know is
+  UNSUPPORTED_VERSION.
+- InjectFault, ListFaults, ClearFaults: faults for tests. POLICY_VIOLATION unless `fault.injection.enable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kipmesh import messages as m
+from kipmesh.broker.parts import BrokerParts
+from kipmesh.core.config import BrokerConfig
+from kipmesh.core.config.base import ConfigSource, ResourceType, dotted
+from kipmesh.core.context import RequestContext
+from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.messages.apis.admin import list_config_resources as config_resources
+from kipmesh.messages.table import CREATE_TOPICS, find_api
+
+if TYPE_CHECKING:
+    from kipmesh.transport.faults import Faults
+
+_DELETE_TOPICS, _DESCRIBE_CONFIGS = find_api("DeleteTopics"), find_api("DescribeConfigs")
+_ELECT_LEADERS, _DESCRIBE_QUORUM = find_api("ElectLeaders"), find_api("DescribeQuorum")
+_CONFIGS_SINCE = 5
+_TOPIC_IDS_SINCE = 6
+_ELECTION_ERROR_SINCE = 1
+_TYPES_SINCE = 1
+BROKER_LOGGER, CLIENT_METRICS, GROUP = 8, 16, 32
+CONTROLLER_LISTENER = "CONTROLLER"
+UNKNOWN_TYPE, BOOLEAN, STRING, INT, LONG, DOUBLE, LIST = 0, 1, 2, 3, 5, 6, 7
+TYPES: Mapping[str, int] = {
+    "cleanup.policy": LIST,
+    "compression.type": STRING,
+    "delete.retention.ms": LONG,
+    "file.delete.delay.ms": LONG,
+    "flush.messages": LONG,
+    "flush.ms": LONG,
+    "follower.replication.throttled.rate": LONG,
+    "index.interval.bytes": INT,
+    "max.compaction.lag.ms": LONG,
+    "max.message.bytes": INT,
+    "message.timestamp.after.max.ms": LONG,
+    "message.timestamp.before.max.ms": LONG,
+    "message.timestamp.type": STRING,
+    "min.cleanable.dirty.ratio": DOUBLE,
+    "min.compaction.lag.ms": LONG,
+    "min.insync.replicas": INT,
+    "retention.bytes": LONG,
+    "retention.ms": LONG,
+    "segment.bytes": INT,
+    "segment.index.bytes": INT,
+    "segment.ms": LONG,
+    "unclean.leader.election.enable": BOOLEAN,
+}
+"""Apache Kafka's types, by which clients read values."""
+
+
+async def create_topics(
+    broker: BrokerParts, request: m.CreateTopicsRequest, context: RequestContext
+) -> m.CreateTopicsResponse:
+    """Create topics."""
+    response: m.CreateTopicsResponse = await broker.forwarder.forward(CREATE_TOPICS, request, context)
+    if context.version is None or context.version < _CONFIGS_SINCE:
+        return response
+    results = response.topics
+    if request.validate_only:
+        wanted = {topic.name: [_requested(entry) for entry in topic.configs] for topic in request.topics}
+        results = [one._replace(configs=() if one.error_code else wanted[one.name]) for one in results]
+    elif made := [one.name for one in results if not one.error_code]:
+        found = await _configs(broker, made, context)
+        results = [one if one.error_code else _with_configs(one, found.get(one.name)) for one in results]
+    return response._replace(topics=results)
+
+
+def _requested(entry: m.ConfigEntry) -> m.CreatableTopicConfigs:
+    return m.CreatableTopicConfigs(entry.name, entry.value, config_source=ConfigSource.TOPIC)
+
+
+async def _configs(
+    broker: BrokerParts, names: Sequence[str], context: RequestContext
+) -> dict[str, m.DescribeConfigsResult]:
+    resources = [m.DescribeConfigsResource(ResourceType.TOPIC, name) for name in names]
+    response = await describe_configs(broker, m.DescribeConfigsRequest(resources), context)
+    return {one.resource_name: one for one in response.results}
+
+
+def _with_configs(result: m.CreatableTopicResult, found: m.DescribeConfigsResult | None) -> m.CreatableTopicResult:
+    if found is None or found.error_code:
+        code = ErrorCode.UNKNOWN_SERVER_ERROR if found is None else ErrorCode.of(found.error_code)
+        return result._replace(configs=None, num_partitions=-1, replication_factor=-1, topic_config_error_code=code)
+    configs = [m.CreatableTopicConfigs(one.name, one.value, one.read_only, one.config_source) for one in found.configs]
+    return result._replace(configs=configs)
+
+
+async def delete_topics(
+    broker: BrokerParts, request: m.DeleteTopicsRequest, context: RequestContext
+) -> m.DeleteTopicsResponse:
+    """Delete topics, by name, and by id from version 6 on."""
+    if context.is_before(_TOPIC_IDS_SINCE):
+        topics = [m.DeleteTopicState(name) for name in request.topic_names]
+        request = m.DeleteTopicsRequest(topics, timeout_ms=request.timeout_ms)
+    response: m.DeleteTopicsResponse = await broker.forwarder.forward(_DELETE_TOPICS, request, context)
+    return response
+
+
+async def describe_configs(
+    broker: BrokerParts, request: m.DescribeConfigsRequest, context: RequestContext
+) -> m.DescribeConfigsResponse:
+    """Describe configurations, with this broker's static values if it is named."""
+    request = each_once(request)
+    response: m.DescribeConfigsResponse = await broker.forwarder.forward(_DESCRIBE_CONFIGS, request, context)
+    response = with_static(response, request, broker.config)
+    if context.version is None:
+        return response
+    results = []
+    for result in response.results:
+        configs = [_with_type(one, has_synonyms=request.include_synonyms) for one in result.configs]
+        results.append(result._replace(configs=configs))
+    return response._replace(results=results)
+
+
+def _with_type(one: m.DescribeConfigsResourceResult, *, has_synonyms: bool) -> m.DescribeConfigsResourceResult:
+    synonyms = [m.DescribeConfigsSynonym(one.name, one.value, one.config_source)] if has_synonyms else ()
+    return one._replace(synonyms=synonyms, config_type=TYPES.get(one.name, UNKNOWN_TYPE))
+
+
+def each_once(request: m.DescribeConfigsRequest) -> m.DescribeConfigsRequest:
+    """The same with each resource once, with all keys that it was asked for: clients look answers up by resource.
+
+    A broker has more than a hundred keys, so answers for each of many repeats would be far larger than the request.
+    """
+    asked: dict[tuple[int, str], dict[str, None] | None] = {}  # None: all keys
+    for each in request.resources:
+        of = each.resource_type, each.resource_name
+        keys = asked.setdefault(of, {})
+        if not each.configuration_keys:
+            asked[of] = None
+        elif keys is not None:
+            keys.update(dict.fromkeys(each.configuration_keys))
+    if len(asked) == len(request.resources):
+        return request
+    return request._replace(
+        resources=[m.DescribeConfigsResource(kind, name, tuple(keys or ())) for (kind, name), keys in asked.items()]
+    )
+
+
+def with_static(
+    response: m.DescribeConfigsResponse, request: m.DescribeConfigsRequest, config: BrokerConfig
+) -> m.DescribeConfigsResponse:
+    """The controllers' answer with the values of this broker, which are read-only, where it is asked for.
+
+    The request names each resource once.
+    """
+    mine = ResourceType.BROKER, str(config.node_id)
+    wanted = {(each.resource_type, each.resource_name): each.configuration_keys for each in request.resources}
+    if mine not in wanted:
+        return response
+    known = static_configs(config, wanted[mine], has_documentation=request.include_documentation)
+    results = [
+        _joined(one, known) if (one.resource_type, one.resource_name) == mine and not one.error_code else one
+        for one in response.results
+    ]
+    return response._replace(results=results)
+
+
+def static_configs(
+    config: BrokerConfig, keys: Collection[str] = (), *, has_documentation: bool = False
+) -> list[m.DescribeConfigsResourceResult]:
+    """Those of `keys`, all if there are none, in the order of their names."""
+    found = []
+    for name, field in type(config).model_fields.items():
+        key = dotted(name)
+        if keys and key not in keys:
+            continue
+        source = ConfigSource.STATIC_BROKER if name in config.model_fields_set else ConfigSource.DEFAULT
+        text = " ".join((field.description or "").split()) if has_documentation else None
+        found.append(
+            m.DescribeConfigsResourceResult(key, _text(getattr(config, name)), True, source, documentation=text)
+        )
+    return sorted(found)
+
+
+def _joined(one: m.DescribeConfigsResult, known: list[m.DescribeConfigsResourceResult]) -> m.DescribeConfigsResult:
+    dynamic = {each.name for each in one.configs}
+    return one._replace(configs=[*one.configs, *(each for each in known if each.name not in dynamic)])
+
+
+def _text(value: Any) -> str | None:
+    """As a file of configuration has it."""
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+async def list_config_resources(
+    broker: BrokerParts, request: config_resources.ListConfigResourcesRequest, context: RequestContext
+) -> config_resources.ListConfigResourcesResponse:
+    """List the resources that have a configuration, of the types in the request.
+
+    Brokers with the request's listener are listed twice: with their loggers.
+    """
+    image, listener = broker.hosted_replicas.image, context.listener or broker.config.inter_broker_listener_name
+    brokers = [str(number) for number, one in sorted(image.brokers.items()) if listener in one.endpoints]
+    found: Mapping[int, Iterable[str]] = {CLIENT_METRICS: ()}
+    if not context.is_before(_TYPES_SINCE):
+        topics = sorted(topic.name for topic in image.topics.values())
+        found = {
+            GROUP: (),
+            CLIENT_METRICS: (),
+            BROKER_LOGGER: brokers,
+            ResourceType.BROKER: brokers,
+            ResourceType.TOPIC: topics,
+        }
+    wanted = set(request.resource_types) or found.keys()
+    if not wanted <= found.keys():
+        return config_resources.ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
+    return config_resources.ListConfigResourcesResponse(
+        config_resources=[
+            config_resources.ListedConfigResource(name, kind)
+            for kind, names in found.items()
+            if kind in wanted
+            for name in names
+        ]
+    )
+
+
+async def elect_leaders(
+    broker: BrokerParts, request: m.ElectLeadersRequest, context: RequestContext
+) -> m.ElectLeadersResponse:
+    """Elect leaders, preferred or (from version 1 on) unclean. Null partitions are all."""
+    response: m.ElectLeadersResponse = await broker.forwarder.forward(_ELECT_LEADERS, request, context)
+    if response.error_code and context.is_before(_ELECTION_ERROR_SINCE):
+        results: Sequence[m.ReplicaElectionResult] = [
+            m.ReplicaElectionResult(
+                one.topic, [m.PartitionResult(number, response.error_code) for number in one.partitions]
+            )
+            for one in request.topic_partitions or ()
+        ]
+        return response._replace(replica_election_results=results)
+    return response
+
+
+async def describe_quorum(
+    broker: BrokerParts, request: m.DescribeQuorumRequest, context: RequestContext
+) -> m.DescribeQuorumResponse:
+    """Describe the metadata quorum."""
+    if context.version is not None:
+        topics = [
+            m.DescribeQuorumTopic(topic.topic_name, [one.partition_index for one in topic.partitions])
+            for topic in request.topics
+        ]
+        request = m.DescribeQuorumRequest(topics)
+    response: m.DescribeQuorumResponse = await broker.forwarder.forward(_DESCRIBE_QUORUM, request, context)
+    if context.version is None:
+        return response
+    nodes = [
+        m.QuorumNode(one.node_id, [m.QuorumListener(CONTROLLER_LISTENER, one.host, one.port)])
+        for one in response.endpoints
+    ]
+    return response._replace(nodes=nodes)
+
+
+def _enabled(broker: BrokerParts) -> Faults:
+    if broker.faults is None:
+        raise KafkaError(ErrorCode.POLICY_VIOLATION, "fault.injection.enable is false at this broker")
+    return broker.faults
+
+
+async def inject_fault(
+    broker: BrokerParts, request: m.InjectFaultRequest, context: RequestContext
+) -> m.InjectFaultResponse:
+    """Add a fault; return its number."""
+    if request.fault is None:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "there is no fault in the request")
+    return m.InjectFaultResponse(fault_id=_enabled(broker).add(request.fault))
+
+
+async def list_faults(
+    broker: BrokerParts, request: m.ListFaultsRequest, context: RequestContext
+) -> m.ListFaultsResponse:
+    """List the faults that still apply."""
+    return m.ListFaultsResponse(faults=_enabled(broker).all())
+
+
+async def clear_faults(
+    broker: BrokerParts, request: m.ClearFaultsRequest, context: RequestContext
+) -> m.ClearFaultsResponse:
+    """Remove faults, all by default."""
+    return m.ClearFaultsResponse(cleared=_enabled(broker).clear(frozenset(request.fault_ids)))

@@ -1,0 +1,140 @@
+"""The listeners of a broker: one server for each, over the same handlers.
+
+Listeners of the mesh speak gRPC, all others Kafka's own protocol. Their addresses are registered with the broker, so
+that each broker can name the addresses of the others on the listener that a client uses. The modules of Kafka's
+protocol are not loaded without such a listener.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry
+
+from kipmesh.broker.handlers import make_handlers
+from kipmesh.broker.parts import BrokerParts
+from kipmesh.core.config import BrokerConfig
+from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
+from kipmesh.messages import Listener
+from kipmesh.messages.table import KAFKA_APIS
+from kipmesh.node.tls import ProcessTls
+from kipmesh.transport.grpc.server import Server
+from kipmesh.transport.metrics import RequestMetrics
+from kipmesh.transport.pipeline import Handlers, Observer, Pipeline
+from kipmesh.transport.tls import ServerContext
+
+if TYPE_CHECKING:
+    from kipmesh.transport.kafka.handshake import Sasl
+    from kipmesh.transport.kafka.listener import WireServer
+
+STOP_GRACE_S = 0.2
+
+
+@dataclass(eq=False)
+class Listeners:
+    """One broker's; made inside the event loop."""
+
+    config: BrokerConfig
+    registry: CollectorRegistry
+    tls: ProcessTls
+    parts: BrokerParts
+
+    def __post_init__(self) -> None:
+        self.ports: dict[str, int] = {}
+        """By the listener's name; empty until `start`."""
+        self._servers: list[Server] = []
+        self._kafka: WireServer | None = None
+
+    async def start(self) -> None:
+        """Bind all. Raises KafkaError, AddressError, and InvalidConfigError if the file of users cannot be read."""
+        config, own = self.config, self.config.inter_broker_listener_name
+        if own not in [endpoint.name for endpoint in config.mesh_endpoints]:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, f"listeners has no {own} (inter.broker.listener.name)")
+        handlers, metrics, trace = make_handlers(self.parts), RequestMetrics(), self.parts.trace
+        observers = None if trace is None else trace.observers()
+        self.registry.register(metrics)
+        pipeline = Pipeline(handlers, observers=observers, metrics=metrics)
+        for endpoint in config.mesh_endpoints:
+            name = "" if endpoint.name == own else endpoint.name
+            server = Server(pipeline, config.socket_request_max_bytes, name, self.tls.mesh_server(endpoint.name))
+            self._servers.append(server)
+            self.ports[endpoint.name] = await server.start(endpoint.host, endpoint.port)
+        if config.kafka_endpoints:
+            await self._start_kafka(handlers, observers, metrics)
+
+    async def _start_kafka(
+        self, handlers: Handlers, observers: Mapping[str, Observer] | None, metrics: RequestMetrics
+    ) -> None:
+        from kipmesh.transport.kafka.handshake import connection_handlers
+        from kipmesh.transport.kafka.limits import Limits
+        from kipmesh.transport.kafka.listener import WireServer
+
+        config = self.config
+        connections = connection_handlers(KAFKA_APIS.values(), self._sasl())
+        handlers = {**handlers, **connections}
+        pipeline = Pipeline(handlers, observers=observers, metrics=metrics, faults=self.parts.faults)
+        limits = Limits(
+            config.socket_request_max_bytes,
+            config.queued_max_request_bytes,
+            config.max_connections,
+            config.max_connections_per_ip,
+            config.connections_max_idle_ms,
+            config.socket_request_other_max_bytes,
+            config.socket_request_max_items,
+            config.max_in_flight_requests_per_connection,
+            config.queued_max_response_bytes,
+            config.queued_max_response_bytes_per_connection,
+            config.connections_max_stall_ms,
+            config.connections_max_handshake_ms,
+            config.sasl_server_max_receive_size,
+            config.socket_listen_backlog_size,
+        )
+        self._kafka = WireServer(pipeline, limits)
+        self.registry.register(self._kafka.metrics)
+        for endpoint in config.kafka_endpoints:
+            tls = None
+            if config.has_tls(endpoint.name) and self.tls.files is not None:
+                tls = ServerContext(self.tls.files, client_auth=config.ssl_client_auth).reloading()
+            self.ports[endpoint.name] = await self._kafka.listen(
+                endpoint.name, endpoint.host, endpoint.port, tls, has_sasl=config.has_sasl(endpoint.name)
+            )
+
+    def _sasl(self) -> Sasl | None:
+        from kipmesh.broker.membership.users import FileUsers, LogUsers, UsersFileError
+        from kipmesh.transport.kafka.handshake import Sasl
+
+        config = self.config
+        if not any(config.has_sasl(endpoint.name) for endpoint in config.kafka_endpoints):
+            return None
+        try:
+            file = FileUsers(config.sasl_users_file) if config.sasl_users_file else None
+        except UsersFileError as error:
+            raise InvalidConfigError(f"sasl.users.file {config.sasl_users_file}: {error}") from None
+        publisher = self.parts.publisher
+        users = LogUsers(publisher.published_image, publisher.until, file)
+        return Sasl(tuple(config.sasl_enabled_mechanisms), users)
+
+    def advertised(self) -> list[Listener]:
+        """The addresses to register."""
+        advertised = [one for one in self.config.advertised_endpoints if one.name in self.ports]
+        return [
+            Listener(one.name, one.host, one.port or self.ports[one.name], self.config.protocol_number(one.name))
+            for one in advertised
+        ]
+
+    async def set_serving(self, is_serving: bool) -> None:
+        """Set the health status of the gRPC servers."""
+        for server in self._servers:
+            await server.set_serving(is_serving)
+
+    async def stop(self) -> None:
+        """End every connection; idempotent."""
+        if self._kafka is not None:
+            await self._kafka.stop()
+        if self._servers:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.gather(*(server.stop(STOP_GRACE_S) for server in self._servers))

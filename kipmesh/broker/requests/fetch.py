@@ -1,0 +1,238 @@
+"""Fetch (API key 1), for followers on leaders, for consumers on any replica: full, or within a session (227-04).
+
+The rules are the session cache's; here are the partitions that it reads, the waiting, and what a follower's fetch says
+to the leaders of its partitions. A fetch waits by events only: what changes wakes it, and only that is read (227-10,
+227-21), on followers as on leaders. What a partition answers is `kipmesh.broker.requests.reading`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
+
+from kipmesh import messages as m
+from kipmesh.broker.observability.metrics import BrokerMetrics
+from kipmesh.broker.replication.hosted_replicas import HostedReplicas
+from kipmesh.broker.replication.replica import Replica
+from kipmesh.broker.requests.reading import Consumer, ConsumerReads, read_for_follower
+from kipmesh.broker.requests.selection import ReplicaSelection
+from kipmesh.core.config import BrokerConfig
+from kipmesh.core.errors import ErrorCode
+from kipmesh.core.fetch_session import Fetch, FetchKind, FetchSessionCache, PartitionRead
+from kipmesh.core.replica.leader import FollowerFetches, IsrChange
+from kipmesh.transport.grpc.server import RequestContext
+
+WAIT_MS_MAX = 300_000
+"""Longest wait of a fetch, whatever it asks for."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Reader:
+    """Reads this broker's partitions for one request."""
+
+    hosted_replicas: HostedReplicas
+    propose_isr: Callable[[Replica, IsrChange], None]
+    replica_id: int
+    replica_epoch: int
+    fetches: FollowerFetches | None
+    consumer_reads: ConsumerReads
+    consumer: Consumer | None
+    redirects: set[int] = field(default_factory=set)
+    """Brokers that the client was sent to."""
+    leaders: set[m.LeaderIdAndEpoch | None] = field(default_factory=set)
+    """Leaders of partitions that the client requested elsewhere."""
+
+    def read(
+        self, topic: str, topic_id: bytes, asked: m.FetchPartition, max_bytes: int, min_one_batch: bool
+    ) -> PartitionRead:
+        """See `kipmesh.core.fetch_session.Reader`."""
+        replicas, code = self.hosted_replicas.find_topic(topic_id, topic)
+        replica = replicas.get(asked.partition)
+        if replica is None:
+            code = code or self.hosted_replicas.missing_code(topic_id, topic, asked.partition)
+            leader = self.hosted_replicas.leader_hint(code, topic_id, topic, asked.partition)
+            self.leaders.add(leader)
+            return PartitionRead(m.PartitionData(asked.partition, code, current_leader=leader), has_news=True)
+        if self.consumer is not None:
+            found = self.consumer_reads.read(replica, asked, self.consumer, max_bytes, min_one_batch)
+            if found.data.error_code:
+                self.leaders.add(found.data.current_leader)
+            elif found.data.preferred_read_replica >= 0:
+                self.redirects.add(found.data.preferred_read_replica)
+            return found
+        found = read_for_follower(
+            replica, asked, self.replica_id, self.replica_epoch, max_bytes, min_one_batch, self.fetches
+        )
+        if found.again:  # a follower outside of the ISR
+            isr = replica.isr_to_join(self.replica_id)
+            if isr is not None:
+                self.propose_isr(replica, isr)
+        return found
+
+    def topic_name(self, topic_id: bytes) -> str:
+        """See `kipmesh.core.fetch_session.Reader`."""
+        topic = self.hosted_replicas.image.topics.get(topic_id)
+        return "" if topic is None else topic.name
+
+
+class _Wait:
+    """Until something happens or the time is over; `wake` only remembers."""
+
+    __slots__ = ("_done", "_loop", "expired", "is_awake")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._done: asyncio.Future[None] | None = None
+        self.is_awake = False
+        self.expired = False
+
+    def wake(self) -> None:
+        """Something happened."""
+        self.is_awake = True
+        if self._done is not None and not self._done.done():
+            self._done.set_result(None)
+
+    def expire(self) -> None:
+        """The time is over."""
+        self.expired = True
+        self.wake()
+
+    async def next(self) -> None:
+        """Until `wake` was called since the last return."""
+        if not self.is_awake:
+            self._done = self._loop.create_future()
+            await self._done
+        self.is_awake = False
+
+
+@dataclass(eq=False)
+class FetchHandler:
+    """Responds to Fetch, and lists the sessions."""
+
+    config: BrokerConfig
+    hosted_replicas: HostedReplicas
+    sessions: FetchSessionCache
+    metrics: BrokerMetrics
+    propose_isr: Callable[[Replica, IsrChange], None]
+    now_ms: Callable[[], int]
+    """Monotonic."""
+    selection: ReplicaSelection | None = None
+
+    def __post_init__(self) -> None:
+        self._consumer_reads = ConsumerReads(self.metrics, self.selection)
+        # By session, as long as the leader of a partition uses it.
+        self._followers: WeakValueDictionary[int, FollowerFetches] = WeakValueDictionary()
+
+    async def fetch(
+        self, request: m.FetchRequest, context: RequestContext, *, names_rack: bool = True
+    ) -> m.FetchResponse:
+        """Respond to one request; waits up to `max_wait_ms` for `min_bytes`.
+
+        `names_rack`: the client's protocol can name a rack (392-01).
+        """
+        if request.cluster_id is not None and request.cluster_id != self.config.cluster_id:
+            return m.FetchResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID)
+        is_follower = request.replica_id >= 0
+        if is_follower:
+            broker_epoch = self.hosted_replicas.broker_epoch(request.replica_id)
+            if request.replica_epoch < broker_epoch:
+                # A registration that is no more: what it says of its log is not true of the one that followed.
+                return m.FetchResponse(error_code=ErrorCode.STALE_BROKER_EPOCH)
+            if request.session_epoch <= 0:
+                self.sessions.end_older(request.replica_id, broker_epoch)
+        known = self._followers.get(request.session_id) if is_follower and request.session_epoch > 0 else None
+        if known is not None and known.broker_epoch != request.replica_epoch:
+            # Sessions are not handed on: the partitions that this request does not name are another process's.
+            return self.sessions.refuse(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
+        config = self.config
+        bytes_max = config.replica_fetch_response_max_bytes if is_follower else config.fetch_max_bytes
+        if request.max_bytes > bytes_max or request.max_wait_ms > WAIT_MS_MAX:
+            request = request._replace(
+                max_bytes=min(request.max_bytes, bytes_max), max_wait_ms=min(request.max_wait_ms, WAIT_MS_MAX)
+            )
+        fetch = self.sessions.begin(request, context.client_id, self.now_ms())
+        fetches = self._follower_fetched(fetch, request, known) if is_follower else None
+        consumer = None if is_follower else self._consumer(request, context, names_rack)
+        reader = _Reader(
+            hosted_replicas=self.hosted_replicas,
+            propose_isr=self.propose_isr,
+            replica_id=request.replica_id,
+            replica_epoch=request.replica_epoch,
+            fetches=fetches,
+            consumer_reads=self._consumer_reads,
+            consumer=consumer,
+        )
+        try:
+            fetch.read(reader)
+            if not fetch.is_complete and request.max_wait_ms > 0:
+                await self._wait(fetch, reader, request.max_wait_ms)
+        except BaseException:
+            fetch.cancel()  # the client is gone: as if it had never asked
+            raise
+        response = fetch.respond(self.now_ms())
+        if fetches is not None and response.session_id:
+            self._followers[response.session_id] = fetches
+        self.metrics.fetched(is_follower, fetch.size_bytes)
+        if not is_follower and fetch.size_bytes:
+            self._count_bytes(response, request.rack_id)
+        if reader.redirects or reader.leaders:
+            listener = context.listener or config.inter_broker_listener_name
+            endpoints = self.hosted_replicas.hinted_endpoints(reader.leaders, reader.redirects, listener)
+            response = response._replace(node_endpoints=endpoints)
+        return response
+
+    def _consumer(self, request: m.FetchRequest, context: RequestContext, names_rack: bool) -> Consumer:
+        if self.selection is None or not names_rack or not request.rack_id:
+            return Consumer(request.replica_id, names_rack=names_rack)
+        client = self.selection.client(request.rack_id, context)
+        return Consumer(request.replica_id, client, True, self.selection.redirects(request.replica_id, client))
+
+    def _count_bytes(self, response: m.FetchResponse, client_rack: str) -> None:
+        """Bytes by role and rack (392-18): nothing was awaited since the last read, so roles are as they were."""
+        rack = "unknown"
+        if client_rack and self.config.broker_rack:
+            rack = "same" if client_rack == self.config.broker_rack else "cross"
+        for topic in response.responses:
+            replicas, _ = self.hosted_replicas.find_topic(topic.topic_id, topic.topic)
+            for data in topic.partitions:
+                if data.records and (replica := replicas.get(data.partition_index)) is not None:
+                    self.metrics.served(len(data.records), is_leader=replica.leader is not None, rack=rack)
+
+    def _follower_fetched(
+        self, fetch: Fetch, request: m.FetchRequest, known: FollowerFetches | None
+    ) -> FollowerFetches | None:
+        """Who speaks from now on for what this fetch reads: the session for what it does not read, too."""
+        if fetch.kind is FetchKind.ERROR:
+            return None
+        for topic in request.forgotten_topics_data:
+            replicas, _ = self.hosted_replicas.find_topic(topic.topic_id, topic.topic)
+            for partition in topic.partitions:
+                replica = replicas.get(partition)
+                if replica is not None:
+                    replica.follower_left(request.replica_id)
+        if known is None or fetch.kind is not FetchKind.INCREMENTAL:
+            return FollowerFetches(request.replica_epoch, self.now_ms())
+        known.last_fetch_ms = self.now_ms()
+        return known
+
+    @staticmethod
+    async def _wait(fetch: Fetch, reader: _Reader, max_wait_ms: int) -> None:
+        loop = asyncio.get_running_loop()
+        wait = _Wait(loop)
+        fetch.wait(wait.wake)
+        timer = loop.call_later(max_wait_ms / 1000, wait.expire)
+        try:
+            while not fetch.is_complete and not wait.expired:
+                await wait.next()
+                fetch.read(reader)
+        finally:
+            timer.cancel()
+
+    async def list_fetch_sessions(
+        self, request: m.ListFetchSessionsRequest, context: RequestContext
+    ) -> m.ListFetchSessionsResponse:
+        """The sessions of this broker. O(their partitions): for people, not for scrapes."""
+        sessions = [m.FetchSession(*session) for session in self.sessions.list(self.now_ms())]
+        return m.ListFetchSessionsResponse(node_id=self.config.node_id, sessions=sessions)

@@ -1,0 +1,222 @@
+"""Produce (API key 0), on leaders.
+
+Batches are opaque: the log checks CRC, size and header, and gives offsets. acks=0 and 1 are answered after the append
+(and the fsync, where `flush.messages` asks for one), acks=all when the high watermark has passed the batch. What an
+idempotent producer sends again is not appended, and answered like the first time
+(`kipmesh.core.producer.sequences`). What waits is bounded by `queued.max.request.bytes`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kipmesh import messages as m
+from kipmesh.broker.observability.metrics import BrokerMetrics
+from kipmesh.broker.replication.hosted_replicas import HostedReplicas
+from kipmesh.broker.replication.replica import AckWaiter, Disk, Replica
+from kipmesh.core import record_batch
+from kipmesh.core.config import BrokerConfig
+from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.core.group.coordinator import INTERNAL_TOPICS
+from kipmesh.transport.grpc.server import RequestContext
+
+ACKS_ALL = -1
+_RECORD_BYTES_MIN = 7
+"""A record has seven fields of a byte at least."""
+_EXPANSION_MAX = {0: 1, 1: 1032, 2: 22, 3: 255, 4: 32768}
+"""Bytes that one byte can be uncompressed to, by codec. gzip: 258 in two bits. snappy: 64 in three bytes. lz4: 255 in
+each further byte of a length. zstd: a block is 128 KiB at most, of four bytes at least."""
+
+
+class _Acks:
+    """The partitions of one request that wait for their replicas."""
+
+    def __init__(self) -> None:
+        self.codes: dict[int, ErrorCode] = {}
+        self._waiting: dict[int, tuple[Replica, AckWaiter]] = {}
+        self._done: asyncio.Future[None] | None = None
+
+    def add(self, index: int, replica: Replica, offset: int, leader_epoch: int) -> None:
+        """Wait for `offset`, appended in `leader_epoch`, under the number `index`."""
+
+        def done(code: ErrorCode) -> None:
+            self.codes[index] = code
+            self._waiting.pop(index, None)
+            if not self._waiting and self._done is not None and not self._done.done():
+                self._done.set_result(None)
+
+        waiter = replica.when_replicated(offset, leader_epoch, done)
+        if waiter is not None:
+            self._waiting[index] = (replica, waiter)
+
+    async def wait(self, timeout_ms: int) -> None:
+        """Until all are answered; what is not in time gets REQUEST_TIMED_OUT."""
+        if not self._waiting:
+            return
+        loop = asyncio.get_running_loop()
+        self._done = loop.create_future()
+        timer = loop.call_later(timeout_ms / 1000, self._time_out)
+        try:
+            await self._done
+        finally:
+            timer.cancel()
+            self._time_out()
+
+    def _time_out(self) -> None:
+        for replica, waiter in list(self._waiting.values()):
+            replica.forget(waiter)
+            waiter.done(ErrorCode.REQUEST_TIMED_OUT)
+
+
+@dataclass(eq=False)
+class ProduceHandler:
+    """Responds to Produce."""
+
+    config: BrokerConfig
+    hosted_replicas: HostedReplicas
+    metrics: BrokerMetrics
+    disk: Disk
+    now_ms: Callable[[], int]
+    _queued_bytes: int = field(default=0, init=False)
+
+    async def produce(self, request: m.ProduceRequest, context: RequestContext) -> m.ProduceResponse:
+        """Append every partition's batch and answer as `acks` says. Errors are per partition."""
+        size = sum(len(data.records) for topic in request.topic_data for data in topic.partition_data)
+        refusal = self._refusal(request, size)
+        if refusal:
+            return _respond(request, lambda _topic, data: _error(data, refusal))
+        self._queued_bytes += size
+        try:
+            return await self._append_and_wait(request, context.listener)
+        finally:
+            self._queued_bytes -= size
+
+    def _refusal(self, request: m.ProduceRequest, size: int) -> KafkaError | None:
+        if request.acks not in (ACKS_ALL, 0, 1):
+            return KafkaError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {request.acks}; 0, 1 and -1 are known")
+        if request.transactional_id is not None:
+            return KafkaError(ErrorCode.INVALID_REQUEST, "transactions are not supported")
+        if self._queued_bytes and self._queued_bytes + size > self.config.queued_max_request_bytes:
+            return KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, "queued.max.request.bytes are waiting already")
+        return None
+
+    async def _append_and_wait(self, request: m.ProduceRequest, listener: str) -> m.ProduceResponse:
+        acks = _Acks()
+        appended: list[tuple[int, Replica, int, int]] = []
+        unsynced: list[Replica] = []
+        now_ms = self.now_ms()
+
+        def append(topic: m.TopicProduceData, data: m.PartitionProduceData) -> m.PartitionProduceResponse:
+            where = topic.topic_id, topic.name, data.index
+            try:
+                replica = self.hosted_replicas.require(*where)
+            except KafkaError as error:
+                return _error(data, error)._replace(current_leader=self.hosted_replicas.leader_hint(error.code, *where))
+            try:
+                _check_not_internal(replica)
+                _check_header(data.records)
+                info = replica.append(data.records, request.acks, now_ms)
+            except KafkaError as error:
+                self.metrics.produce_failed.labels(error.code.name).inc()
+                leader = self.hosted_replicas.leader_hint(error.code, *where, replica)
+                return _error(data, error)._replace(current_leader=leader)
+            if info.size_bytes:
+                self.metrics.produced(len(data.records), info.last_offset - info.first_offset + 1)
+            else:
+                self.metrics.duplicates.inc()
+            if replica.must_flush:
+                unsynced.append(replica)
+            appended.append((len(appended), replica, info.last_offset, replica.leader_epoch))
+            return m.PartitionProduceResponse(
+                data.index, 0, info.first_offset, info.log_append_time_ms, replica.log.log_start_offset
+            )
+
+        response = _respond(request, append)
+        failed = await self._flush(unsynced)
+        if request.acks == ACKS_ALL:
+            for index, replica, last_offset, leader_epoch in appended:
+                acks.add(index, replica, last_offset, leader_epoch)
+            await acks.wait(request.timeout_ms)
+        codes = acks.codes | {index: ErrorCode.KAFKA_STORAGE_ERROR for index, r, _, _ in appended if r in failed}
+        if any(codes.values()):
+            response = self._with_codes(response, codes, [replica for _, replica, _, _ in appended])
+        leaders = [each.current_leader for topic in response.responses for each in topic.partition_responses]
+        if not any(leaders):
+            return response
+        listener = listener or self.config.inter_broker_listener_name
+        return response._replace(node_endpoints=self.hosted_replicas.hinted_endpoints(leaders, (), listener))
+
+    def _with_codes(
+        self, response: m.ProduceResponse, codes: dict[int, ErrorCode], appended: list[Replica]
+    ) -> m.ProduceResponse:
+        """`codes` by index in `appended`, which has the replicas of the partitions without an error."""
+        number, topics = 0, []
+        for topic in response.responses:
+            partitions = []
+            for partition in topic.partition_responses:
+                if not partition.error_code:
+                    code, replica = codes.get(number, ErrorCode.NONE), appended[number]
+                    number += 1
+                    if code:
+                        leader = self.hosted_replicas.leader_hint(
+                            code, replica.topic_id, replica.topic, replica.partition, replica
+                        )
+                        partition = m.PartitionProduceResponse(
+                            partition.index, code, error_message=code.name, current_leader=leader
+                        )
+                partitions.append(partition)
+            topics.append(topic._replace(partition_responses=partitions))
+        return response._replace(responses=topics)
+
+    async def _flush(self, replicas: list[Replica]) -> set[Replica]:
+        failed = set()
+        for replica in replicas:
+            try:
+                await self.disk.run(replica.log.flush)
+            except KafkaError:
+                failed.add(replica)
+        return failed
+
+
+def _check_not_internal(replica: Replica) -> None:
+    """Raises INVALID_TOPIC_EXCEPTION for topics that brokers alone write."""
+    if replica.topic in INTERNAL_TOPICS:
+        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{replica.topic} is written by brokers only")
+
+
+def _check_header(batch: bytes | memoryview) -> None:
+    """Refuse what the log, which looks into no record, would take. Raises KafkaError.
+
+    More records than the bytes can hold, however well they are compressed, would use up as many offsets, and stop every
+    reader that counts them.
+    """
+    header = record_batch.parse_header(batch)
+    expansion = _EXPANSION_MAX.get(header.compression)
+    room = (header.size_bytes - record_batch.HEADER_BYTES) * (expansion or 0) // _RECORD_BYTES_MIN
+    is_too_many = expansion is not None and header.record_count > room
+    if header.size_bytes != len(batch) or not (is_too_many or header.is_transactional):
+        return
+    record_batch.check_crc(
+        batch, 0, header
+    )  # bits that flipped on the way are another error, after which clients retry
+    if header.is_transactional:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "transactions are not supported")
+    raise KafkaError(ErrorCode.INVALID_RECORD, f"{header.record_count} records in {len(batch)} bytes")
+
+
+def _error(data: m.PartitionProduceData, error: KafkaError) -> m.PartitionProduceResponse:
+    return m.PartitionProduceResponse(data.index, error.code, error_message=error.message)
+
+
+def _respond(
+    request: m.ProduceRequest,
+    respond: Callable[[m.TopicProduceData, m.PartitionProduceData], m.PartitionProduceResponse],
+) -> m.ProduceResponse:
+    return m.ProduceResponse(
+        [
+            m.TopicProduceResponse(topic.name, topic.topic_id, [respond(topic, data) for data in topic.partition_data])
+            for topic in request.topic_data
+        ]
+    )

@@ -1,0 +1,257 @@
+"""Administration: topics, partitions, configurations, offsets, groups and the metadata quorum, by any broker."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from kipmesh import messages as m
+from kipmesh.client import offsets as leader_offsets
+from kipmesh.client.admin.brokers import BrokerAdmin
+from kipmesh.client.admin.credentials import CredentialAdmin
+from kipmesh.client.admin.groups import GroupAdmin
+from kipmesh.client.admin.quorum import DESCRIBE_QUORUM, quorum_description
+from kipmesh.client.admin.reassignments import ReassignmentAdmin
+from kipmesh.client.admin.requests import failure_of
+from kipmesh.client.calls import call
+from kipmesh.client.cluster import Client, Cluster, by_topic, parse_config
+from kipmesh.client.metadata import topic_metadata
+from kipmesh.client.types import (
+    ConfigAlteration,
+    ConfigResource,
+    ConfigValue,
+    CreatedTopic,
+    NewTopic,
+    OffsetAndTimestamp,
+    QuorumDescription,
+    TopicMetadata,
+    TopicPartition,
+)
+from kipmesh.core.config import AdminConfig
+from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.transport.grpc.client import TransportError
+
+_POLL_S_MAX = 0.2
+_ELECTION_SHARE = 0.8
+"""Of the caller's time: for log ends to be told; the rest is for the answer, and for another broker."""
+
+
+class AdminClient(Client, GroupAdmin, ReassignmentAdmin, BrokerAdmin, CredentialAdmin):
+    """Administers a cluster. Use `async with`, or `start` and `close`; one event loop."""
+
+    def __init__(self, bootstrap: str | Sequence[str], **config: Any) -> None:
+        self.config = parse_config(AdminConfig, config)
+        self._cluster = Cluster(bootstrap, self.config, "kipmesh-admin")
+        self._metadata = self._cluster.metadata
+        self._timeout_s = self.config.default_api_timeout_ms / 1000
+
+    async def start(self) -> None:
+        """Connect; raises KafkaError when no bootstrap address answers."""
+        await self._cluster.start(min(self.config.request_timeout_ms, self.config.default_api_timeout_ms) / 1000)
+
+    async def close(self) -> None:
+        """Disconnect; may be called again."""
+        await self._cluster.close()
+
+    # -- topics
+
+    async def create_topics(
+        self, topics: Iterable[NewTopic], *, wait: bool = True, validate_only: bool = False
+    ) -> list[CreatedTopic]:
+        """Create topics; with `wait` returns when a broker knows a leader for each of their partitions.
+
+        Raises KafkaError for the first topic that could not be created; the others are created all the same.
+        """
+        wanted = [_creatable(topic) for topic in topics]
+        request = m.CreateTopicsRequest(wanted, self._request_timeout_ms, validate_only)
+        response: m.CreateTopicsResponse = await self._call(
+            request, lambda found: [(each.name, each) for each in found.topics]
+        )
+        created = [
+            CreatedTopic(each.name, each.topic_id, each.num_partitions, each.replication_factor)
+            for each in response.topics
+        ]
+        if wait and not validate_only:
+            ids = {each.name: each.topic_id for each in created}
+            await self._wait_for(list(ids), lambda found: all(_led(found.get(name), ids[name]) for name in ids))
+        return created
+
+    async def delete_topics(self, names: Iterable[str], *, wait: bool = True) -> None:
+        """Delete topics by name; with `wait` returns when a broker does not know them any more."""
+        listed = list(names)
+        request = m.DeleteTopicsRequest(
+            [m.DeleteTopicState(name) for name in listed], timeout_ms=self._request_timeout_ms
+        )
+        old = {topic.name: topic.topic_id for topic in await self._describe(listed)} if wait else {}
+        await self._call(request, lambda found: [(each.name or "", each) for each in found.responses])
+        if wait:
+
+            def gone(found: Mapping[str, TopicMetadata]) -> bool:
+                return all(name not in found or found[name].topic_id != old.get(name) for name in listed)
+
+            await self._wait_for(listed, gone)
+
+    async def create_partitions(self, totals: Mapping[str, int], *, wait: bool = True) -> None:
+        """Raise the number of partitions of topics to these totals."""
+        parts = [m.CreatePartitionsTopic(name, count) for name, count in totals.items()]
+        request = m.CreatePartitionsRequest(parts, self._request_timeout_ms)
+        await self._call(request, lambda found: [(each.name, each) for each in found.results])
+        if wait:
+
+            def grown(found: Mapping[str, TopicMetadata]) -> bool:
+                return all(
+                    name in found and len(found[name].partitions) >= count and _led(found[name])
+                    for name, count in totals.items()
+                )
+
+            await self._wait_for(list(totals), grown)
+
+    async def list_topics(self) -> list[TopicMetadata]:
+        """All topics, by name."""
+        response = await self._fetch_metadata(m.MetadataRequest(topics=None))
+        found = [topic_metadata(each.name or "", each) for each in response.topics if not each.error_code]
+        return sorted(found, key=lambda topic: topic.name)
+
+    async def describe_topics(self, names: Iterable[str]) -> list[TopicMetadata]:
+        """These topics, in this order; raises KafkaError for one that does not exist."""
+        listed = list(names)
+        found = {topic.name: topic for topic in await self._describe(listed)}
+        for name in listed:
+            if name not in found:
+                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r} does not exist")
+        return [found[name] for name in listed]
+
+    async def elect_leaders(
+        self,
+        election_type: m.ElectionType = m.ElectionType.PREFERRED,
+        partitions: Iterable[tuple[str, int]] | None = None,
+    ) -> dict[TopicPartition, KafkaError | None]:
+        """Elect leaders of these partitions, or of all that need it: for each why there was no election, or None.
+
+        PREFERRED: back to the first replica, the leader service. UNCLEAN: a partition without a leader gets the one
+        that has the most of its log; what that lacks is lost.
+        """
+        topics = None
+        if partitions is not None:
+            topics = [m.TopicPartitions(topic, numbers) for topic, numbers in by_topic(partitions).items()]
+        timeout_ms = int(self._request_timeout_ms * _ELECTION_SHARE)
+        response: m.ElectLeadersResponse = await self._call(
+            m.ElectLeadersRequest(election_type, topics, timeout_ms), lambda found: [("the election of leaders", found)]
+        )
+        return {
+            TopicPartition(result.topic, each.partition_id): failure_of(each, "")
+            for result in response.replica_election_results
+            for each in result.partition_result
+        }
+
+    # -- configurations
+
+    async def describe_configs(
+        self, resources: Iterable[ConfigResource], *, keys: Iterable[str] = (), with_documentation: bool = False
+    ) -> dict[ConfigResource, dict[str, ConfigValue]]:
+        """The configurations of topics and brokers by key."""
+        asked = [m.DescribeConfigsResource(each.resource_type, each.name, tuple(keys)) for each in resources]
+        request = m.DescribeConfigsRequest(asked, include_documentation=with_documentation)
+        response: m.DescribeConfigsResponse = await self._call(
+            request, lambda found: [(each.resource_name, each) for each in found.results]
+        )
+        return {
+            ConfigResource(result.resource_type, result.resource_name): {
+                each.name: ConfigValue(each.name, each.value, each.read_only, each.config_source, each.documentation)
+                for each in result.configs
+            }
+            for result in response.results
+        }
+
+    async def alter_configs(
+        self, changes: Mapping[ConfigResource, Iterable[ConfigAlteration]], *, validate_only: bool = False
+    ) -> None:
+        """Change single configuration keys (Kafka's IncrementalAlterConfigs)."""
+        resources = [
+            m.AlterConfigsResource(
+                resource.resource_type,
+                resource.name,
+                [m.AlterableConfig(each.name, each.operation, each.value) for each in alterations],
+            )
+            for resource, alterations in changes.items()
+        ]
+        request = m.IncrementalAlterConfigsRequest(resources, validate_only)
+        await self._call(request, lambda found: [(each.resource_name, each) for each in found.responses])
+
+    # -- offsets and the cluster
+
+    async def list_offsets(
+        self, timestamps: Mapping[tuple[str, int], int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """For each partition the first record at or after a timestamp in ms, or TIMESTAMP_EARLIEST, _LATEST, _MAX."""
+        wanted = {TopicPartition(*where): timestamp for where, timestamp in timestamps.items()}
+        return await leader_offsets.list_offsets(self._cluster, wanted, self._timeout_s)
+
+    async def delete_records(self, offsets: Mapping[tuple[str, int], int]) -> dict[TopicPartition, int]:
+        """Delete the records below these offsets (-1: all up to the high watermark); the new first offsets."""
+        wanted = {TopicPartition(*where): offset for where, offset in offsets.items()}
+        return await leader_offsets.delete_records(self._cluster, wanted, self._timeout_s)
+
+    async def describe_quorum(self) -> QuorumDescription:
+        """The metadata quorum, as its leader sees it."""
+
+        def results(response: m.DescribeQuorumResponse) -> list[tuple[str, Any]]:
+            inner = [each for topic in response.topics for each in topic.partitions]
+            return [("the quorum", each) for each in (response, *inner)]
+
+        return quorum_description(await self._call(DESCRIBE_QUORUM, results))
+
+    # -- inside
+
+    async def _describe(self, names: Sequence[str]) -> list[TopicMetadata]:
+        request = m.MetadataRequest([m.MetadataRequestTopic(name=name) for name in names])
+        response = await self._fetch_metadata(request)
+        for each in response.topics:
+            if each.error_code not in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+                raise KafkaError(each.error_code, f"topic {each.name!r}")
+        return [topic_metadata(each.name or "", each) for each in response.topics if not each.error_code]
+
+    async def _wait_for(self, names: Sequence[str], condition: Callable[[Mapping[str, TopicMetadata]], bool]) -> None:
+        """Until every broker that answers sees these topics as wanted; they follow the controller after a moment."""
+        deadline = time.monotonic() + self._timeout_s
+        delay = 0.005
+        while not await self._everywhere(names, condition):
+            if time.monotonic() + delay >= deadline:
+                text = f"the metadata of {', '.join(names)} did not become complete"
+                raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, text)
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, _POLL_S_MAX)
+
+    async def _everywhere(self, names: Sequence[str], condition: Callable[[Mapping[str, TopicMetadata]], bool]) -> bool:
+        request = m.MetadataRequest([m.MetadataRequestTopic(name=name) for name in names])
+        answered = False
+        for address in self._cluster.metadata.candidates():
+            try:
+                response: m.MetadataResponse = await call(
+                    self._cluster.pool, address, request, self.config.request_timeout_ms / 1000
+                )
+            except TransportError:
+                continue
+            answered = True
+            found = [topic_metadata(each.name or "", each) for each in response.topics if not each.error_code]
+            if not condition({topic.name: topic for topic in found}):
+                return False
+        return answered
+
+
+def _creatable(topic: NewTopic) -> m.CreatableTopic:
+    return m.CreatableTopic(
+        topic.name,
+        topic.num_partitions,
+        topic.replication_factor,
+        [m.CreatableReplicaAssignment(index, tuple(ids)) for index, ids in topic.assignments.items()],
+        [m.ConfigEntry(name, str(value)) for name, value in topic.configs.items()],
+    )
+
+
+def _led(topic: TopicMetadata | None, topic_id: bytes = b"") -> bool:
+    if topic is None or not topic.partitions or (topic_id and topic.topic_id != topic_id):
+        return False
+    return all(each.leader_id >= 0 for each in topic.partitions.values())

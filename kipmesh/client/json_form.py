@@ -1,0 +1,64 @@
+"""Records and other values as JSON objects: Kafka's field names in snake case, `<name>_b64` where bytes are not UTF-8.
+
+The command line and the consumer service print the same form. Keys, values and headers may be anything; what comes
+out is always valid JSON in one line.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from kipmesh.client.types import ConsumerRecord
+
+TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
+
+
+def put_bytes(target: dict[str, Any], name: str, value: bytes | None) -> None:
+    """Set `name` to the text, or `name_b64` where it is none; None stays null."""
+    if value is None:
+        target[name] = None
+        return
+    try:
+        target[name] = str(value, "utf-8")
+    except UnicodeDecodeError:
+        target[name + "_b64"] = base64.b64encode(value).decode()
+
+
+def record_object(record: ConsumerRecord) -> dict[str, Any]:
+    """A consumed record."""
+    known_type = 0 <= record.timestamp_type < len(TIMESTAMP_TYPES)
+    out: dict[str, Any] = {
+        "topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp,
+        "timestamp_type": TIMESTAMP_TYPES[record.timestamp_type] if known_type else "NoTimestampType",
+    }
+    put_bytes(out, "key", record.key)
+    put_bytes(out, "value", record.value)
+    out["headers"] = [header_object(name, value) for name, value in record.headers]
+    out["leader_epoch"] = record.leader_epoch
+    return out
+
+
+def header_object(name: str, value: bytes | None) -> dict[str, Any]:
+    """A record's header."""
+    out: dict[str, Any] = {"key": name}
+    put_bytes(out, "value", value)
+    return out
+
+
+def to_line(value: Mapping[str, Any]) -> str:
+    """One line of JSON, without the line's end."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value).hex()
+    if isinstance(value, (set, frozenset, tuple)):
+        return list(value)
+    return str(value)

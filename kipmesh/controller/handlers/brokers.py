@@ -1,0 +1,31 @@
+"""BrokerRegistration (62) and BrokerHeartbeat (63): what depends on the controller's clock and on connections."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kipmesh import messages as m
+from kipmesh.controller.owner import ControllerParts
+from kipmesh.core.context import RequestContext
+
+
+async def broker_registration(
+    controller: ControllerParts, request: m.BrokerRegistrationRequest, context: RequestContext
+) -> Any:
+    """Register a broker."""
+    return await controller.do(
+        "BrokerRegistration", lambda core: core.brokers.register(request, controller.now_ms(), controller.next_offset())
+    )
+
+
+async def broker_heartbeat(
+    controller: ControllerParts, request: m.BrokerHeartbeatRequest, context: RequestContext
+) -> Any:
+    """Keep a broker's session. The stream that brings the heartbeats is the broker's from now on."""
+    stream = context.stream
+    if stream:
+        controller.heartbeat_streams[stream] = request.broker_id
+    return await controller.do(
+        "BrokerHeartbeat",
+        lambda core: core.heartbeat(request, controller.now_ms(), controller.next_offset(), stream),
+    )

@@ -1,0 +1,229 @@
+"""The state of one replica of the metadata quorum, and the effects of the step that is in progress.
+
+Elections, replication and snapshots are functions on a `RaftContext`: each reads it, changes it and emits effects. It
+knows no rule of any of them, but for the order of effects: an election is persisted before the first effect that could
+disclose it.
+
+At most one request is under way to a peer, so that a slow peer costs one request, not a queue of them. Request ids are
+never used twice; a response whose id is not under way is ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kipmesh.core.raft.leadership import Leadership
+from kipmesh.core.raft.types import (
+    CHANGES_LOG,
+    Committed,
+    Effect,
+    ElectionState,
+    LogView,
+    PersistElection,
+    RaftConfig,
+    Request,
+    Send,
+    State,
+)
+from kipmesh.core.snapshot.ids import latest_end
+from kipmesh.messages import SnapshotId
+
+
+@dataclass(slots=True)
+class Peer:
+    """The request that is under way to one node, if any, and the backoff before the next."""
+
+    request_id: int = 0
+    """0 when nothing is under way."""
+    deadline_ms: int = 0
+    not_before_ms: int = 0
+
+
+class RaftContext:
+    """See the module. Attributes are for reading; only `kipmesh.core.raft` writes them."""
+
+    def __init__(
+        self,
+        config: RaftConfig,
+        election: ElectionState,
+        log: LogView,
+        *,
+        durable_end: int,
+        latest_snapshot: SnapshotId | None = None,
+        earliest_snapshot: SnapshotId | None = None,
+    ) -> None:
+        self.config = config
+        self.log = log
+        self.latest_snapshot = latest_snapshot
+        self.earliest_snapshot = earliest_snapshot or latest_snapshot
+        self.durable_end = min(durable_end, log.log_end_offset)
+        self.high_watermark = latest_snapshot.end_offset if latest_snapshot else -1
+        self.leader_high_watermark = -1
+        self.leader_log_start = -1
+        """Where the leader's log starts, as its last Fetch response said; -1 unknown, and for a leader."""
+        self.persisted_election = election
+        self.election = election
+        if election.epoch < self.last_epoch:  # `quorum-state` was lost, the log was not
+            self.election = ElectionState(self.last_epoch)
+        self.state = self._initial_state()
+        self.leadership: Leadership | None = None
+        self.granted: set[int] = set()
+        self.rejected: set[int] = set()
+        self.is_backing_off = False
+        self.elections_lost = 0
+        self.epochs_failed = 0
+        """Epochs in a row without a leader in which other voters took part: slow voters, not absent ones."""
+        self.heard_voter = False
+        """Whether a Vote request or response came since `epochs_failed` last changed."""
+        self.fetching_snapshot: SnapshotId | None = None
+        self.other_voters = tuple([voter for voter in config.voters if voter != config.node_id])
+        self.successors = self.other_voters
+        self.unacknowledged: set[int] = set()
+        self.awaits_log = False
+        self.deadline_ms: int | None = None
+        """When the state ends by itself: election, backoff, fetch timeout; None for a leader.
+
+        Of an observer without a leader: when it sends a Fetch to another voter if those before did not respond.
+        """
+        self.silent_leader: tuple[int, int] | None = None
+        """Epoch and id of the leader that an observer gave up last: only that leader itself can confirm the epoch."""
+        self.now_ms = 0
+        self.jitter = 0.0
+        self.peers: dict[int, Peer] = {}
+        self._last_request_id = 0
+        self._effects: list[Effect] = []
+        self._next_voter = config.node_id % max(1, len(config.voters))
+
+    def _initial_state(self) -> State:
+        leader_id = self.election.leader_id
+        if leader_id >= 0 and leader_id not in self.config.voters:
+            self.election = ElectionState(self.election.epoch)
+            leader_id = -1
+        if not self.config.is_voter:
+            return State.OBSERVER_FOLLOWER if leader_id >= 0 else State.OBSERVER_UNATTACHED
+        if leader_id == self.config.node_id:
+            return State.RESIGNED  # it led this epoch once; it may not lead it twice
+        if leader_id >= 0:
+            return State.FOLLOWER
+        return State.VOTED if self.election.voted_id >= 0 else State.UNATTACHED
+
+    # -- what follows from the state
+
+    @property
+    def epoch(self) -> int:
+        """The latest epoch that is known."""
+        return self.election.epoch
+
+    @property
+    def told_election(self) -> ElectionState:
+        """The election that peers are told: a resigned leader does not name itself."""
+        return self.election._replace(leader_id=-1) if self.state is State.RESIGNED else self.election
+
+    @property
+    def last_epoch(self) -> int:
+        """The epoch of the last record, of the log or of the snapshot in its place (630-13); 0 when there is none."""
+        return self.last_offset_and_epoch[0]
+
+    @property
+    def last_offset_and_epoch(self) -> tuple[int, int]:
+        """(epoch, end offset) for votes: the later of the log's and the snapshot's (630-13)."""
+        end, epoch = self.log.log_end_offset, self.log.latest_epoch
+        snapshot = self.latest_snapshot
+        if snapshot is not None and epoch < 0 and end == snapshot.end_offset:
+            epoch = snapshot.epoch
+        latest = latest_end(end, max(epoch, 0), snapshot)
+        return latest.epoch, latest.end_offset
+
+    def deadlines(self) -> Iterator[int]:
+        """Times at which a step is due without any other event."""
+        if self.deadline_ms is not None:
+            yield self.deadline_ms
+        for peer in self.peers.values():
+            if peer.request_id:
+                yield peer.deadline_ms
+            elif peer.not_before_ms > self.now_ms:
+                yield peer.not_before_ms
+        if self.leadership is not None:
+            if self.leadership.voters:
+                yield self.leadership.check_quorum_deadline_ms
+                yield self.leadership.begin_deadline_ms
+            for waiting in self.leadership.waiting.values():
+                yield waiting.deadline_ms
+
+    # -- changes
+
+    def emit(self, effect: Effect) -> None:
+        """Add an effect, after the election that it could disclose."""
+        self._persist()
+        self._effects.append(effect)
+        if isinstance(effect, CHANGES_LOG):
+            self.awaits_log = True
+
+    def _persist(self) -> None:
+        if self.election != self.persisted_election:
+            self.persisted_election = self.election
+            self._effects.append(PersistElection(self.election))
+
+    def take_effects(self) -> list[Effect]:
+        """Return the effects of this step, which ends."""
+        self._persist()
+        effects, self._effects = self._effects, []
+        return effects
+
+    def commit(self, offset: int) -> bool:
+        """Raise the high watermark to `offset`; return whether it rose."""
+        if offset <= self.high_watermark:
+            return False
+        self.high_watermark = offset
+        self.emit(Committed(offset))
+        return True
+
+    def restart_fetch_timeout(self) -> None:
+        """Give the leader the configured fetch timeout and up to a quarter more."""
+        timeout_ms = self.config.fetch_timeout_ms
+        self.deadline_ms = self.now_ms + timeout_ms + int(self.jitter * timeout_ms / 4)
+
+    # -- requests to peers
+
+    def is_free(self, node_id: int) -> bool:
+        """Whether a request may be sent to the node now."""
+        peer = self.peers.get(node_id)
+        return peer is None or (not peer.request_id and self.now_ms >= peer.not_before_ms)
+
+    def any_free_voter(self) -> int | None:
+        """Return another voter that a request may be sent to now, each in turn; None if there is none."""
+        for _ in self.other_voters:
+            self._next_voter += 1
+            voter = self.other_voters[self._next_voter % len(self.other_voters)]
+            if self.is_free(voter):
+                return voter
+        return None
+
+    def send(self, node_id: int, request: Request) -> None:
+        """Send a request to a peer that is free."""
+        timeout_ms = self.config.request_timeout_ms
+        self._last_request_id += 1
+        peer = self.peers.setdefault(node_id, Peer())
+        peer.request_id, peer.deadline_ms = self._last_request_id, self.now_ms + timeout_ms
+        self.emit(Send(self._last_request_id, node_id, request, timeout_ms))
+
+    def end_request(self, request_id: int) -> int | None:
+        """End a request; return the node that it was sent to, None if it is not under way."""
+        for node_id, peer in self.peers.items():
+            if peer.request_id == request_id:
+                peer.request_id = 0
+                return node_id
+        return None
+
+    def expire_requests(self) -> None:
+        """Give up requests that took too long."""
+        for node_id, peer in self.peers.items():
+            if peer.request_id and self.now_ms >= peer.deadline_ms:
+                peer.request_id = 0
+                self.retry_later(node_id)
+
+    def retry_later(self, node_id: int, wait_ms: int | None = None) -> None:
+        """Send nothing to a peer for the retry backoff, or for `wait_ms`."""
+        pause_ms = self.config.retry_backoff_ms if wait_ms is None else wait_ms
+        self.peers.setdefault(node_id, Peer()).not_before_ms = self.now_ms + pause_ms

@@ -1,5 +1,0 @@
-"""The controller node."""
-
-from kipmesh.node.controller.node import ControllerNode
-
-__all__ = ["ControllerNode"]

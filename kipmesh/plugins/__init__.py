@@ -1,1 +1,0 @@
-"""Finding and loading what others wrote for us; for nodes and clients alike."""

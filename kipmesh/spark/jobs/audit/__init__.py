@@ -1,5 +1,0 @@
-"""The job `audit`: the files of all replicas beside each other: which agree up to which offset, and where they do not.
-
-`folders` finds the files, `scan` reads a segment's bytes, `source` is both as ``format("kipmesh-segments")``, `compare`
-finds gaps and differences, `page` is the report, `job` puts them together. Nothing is written to what is read.
-"""

@@ -1,0 +1,135 @@
+"""The two sparse indexes of a segment: offset -> position, and timestamp -> offset.
+
+The files are Kafka's: entries of 8 bytes (relative offset, position) and of 12 (timestamp, relative offset), big
+endian, not preallocated. An offset entry names the last offset of the batch at its position; a time entry the largest
+timestamp so far and the last offset of the batch that has it.
+
+Entries gather in memory and are written some hundreds at a time; what a crash loses of them, recovery builds anew
+from the log. A look-up bisects blocks of the file, so that nothing but the unwritten tail is held in memory.
+
+Threads: the owner changes an index; another thread may look up in it meanwhile, under its lock.
+
+Invariants: keys rise strictly; `pending` is at most `_PENDING_BYTES_MAX` long unless the disk is full.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from struct import Struct
+
+from kipmesh.core.errors import CorruptRecordError
+from kipmesh.storage.fs import OpenFiles, is_no_space
+
+OFFSET_ENTRY = Struct(">ii")
+TIME_ENTRY = Struct(">qi")
+Entry = tuple[int, int]
+
+_PENDING_BYTES_MAX = 4096
+_BLOCK_ENTRIES = 512
+
+
+class SparseIndex:
+    """An append-only file of pairs whose first and second numbers rise."""
+
+    __slots__ = ("_entry", "_files", "_lock", "_pending", "_written", "last", "path")
+
+    def __init__(self, files: OpenFiles, path: str, entry: Struct) -> None:
+        self._files = files
+        self.path = path
+        self._entry = entry
+        self._lock = threading.RLock()
+        self._written = 0  # entries in the file
+        self._pending = bytearray()
+        self.last: Entry | None = None
+
+    @property
+    def count(self) -> int:
+        """Entries, written or not."""
+        return self._written + len(self._pending) // self._entry.size
+
+    def load(self, file_bytes: int) -> None:
+        """Take over a file; CorruptRecordError when it is not whole entries."""
+        if file_bytes % self._entry.size:
+            raise CorruptRecordError(f"{os.path.basename(self.path)} is not a multiple of {self._entry.size} bytes")
+        self._written = file_bytes // self._entry.size
+        self._pending.clear()
+        self.last = self.at(self._written - 1) if self._written else None
+
+    def append(self, first: int, second: int) -> None:
+        """Add an entry; OSError when the disk fails. A full disk only delays the writing."""
+        with self._lock:
+            self._pending += self._entry.pack(first, second)
+            self.last = (first, second)
+        if len(self._pending) >= _PENDING_BYTES_MAX:
+            try:
+                self.write()
+            except OSError as error:
+                if not is_no_space(error):
+                    raise
+
+    def write(self) -> None:
+        """Bring the file up to date, creating it where missing. Writing the same again is harmless."""
+        file = self._files.get(self.path, create=True)
+        if self._pending:
+            file.write_at(self._pending, self._written * self._entry.size)
+            with self._lock:
+                self._written += len(self._pending) // self._entry.size
+                self._pending.clear()
+
+    def at(self, number: int) -> Entry:
+        """The entry of that number, from 0."""
+        first, second = self._entry.unpack(self._bytes(number, number + 1))
+        return first, second
+
+    def floor(self, key: int, *, field: int = 0) -> int:
+        """Number of the last entry whose first (or second: field=1) number is at most `key`; -1 if there is none."""
+        unpack, size = self._entry.unpack_from, self._entry.size
+        with self._lock:
+            low, high = 0, self.count  # the answer + 1 is within [low, high]
+        block, block_start, block_end = b"", 0, 0
+        while low < high:
+            middle = (low + high) // 2
+            if not block_start <= middle < block_end:
+                block_start = max(low, min(middle - _BLOCK_ENTRIES // 2, high - _BLOCK_ENTRIES))
+                block_end = min(block_start + _BLOCK_ENTRIES, high)
+                block = self._bytes(block_start, block_end)
+            if unpack(block, (middle - block_start) * size)[field] <= key:
+                low = middle + 1
+            else:
+                high = middle
+        return low - 1
+
+    def truncate(self, count: int) -> None:
+        """Keep the first `count` entries."""
+        if count >= self.count:
+            return
+        with self._lock:
+            if count >= self._written:
+                del self._pending[(count - self._written) * self._entry.size :]
+            else:
+                self._pending.clear()
+                self._files.get(self.path).truncate(count * self._entry.size)
+                self._written = count
+        self.last = self.at(count - 1) if count else None
+
+    def reset(self) -> None:
+        """Start anew, whatever the file held."""
+        self._pending.clear()
+        self._written = 0
+        self.last = None
+        if self._files.fs.exists(self.path):
+            self._files.get(self.path).truncate(0)
+
+    def _bytes(self, start: int, end: int) -> bytes:
+        """Entries from `start` to before `end`."""
+        size = self._entry.size
+        data = b""
+        with self._lock:
+            if start < self._written:
+                data = self._files.get(self.path).read_at((min(end, self._written) - start) * size, start * size)
+            if end > self._written:
+                data += self._pending[max(0, start - self._written) * size : (end - self._written) * size]
+        if len(data) != (end - start) * size:
+            raise CorruptRecordError(f"{os.path.basename(self.path)} is shorter than it was")
+        return data

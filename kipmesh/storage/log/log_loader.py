@@ -1,0 +1,329 @@
+"""Makes a `Log` of a directory: creates it, loads it after a clean stop, or recovers it.
+
+What a crash can leave, and what becomes of it:
+
+- A new partition is a directory and a small `partition.metadata`, neither synced when it is created (3,000 partitions
+  would be 9,000 fsyncs). They are synced before the recovery point first moves, and by the manager's periodic
+  checkpoint. Until then a power cut may lose the directory, or leave it with an empty `partition.metadata`: the topic
+  id then reads b"" and `LogManager.create` decides.
+- The `.log` is made by the first append, so an empty partition is a directory without segments, and begins at its
+  checkpointed log start.
+- After an unclean stop, segments from the recovery point on are checked batch by batch, and the log is cut at the
+  first that is torn, out of order or of a lower leader epoch; what follows the cut is removed. Indexes and epochs
+  from there on are built anew. Below the recovery point everything was synced: of such a segment only its index is
+  looked at, and its last batches. Where it ends before the next one begins, it was cut, and what a power cut brought
+  back of the segments behind the cut is removed.
+- Compaction leaves `.cleaned` and `.swap` files: see `kipmesh.storage.log.log.Swap`.
+- An index that is missing or implausible is built anew, whatever the stop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from kipmesh.core.config import TopicConfig
+from kipmesh.core.errors import CorruptRecordError
+from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, CLUSTER_METADATA_TOPIC_ID
+from kipmesh.storage.checkpoint import (
+    PARTITION_METADATA,
+    parse_partition_metadata,
+    read_epochs,
+    write_partition_metadata,
+)
+from kipmesh.storage.fs import FileStat, FileSystem, OpenFiles, StorageError, read_file
+from kipmesh.storage.log.durability import Durability
+from kipmesh.storage.log.epochs import LeaderEpochs
+from kipmesh.storage.log.log import Log, OnFailed
+from kipmesh.storage.log.producer_snapshots import NoProducers, Producers
+from kipmesh.storage.log.segment import (
+    CLEANED_SUFFIX,
+    DELETED_SUFFIX,
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    SUFFIXES,
+    SWAP_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    Segment,
+)
+from kipmesh.storage.log.segment_list import SegmentList
+
+_LOG = logging.getLogger(__name__)
+_OFFSET_DIGITS = 20
+
+
+def open_log(
+    files: OpenFiles | FileSystem,
+    directory: str,
+    topic: str,
+    partition: int,
+    config: TopicConfig,
+    now_ms: int,
+    *,
+    topic_id: bytes = b"",
+    clean: bool = False,
+    recovery_point: int = 0,
+    log_start_offset: int = 0,
+    checkpoint_recovery_point: Callable[[], None] | None = None,
+    on_failed: OnFailed | None = None,
+) -> Log:
+    """The log in `directory`, created if there is none. StorageError when the disk fails.
+
+    `topic_id` is for a new directory; one that exists keeps its own. `clean` says that it was closed well: nothing is
+    checked then. Otherwise everything from `recovery_point` on is. `checkpoint_recovery_point` makes the recovery point
+    durable, wherever it is kept: the log calls it before the first append after a cut below it.
+    """
+    files = files if isinstance(files, OpenFiles) else OpenFiles(files)
+    is_metadata = topic == CLUSTER_METADATA_TOPIC
+    topic_id = CLUSTER_METADATA_TOPIC_ID if is_metadata else topic_id
+    was_there = True
+    try:
+        was_there = files.fs.exists(directory)
+        is_new = not was_there
+        if is_new:
+            files.fs.make_dirs(directory)
+        loading = _Loading(files, directory, config, now_ms, {} if is_new else files.fs.list_dir(directory))
+        loading.run(clean, recovery_point, log_start_offset)
+        if topic_id and not loading.topic_id and loading.log_end_offset == loading.log_start_offset:
+            write_partition_metadata(files.fs, directory, topic_id)  # new, or what an earlier attempt left
+            loading.topic_id, is_new = topic_id, True
+        producers = NoProducers(files.fs, directory) if is_metadata else loading.producers(clean=clean)
+    except OSError as error:
+        if not was_there:
+            _unmake(files, directory)
+        raise StorageError(f"cannot load {topic}-{partition}: {error}") from error
+    durability = Durability(
+        files.fs, directory, loading.recovery_point, now_ms if loading.recovery_point < loading.log_end_offset else None
+    )
+    if recovery_point > loading.recovery_point:
+        durability.note_lowered()
+    # What a process wrote before it was killed is there, but nobody knows whether it is durable.
+    durability.identity_dirty = is_new or not clean
+    durability.names_dirty = loading.names_changed or not clean
+    if was_there and not clean:
+        durability.note_unclean()
+    return Log(
+        files,
+        directory,
+        topic,
+        partition,
+        topic_id=CLUSTER_METADATA_TOPIC_ID if is_metadata else loading.topic_id,
+        config=config,
+        segments=SegmentList(files, directory, loading.segments),
+        epochs=loading.epochs,
+        producers=producers,
+        durability=durability,
+        log_start_offset=loading.log_start_offset,
+        log_end_offset=loading.log_end_offset,
+        checkpoint_recovery_point=checkpoint_recovery_point,
+        on_failed=on_failed,
+    )
+
+
+def _unmake(files: OpenFiles, directory: str) -> None:
+    """Nothing is left of a new log that failed: the next attempt may be in another data directory."""
+    with contextlib.suppress(OSError):
+        for name in files.fs.list_dir(directory):
+            files.forget(f"{directory}/{name}")
+        files.fs.remove_tree(directory)
+
+
+def _base_offset(name: str) -> int | None:
+    """The base offset in the name of a segment's file; None if it is not one."""
+    digits = name[:_OFFSET_DIGITS]
+    return int(digits) if digits.isdigit() and len(digits) == _OFFSET_DIGITS and name[_OFFSET_DIGITS] == "." else None
+
+
+@dataclass(slots=True)
+class _Loading:
+    """One directory being loaded; the fields without comment are the results."""
+
+    files: OpenFiles
+    directory: str
+    config: TopicConfig
+    now_ms: int
+    entries: Mapping[str, FileStat]
+    segments: list[Segment] = field(default_factory=list)
+    epochs: LeaderEpochs = field(default_factory=LeaderEpochs)
+    topic_id: bytes = b""
+    log_start_offset: int = 0
+    log_end_offset: int = 0
+    recovery_point: int = 0
+    names_changed: bool = False
+
+    def run(self, clean: bool, recovery_point: int, log_start_offset: int) -> None:
+        """Fill in the results; OSError."""
+        self._remove_leftovers()
+        if PARTITION_METADATA in self.entries:
+            self.topic_id = parse_partition_metadata(read_file(self.files.fs, f"{self.directory}/{PARTITION_METADATA}"))
+        stored: tuple[tuple[int, int], ...] | None
+        try:
+            stored = read_epochs(self.files.fs, self.directory)
+        except CorruptRecordError as error:
+            _LOG.warning("%s: leader epochs are read from the batches", error.message)
+            stored, clean, recovery_point = None, False, 0
+        bases = sorted(
+            base for name in self.entries if name.endswith(LOG_SUFFIX) and (base := _base_offset(name)) is not None
+        )
+        if stored and bases and stored[0][1] > max(log_start_offset, bases[0]):
+            _LOG.info("%s: leader epochs begin after a log start that was not kept: read anew", self.directory)
+            stored, clean, recovery_point = None, False, 0
+        epochs = list(stored or ())
+        self.log_end_offset = self._load_segments(bases, clean, recovery_point, epochs)
+        if not self.segments:
+            self.segments.append(Segment(self.files, self.directory, log_start_offset, self.now_ms))
+            self.log_end_offset = log_start_offset
+        self.log_start_offset = max(log_start_offset, self.segments[0].base_offset)
+        self.epochs = LeaderEpochs(tuple(epochs))
+        self.epochs.written = stored
+        if self.log_end_offset < self.log_start_offset:
+            self._start_over()
+        self.epochs.truncate_from_end(self.log_end_offset)
+        self.epochs.truncate_from_start(self.log_start_offset)
+        self.recovery_point = self.log_end_offset if clean else min(recovery_point, self.log_end_offset)
+
+    def producers(self, *, clean: bool) -> Producers:
+        """Build the idempotent producers of the batches and the snapshots; after `run`. OSError."""
+        producers = Producers(self.files.fs, self.directory)
+        offset_max = self.log_end_offset if clean else self.recovery_point
+        if producers.load(self.entries, self.segments, self.log_end_offset, offset_max, clean=clean):
+            self.names_changed = True
+        return producers
+
+    def _remove_leftovers(self) -> None:
+        if _complete_swaps(self.files, self.directory, self.entries):
+            self.entries = self.files.fs.list_dir(self.directory)
+            self.names_changed = True
+        for name in self.entries:
+            is_index = name.endswith((INDEX_SUFFIX, TIME_INDEX_SUFFIX)) and _base_offset(name) is not None
+            is_orphan = is_index and name[:_OFFSET_DIGITS] + LOG_SUFFIX not in self.entries
+            if name.endswith((DELETED_SUFFIX, ".tmp")) or is_orphan:
+                self.files.fs.remove(f"{self.directory}/{name}")
+                self.names_changed = True
+
+    def _load_segments(self, bases: list[int], clean: bool, recovery_point: int, epochs: list[tuple[int, int]]) -> int:
+        """Load or recover each segment in turn, up to the first that ends early; gives the log end offset."""
+        sizes = {name: stat.size_bytes for name, stat in self.entries.items()}
+        end = 0
+        recovering = False
+        for number, base in enumerate(bases):
+            segment = Segment(self.files, self.directory, base, self.entries[f"{base:020d}{LOG_SUFFIX}"].modified_ms)
+            following = bases[number + 1] if number + 1 < len(bases) else None
+            if not clean and (following is None or following > recovery_point):
+                if not recovering:  # epochs from here on come from the batches
+                    recovering = True
+                    epochs[:] = [entry for entry in epochs if entry[1] < base]
+                segment.exists, segment.size_bytes = True, sizes[f"{base:020d}{LOG_SUFFIX}"]
+                end, whole = self._recover(segment, epochs)
+            else:
+                end, whole = self._load(segment, sizes, following if clean else None)
+            if not clean and (following is None or following >= recovery_point):
+                segment.truncations += 1  # nobody knows whether the process that ended had cut it
+            self.segments.append(segment)
+            if not whole or (following is not None and end != following):
+                if following is not None:
+                    _LOG.warning("%s: removing what follows offset %d: %s", self.directory, end, bases[number + 1 :])
+                    self._remove_segments(bases[number + 1 :])
+                break
+            if following is not None:
+                segment.seal()
+        return end
+
+    def _load(self, segment: Segment, sizes: dict[str, int], known_end: int | None) -> tuple[int, bool]:
+        """Take a segment as it is; gives its end offset, read where it is not known, and whether it is whole."""
+        try:
+            segment.load(sizes)
+            return (segment.end_offset() if known_end is None else known_end), True
+        except CorruptRecordError as error:
+            _LOG.warning(
+                "%s: rebuilding the indexes of segment %d: %s", self.directory, segment.base_offset, error.message
+            )
+            segment.exists, segment.size_bytes = True, sizes[f"{segment.base_offset:020d}{LOG_SUFFIX}"]
+            end, whole = self._recover(segment, [])
+            segment.seal()
+            segment.sync(with_indexes=True)  # the recovery point is beyond it: no later flush does
+            self.names_changed = True
+            return end, whole
+
+    def _recover(self, segment: Segment, epochs: list[tuple[int, int]]) -> tuple[int, bool]:
+        end, size_bytes, problem = segment.recover(self.config.index_interval_bytes, epochs)
+        self.names_changed = True
+        if problem:
+            _LOG.warning(
+                "%s: cutting segment %d at offset %d, %d of %d bytes: %s",
+                self.directory,
+                segment.base_offset,
+                end,
+                size_bytes,
+                segment.size_bytes,
+                problem,
+            )
+            self.files.get(segment.path).truncate(size_bytes)
+            segment.truncations += 1
+            segment.size_bytes = size_bytes
+        return end, not problem
+
+    def _remove_segments(self, bases: list[int]) -> None:
+        for base in reversed(bases):
+            for suffix in SUFFIXES:
+                name = f"{base:020d}{suffix}"
+                if name in self.entries:
+                    self.files.fs.remove(f"{self.directory}/{name}")
+
+    def _start_over(self) -> None:
+        """What is left ends before the log start: begin there."""
+        _LOG.warning("%s: ends at %d, before its start %d", self.directory, self.log_end_offset, self.log_start_offset)
+        for segment in self.segments:
+            segment.remove()
+        segment = Segment(self.files, self.directory, self.log_start_offset, self.now_ms)
+        segment.create()
+        self.segments[:] = [segment]
+        self.log_end_offset = self.log_start_offset
+        self.names_changed = True
+        self.epochs.clear()
+
+
+def _complete_swaps(files: OpenFiles, directory: str, entries: Mapping[str, FileStat]) -> bool:
+    """Remove unfinished copies and complete the exchanges that had begun; whether anything was changed. OSError."""
+    fs = files.fs
+    unfinished = [name for name in entries if name.endswith(CLEANED_SUFFIX)]
+    for name in unfinished:
+        fs.remove(f"{directory}/{name}")
+    swapped = [name for name in entries if name.endswith(SWAP_SUFFIX)]
+    logs = [name for name in swapped if name.endswith(LOG_SUFFIX + SWAP_SUFFIX)]
+    for name in sorted(logs):
+        _complete_swap(files, directory, entries, int(name.split(".")[0]), entries[name])
+    for name in swapped:  # indexes alone: they are built anew
+        if fs.exists(f"{directory}/{name}"):
+            fs.remove(f"{directory}/{name}")
+    return bool(unfinished or swapped)
+
+
+def _complete_swap(
+    files: OpenFiles, directory: str, entries: Mapping[str, FileStat], base: int, stat: FileStat
+) -> None:
+    new = Segment(files, directory, base, stat.modified_ms, SWAP_SUFFIX)
+    new.exists, new.size_bytes = True, stat.size_bytes
+    has_old = f"{base:020d}{LOG_SUFFIX}" in entries
+    try:
+        end = base
+        for position, header in new.batches():
+            if position + header.size_bytes > stat.size_bytes:
+                raise CorruptRecordError("the last batch is cut")
+            end = header.next_offset
+    except CorruptRecordError as error:
+        _LOG.warning("%s: segment %d, compacted, is damaged: %s", directory, base, error.message)
+        if has_old:
+            new.remove()
+            return
+    _LOG.info("%s: completing the exchange of segment %d, compacted, up to offset %d", directory, base, end)
+    for name in entries:
+        digits = name.split(".")[0]
+        if name.endswith(SUFFIXES) and digits.isdigit() and base <= int(digits) < max(end, base + 1):
+            files.fs.remove(f"{directory}/{name}")
+            files.forget(f"{directory}/{name}")
+    files.fs.sync_dir(directory)
+    new.move("")
+    files.fs.sync_dir(directory)

@@ -1,0 +1,1 @@
+"""Files of the metadata quorum: its log, `quorum-state` and snapshots (KIP-630)."""

@@ -1,0 +1,177 @@
+"""A gRPC server for nodes: Kafka-like messages in and out, health, reflection, explicit limits.
+
+Serves the APIs of a pipeline that have a gRPC service. `<Name>Stream` handles one request after the other, in order.
+When a stream ends, by its client or with the connection, the request that runs for it is cancelled first.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from kipmesh.core.context import RequestContext as RequestContext
+from kipmesh.messages.kafka import MalformedError
+from kipmesh.messages.proto import encode
+from kipmesh.messages.table import METHODS, PROTO_PACKAGE, SERVICES, Method
+from kipmesh.transport.grpc.descriptors import descriptor_pool
+from kipmesh.transport.grpc.tls import ServerTls
+from kipmesh.transport.pipeline import CloseConnection, Pipeline
+
+log = structlog.get_logger(__name__)
+
+CLIENT_ID_KEY = "kipmesh-client-id"
+DEFAULT_MESSAGE_BYTES_MAX = 100 << 20
+CONCURRENT_CALLS_MAX = 20_000
+
+
+Guard = Callable[[Any, grpc.aio.ServicerContext[Any, Any]], Awaitable[None]]
+"""Ends a call that its caller may not make, before the handler sees it."""
+
+
+class PortInUseError(Exception):
+    """The listener's address cannot be bound."""
+
+
+def _context(context: grpc.aio.ServicerContext[Any, Any], listener: str) -> RequestContext:
+    client_id = ""
+    for key, value in context.invocation_metadata() or ():
+        if key == CLIENT_ID_KEY:
+            client_id = value if isinstance(value, str) else value.decode(errors="replace")
+    return RequestContext(client_id, context.peer(), 0, context.time_remaining(), listener)
+
+
+async def _decode(method: Method, data: bytes, context: grpc.aio.ServicerContext[Any, Any], *, is_limited: bool) -> Any:
+    """Return the request. Bytes that are not one end the call with INVALID_ARGUMENT."""
+    limit = method.api.request_bytes_max if is_limited else None
+    if limit is not None and len(data) > limit:
+        text = f"{method.name} has {len(data)} bytes, at most {limit} are allowed"
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+    try:
+        return method.decode_request(data)
+    except MalformedError as error:
+        log.info("request not understood", method=method.name, peer=context.peer(), error=str(error))
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a {method.name} request")
+
+
+# Messages are decoded here and not by grpc, which logs a failure as its own and responds with UNKNOWN.
+
+
+class _Call(NamedTuple):
+    """One method of one server."""
+
+    method: Method
+    pipeline: Pipeline
+    guard: Guard | None
+    listener: str
+
+    async def respond(self, data: bytes, who: RequestContext, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+        """Return the response to one request, both encoded."""
+        began_s = perf_counter()
+        api = self.method.api
+        request = await _decode(self.method, data, context, is_limited=self.pipeline.limits_requests)
+        if self.guard is not None:
+            await self.guard(request, context)
+        try:
+            response = await self.pipeline.handle(api, request, who)
+        except CloseConnection as error:
+            await context.abort(grpc.StatusCode.ABORTED, str(error))
+        encoded = encode(response)
+        self.pipeline.finished(api, who, request, response, (len(data), len(encoded)), began_s)
+        return encoded
+
+
+def _unary(call: _Call) -> Any:
+    async def respond(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+        return await call.respond(data, _context(context, call.listener), context)
+
+    return grpc.unary_unary_rpc_method_handler(respond)
+
+
+def _stream(call: _Call) -> Any:
+    ended = call.pipeline.stream_ended.get(call.method.api)
+
+    async def respond(
+        requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[bytes]:
+        who = _context(context, call.listener)._replace(stream=next(call.pipeline.stream_numbers))
+        if ended is not None:
+            context.add_done_callback(lambda _context: ended(who))
+        async for data in requests:
+            yield await call.respond(data, who, context)
+
+    return grpc.stream_stream_rpc_method_handler(respond)
+
+
+def _guard(tls: ServerTls | None, method: Method) -> Guard | None:
+    if tls is None or not tls.guards(method.api):
+        return None
+    return functools.partial(tls.check, method.api)
+
+
+class Server:
+    """Serves the APIs of one pipeline on one address.
+
+    With `tls` nothing is served in plaintext, and requests of nodes are refused to others.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        message_bytes_max: int = DEFAULT_MESSAGE_BYTES_MAX,
+        listener: str = "",
+        tls: ServerTls | None = None,
+    ) -> None:
+        """`listener` is its name in the context of requests; empty for `inter.broker.listener.name`."""
+        self._tls = tls
+        options = [
+            ("grpc.max_receive_message_length", message_bytes_max),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.so_reuseport", 0),
+            ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+            ("grpc.keepalive_permit_without_calls", 1),
+        ]
+        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=CONCURRENT_CALLS_MAX)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = [health.SERVICE_NAME, reflection.SERVICE_NAME]
+        for service in SERVICES:
+            methods = [one for one in METHODS[service.name].values() if one.api in pipeline.handlers]
+            if methods:
+                calls = [_Call(method, pipeline, _guard(tls, method), listener) for method in methods]
+                full_name = f"{PROTO_PACKAGE}.{service.name}"
+                handlers = {one.method.name: _stream(one) if one.method.streaming else _unary(one) for one in calls}
+                generic = grpc.method_handlers_generic_handler(full_name, handlers)
+                self._server.add_generic_rpc_handlers((generic,))
+                names.append(full_name)
+        reflection.enable_server_reflection(names, self._server, descriptor_pool())
+
+    async def start(self, host: str, port: int) -> int:
+        """Bind and serve; returns the bound port (the given one, or a free one for 0). Raises PortInUseError."""
+        try:
+            if self._tls is None or not self._tls.encrypts:
+                bound: int = self._server.add_insecure_port(f"{host}:{port}")
+            else:
+                bound = self._server.add_secure_port(f"{host}:{port}", self._tls.credentials())
+        except RuntimeError as error:
+            raise PortInUseError(f"cannot listen on {host}:{port}: {error}") from None
+        if not bound:
+            raise PortInUseError(f"cannot listen on {host}:{port}")
+        await self._server.start()
+        return bound
+
+    async def set_serving(self, serving: bool) -> None:
+        """What the standard health service answers for the whole server."""
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        await self._health.set("", status)
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new calls and give running ones `grace_s` to end."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)

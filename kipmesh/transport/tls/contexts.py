@@ -1,0 +1,104 @@
+"""`ssl.SSLContext`s made of `TlsFiles`, for whatever speaks TLS through Python's own library.
+
+A TCP listener that outlives its certificates:
+
+    files = TlsFiles(TlsPaths.of(config))
+    context = ServerContext(files, client_auth=config.ssl_client_auth)
+    server = await asyncio.start_server(handle, host, port, ssl=context.reloading())
+
+`reloading()` is one context for the life of the listener that takes the files' current content at each handshake.
+Who wraps sockets by itself takes `current()` for each. Connections that are open stay as they are.
+
+Protocol versions are TLS 1.2 and newer; sessions are not resumed, so that each connection is checked against the
+authorities as they are now. A handshake needs its own time limit: `ssl_handshake_timeout` of asyncio.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from kipmesh.transport.tls.files import Material, TlsFiles
+
+_VERIFY = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
+
+
+class ServerContext:
+    """Contexts of one listener; may be used from any thread."""
+
+    def __init__(
+        self, files: TlsFiles, *, client_auth: Literal["none", "requested", "required"], alpn: tuple[str, ...] = ()
+    ) -> None:
+        self._files = files
+        self._client_auth = client_auth
+        self._alpn = alpn
+        self._lock = threading.Lock()
+        self._generation, self._context = self._make()
+
+    def current(self) -> ssl.SSLContext:
+        """The context of the files' current content."""
+        with self._lock:
+            if self._generation != self._files.current.generation:
+                self._generation, self._context = self._make()
+            return self._context
+
+    def reloading(self) -> ssl.SSLContext:
+        """A context that hands each handshake on to the current one."""
+        _, outer = self._make()
+
+        def choose(connection: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _context: ssl.SSLContext) -> None:
+            connection.context = self.current()
+
+        outer.sni_callback = choose
+        return outer
+
+    def _make(self) -> tuple[int, ssl.SSLContext]:
+        material = self._files.current
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_TICKET
+        context.num_tickets = 0
+        context.verify_mode = _VERIFY[self._client_auth]
+        _load(context, material)
+        if self._alpn:
+            context.set_alpn_protocols(list(self._alpn))
+        return material.generation, context
+
+
+def client_context(files: TlsFiles) -> ssl.SSLContext:
+    """The context of a client that checks the server's name, from the files' current content: make one a connection."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    _load(context, files.current)
+    return context
+
+
+def _load(context: ssl.SSLContext, material: Material) -> None:
+    if material.authorities is not None:
+        context.load_verify_locations(cadata=material.authorities.decode("ascii", errors="replace"))
+    if material.certificate_chain is not None and material.private_key is not None:
+        with _as_file(material.private_key + b"\n" + material.certificate_chain) as path:
+            context.load_cert_chain(path)
+
+
+@contextmanager
+def _as_file(content: bytes) -> Iterator[str]:
+    """OpenSSL reads keys from files only: one in memory where there is such a thing, which no other user can open."""
+    if hasattr(os, "memfd_create"):
+        handle = os.memfd_create("kipmesh-tls", os.MFD_CLOEXEC)
+        try:
+            with open(handle, "wb", closefd=False) as stream:
+                stream.write(content)
+            yield f"/proc/self/fd/{handle}"
+        finally:
+            os.close(handle)
+        return
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        yield file.name

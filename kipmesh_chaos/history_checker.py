@@ -1,0 +1,566 @@
+"""Finds in a recorded history what a replicated log must never do; pure, in one pass and a look at the end.
+
+What is checked, each under its name in `Kind`:
+- Each acknowledged write is in the final read at the offset that was acknowledged.
+- Each record that anybody read was written by a producer, and not by an operation that certainly failed.
+- An offset has one value, whoever read it when: consumers, plain fetches, the final read, replicas' logs.
+- A write that began after another one was acknowledged has the higher offset, in each partition. Where producers are
+  idempotent and have several in flight, the records of each are in the order in which it sent them.
+- A consumer reads offset after offset: none twice, none left out. (Topics here are neither compacted nor
+  transactional, and nothing is retired while the run lasts.)
+- A high watermark does not go back (392-10), and nothing at or above it is read (392-01).
+- In-sync replicas are the same below the high watermark: values, batches, CRCs, leader epochs; and all are there.
+- Progress: how long nothing was acknowledged, and how long consumers waited for what was. Both count while faults
+  happen, too, but not in a halting window: from the beginning of a fault under which the cluster may stand still (two
+  of three replicas are gone, say) until some seconds after its end. Consumer groups: see `history_groups`.
+
+A retry after an answer that was lost may write a record twice. Of idempotent producers that is an anomaly; of others it
+is at-least-once delivery, and counted, not found.
+A history that ends early is `INCOMPLETE`: what could not be looked for is not taken as kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from kipmesh_chaos import history as h
+from kipmesh_chaos.history import Event, Kind, Ok, Phase, Read, ReaderKind
+from kipmesh_chaos.history_groups import GroupChecker
+
+FINDINGS_MAX = 20
+"""Of one kind that are told in full; the others are counted."""
+
+
+class Window(NamedTuple):
+    """A fault's time in s; `settle_s` is None where progress must go on, `until` while it lasts."""
+
+    since: float
+    until: float | None
+    settle_s: float | None
+
+    @property
+    def end(self) -> float:
+        """Until when nothing is asked for."""
+        return float("inf") if self.until is None else self.until + (self.settle_s or 0.0)
+
+
+class Acknowledged(NamedTuple):
+    """One acknowledgement."""
+
+    t: float
+    offset: int
+
+
+class Delay(NamedTuple):
+    """The longest time from an acknowledgement at `t` to a read; `offset_unread` when there was none at all."""
+
+    delay_s: float
+    t: float
+    offset_unread: int | None = None
+
+
+class Progress:
+    """Collects acknowledgements and reads."""
+
+    def __init__(self) -> None:
+        self._acknowledged: dict[int, list[Acknowledged]] = {}
+        self._read: dict[tuple[str, int], dict[int, float]] = {}
+
+    def acknowledged(self, partition: int, one: Acknowledged) -> None:
+        """A write was acknowledged."""
+        self._acknowledged.setdefault(partition, []).append(one)
+
+    def read(self, reader: str, partition: int, t: float, offsets: Iterable[int]) -> None:
+        """A consumer read these."""
+        times = self._read.setdefault((reader, partition), {})
+        for offset in offsets:
+            times.setdefault(offset, t)
+
+    def write_gaps(
+        self, partitions: Iterable[int], since: float, until: float, windows: Sequence[Window]
+    ) -> list[tuple[float, float]]:
+        """For each partition the longest gap between `since` and `until` in s, and where it begins."""
+        halts = _merged([(one.since, one.end) for one in windows if one.settle_s is not None])
+        found = []
+        for partition in partitions:
+            times = [one.t for one in self._acknowledged.get(partition, ()) if since <= one.t <= until]
+            edges = [since, *times, until]
+            gaps = [
+                (end - begin, begin) for left, right in pairwise(edges) for begin, end in _without(left, right, halts)
+            ]
+            found.append(max(gaps, key=lambda gap: gap[0], default=(0.0, since)))
+        return found
+
+    def read_delays(
+        self,
+        consumers: Iterable[str],
+        partitions: Sequence[int],
+        since: float,
+        windows: Sequence[Window],
+        end: float,
+    ) -> list[tuple[str, int, Delay]]:
+        """The longest delay of each consumer in each partition, of what was acknowledged after `since`."""
+        halts = _merged([(one.since, one.end) for one in windows if one.settle_s is not None])
+        found = []
+        for reader in consumers:
+            for partition in partitions:
+                times = self._read.get((reader, partition), {})
+                longest = Delay(0.0, since)
+                for one in self._acknowledged.get(partition, ()):
+                    seen = times.get(one.offset)
+                    if seen is None:
+                        longest = Delay(end - one.t, one.t, one.offset)
+                        break
+                    if one.t < since:
+                        continue
+                    waited = max((b - a for a, b in _without(one.t, seen, halts)), default=0.0)
+                    if waited > longest.delay_s:
+                        longest = Delay(waited, one.t)
+                found.append((reader, partition, longest))
+        return found
+
+
+def _merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    merged: list[tuple[float, float]] = []
+    for since, until in sorted(spans):
+        if merged and since <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(until, merged[-1][1]))
+        else:
+            merged.append((since, until))
+    return merged
+
+
+def _without(since: float, until: float, halts: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """What is left of a span outside of these."""
+    left = []
+    for begin, end in halts:
+        if end <= since:
+            continue
+        if begin >= until:
+            break
+        if begin > since:
+            left.append((since, begin))
+        since = max(since, end)
+    if since < until:
+        left.append((since, until))
+    return left
+
+
+class Finding(NamedTuple):
+    """One anomaly; `t` is where in the run it was noticed."""
+
+    kind: Kind
+    t: float
+    text: str
+    partition: int = -1
+
+
+class Figures(NamedTuple):
+    """What the history holds, beside anomalies; times in s."""
+
+    invoked: int = 0
+    acknowledged: int = 0
+    failed: int = 0
+    unknown: int = 0
+    repeated: int = 0
+    """Records that are in the log once more."""
+    read: int = 0
+    """By all consumers together."""
+    commits: int = 0
+    """By members of groups, acknowledged."""
+    generations: int = 0
+    """Of groups."""
+    read_again: int = 0
+    """Records that were read by another member of a group already."""
+    faults: int = 0
+    longest_write_gap_s: float = 0.0
+    longest_read_delay_s: float = 0.0
+
+
+class Verdict(NamedTuple):
+    """The findings, at most FINDINGS_MAX of a kind, and how many there are of each."""
+
+    findings: tuple[Finding, ...]
+    counts: dict[str, int]
+    figures: Figures
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing was found."""
+        return not self.findings
+
+
+class _Operation(NamedTuple):
+    t: float
+    producer: str
+    partition: int
+    value: str
+    floor: int
+    """The highest offset that was acknowledged in the partition when the operation began; -1 for none."""
+
+
+class _Replica:
+    """What dumps say about one replica of one partition."""
+
+    def __init__(self, log_start: int, log_end: int) -> None:
+        self.log_start = log_start
+        self.log_end = log_end
+        self.values: dict[int, str] = {}
+        self.batches: dict[int, tuple[int, int, int]] = {}
+
+
+class Checker:
+    """Takes a history event by event; `verdict` at its end."""
+
+    def __init__(self) -> None:
+        self.findings: list[Finding] = []
+        self.counts: Counter[str] = Counter()
+        self._figures: Counter[str] = Counter()
+        self._begin: h.Begin | None = None
+        self._phases: dict[Phase, float] = {}
+        self._operations: dict[int, _Operation] = {}
+        self._outcomes: set[int] = set()
+        self._values: dict[str, int] = {}
+        self._failed: dict[str, str] = {}
+        self._acknowledged: list[tuple[int, Ok]] = []
+        self._highest_acknowledged: dict[int, int] = {}
+        self._truth: dict[tuple[int, int], tuple[str, str]] = {}
+        self._final: dict[int, dict[int, str]] = {}
+        self._ends: dict[int, h.End] = {}
+        self._replicas: dict[tuple[int, int], _Replica] = {}
+        self._positions: dict[tuple[str, int, int], int] = {}
+        self._watermarks: dict[tuple[str, int, int, int], int] = {}
+        self._faults: dict[int, h.FaultBegan] = {}
+        self._windows: dict[int, Window] = {}
+        self._progress = Progress()
+        self._groups = GroupChecker(self._found)
+        self._last_t = 0.0
+
+    def add(self, event: Event) -> None:
+        """The next event."""
+        self._last_t = max(self._last_t, event.t)
+        match event:
+            case h.Invoke():
+                self._invoked(event)
+            case Ok():
+                self._ok(event)
+            case h.Failed() | h.Unknown():
+                self._not_ok(event)
+            case h.Assigned():
+                self._assigned(event)
+            case h.Commit():
+                self._groups.commit(event)
+            case h.CommitOk() | h.CommitUnknown():
+                self._groups.outcome(event)
+            case h.OffsetsFetched():
+                self._groups.fetched(event)
+            case Read():
+                self._read(event)
+            case h.Begin():
+                self._begin = event
+            case h.PhaseBegan():
+                self._phases.setdefault(event.phase, event.t)
+            case h.End():
+                self._ends[event.partition] = event
+            case h.Dump():
+                self._dumped(event)
+            case h.FaultBegan():
+                self._figures["faults"] += 1
+                self._faults[event.fault] = event
+                self._windows[event.fault] = Window(event.t, None, event.settle_s if event.halts else None)
+            case h.FaultEnded():
+                window = self._windows.get(event.fault)
+                if window is not None:
+                    self._windows[event.fault] = window._replace(until=event.t)
+            case h.NotRecovered():
+                self._found(Kind.NOT_RECOVERED, event.t, event.text)
+
+    def verdict(self) -> Verdict:
+        """What the whole history shows."""
+        if self._begin is None:
+            self._found(Kind.INCOMPLETE, self._last_t, "the history does not say what ran (no event `begin`)")
+        if Phase.END not in self._phases:
+            self._found(Kind.INCOMPLETE, self._last_t, "the run did not come to its end")
+        for partition in range(self._begin.partitions if self._begin is not None else 0):
+            self._check_partition(partition)
+        self._check_lost()
+        if self._begin is not None and self._begin.exactly_once:
+            for partition, values in self._final.items():
+                self._check_once_in_order(partition, values)
+        gaps = self._check_progress()
+        figures = Figures(
+            **{
+                name: self._figures[name] for name in ("invoked", "acknowledged", "failed", "unknown", "read", "faults")
+            },
+            commits=self._groups.commits,
+            generations=self._groups.generations,
+            read_again=self._groups.read_again,
+            repeated=sum(len(values) - len(set(values.values())) for values in self._final.values()),
+            longest_write_gap_s=round(gaps[0], 3),
+            longest_read_delay_s=round(gaps[1], 3),
+        )
+        self.findings.sort(key=lambda one: one.t)
+        return Verdict(tuple(self.findings), dict(self.counts), figures)
+
+    # -- producers
+
+    def _invoked(self, event: h.Invoke) -> None:
+        self._figures["invoked"] += 1
+        if event.operation in self._operations or event.value in self._values:
+            self._found(Kind.INCOMPLETE, event.t, f"operation {event.operation} or its value is there twice")
+            return
+        floor = self._highest_acknowledged.get(event.partition, -1)
+        self._operations[event.operation] = _Operation(event.t, event.producer, event.partition, event.value, floor)
+        self._values[event.value] = event.operation
+
+    def _outcome(self, event: Ok | h.Failed | h.Unknown) -> _Operation | None:
+        operation = self._operations.get(event.operation)
+        if operation is None or event.operation in self._outcomes:
+            text = "never began" if operation is None else "has two outcomes"
+            self._found(Kind.INCOMPLETE, event.t, f"operation {event.operation} {text}")
+            return None
+        self._outcomes.add(event.operation)
+        return operation
+
+    def _ok(self, event: Ok) -> None:
+        operation = self._outcome(event)
+        if operation is None:
+            return
+        self._figures["acknowledged"] += 1
+        where = operation.partition
+        if event.offset <= operation.floor:
+            text = (
+                f"{operation.producer}'s write {operation.value!r} was acknowledged at offset {event.offset}, but when "
+                f"it began offset {operation.floor} was acknowledged already"
+            )
+            self._found(Kind.REORDERED, event.t, text, where)
+        self._highest_acknowledged[where] = max(self._highest_acknowledged.get(where, -1), event.offset)
+        self._acknowledged.append((where, event))
+        self._progress.acknowledged(where, Acknowledged(event.t, event.offset))
+        self._same(where, event.offset, operation.value, f"acknowledged to {operation.producer}", event.t)
+
+    def _not_ok(self, event: h.Failed | h.Unknown) -> None:
+        operation = self._outcome(event)
+        if operation is None:
+            return
+        self._figures["failed" if isinstance(event, h.Failed) else "unknown"] += 1
+        if isinstance(event, h.Failed):
+            self._failed[operation.value] = event.error
+
+    # -- readers
+
+    def _read(self, event: Read) -> None:
+        who = f"read by {event.reader}" + (f" from replica {event.replica}" if event.replica >= 0 else "")
+        for offset, value in event.records:
+            self._real(event.partition, offset, value, who, event.t)
+            self._same(event.partition, offset, value, who, event.t)
+        if event.kind is ReaderKind.FINAL:
+            final = self._final.setdefault(event.partition, {})
+            final.update((offset, value) for offset, value in event.records)
+        if event.kind is not ReaderKind.REPLICA:
+            self._check_order(event)
+        if event.kind is ReaderKind.MEMBER:
+            self._groups.read(event)
+        if event.kind in (ReaderKind.CONSUMER, ReaderKind.MEMBER):
+            self._figures["read"] += len(event.records)
+            reader = self._groups.members.get(event.reader) or event.reader
+            self._progress.read(reader, event.partition, event.t, [offset for offset, _ in event.records])
+        self._check_watermark(event)
+
+    def _assigned(self, event: h.Assigned) -> None:
+        self._groups.assigned(event)
+        for partition in event.added:  # it begins anew there
+            self._positions.pop((event.member, partition, 0), None)
+            self._watermarks.pop((event.member, partition, -1, 0), None)
+
+    def _check_order(self, event: Read) -> None:
+        key = (event.reader, event.partition, event.session)
+        for offset, _value in event.records:
+            expected = self._positions.get(key)
+            if expected is not None and offset < expected:
+                text = f"{event.reader} read offset {offset} after offset {expected - 1}"
+                self._found(Kind.WENT_BACK, event.t, text, event.partition)
+            elif expected is not None and offset > expected:
+                text = f"{event.reader} read offset {offset}, but not offsets {expected} to {offset - 1}"
+                self._found(Kind.SKIPPED, event.t, text, event.partition)
+            self._positions[key] = offset + 1
+
+    def _check_watermark(self, event: Read) -> None:
+        if event.high_watermark < 0:
+            return
+        key = (event.reader, event.partition, event.leader_epoch, event.session)
+        last = self._watermarks.get(key, -1)
+        if event.high_watermark < last:
+            within = f" within leader epoch {event.leader_epoch}" if event.leader_epoch >= 0 else ""
+            text = f"{event.reader} saw the high watermark {last}, then {event.high_watermark}{within}"
+            self._found(Kind.WATERMARK, event.t, text, event.partition)
+        self._watermarks[key] = max(last, event.high_watermark)
+        above = [offset for offset, _ in event.records if offset >= event.high_watermark]
+        if above:
+            text = f"{event.reader} read offset {above[0]} while the high watermark was {event.high_watermark}"
+            self._found(Kind.ABOVE_WATERMARK, event.t, text, event.partition)
+
+    def _real(self, partition: int, offset: int, value: str, who: str, t: float) -> None:
+        operation = self._operations.get(self._values.get(value, -1))
+        if operation is None:
+            text = f"offset {offset} has {value!r} ({who}), which nobody wrote"
+            self._found(Kind.PHANTOM, t, text, partition)
+        elif operation.partition != partition:
+            text = f"offset {offset} has {value!r} ({who}), which was written to partition {operation.partition}"
+            self._found(Kind.PHANTOM, t, text, partition)
+        elif value in self._failed:
+            text = f"offset {offset} has {value!r} ({who}), whose write had failed: {self._failed[value]}"
+            self._found(Kind.PHANTOM, t, text, partition)
+
+    def _same(self, partition: int, offset: int, value: str, who: str, t: float) -> None:
+        known = self._truth.setdefault((partition, offset), (value, who))
+        if known[0] != value:
+            text = f"offset {offset} has {known[0]!r} ({known[1]}) and {value!r} ({who})"
+            self._found(Kind.TWO_VALUES, t, text, partition)
+
+    # -- at the end
+
+    def _dumped(self, event: h.Dump) -> None:
+        key = (event.partition, event.replica)
+        replica = self._replicas.setdefault(key, _Replica(event.log_start, event.log_end))
+        replica.values.update((offset, value) for offset, value in event.records)
+        replica.batches.update((base, (last, crc, epoch)) for base, last, crc, epoch in event.batches)
+
+    def _check_partition(self, partition: int) -> None:
+        end = self._ends.get(partition)
+        if end is None or (partition not in self._final and end.high_watermark > 0):
+            text = f"partition {partition} was not read at the end: what is lost cannot be said"
+            self._found(Kind.INCOMPLETE, self._last_t, text, partition)
+            return
+        missing = set(range(end.high_watermark)) - self._final.get(partition, {}).keys()
+        if missing:
+            text = f"the final read has no offset {min(missing)} ({len(missing)} of {end.high_watermark} missing)"
+            self._found(Kind.SKIPPED, end.t, text, partition)
+        dumped = {replica: one for (where, replica), one in self._replicas.items() if where == partition}
+        for replica in end.isr:
+            if replica not in dumped:
+                text = f"no log of replica {replica} of partition {partition}"
+                self._found(Kind.INCOMPLETE, self._last_t, text, partition)
+        for replica, one in dumped.items():
+            if replica in end.isr:
+                self._check_replica(end, replica, one)
+        self._check_batches(end, {replica: one for replica, one in dumped.items() if replica in end.isr})
+
+    def _check_once_in_order(self, partition: int, values: dict[int, str]) -> None:
+        """Of idempotent producers: no record is there twice, and those of each are as it sent them."""
+        first: dict[str, int] = {}
+        last: dict[str, tuple[int, int]] = {}
+        for offset in sorted(values):
+            value = values[offset]
+            operation = self._values.get(value)
+            if operation is None:
+                continue  # a phantom, which is found elsewhere
+            if value in first:
+                text = f"{value!r} is at offset {first[value]} and again at {offset}"
+                self._found(Kind.DUPLICATE, self._last_t, text, partition)
+                continue
+            first[value] = offset
+            producer = self._operations[operation].producer
+            before = last.get(producer)
+            if before is not None and operation < before[0]:
+                text = (
+                    f"{producer}'s operation {operation} is at offset {offset}, its later operation {before[0]} at "
+                    f"{before[1]}"
+                )
+                self._found(Kind.REORDERED, self._last_t, text, partition)
+            else:
+                last[producer] = (operation, offset)
+
+    def _check_replica(self, end: h.End, replica: int, one: _Replica) -> None:
+        who = f"in the log of replica {replica}"
+        missing = [offset for offset in range(one.log_start, end.high_watermark) if offset not in one.values]
+        if missing:
+            text = (
+                f"replica {replica} is in sync and has no offset {missing[0]} ({len(missing)} missing below the high "
+                f"watermark {end.high_watermark}; its log ends at {one.log_end})"
+            )
+            self._found(Kind.REPLICAS, self._last_t, text, end.partition)
+        for offset, value in one.values.items():
+            if offset < end.high_watermark:
+                self._real(end.partition, offset, value, who, self._last_t)
+                known = self._truth.get((end.partition, offset))
+                if known is not None and known[0] != value:
+                    text = f"replica {replica} has {value!r} at offset {offset}, {known[0]!r} was {known[1]}"
+                    self._found(Kind.REPLICAS, self._last_t, text, end.partition)
+
+    def _check_batches(self, end: h.End, replicas: dict[int, _Replica]) -> None:
+        """The batches' bounds, CRCs and leader epochs are the same, not only the values in them."""
+        if len(replicas) < 2:
+            return
+        first, *others = sorted(replicas)
+        start = max(one.log_start for one in replicas.values())
+        wanted = _batches(replicas[first], start, end.high_watermark)
+        for other in others:
+            found = _batches(replicas[other], start, end.high_watermark)
+            if found == wanted:
+                continue
+            base = min(base for base in wanted.keys() | found.keys() if wanted.get(base) != found.get(base))
+            text = (
+                f"replicas {first} and {other} have different batches at offset {base} (last offset, CRC, leader "
+                f"epoch): {wanted.get(base)} and {found.get(base)}"
+            )
+            self._found(Kind.REPLICAS, self._last_t, text, end.partition)
+
+    def _check_lost(self) -> None:
+        for partition, ok in self._acknowledged:
+            final = self._final.get(partition)
+            if final is None:
+                continue  # told as incomplete
+            value = self._operations[ok.operation].value
+            found = final.get(ok.offset)
+            if found != value:
+                has = "nothing is there" if found is None else f"{found!r} is there"
+                text = f"{value!r} was acknowledged at offset {ok.offset}, in the final read {has}"
+                self._found(Kind.LOST, ok.t, text, partition)
+
+    def _check_progress(self) -> tuple[float, float]:
+        """Findings; the longest gap and delay that count."""
+        begin, since, until = self._begin, self._phases.get(Phase.FAULTS), self._phases.get(Phase.RECOVERY)
+        if begin is None or since is None or until is None:
+            return 0.0, 0.0
+        limits: h.Limits = begin.limits
+        windows = list(self._windows.values())
+        gaps = self._progress.write_gaps(range(begin.partitions), since, until, windows)
+        for partition, (gap_s, at) in enumerate(gaps):
+            if limits.write_gap_s is not None and gap_s > limits.write_gap_s:
+                text = (
+                    f"no write was acknowledged for {gap_s:.2f} s (at most {limits.write_gap_s:g}) from {at:.2f} s on"
+                )
+                self._found(Kind.NO_PROGRESS, at, text, partition)
+        delays = self._progress.read_delays(begin.consumers, range(begin.partitions), since, windows, self._last_t)
+        for reader, partition, delay in delays:
+            if delay.offset_unread is not None:
+                text = f"{reader} never read offset {delay.offset_unread}, which was acknowledged at {delay.t:.2f} s"
+                self._found(Kind.NO_PROGRESS, delay.t, text, partition)
+            elif limits.read_delay_s is not None and delay.delay_s > limits.read_delay_s:
+                text = (
+                    f"{reader} read what was acknowledged at {delay.t:.2f} s only {delay.delay_s:.2f} s later (at most "
+                    f"{limits.read_delay_s:g})"
+                )
+                self._found(Kind.NO_PROGRESS, delay.t, text, partition)
+        return max((gap for gap, _ in gaps), default=0.0), max((one.delay_s for _, _, one in delays), default=0.0)
+
+    def _found(self, kind: Kind, t: float, text: str, partition: int = -1) -> None:
+        self.counts[kind.value] += 1
+        if self.counts[kind.value] <= FINDINGS_MAX:
+            self.findings.append(Finding(kind, t, text, partition))
+
+
+def _batches(replica: _Replica, start: int, end: int) -> dict[int, tuple[int, int, int]]:
+    return {base: batch for base, batch in replica.batches.items() if batch[0] >= start and base < end}
+
+
+def check(events: Iterable[Event]) -> Verdict:
+    """Check a whole history."""
+    checker = Checker()
+    for event in events:
+        checker.add(event)
+    return checker.verdict()

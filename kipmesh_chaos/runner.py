@@ -1,0 +1,307 @@
+"""One run of an experiment: cluster, workload, faults, recovery, last reads, the replicas' logs, the verdict.
+
+Everything that a run starts ends with it, however it ends. What it leaves in its folder: `history.jsonl`,
+`summary.json`, `report.html`, and the cluster's folder when something was found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from kipmesh.client import AdminClient
+from kipmesh.client.types import NewTopic
+from kipmesh_chaos import disk, dumps, report
+from kipmesh_chaos.experiment import Experiment, Fault
+from kipmesh_chaos.faults import Hooks, Injector, data_folder, second_folder
+from kipmesh_chaos.history import Begin, NotRecovered, Phase, PhaseBegan, read_history
+from kipmesh_chaos.history_checker import Verdict, check
+from kipmesh_chaos.links import Links
+from kipmesh_chaos.network import Network
+from kipmesh_chaos.observer import Observer
+from kipmesh_chaos.recorder import Recorder, RunClients
+from kipmesh_chaos.target_cluster import (
+    ChaosError,
+    MakeCluster,
+    Node,
+    RemoteCluster,
+    TargetCluster,
+    bootstrap,
+    is_broker,
+)
+from kipmesh_chaos.workload import GROUP, Workload, consumer_names, is_exactly_once
+
+TOPIC = "chaos"
+WARM_UP_TIMEOUT_S = 120.0
+FINAL_TIMEOUT_S = 30.0
+TICK_S = 0.1
+
+OnProgress = Callable[[str, float, Recorder], None]
+"""Called with what the run does now, how much of it is done (0 to 1), and the recorder."""
+
+
+class Result(NamedTuple):
+    """How a run ended, and where its files are."""
+
+    experiment: Experiment
+    seed: int
+    verdict: Verdict
+    folder: Path
+
+
+async def run_once(
+    experiment: Experiment,
+    make_cluster: MakeCluster,
+    folder: Path,
+    seed: int,
+    on_progress: OnProgress,
+    client: Mapping[str, str] | None = None,
+) -> Result:
+    """One run in an empty folder; raises ChaosError, and what clients and the cluster raise.
+
+    `client`: how clients reach the nodes beside their addresses, where the cluster is not the run's own (TLS).
+    """
+    await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+    recorder = Recorder(folder / report.HISTORY)
+    run = _Run(experiment, folder, seed, recorder, on_progress, client or {})
+    try:
+        await run.run(make_cluster)
+    finally:
+        recorder.close()
+    on_progress("checking", 0.0, recorder)
+    verdict = await asyncio.to_thread(lambda: check(read_history(folder / report.HISTORY)))
+    await asyncio.to_thread(report.write, folder, verdict, experiment, seed)
+    if verdict.is_clean:
+        await asyncio.to_thread(shutil.rmtree, folder / "cluster", ignore_errors=True)
+    return Result(experiment, seed, verdict, folder)
+
+
+_Timed = tuple[Fault, asyncio.Task[float]]
+
+
+@dataclass(slots=True)
+class _Run:
+    experiment: Experiment
+    folder: Path
+    seed: int
+    recorder: Recorder
+    on_progress: OnProgress
+    client: Mapping[str, str] = field(default_factory=dict)
+    mounted: list[Path] = field(default_factory=list)
+    late_s: float = 0.0
+    """By how much the latest of the timed faults came too late."""
+    to_come: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.to_come = len(self.experiment.faults)
+
+    async def run(self, make_cluster: MakeCluster) -> None:
+        """All of it; the cluster is down at the end."""
+        async with AsyncExitStack() as stack:
+            links = await stack.enter_async_context(Links())
+            made: list[TargetCluster] = []
+
+            def network() -> Network:
+                return Network(links, lambda: made[0].nodes())
+
+            hooks = Hooks(self.experiment, network if self.experiment.needs_network else None)
+            cluster = make_cluster(self.folder / "cluster", self.experiment.cluster, hooks)
+            made.append(cluster)
+            stack.push_async_callback(self._destroy, cluster)
+            self._check_possible(cluster)
+            is_remote = isinstance(cluster, RemoteCluster)
+            # Others may have run experiments there, and one that was interrupted leaves its topic.
+            topic = f"{TOPIC}-{self.seed}-{int(time.time())}" if is_remote else TOPIC
+            if not is_remote:
+                self._prepare_disks()
+            self.on_progress("starting the cluster", 0.0, self.recorder)
+            await cluster.calls.run(cluster.up)
+            nodes = cluster.nodes()
+            clients = RunClients(bootstrap(nodes), topic, self.recorder, self.client)
+            part = self.experiment.workload
+            self.recorder.add(
+                Begin(
+                    self.recorder.now,
+                    self.experiment.name,
+                    self.seed,
+                    part.partitions,
+                    self.experiment.steady_state.limits,
+                    consumer_names(part),
+                    [node.name for node in nodes],
+                    is_exactly_once(part),
+                )
+            )
+            async with AdminClient(clients.bootstrap, **clients.config) as admin:
+                new = NewTopic(topic, part.partitions, part.replication_factor, dict(part.topic_config))
+                await admin.create_topics([new])
+            observer = Observer(cluster.nodes, clients, GROUP if part.group is not None else None)
+            stack.push_async_callback(observer.pool.close)
+            injector = Injector(cluster, hooks.network, observer, self.recorder, random.Random(self.seed), topic)
+            ends = await self._under_load(cluster, clients, observer, injector)
+            if is_remote:
+                await self._dump_served(nodes, clients, ends)
+            else:
+                await self._dump_stopped(cluster, nodes, topic)
+            self.recorder.add(PhaseBegan(self.recorder.now, Phase.END))
+
+    def _check_possible(self, cluster: TargetCluster) -> None:
+        """Raise NotPossibleError when the cluster cannot do what the experiment says."""
+        said = [(fault.describe(), cluster.unable(fault)) for fault in self.experiment.all_faults]
+        if reasons := [f"{told}: {why}" for told, why in said if why]:
+            raise disk.NotPossibleError("; ".join(dict.fromkeys(reasons)))
+
+    async def _dump_stopped(self, cluster: TargetCluster, nodes: Sequence[Node], topic: str) -> None:
+        self.on_progress("stopping the cluster", 0.0, self.recorder)
+        await cluster.calls.run(cluster.down)
+        self.on_progress("reading the replicas' logs", 0.0, self.recorder)
+        for folder in (data_folder, second_folder):
+            brokers = {node.node_id: folder(node) for node in nodes if is_broker(node)}
+            await asyncio.to_thread(dumps.record_stopped, self.recorder, brokers, topic)
+
+    async def _dump_served(self, nodes: Sequence[Node], clients: RunClients, ends: Mapping[int, int]) -> None:
+        """Its files are elsewhere: what each replica serves is compared, and the topic is taken away."""
+        self.on_progress("reading what each replica serves", 0.0, self.recorder)
+        brokers = {node.node_id: node.grpc for node in nodes if is_broker(node) and node.grpc}
+        await dumps.record_served(clients, brokers, ends, FINAL_TIMEOUT_S)
+        async with AdminClient(clients.bootstrap, **clients.config) as admin:
+            await admin.delete_topics([clients.topic])
+
+    async def _destroy(self, cluster: TargetCluster) -> None:
+        await asyncio.shield(asyncio.to_thread(cluster.destroy))
+        for folder in self.mounted:
+            disk.unmount(folder)
+
+    def _prepare_disks(self) -> None:
+        """Before the cluster makes its folders: a disk for each node's data."""
+        if not self.experiment.needs_disks:
+            return
+        part = self.experiment.cluster
+        roles = {"controller": part.controllers, "leader": part.leaders, "follower": part.followers}
+        for role, count in roles.items():
+            for number in range(1, count + 1):
+                home = self.folder / "cluster" / f"{role}-{number}"
+                second = ["data-2"] if self.experiment.needs_folders and role != "controller" else []
+                for name in ("data", *second):
+                    disk.mount(home / name)
+                    self.mounted.append(home / name)
+
+    async def _under_load(
+        self, cluster: TargetCluster, clients: RunClients, observer: Observer, injector: Injector
+    ) -> dict[int, int]:
+        """The run while clients work; returns the end offsets."""
+        part = self.experiment.workload
+        workload = Workload(clients, part, self.seed)
+        async with workload, asyncio.TaskGroup() as group:
+            watching = [group.create_task(observer.run())]
+            if part.probes:
+                brokers = [node for node in cluster.nodes() if is_broker(node)]
+                watching += [group.create_task(observer.probe(node, injector.starts)) for node in brokers]
+            await self._warm_up(workload, observer)
+            self.recorder.add(PhaseBegan(self.recorder.now, Phase.FAULTS))
+            if workload.members is not None:
+                workload.members.start_churning()
+            await self._faults(injector, observer, workload)
+            if workload.members is not None:
+                await workload.members.stop_churning()
+            self.recorder.add(PhaseBegan(self.recorder.now, Phase.RECOVERY))
+            await injector.undo_all()
+            await self._wait_in_sync(observer)
+            workload.check()
+            self.on_progress("reading everything once more", 0.0, self.recorder)
+            await workload.stop_producing()
+            self.recorder.add(PhaseBegan(self.recorder.now, Phase.FINAL))
+            ends = await dumps.final_read(clients, part.partitions, FINAL_TIMEOUT_S)
+            await workload.catch_up(ends, FINAL_TIMEOUT_S)
+            if workload.members is not None:
+                await workload.members.close()
+                await workload.members.record_end()
+            await observer.poll()
+            dumps.record_ends(self.recorder, ends, observer.partitions)
+            for task in watching:
+                task.cancel()
+        return ends
+
+    async def _warm_up(self, workload: Workload, observer: Observer) -> None:
+        """Until every partition is written to and read by everybody, and all replicas are in sync."""
+        deadline = asyncio.get_running_loop().time() + WARM_UP_TIMEOUT_S
+        partitions = range(self.experiment.workload.partitions)
+        while not (
+            all(workload.acknowledged.get(partition) for partition in partitions)
+            and all(mine.get(partition) for mine in workload.positions.values() for partition in partitions)
+            and not observer.out_of_sync()
+        ):
+            workload.check()
+            if asyncio.get_running_loop().time() > deadline:
+                told = observer.out_of_sync() or ["the workload does not run"]
+                raise ChaosError(f"no steady state after {WARM_UP_TIMEOUT_S:g} s: {'; '.join(told)}")
+            self.on_progress("warming up", 0.0, self.recorder)
+            await asyncio.sleep(TICK_S)
+
+    async def _faults(self, injector: Injector, observer: Observer, workload: Workload) -> None:
+        loop = asyncio.get_running_loop()
+        begin, duration_s = loop.time(), self.experiment.duration_s
+        async with asyncio.TaskGroup() as group:
+            timed: list[_Timed] = []
+            for fault in sorted(self.experiment.faults, key=lambda fault: fault.at_s):
+                over = [(one, task) for one, task in timed if one.at_s + one.for_s <= fault.at_s]
+                timed.append((fault, group.create_task(self._timed(injector, fault, over))))
+            if self.experiment.random is not None:
+                group.create_task(self._by_chance(injector, observer))
+            while (passed := loop.time() - begin) < duration_s + self.late_s or self.to_come:
+                self.on_progress("faults", min(passed / duration_s, 1.0), self.recorder)
+                workload.check()
+                await asyncio.sleep(TICK_S)
+            injector.stop.set()
+
+    async def _timed(
+        self, injector: Injector, fault: Fault, over: Sequence[tuple[Fault, asyncio.Task[float]]]
+    ) -> float:
+        """One fault at its time; gives when it had ended.
+
+        Those that the file has `over` by then may be late: a node of a busy machine takes long to start. The fault
+        comes as long after their end as the file says, and the whole run lasts longer by that.
+        """
+        loop = asyncio.get_running_loop()
+        due = planned = loop.time() + fault.at_s
+        for before, task in over:
+            due = max(due, await task + fault.at_s - before.at_s - before.for_s)
+        self.late_s = max(self.late_s, due - planned)
+        await asyncio.sleep(due - loop.time())
+        self.to_come -= 1
+        await injector.run(fault, fault.for_s)
+        return loop.time()
+
+    async def _by_chance(self, injector: Injector, observer: Observer) -> None:
+        part = self.experiment.random
+        assert part is not None
+        for pause_s, fault, for_s in part.plan(self.seed):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await injector.stop.wait()
+            if injector.stop.is_set():
+                return
+            await injector.run(fault, for_s)
+            await self._wait_in_sync(observer, injector.stop)
+
+    async def _wait_in_sync(self, observer: Observer, stop: asyncio.Event | None = None) -> None:
+        """Until all replicas are in sync; told when that takes too long."""
+        loop = asyncio.get_running_loop()
+        begin, limit_s = loop.time(), self.experiment.steady_state.recovered_within_s
+        await observer.poll()
+        while told := observer.out_of_sync():
+            if stop is not None and stop.is_set():
+                return
+            passed = loop.time() - begin
+            if passed > limit_s:
+                self.recorder.add(NotRecovered(self.recorder.now, f"after {limit_s:g} s: {'; '.join(told)}"))
+                return
+            if stop is None:
+                self.on_progress("recovering", passed / limit_s, self.recorder)
+            await asyncio.sleep(TICK_S)

@@ -1,0 +1,166 @@
+"""A segment's bytes to batches and damage, from the first byte to the last.
+
+Reading goes on after damage: at the next bytes that are a whole batch with the right CRC. So every byte is in exactly
+one `Found`, in order, whatever is in the file. What makes the difference between a torn tail and damage: the last
+segment of a log may end in a batch that is cut, or in zeros, where its node was stopped hard in the middle of a write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import Final, NamedTuple
+
+from aiokafka.record.default_records import DefaultRecordBatch
+
+from kipmesh.client.compression import decompressed
+from kipmesh.core.errors import CorruptRecordError
+from kipmesh.core.record_batch import HEADER_BYTES, MAGIC, BatchHeader, check_crc, parse_header
+
+DIGEST_BYTES: Final = 16
+_MAGIC_POSITION: Final = 16
+_ZEROS_BYTES: Final = 1 << 16
+
+WRONG_CRC: Final = "crc"
+GARBAGE: Final = "garbage"
+CUT: Final = "cut"
+TORN: Final = "torn"
+UNREADABLE: Final = "unreadable"
+VANISHED: Final = "vanished"
+
+
+class Found(NamedTuple):
+    """A batch, or bytes that are none. `damage` is "" for a whole batch; one with the wrong CRC has a header, too."""
+
+    position: int
+    size_bytes: int
+    header: BatchHeader | None
+    digest: bytes
+    damage: str
+    text: str
+
+
+def digest_of(data: bytes | memoryview) -> bytes:
+    """What batches are compared by."""
+    return blake2b(data, digest_size=DIGEST_BYTES).digest()
+
+
+def scan(data: bytes, *, is_last: bool) -> Iterator[Found]:
+    """All of a segment."""
+    position, end = 0, len(data)
+    with memoryview(data) as view:
+        while position < end:
+            found = _batch(data, view, position, end)
+            if found is None:
+                found = _damage(data, view, position, end, is_last)
+            yield found
+            position += found.size_bytes
+
+
+def _batch(data: bytes, view: memoryview, position: int, end: int) -> Found | None:
+    """The batch at a position, None when there is none, or what follows it shows that its length is wrong."""
+    try:
+        header = parse_header(view[:end], position)
+    except CorruptRecordError:
+        return None
+    following = position + header.size_bytes
+    if following > end:
+        return None
+    try:
+        check_crc(view[:end], position, header)
+    except CorruptRecordError as error:
+        if following != end and not _is_header(view, following, end):
+            return None
+        if _next_batch(data, view, position + 1, following) < following:  # its length is wrong, and swallowed others
+            return None
+        return Found(position, header.size_bytes, header, _digest(view, position, following), WRONG_CRC, error.message)
+    return Found(position, header.size_bytes, header, _digest(view, position, following), "", "")
+
+
+def _digest(view: memoryview, position: int, end: int) -> bytes:
+    with view[position:end] as batch:
+        return digest_of(batch)
+
+
+def _is_header(view: memoryview, position: int, end: int) -> bool:
+    try:
+        header = parse_header(view[:end], position)
+    except CorruptRecordError:
+        return False
+    return position + header.size_bytes <= end
+
+
+def _damage(data: bytes, view: memoryview, position: int, end: int, is_last: bool) -> Found:
+    """What is at a position where no batch is, up to the next one."""
+    following = _next_batch(data, view, position + 1, end)
+    left = end - position
+    if following < end:
+        text = _why(view, position, end)
+        return Found(position, following - position, None, b"", GARBAGE, f"{following - position} bytes: {text}")
+    if left >= HEADER_BYTES and _is_zeros(view, position, end):
+        text = f"{left} zero bytes at the end"
+        return Found(position, left, None, b"", TORN if is_last else GARBAGE, text)
+    try:
+        header: BatchHeader | None = parse_header(view[:end], position)
+    except CorruptRecordError as error:
+        header = None
+        if left >= HEADER_BYTES:
+            return Found(position, left, None, b"", GARBAGE, f"{left} bytes: {error.message}")
+    text = f"{left} bytes of a batch that is cut" + (f" ({header.size_bytes} bytes)" if header else "")
+    return Found(position, left, None, b"", TORN if is_last else CUT, text)
+
+
+def _why(view: memoryview, position: int, end: int) -> str:
+    try:
+        header = parse_header(view[:end], position)
+    except CorruptRecordError as error:
+        return error.message
+    return f"a batch of {header.size_bytes} bytes is said to be here, and its CRC and what follows say otherwise"
+
+
+def _next_batch(data: bytes, view: memoryview, position: int, end: int) -> int:
+    """Where the next whole batch with the right CRC begins; `end` when there is none."""
+    at = position
+    while (place := data.find(bytes([MAGIC]), at + _MAGIC_POSITION, end)) >= 0:
+        at = place - _MAGIC_POSITION
+        try:
+            header = parse_header(view[:end], at)
+            check_crc(view[:end], at, header)
+        except CorruptRecordError:
+            at += 1
+            continue
+        return at
+    return end
+
+
+def _is_zeros(view: memoryview, position: int, end: int) -> bool:
+    zeros = bytes(_ZEROS_BYTES)
+    for at in range(position, end, _ZEROS_BYTES):
+        until = min(at + _ZEROS_BYTES, end)
+        if view[at:until] != zeros[: until - at]:
+            return False
+    return True
+
+
+class RecordDigest(NamedTuple):
+    """A record's place and a digest of its timestamp, key, value and headers."""
+
+    offset: int
+    timestamp: int
+    digest: bytes
+
+
+def record_digests(batch: memoryview, header: BatchHeader) -> list[RecordDigest]:
+    """Of a batch whose CRC is right. Raises `CorruptRecordError` when its records cannot be read all the same."""
+    try:
+        return [
+            RecordDigest(
+                record.offset,
+                record.timestamp,
+                digest_of(repr((record.timestamp, record.key, record.value, list(record.headers))).encode()),
+            )
+            for record in DefaultRecordBatch(decompressed(batch, header))
+        ]
+    except Exception as error:
+        # The decoder and five decompressors have an exception each for bytes that they cannot read.
+        raise CorruptRecordError(f"the records of offset {header.base_offset} cannot be read: {error}") from error

@@ -1,0 +1,140 @@
+"""``kipmesh job plan``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from kipmesh_jobs.frame import Job, JobRun, Outcome
+from kipmesh_jobs.report import binary_size, percent
+
+if TYPE_CHECKING:
+    from kipmesh_jobs.plan.seeds import Figure
+    from kipmesh_jobs.plan.simulation import Statistics
+    from kipmesh_jobs.plan.sizes import Sample, Sizes
+
+_SAMPLES: Final = "part string, case string, run int, metric string, value double"
+_SUMMARY: Final = (
+    "part string, case string, metric string, runs int, mean double, least double, most double, deviation double"
+)
+_FIGURES: Final = "kip string, what string, seed_says string, computed string, holds boolean, value double"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The mesh, and how often it is drawn."""
+
+    brokers: Annotated[int, typer.Option(min=10, max=10_000, help="Brokers of the mesh.")] = 1_000
+    topics: Annotated[int, typer.Option(min=10, max=100_000_000, help="Topics of the mesh.")] = 1_000_000
+    topic_partitions: Annotated[int, typer.Option(min=1, max=1_000, help="Partitions of a topic.")] = 10
+    replication_factor: Annotated[int, typer.Option(min=2, max=9, help="Replicas of a partition.")] = 3
+    producers: Annotated[int, typer.Option(min=1, max=100_000_000, help="Producers of the mesh.")] = 100_000
+    batches_per_s: Annotated[
+        float, typer.Option("--batches-per-second", min=0.001, help="Batches produced to the whole mesh.")
+    ] = 1_000_000.0
+    slots: Annotated[int, typer.Option(min=10, max=100_000, help="Slots of a broker's session cache.")] = 10_000
+    runs: Annotated[int, typer.Option(min=1, max=10_000, help="Samples of each case.")] = 3
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same figures.")] = 1
+
+    def __post_init__(self) -> None:
+        if self.replication_factor >= self.brokers:
+            raise typer.BadParameter("fewer than the brokers", param_hint="--replication-factor")
+        if self.topics * self.topic_partitions < self.brokers:
+            raise typer.BadParameter("at least a partition a broker is needed", param_hint="--topics")
+        if self.topics * self.topic_partitions * self.replication_factor / self.brokers > 300_000:
+            raise typer.BadParameter("more than 300,000 replicas a broker are not simulated", param_hint="--topics")
+
+    def sizes(self) -> Sizes:
+        """As samples take them."""
+        from kipmesh_jobs.plan.sizes import Sizes
+
+        return Sizes(**{name: value for name, value in asdict(self).items() if name in Sizes._fields})
+
+
+TEXT: Final = """Plan a mesh that no machine here has room for, from the code that brokers and clients run.
+
+A Monte-Carlo over the production cores: fetch bytes with and without sessions (KIP-227), session caches in a crowd
+under both policies, a broker's failure by event and by record (KIP-630), the metadata of many producers (KIP-526). Each
+sample is a Spark task with a seed of its own. The report sets the figures of the proposals beside the computed ones.
+
+Exit code 1 when a figure of a proposal does not come out."""
+
+
+def run(run: JobRun, options: Options) -> Outcome:
+    """The job."""
+    from kipmesh_jobs.plan.seeds import figures
+    from kipmesh_jobs.plan.simulation import Statistics, all_tasks, make_page, simulate
+
+    sizes = options.sizes()
+    tasks = all_tasks(sizes, options.runs, options.seed)
+    spark = run.spark
+    with run.spark_step("Simulate", len(tasks)):
+        context = spark.sparkContext
+        samples: list[Sample] = context.parallelize(tasks, len(tasks)).flatMap(simulate).collect()
+    with run.step("Figures of the proposals"):
+        found = Statistics(samples)
+        computed = figures(found.mean)
+        for name, rows, schema in (
+            ("samples", samples, _SAMPLES),
+            ("summary", [tuple(row.values()) for row in found.rows()], _SUMMARY),
+            ("figures", computed, _FIGURES),
+        ):
+            spark.createDataFrame(rows, schema).coalesce(1).write.parquet(str(run.parquet / name))
+    summary = summarize(options, found, computed)
+    wrong = [one for one in computed if one.holds is False]
+    lines = [
+        f"{len(tasks)} samples; {sum(one.holds is True for one in computed)} figures of the proposals come out,"
+        f" {len(wrong)} do not",
+        *(f"KIP-{one.kip}: {one.what}: said {one.seed_says}, computed {one.computed}" for one in wrong),
+        *_lines(summary),
+    ]
+    page = make_page(sizes, options.runs, options.seed, found, computed)
+    return Outcome(summary, page, tuple(lines), passed=not wrong)
+
+
+def summarize(options: Options, found: Statistics, computed: Sequence[Figure]) -> dict[str, Any]:
+    """summary.json."""
+    with_sessions = found.mean("fetches", "sessions", "mesh_bytes_per_s")
+    without = found.mean("fetches", "without", "mesh_bytes_per_s")
+    return {
+        "passed": all(one.holds is not False for one in computed),
+        **asdict(options),
+        "fetch_bytes_per_s": {"sessions": with_sessions, "without": without, "ratio": without / with_sessions},
+        "session_hits": {case: round(mean, 4) for case, mean in found.by_case("slots", "hits:all").items()},
+        "failover_sent_bytes": found.by_case("failover", "sent_as_responses_bytes"),
+        "metadata_bytes_per_s": found.by_case("producers", "bytes_per_s"),
+        "figures": [one._asdict() for one in computed],
+        "cases": found.rows(),
+    }
+
+
+def _lines(summary: dict[str, Any]) -> list[str]:
+    fetch = summary["fetch_bytes_per_s"]
+    hits = ", ".join(f"{case} {percent(round(value, 3))}" for case, value in summary["session_hits"].items())
+    sent = summary["failover_sent_bytes"]
+    return [
+        f"what followers and leaders say: {binary_size(fetch['sessions'])}/s with sessions, "
+        f"{binary_size(fetch['without'])}/s without, {fetch['ratio']:.1f} x",
+        f"fetches that were incremental, by policy and consumers per slot: {hits}",
+        f"a broker fails: {binary_size(sent['event:1'])} to all brokers by event, "
+        f"{binary_size(sent['record:1'])} by record",
+        "metadata of all producers: "
+        + ", ".join(f"{mode} {binary_size(value)}/s" for mode, value in summary["metadata_bytes_per_s"].items()),
+    ]
+
+
+JOB: Final = Job(
+    name="plan",
+    summary="Plan a mesh that no machine here has room for, by Monte-Carlo over the production cores.",
+    text=TEXT,
+    examples="""
+    kipmesh job plan
+    kipmesh job plan --brokers 300 --topics 50000 --producers 5000 --runs 10
+    kipmesh job plan --master spark://host:7077 --runs 100 --seed 7 --json
+    """,
+    options=Options,
+    run=run,
+)

@@ -1,0 +1,145 @@
+"""The samples of a plan, the function that a Spark task runs for one, statistics over them, and the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import pandas as pd
+
+from kipmesh_jobs.plan import failover, fetches, producers, slots
+from kipmesh_jobs.plan.seeds import Figure
+from kipmesh_jobs.plan.sizes import Sample, Sizes, Task
+from kipmesh_jobs.report import Page, percent
+
+_PARTS: Final[Mapping[str, Callable[[Task], dict[str, float]]]] = {
+    "slots": slots.sample,
+    "sizes": fetches.sample_sizes,
+    "failover": failover.sample,
+    "seed": failover.sample_seed,
+    "producers": producers.sample,
+    "fetches": fetches.sample,
+}
+"""The longest first, so that no task is left over at the end."""
+CASES: Final[Mapping[str, tuple[str, ...]]] = {
+    "slots": tuple(slots.case_of(policy, load) for policy in slots.POLICIES for load in slots.LOADS),
+    "sizes": fetches.CHANGED_CASES,
+    "failover": tuple(failover.case_of(way, many) for way in failover.WAYS for many in failover.FAILURES),
+    "seed": failover.WAYS,
+    "producers": tuple(producers.MODES),
+    "fetches": fetches.CASES,
+}
+_ONCE: Final = ("sizes", "seed")
+"""Nothing in them is left to chance."""
+
+
+def all_tasks(sizes: Sizes, runs: int, seed: int) -> list[Task]:
+    """Every case of every part, `runs` times each where there is chance in it."""
+    return [
+        Task(part, case, run, seed, sizes)
+        for part, cases in CASES.items()
+        for run in range(1 if part in _ONCE else runs)
+        for case in cases
+        if part != "failover" or int(case.partition(":")[2]) < sizes.brokers - sizes.replication_factor
+    ]
+
+
+def simulate(task: Task) -> list[Sample]:
+    """One sample."""
+    figures = _PARTS[task.part](task)
+    return [Sample(task.part, task.case, task.run, metric, float(value)) for metric, value in figures.items()]
+
+
+class Statistics:
+    """The mean, the range and the deviation of each metric of a case over all runs."""
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        values = pd.DataFrame(sorted(samples)).groupby(["part", "case", "metric"])["value"]
+        found = values.agg(runs="count", mean="mean", least="min", most="max")
+        self._table = found.assign(deviation=values.std(ddof=0))
+
+    def mean(self, part: str, case: str, metric: str) -> float:
+        """Raises KeyError when there is none."""
+        return float(self._table.at[(part, case, metric), "mean"])
+
+    def case(self, part: str, case: str) -> dict[str, float]:
+        """The means of a case's metrics; empty when it was not simulated."""
+        return {key[2]: mean for key, mean in self._table["mean"].items() if key[:2] == (part, case)}
+
+    def by_case(self, part: str, metric: str) -> dict[str, float]:
+        """The means of a metric by the cases that have it."""
+        return {key[1]: mean for key, mean in self._table["mean"].items() if (key[0], key[2]) == (part, metric)}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All, in order."""
+        found: list[dict[str, Any]] = self._table.reset_index().to_dict("records")
+        return found
+
+
+_KINDS: Final = ("follower", "large consumer", "small consumer", "slow consumer", "all")
+_FAILURE: Final = (
+    *("partitions", "records", "record_bytes", "batch_bytes", "sent_as_responses_bytes"),
+    *("proof_records", "proof_sent_bytes"),
+)
+
+
+def make_page(sizes: Sizes, runs: int, seed: int, found: Statistics, computed: Sequence[Figure]) -> Page:
+    """The report."""
+    failures = {
+        (many, way): found.case("failover", failover.case_of(way, many))
+        for many in failover.FAILURES
+        for way in failover.WAYS
+    }
+    simulated = {key: metrics for key, metrics in failures.items() if metrics}
+    values = {
+        "sizes": sizes,
+        "runs": runs,
+        "seed": seed,
+        "mean": found.mean,
+        "figures": computed,
+        "modes": list(producers.MODES),
+        "fetch_sizes": {
+            f"{label}, {case} changed": _by_size(found.case("sizes", case), name)
+            for case in fetches.CHANGED_CASES
+            for name, label in zip(fetches.CASES, ("with", "without"), strict=True)
+        },
+        "hits": {
+            f"{policy}: {kind}s": [(load, _hits(found, policy, load).get(kind)) for load in slots.LOADS]
+            for policy in slots.POLICIES
+            for kind in _KINDS[:3]
+        },
+        "slot_rows": [_slots_row(sizes, found, policy, load) for load in slots.LOADS for policy in slots.POLICIES],
+        "sent": [
+            (f"{many} failed, by {way}", metrics["sent_as_responses_bytes"], "", failover.WAYS.index(way))
+            for (many, way), metrics in simulated.items()
+        ],
+        "failures": [
+            (f"{many}, by {way}", *(round(metrics[name], 1) for name in _FAILURE))
+            for (many, way), metrics in simulated.items()
+        ],
+        "asked": [
+            (f"{mode}, {when}", found.mean("producers", mode, metric), "", place)
+            for place, (metric, when) in enumerate(
+                (("topics_per_s", "on average"), ("start_topics_per_s", "at the start"))
+            )
+            for mode in producers.MODES
+        ],
+    }
+    return Page("plan.html", values)
+
+
+def _by_size(metrics: Mapping[str, float], name: str) -> list[tuple[int, float]]:
+    split = ((metric.split(":"), mean) for metric, mean in metrics.items())
+    return sorted((int(partitions), mean) for (way, partitions), mean in split if way == name)
+
+
+def _hits(found: Statistics, policy: str, load: float) -> dict[str, float]:
+    metrics = found.case("slots", slots.case_of(policy, load))
+    return {name.removeprefix("hits:"): mean for name, mean in metrics.items() if name.startswith("hits:")}
+
+
+def _slots_row(sizes: Sizes, found: Statistics, policy: str, load: float) -> tuple[Any, ...]:
+    hits = _hits(found, policy, load)
+    shares = [percent(round(hits[kind], 3)) if kind in hits else None for kind in _KINDS]
+    evictions = round(found.mean("slots", slots.case_of(policy, load), "evictions"))
+    return (policy, round(sizes.slots * load), *shares, evictions)

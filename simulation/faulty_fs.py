@@ -1,0 +1,357 @@
+"""A file system in memory that fails on demand and forgets on a crash what was not synced.
+
+It knows for each file what is durable and what was written since, and for each folder which names are. `crash` keeps
+the durable state and, given a random generator, for each file and folder some of what came later: the first of the
+operations, the last of them torn. Everything follows from the calls and the generator.
+
+Invariants: after `crash` a file has at least its synced content, a folder at least its synced names; old handles and
+locks are dead.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from dataclasses import dataclass, field
+from random import Random
+
+from kipmesh.storage.fs import Buffer, File, FileLock, FileStat
+
+
+@dataclass(slots=True)
+class Fault:
+    """A failure to come: the `skip`-th next operation of that kind on a path that contains `path` fails."""
+
+    operation: str
+    """open, read, write, truncate, sync, sync_dir, rename, remove or list."""
+    error: int = errno.EIO
+    path: str = ""
+    skip: int = 0
+    times: int = 1
+    torn_bytes: int = 0
+    """For a write: how many of its bytes reach the file all the same."""
+
+
+@dataclass(slots=True)
+class _Inode:
+    data: bytearray = field(default_factory=bytearray)
+    durable: bytes = b""
+    pending: list[tuple[int, bytes | None]] = field(default_factory=list)
+    """(position, data) of a write, (size, None) of a truncation."""
+    modified_ms: int = 0
+
+    def recover(self, rng: Random | None) -> None:
+        data = bytearray(self.durable)
+        if rng is not None and self.pending:
+            kept = rng.randint(0, len(self.pending))
+            for number, (position, written) in enumerate(self.pending[:kept]):
+                torn = number + 1 == kept and rng.random() < 0.5
+                if written is None:
+                    del data[position:]
+                    data.extend(bytes(position - len(data)))
+                else:
+                    _put(data, position, written[: rng.randint(0, len(written))] if torn else written)
+        self.data, self.durable = data, bytes(data)
+        self.pending.clear()
+
+
+@dataclass(slots=True)
+class _Folder:
+    entries: dict[str, _Inode | _Folder] = field(default_factory=dict)
+    durable: dict[str, _Inode | _Folder] = field(default_factory=dict)
+    pending: list[dict[str, _Inode | _Folder]] = field(default_factory=list)
+    """The names after each change since the last sync."""
+
+    def changed(self) -> None:
+        self.pending.append(dict(self.entries))
+
+    def recover(self, rng: Random | None) -> None:
+        if rng is not None and self.pending:
+            kept = rng.randint(0, len(self.pending))
+            self.durable = self.pending[kept - 1] if kept else self.durable
+        self.entries = dict(self.durable)
+        self.pending.clear()
+        for entry in self.entries.values():
+            entry.recover(rng)
+
+
+def _put(data: bytearray, position: int, written: bytes) -> None:
+    if position > len(data):
+        data.extend(bytes(position - len(data)))
+    data[position : position + len(written)] = written
+
+
+class FaultyFileSystem:
+    """See the module. Usable by several threads, as a disk is."""
+
+    def __init__(self, *, capacity_bytes: int | None = None) -> None:
+        self.capacity_bytes = capacity_bytes
+        """Bytes of all files beyond which a write fails with ENOSPC; None for no limit."""
+        self.now_ms = 0
+        """Time of modification of what is written."""
+        self.faults: list[Fault] = []
+        self.syncs = 0
+        self.open_files = 0
+        self._root = _Folder()
+        self._locks: set[str] = set()
+        self.crashes = 0
+        """How often the power was lost."""
+        self.mutex = threading.RLock()
+
+    # -- faults
+
+    def fail(
+        self,
+        operation: str,
+        error: int = errno.EIO,
+        *,
+        path: str = "",
+        skip: int = 0,
+        times: int = 1,
+        torn_bytes: int = 0,
+    ) -> None:
+        """Let operations to come fail: see Fault."""
+        self.faults.append(Fault(operation, error, path, skip, times, torn_bytes))
+
+    def crash(self, rng: Random | None = None) -> None:
+        """Lose the power: without `rng` everything unsynced is gone, with it some of it."""
+        with self.mutex:
+            self.crashes += 1
+            self._locks.clear()
+            self.faults.clear()
+            self._root.recover(rng)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all files that have a name."""
+
+        def size(folder: _Folder) -> int:
+            return sum(len(e.data) if isinstance(e, _Inode) else size(e) for e in folder.entries.values())
+
+        return size(self._root)
+
+    def check(self, operation: str, path: str) -> Fault | None:
+        """Raise the fault that is due; a torn write's is given back."""
+        for fault in self.faults:
+            if fault.operation == operation and fault.path in path:
+                if fault.skip:
+                    fault.skip -= 1
+                    continue
+                fault.times -= 1
+                if not fault.times:
+                    self.faults.remove(fault)
+                if fault.torn_bytes:
+                    return fault
+                raise OSError(fault.error, os.strerror(fault.error), path)
+        return None
+
+    # -- FileSystem
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        """See FileSystem."""
+        with self.mutex:
+            self.check("open", path)
+            folder, name = self._parent(path)
+            inode = folder.entries.get(name)
+            if inode is None:
+                if not create:
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+                if self.capacity_bytes is not None and self.used_bytes >= self.capacity_bytes:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+                inode = folder.entries[name] = _Inode(modified_ms=self.now_ms)
+                folder.changed()
+            if isinstance(inode, _Folder):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+            return _FaultyFile(self, path, inode)
+
+    def exists(self, path: str) -> bool:
+        """See FileSystem."""
+        with self.mutex:
+            try:
+                folder, name = self._parent(path)
+            except OSError:
+                return False
+            return not name or name in folder.entries
+
+    def list_dir(self, path: str) -> dict[str, FileStat]:
+        """See FileSystem."""
+        with self.mutex:
+            self.check("list", path)
+            return {
+                name: FileStat(0, 0, True)
+                if isinstance(entry, _Folder)
+                else FileStat(len(entry.data), entry.modified_ms, False)
+                for name, entry in self._folder(path).entries.items()
+            }
+
+    def make_dirs(self, path: str) -> None:
+        """See FileSystem."""
+        with self.mutex:
+            folder = self._root
+            for name in _parts(path):
+                entry = folder.entries.get(name)
+                if entry is None:
+                    entry = folder.entries[name] = _Folder()
+                    folder.changed()
+                if isinstance(entry, _Inode):
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+                folder = entry
+
+    def rename(self, old: str, new: str) -> None:
+        """See FileSystem. Atomic over a crash within one folder only."""
+        with self.mutex:
+            self.check("rename", old)
+            (old_folder, old_name), (new_folder, new_name) = self._parent(old), self._parent(new)
+            if old_name not in old_folder.entries:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), old)
+            new_folder.entries[new_name] = old_folder.entries.pop(old_name)
+            old_folder.changed()
+            if new_folder is not old_folder:
+                new_folder.changed()
+
+    def remove(self, path: str) -> None:
+        """See FileSystem."""
+        with self.mutex:
+            self.check("remove", path)
+            folder, name = self._parent(path)
+            if not isinstance(folder.entries.get(name), _Inode):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            del folder.entries[name]
+            folder.changed()
+
+    def remove_tree(self, path: str) -> None:
+        """See FileSystem."""
+        with self.mutex:
+            self.check("remove", path)
+            folder, name = self._parent(path)
+            if folder.entries.pop(name, None) is not None:
+                folder.changed()
+
+    def sync_dir(self, path: str) -> None:
+        """See FileSystem."""
+        with self.mutex:
+            self.syncs += 1
+            self.check("sync_dir", path)
+            folder = self._folder(path)
+            folder.durable = dict(folder.entries)
+            folder.pending.clear()
+
+    def lock(self, path: str) -> FileLock:
+        """See FileSystem."""
+        with self.mutex:
+            if path in self._locks:
+                raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK), path)
+            self._locks.add(path)
+            return _FaultyLock(self, path)
+
+    def release(self, path: str, crashes: int) -> None:
+        """For locks: those from before a crash are gone already."""
+        with self.mutex:
+            if crashes == self.crashes:
+                self._locks.discard(path)
+
+    def flip_bit(self, path: str, position: int, bit: int) -> None:
+        """Change a file durably behind the back of its user; no fault keeps that from happening."""
+        self.faults.clear()
+        file = self.open(path)
+        file.write_at(bytes([file.read_at(1, position)[0] ^ 1 << bit]), position)
+        file.sync()
+        file.close()
+
+    def _folder(self, path: str) -> _Folder:
+        folder = self._root
+        for name in _parts(path):
+            entry = folder.entries.get(name)
+            if not isinstance(entry, _Folder):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            folder = entry
+        return folder
+
+    def _parent(self, path: str) -> tuple[_Folder, str]:
+        parts = _parts(path)
+        if not parts:
+            return self._root, ""
+        return self._folder("/".join(parts[:-1])), parts[-1]
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part]
+
+
+class _FaultyFile:
+    def __init__(self, fs: FaultyFileSystem, path: str, inode: _Inode) -> None:
+        self._fs = fs
+        self._path = path
+        self._inode = inode
+        self._crashes = fs.crashes
+        self._is_open = True
+        fs.open_files += 1
+
+    def _check(self, operation: str) -> Fault | None:
+        if not self._is_open or self._crashes != self._fs.crashes:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF), self._path)
+        return self._fs.check(operation, self._path)
+
+    def read_at(self, size: int, position: int) -> bytes:
+        with self._fs.mutex:
+            self._check("read")
+            return bytes(self._inode.data[position : position + size])
+
+    def write_at(self, data: Buffer, position: int) -> None:
+        with self._fs.mutex:
+            fault = self._check("write")
+            written = bytes(data)
+            code = fault.error if fault else 0
+            if fault:
+                written = written[: fault.torn_bytes]
+            if self._fs.capacity_bytes is not None:
+                grows = max(0, position + len(written) - len(self._inode.data))
+                room = max(0, self._fs.capacity_bytes - self._fs.used_bytes)
+                if grows > room:
+                    written = written[: len(written) - (grows - room)]
+                    code = errno.ENOSPC
+            _put(self._inode.data, position, written)
+            self._inode.pending.append((position, written))
+            self._inode.modified_ms = self._fs.now_ms
+            if code:
+                raise OSError(code, os.strerror(code), self._path)
+
+    def truncate(self, size: int) -> None:
+        with self._fs.mutex:
+            self._check("truncate")
+            data = self._inode.data
+            del data[size:]
+            data.extend(bytes(size - len(data)))
+            self._inode.pending.append((size, None))
+            self._inode.modified_ms = self._fs.now_ms
+
+    def size(self) -> int:
+        with self._fs.mutex:
+            self._check("read")
+            return len(self._inode.data)
+
+    def sync(self) -> None:
+        with self._fs.mutex:
+            self._fs.syncs += 1
+            self._check("sync")
+            self._inode.durable = bytes(self._inode.data)
+            self._inode.pending.clear()
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._fs.open_files -= 1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class _FaultyLock:
+    def __init__(self, fs: FaultyFileSystem, path: str) -> None:
+        self._fs = fs
+        self._path = path
+        self._crashes = fs.crashes
+
+    def release(self) -> None:
+        self._fs.release(self._path, self._crashes)

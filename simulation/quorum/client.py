@@ -1,0 +1,106 @@
+"""The clients of the quorum: they let active controllers decide, and remember what they were promised.
+
+A controller is active when it leads, something of its own epoch is committed, and its image has everything in its log;
+the image then runs ahead of the high watermark. A decision is acknowledged when the node that made it still leads the
+same epoch and its high watermark is past it. An acknowledged decision is in the log of all at the end, once, where it
+was said to be, and in every image; others are there at most once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from kipmesh.core import record_batch
+from kipmesh.core.metadata.records import Record, encode_record
+from kipmesh.core.raft.types import AppendRequested
+from simulation.quorum.checker import Checker
+from simulation.quorum.host import Entry
+from simulation.quorum.metadata import Model, decide
+from simulation.quorum.node import SimNode
+
+
+class _Pending(NamedTuple):
+    node: SimNode
+    process: int
+    epoch: int
+    offset: int
+    end: int
+
+
+class Client:
+    """See the module."""
+
+    def __init__(self, nodes: Mapping[int, SimNode], checker: Checker, propose_every_ms: float) -> None:
+        self.nodes = nodes
+        self.checker = checker
+        self.engine = checker.engine
+        self.propose_every_ms = propose_every_ms
+        self.acknowledged: dict[int, tuple[int, Entry]] = {}
+        self.last_acknowledged_ms = 0.0
+        self.is_done = False
+        self._decisions: dict[int, Sequence[Record]] = {}
+        self._written: dict[tuple[int, Entry], int] = {}
+        """(offset, entry) -> token of what some log had there."""
+        self._pending: dict[int, _Pending] = {}
+        self._tokens = 0
+
+    def propose(self) -> None:
+        """Ask one that takes itself for the active controller, and come again."""
+        if self.is_done:
+            return
+        rng = self.engine.rng
+        active = [node for node in self.nodes.values() if node.is_active and not node.is_paused]
+        if active:
+            node = rng.choice(active)
+            if node.machine is not None:
+                self._propose(node, node.machine.epoch)
+        self.engine.after(rng.expovariate(1 / self.propose_every_ms), self.propose)
+
+    def _propose(self, node: SimNode, epoch: int) -> None:
+        self._tokens += 1
+        token, process, offset = self._tokens, node.process, node.end
+        self._decisions[token] = decisions = decide(node.image, self.engine.rng)
+        values = [(None, encode_record(one)) for one in decisions]
+        batch = record_batch.build(values, base_offset=0, leader_epoch=0, timestamp_ms=node.wall_ms())
+        node.step(AppendRequested(token, batch, epoch))
+        if node.end > offset:
+            self.engine.counts["appends"] += 1
+            self._written[offset, node.entry(offset)] = token
+            self._pending[token] = _Pending(node, process, epoch, offset, node.end)
+        node.apply_own()
+
+    def look(self) -> None:
+        """Acknowledge what is committed; forget what its leader cannot promise any more."""
+        for token, asked in list(self._pending.items()):
+            node = asked.node
+            machine = node.machine
+            if machine is None or node.process != asked.process or not node.is_leader or machine.epoch != asked.epoch:
+                del self._pending[token]
+            elif machine.high_watermark >= asked.end:
+                del self._pending[token]
+                entry = node.entry(asked.offset)
+                self.checker.acknowledged(asked.offset, entry)
+                self.acknowledged[token] = (asked.offset, entry)
+                self.engine.counts["acknowledged"] += 1
+                self.last_acknowledged_ms = self.engine.now_ms
+        self.engine.after(25, self.look)
+
+    def check(self) -> None:
+        """At the end: nothing acknowledged is lost or moved, and the metadata is what was decided."""
+        checker, fail = self.checker, self.engine.fail
+        for token, (offset, entry) in self.acknowledged.items():
+            if offset >= len(checker.committed) or checker.committed[offset] != entry:
+                fail(f"acknowledged decision {token} at offset {offset} is lost")
+        model, decided = Model(), set()
+        for offset, entry in enumerate(checker.committed):
+            token = self._written.get((offset, entry), 0)
+            if not token:
+                continue
+            if token in decided:
+                fail(f"decision {token} is committed twice")
+            decided.add(token)
+            model.apply(self._decisions[token])
+        wrong = model.difference(checker.captures[len(checker.committed)])
+        if wrong:
+            fail(f"the metadata is not what was decided: {wrong}")

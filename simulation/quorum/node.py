@@ -1,0 +1,341 @@
+"""One simulated replica: the driver of a production `Machine` and `QuorumReplica`, on a disk that may fail.
+
+It is what a driver has to be (the contract in `kipmesh.core.raft.machine`): effects in order, `LogChanged` after the
+log changed, flushes apart from the steps, `quorum-state` durable before what follows. Its state machine is
+`simulation.quorum.state`, the snapshots that it fetches `simulation.quorum.transfer`. A process may be made to crash at
+`CRASH_POINTS`: just after an effect of a kind, or at a step of what is done with snapshots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import ClassVar, Protocol
+
+from kipmesh.core.errors import KafkaError
+from kipmesh.core.raft import Machine, RaftConfig, State
+from kipmesh.core.raft import types as raft
+from kipmesh.core.raft.wire import only_response_partition, with_records
+from kipmesh.messages import FetchRequest, VotePartitionResponse, VoteRequest
+from kipmesh.storage.fs import StorageError, is_no_space
+from kipmesh.storage.log_manager import LogManager
+from kipmesh.storage.quorum.quorum_replica import LogChange, QuorumReplica, log_config
+from simulation.engine import Network
+from simulation.quorum.checker import Checker
+from simulation.quorum.host import Host, Settings
+from simulation.quorum.state import SimState
+from simulation.quorum.transfer import Transfer
+
+DATA = "/data"
+SEGMENT_BYTES = 2048
+_DEFAULTS = log_config(SEGMENT_BYTES)
+
+
+def _grants(effect: raft.Effect) -> bool:
+    if not isinstance(effect, raft.Respond):
+        return False
+    vote = only_response_partition(effect.response)
+    return isinstance(vote, VotePartitionResponse) and vote.vote_granted
+
+
+_EFFECT_POINTS: dict[str, Callable[[raft.Effect], bool]] = {
+    "quorum-state written": lambda effect: isinstance(effect, raft.PersistElection),
+    "vote answered": _grants,
+    "vote asked": lambda effect: isinstance(effect, raft.Send) and isinstance(effect.request, VoteRequest),
+    "leader change appended": lambda effect: isinstance(effect, raft.AppendLeaderChange),
+    "appended as leader": lambda effect: isinstance(effect, raft.AppendAsLeader),
+    "appended as follower": lambda effect: isinstance(effect, raft.AppendAsFollower),
+    "records sent": lambda effect: isinstance(effect, raft.Respond) and effect.read is not None,
+    "truncated": lambda effect: isinstance(effect, raft.TruncateLog),
+    "committed": lambda effect: isinstance(effect, raft.Committed),
+    "fetch sent": lambda effect: isinstance(effect, raft.Send) and isinstance(effect.request, FetchRequest),
+}
+SNAPSHOT_POINTS = (
+    "snapshot written in part",
+    "snapshot made",
+    "log start raised",
+    "cleaned",
+    "snapshot received in part",
+    "snapshot received whole",
+    "snapshot installed",
+)
+CRASH_POINTS = (*_EFFECT_POINTS, *SNAPSHOT_POINTS)
+"""Points just after which a process may be made to crash."""
+
+
+def is_passed(point: str, effect: raft.Effect) -> bool:
+    """Whether a process that did that effect has just passed that point."""
+    passed = _EFFECT_POINTS.get(point)
+    return passed is not None and passed(effect)
+
+
+class Watcher(Protocol):
+    """Reacts to what happens to nodes."""
+
+    def state_changed(self, node: SimNode, state: State) -> None:
+        """A node is something else now."""
+
+    def replace_disks(self) -> None:
+        """A voter refused to start: give it a new disk as soon as the others can stand it."""
+
+
+class SimNode(Host):
+    """See the module. Tests replace the types to put known bugs in."""
+
+    machine_type: ClassVar[type[Machine]] = Machine
+    state_type: ClassVar[type[SimState]] = SimState
+
+    def __init__(
+        self,
+        network: Network,
+        settings: Settings,
+        config: RaftConfig,
+        *,
+        nodes: Mapping[int, SimNode],
+        checker: Checker,
+        watcher: Watcher,
+    ) -> None:
+        super().__init__(network, settings, config)
+        self.nodes = nodes
+        self.checker = checker
+        self.watcher = watcher
+        self.state = self.state_type(self, checker)
+        self.transfer: Transfer | None = None
+        self._open: dict[int, tuple[SimNode, int, int]] = {}
+        self._requests = 0
+        self._is_flushing = False
+        self._wants_flush = False
+        self._wake_ms: float | None = None
+
+    def jitter(self) -> float:
+        """Random, or in some runs so coarse that candidates tie."""
+        return self.rng.choice((0.0, 0.5)) if self.settings.ties else self.rng.random()
+
+    def _schedule_wake(self) -> None:
+        deadline = self.machine.next_deadline_ms() if self.machine else None
+        if deadline is None:
+            return
+        due_ms = self.engine.now_ms + max(0.0, (deadline - self.local_ms() + 1) / self._rate)
+        if self._wake_ms is None or due_ms < self._wake_ms - 0.5:
+            self._wake_ms = due_ms
+            process = self.process
+            self.engine.after(due_ms - self.engine.now_ms, lambda: self._wake(process, due_ms))
+
+    def _wake(self, process: int, due_ms: float) -> None:
+        if process != self.process or self.machine is None or self._wake_ms != due_ms:
+            return
+        self._wake_ms = None
+        if self.is_paused:
+            self.at_process(process, lambda: self.step(raft.TimerFired()))
+            return
+        deadline = self.machine.next_deadline_ms()
+        if deadline is not None and deadline <= self.local_ms():
+            self.step(raft.TimerFired())
+        else:
+            self._schedule_wake()
+
+    # -- processes
+
+    def boot(self) -> None:
+        """Start a process on what the disk has."""
+        self.process += 1
+        self._rate = 1.0 if self.settings.ties else self.rng.uniform(0.95, 1.05)
+        self._clock_start_ms = self.rng.uniform(0, 1e6)
+        self._open.clear()
+        self._is_flushing = self._wants_flush = self.is_paused = self.is_refused = False
+        self.backlog.clear()
+        self._wake_ms = self.transfer = None
+        try:
+            self.replica = self._open_replica()
+        except StorageError:
+            self.stop(restart_ms=500)
+            return
+        except KafkaError as error:
+            self._refused(error)
+            return
+        self.checker.started(self)
+        before, base_before = self.entries, self.base
+        self.base, self.entries = self.the_log.log_start_offset, []
+        with self.ending_on_failure():
+            self.note_log()
+            self.checker.booted(self, before, base_before)
+            self.durable_floor = max(self.durable_floor, self.base)
+            self.checked_high_watermark = 0
+            self.machine = self.the_replica.machine(self.config, self.machine_type)
+            self.state = self.state_type(self, self.checker)
+            self.state.load()
+            if self.machine is not None:
+                self._run(lambda machine: machine.start(self.local_ms(), self.jitter()))
+                self.later(self.rng.uniform(50, 150), self._tick)
+
+    def _open_replica(self) -> QuorumReplica:
+        config = self.config
+        self.manager = LogManager(
+            self.fs, (DATA,), cluster_id=config.cluster_id, node_id=self.node_id, defaults=_DEFAULTS
+        )
+        self.manager.load(self.wall_ms())
+        return QuorumReplica.open(
+            self.manager,
+            cluster_id=config.cluster_id,
+            voters=config.voters,
+            is_voter=config.is_voter,
+            segment_bytes=SEGMENT_BYTES,
+            now_ms=self.wall_ms(),
+        )
+
+    def _refused(self, error: KafkaError) -> None:
+        """The start is refused (630-14): somebody replaces the disk as soon as the others can stand it."""
+        self.counts["starts refused"] += 1
+        self.checker.refused(self, error)
+        self.stop()
+        self.is_refused = True
+        self.engine.after(300, self.watcher.replace_disks)
+
+    def _tick(self) -> None:
+        with self.ending_on_failure():
+            self.state.tick()
+            if self.manager is not None and self.rng.random() < 0.03:
+                self._checkpoint(self.manager)
+        if self.machine is not None:
+            self.later(self.rng.uniform(200, 600), self._tick)
+
+    def _checkpoint(self, manager: LogManager) -> None:
+        """As nodes do now and then; what a full disk does not take comes with the next one."""
+        try:
+            manager.checkpoint_recovery_points()
+        except StorageError as error:
+            if not (isinstance(error.__cause__, OSError) and is_no_space(error.__cause__)):
+                raise
+
+    # -- events
+
+    def _send(self, sent: raft.Send) -> None:
+        target, process = self.nodes[sent.node_id], self.process
+        self.network.carry(self.node_id, sent.node_id, lambda: target.receive(self, process, sent))
+
+    def receive(self, source: SimNode, process: int, sent: raft.Send) -> None:
+        """Take a request of another node. A node that is down refuses quickly, as a closed port does, or not at all."""
+
+        def serve() -> None:
+            self._requests += 1
+            self._open[self._requests] = (source, process, sent.request_id)
+            self.step(raft.RequestReceived(self._requests, sent.request))
+
+        if self.machine is not None:
+            self.at_process(self.process, serve)
+        elif (self.node_id, source.node_id) not in self.engine.conditions.blocked:
+            source.at_process(process, lambda: source.step(raft.RequestFailed(sent.request_id)))
+
+    def step(self, event: raft.Event) -> None:
+        """One event with all that follows from it at once."""
+        self._run(lambda machine: machine.step(event, self.local_ms(), self.jitter()))
+
+    def _run(self, act: Callable[[Machine], list[raft.Effect]]) -> None:
+        following: raft.Event | None = None
+        while self.machine is not None:
+            machine = self.machine
+            effects = act(machine) if following is None else machine.step(following, self.local_ms(), self.jitter())
+            try:
+                following = self._execute(effects)
+            except (StorageError, OSError):
+                self.disk_failed()
+            if self.machine is None:
+                return
+            self.checker.stepped(self, machine)
+            if following is None:
+                self._schedule_wake()
+                return
+
+    def apply_own(self) -> None:
+        """The active controller applies what it appended at once; only then may it decide something else."""
+        if self.is_leader:
+            with self.ending_on_failure():
+                self.state.apply(self.the_log.log_end_offset)
+
+    # -- effects
+
+    def _execute(self, effects: list[raft.Effect]) -> raft.Event | None:
+        following: raft.Event | None = None
+        for effect in effects:
+            match effect:
+                case raft.Send():
+                    self._send(effect)
+                case raft.Respond():
+                    self._answer(effect)
+                case raft.Flush():
+                    self._flush()
+                case raft.Committed(high_watermark):
+                    self.checker.rose(self, high_watermark)
+                    self.state.apply(min(high_watermark, self.the_log.log_end_offset))
+                    self.checker.applied(self)
+                case raft.PersistElection(election):
+                    self.persist(election)
+                case raft.StateChanged(state):
+                    if self.transfer is not None:
+                        self.transfer.drop()
+                    self.watcher.state_changed(self, state)
+                case raft.RefuseAppend():
+                    self.counts["appends refused"] += 1
+                case raft.FetchSnapshot():
+                    self.transfer = Transfer(self.state, self.nodes[effect.leader_id], effect)
+                    self.later(self.rng.uniform(0.0, 2.0), self.transfer.begin)
+                case _:
+                    following = self._change_log(effect)
+            if self.machine is None:
+                return None
+            point = self.crash_point
+            if point and is_passed(point, effect) and self.crashed_at(point):
+                return None
+        return following
+
+    def persist(self, election: raft.ElectionState) -> None:
+        """Write `quorum-state`."""
+        self.the_replica.persist(election)
+
+    def _change_log(self, effect: LogChange) -> raft.Event:
+        log = self.the_log
+        result = self.the_replica.change_log(effect, self.wall_ms())
+        if isinstance(result, raft.AppendRejected):
+            self.counts["appends rejected"] += 1
+        if log.log_end_offset < self.end:
+            self.counts["truncations"] += 1
+            self.checker.truncated(self, log.log_end_offset)
+            del self.entries[log.log_end_offset - self.base :]
+            self.durable_floor = min(self.durable_floor, log.log_end_offset)
+            self.state.truncated(log.log_end_offset)
+        elif log.log_end_offset > self.end:
+            self.note_log()
+        return result
+
+    def _answer(self, effect: raft.Respond) -> None:
+        opened = self._open.pop(effect.request_id, None)
+        if opened is None:
+            return
+        target, process, request_id = opened
+        response = effect.response
+        if effect.read is not None:
+            response = with_records(response, self.the_replica.read(effect.read))
+        event = raft.ResponseReceived(request_id, response)
+        # Only the process that asked gets it, as on a connection.
+        arrive = partial(target.at_process, process, lambda: target.step(event))
+        self.network.carry(self.node_id, target.node_id, arrive)
+
+    def _flush(self) -> None:
+        self._wants_flush = True
+        if not self._is_flushing:
+            self._begin_flush()
+
+    def _begin_flush(self) -> None:
+        self._is_flushing, self._wants_flush = True, False
+        self.later(self.rng.uniform(0.5, self.engine.conditions.flush_max_ms), self._flushed)
+
+    def _flushed(self) -> None:
+        end = -1
+        with self.ending_on_failure():
+            end = self.the_replica.flush()
+        if self.machine is None:
+            return
+        self._is_flushing = False
+        if self._wants_flush:
+            self._begin_flush()
+        self.step(raft.Persisted(end))

@@ -1,0 +1,184 @@
+"""An event loop in virtual time: each simulated process has one, and the engine runs them all on one thread.
+
+Production code that awaits runs on it as it is. A process that is stopped (as by SIGSTOP) runs nothing; what comes
+meanwhile waits. One that has died never runs again: its tasks are cancelled while everything that they could still do
+to the world is cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from asyncio import events
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from simulation.engine import Engine
+
+Work = Callable[[], object]
+_DYING_STEPS = 2000
+
+
+class SimLoop(asyncio.AbstractEventLoop):
+    """The loop of one process; `after_run` is called whenever the process has done something.
+
+    It can do what is needed here; sockets, threads and signals it has none.
+    """
+
+    def __init__(self, engine: Engine, after_run: Work, rate: float = 1.0) -> None:
+        self.engine = engine
+        self.rate = rate
+        self.is_dead = False
+        self.is_stopped = False
+        self.problem: BaseException | None = None
+        """What a callback raised: a defect, of ours or of production code."""
+        self._after_run = after_run
+        self._ready: deque[asyncio.Handle] = deque()
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._prune_at = 64
+        self._is_running = False
+        self._is_due = False
+
+    # -- what asyncio asks
+
+    def time(self) -> float:
+        """Seconds of the process's monotonic clock."""
+        return self.engine.now_ms * self.rate / 1000
+
+    def now_ms(self) -> int:
+        """Whole milliseconds of that clock."""
+        return int(self.time() * 1000)
+
+    def get_debug(self) -> bool:
+        """Never."""
+        return False
+
+    def is_running(self) -> bool:
+        """Whether a callback runs now."""
+        return self._is_running
+
+    def is_closed(self) -> bool:
+        """Whether the process is dead."""
+        return self.is_dead
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        """In the order of the calls."""
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        if not self._is_running and not self._is_due:
+            self._is_due = True
+            self.engine.after(0, self._run_due)
+        return handle
+
+    # There is one thread only, but for the closing of logs, which the loop waits for.
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        """`delay` in seconds."""
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        """`when` in seconds of `time`."""
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        if not self.is_dead:
+            delay_ms = (when - self.time()) * 1000 / self.rate
+            self.engine.after(delay_ms, lambda: self._fire(handle))
+        return handle
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        pass
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """A future of this loop."""
+        return asyncio.Future(loop=self)
+
+    def create_task(  # type: ignore[override]
+        self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: contextvars.Context | None = None
+    ) -> asyncio.Task[Any]:
+        """A task of this loop."""
+        task = asyncio.Task(coro, loop=self, name=name, context=context)
+        self._tasks[task] = None
+        if len(self._tasks) > self._prune_at:
+            self._tasks = {one: None for one in self._tasks if not one.done()}
+            self._prune_at = 2 * len(self._tasks) + 64
+        return task
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """A callback failed; what tasks fail with is their owners' to see."""
+        if "handle" in context and self.problem is None and not self.is_dead:
+            self.problem = context.get("exception") or RuntimeError(context["message"])
+
+    # -- what the simulation does
+
+    def deliver(self, work: Work) -> None:
+        """Let the process do something now, or as soon as it goes on."""
+        if not self.is_dead:
+            self._ready.append(asyncio.Handle(work, (), self))
+            self._run()
+
+    def _fire(self, handle: asyncio.TimerHandle) -> None:
+        if not handle.cancelled() and not self.is_dead:
+            self._ready.append(handle)
+            self._run()
+
+    def _run_due(self) -> None:
+        self._is_due = False
+        self._run()
+
+    def _run(self) -> None:
+        if self.is_stopped or self.is_dead or self._is_running:
+            return
+        self._drain(None)
+        if self.problem is not None:
+            raise self.problem
+        self._after_run()
+
+    def _drain(self, steps: int | None) -> None:
+        ready = self._ready
+        self._is_running = True
+        events._set_running_loop(self)
+        try:
+            while ready and steps != 0:
+                handle = ready.popleft()
+                if not handle.cancelled():
+                    handle._run()
+                if steps is not None:
+                    steps -= 1
+        finally:
+            events._set_running_loop(None)
+            self._is_running = False
+
+    def go_on(self) -> None:
+        """The process is not stopped any more; what it does first is looked at step by step."""
+        self.is_stopped = False
+        while self._ready and not (self.is_stopped or self.is_dead or self._is_running):
+            self._drain(1)
+            if self.problem is not None:
+                raise self.problem
+            self._after_run()
+
+    def kill(self) -> None:
+        """The process is dead; its tasks end here and now, without any effect outside of it."""
+        if self.is_dead:
+            return
+        self.is_dead = True
+        self._ready.clear()
+        if self._is_running:
+            raise RuntimeError("a process cannot end itself while it runs")
+        for task in self._tasks:
+            if not task.done():
+                task.cancel()
+        self._drain(_DYING_STEPS)
+        for task in self._tasks:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            if task.done() and not task.cancelled():
+                task.exception()  # seen
+        self._tasks.clear()
+        self._ready.clear()

@@ -1,0 +1,251 @@
+"""The metadata quorum, as brokers and the active controller meet it: one log that is reliable, and who leads it.
+
+Raft itself is what `simulation.quorum` is about. Here a leader appends, its records are committed a while later, and
+when another leads, some of what was not committed yet is gone. The active controller is production code, from the
+service that takes its requests down to the image. Brokers hear of commits and leaders late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
+
+from prometheus_client import CollectorRegistry
+
+from kipmesh.controller.active import ActiveController
+from kipmesh.controller.handlers import controller_pipeline
+from kipmesh.controller.metrics import ControllerMetrics
+from kipmesh.controller.owner import ControllerParts, DecideWith
+from kipmesh.core.config import Voter
+from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
+from kipmesh.core.record_batch import parse_header
+from simulation.engine import WALL_MS
+from simulation.replicas.checker import Checker
+from simulation.replicas.loop import SimLoop
+from simulation.replicas.settings import CONTROLLER_IDS, Settings
+from simulation.replicas.transport import Process, SimNetwork
+
+_METRICS = ControllerMetrics(CollectorRegistry())
+
+
+class Entry(NamedTuple):
+    """A batch of the log."""
+
+    batch: bytes
+    end_offset: int
+
+
+class Leadership:
+    """A controller's driver and loader while it leads: the parts that `ActiveController` uses."""
+
+    def __init__(self, quorum: Quorum, node_id: int, epoch: int) -> None:
+        self.quorum = quorum
+        self.node_id = node_id
+        self.epoch = epoch
+        self.high_watermark = quorum.end
+        self.replica = SimpleNamespace(log=SimpleNamespace(log_end_offset=quorum.end))
+        self.image = MetadataImage()
+        self.pending: list[Entry] = []
+        for entry in quorum.committed:
+            self.image.replay(entry.batch, MetadataDelta())
+
+    def append(self, batch: bytes, epoch: int) -> None:
+        """See QuorumDriver; it is committed some time later."""
+        if self.quorum.leadership is not self:
+            raise KafkaError(ErrorCode.NOT_CONTROLLER, "another controller leads")
+        end = parse_header(batch).next_offset
+        self.replica.log.log_end_offset = end
+        self.pending.append(Entry(batch, end))
+        self.quorum.commit_later(self)
+
+    def apply_own_steps(self, batch: bytes) -> Generator[None, None, MetadataDelta]:
+        """See MetadataLoader."""
+        delta = MetadataDelta()
+        yield from self.image.replay_steps(batch, delta)
+        return delta
+
+
+class ControllerNode:
+    """One of three, which lead in turn."""
+
+    def __init__(self, quorum: Quorum, node_id: int) -> None:
+        self.quorum = quorum
+        self.node_id = node_id
+        self.process: Process | None = None
+        self.active: ActiveController | None = None
+
+    def boot(self) -> None:
+        """Start a process."""
+        network, engine = self.quorum.network, self.quorum.engine
+        rate = 1 + engine.rng.uniform(-0.005, 0.005)
+        loop = SimLoop(engine, engine.check_problems, rate)  # type: ignore[abstract]
+        process = self.process = Process(network, self.node_id, loop, f"controller-{self.node_id}")
+
+        def disconnected(broker_id: int, connection: int) -> None:
+            if self.active is not None:
+                self.active.disconnected(broker_id, connection)
+
+        process.pipeline = controller_pipeline(
+            ControllerParts(do=self._do, now_ms=loop.now_ms, next_offset=self._next_offset, disconnected=disconnected)
+        )
+        network.processes[self.node_id] = process
+
+    async def _do(self, operation: str, decide: DecideWith, *, is_cleanup: bool = False) -> Any:
+        active = self.active
+        if active is None or self.quorum.leader_id != self.node_id:
+            raise KafkaError(ErrorCode.NOT_CONTROLLER, "this controller is not active")
+        return await active.do(operation, decide, is_cleanup=is_cleanup)
+
+    def _next_offset(self) -> int:
+        leadership = self.quorum.leadership
+        return leadership.replica.log.log_end_offset if leadership is not None else 0
+
+    def lead(self, leadership: Leadership) -> None:
+        """Become the active controller."""
+        process, engine, settings = self.process, self.quorum.engine, self.quorum.settings
+        if process is None:
+            return
+
+        now_ms = process.loop.now_ms
+        self.active = ActiveController(
+            settings.controller_config(self.node_id),
+            epoch=leadership.epoch,
+            driver=cast("Any", leadership),
+            loader=cast("Any", leadership),
+            metrics=_METRICS,
+            on_failure=lambda error: engine.report(f"controller {self.node_id} failed: {error!r}"),
+            now_ms=now_ms,
+            stamp_ms=lambda: WALL_MS + now_ms(),
+            make_topic_id=lambda: settings.topic_id,
+        )
+        self.active.start()
+
+    def resign(self) -> None:
+        """It has learned that another leads."""
+        active, self.active = self.active, None
+        if active is not None:
+            active.end(KafkaError(ErrorCode.NOT_CONTROLLER, "another controller leads"))
+
+    def stop(self) -> None:
+        """Its process ends."""
+        process, self.process, self.active = self.process, None, None
+        if process is not None:
+            process.end()
+
+
+class Quorum:
+    """See the module."""
+
+    def __init__(self, network: SimNetwork, settings: Settings, checker: Checker) -> None:
+        self.network = network
+        self.engine = network.engine
+        self.rng = network.engine.rng
+        self.counts = network.engine.counts
+        self.settings = settings
+        self.checker = checker
+        self.listeners: dict[int, Callable[[int, Voter | None, int], None]] = {}
+        """What each broker hears: the end of what is committed, the leader and its epoch."""
+        self.committed: list[Entry] = []
+        self.epoch = 0
+        self.leadership: Leadership | None = None
+        self.nodes = {node_id: ControllerNode(self, node_id) for node_id in CONTROLLER_IDS}
+        self.hear_max_ms = self.rng.choice((5.0, 30.0, 150.0))
+        """How late brokers hear of what is committed, at most, when nothing else is in the way."""
+        self._voters = {voter.id: voter for voter in settings.controller_config(CONTROLLER_IDS[0]).voters}
+        self._busy_until_ms = 0.0
+        self._telling: set[int] = set()
+
+    @property
+    def end(self) -> int:
+        """After the last committed record."""
+        return self.committed[-1].end_offset if self.committed else 0
+
+    @property
+    def leader_id(self) -> int:
+        """-1 for nobody."""
+        return self.leadership.node_id if self.leadership is not None else -1
+
+    @property
+    def leader(self) -> Voter | None:
+        """Who leads, as brokers are told."""
+        return self._voters.get(self.leader_id)
+
+    def begin(self) -> None:
+        """Start all of them; the first leads."""
+        for node in self.nodes.values():
+            node.boot()
+        self.elect(CONTROLLER_IDS[0])
+
+    def elect(self, node_id: int) -> None:
+        """Another leads: what is not committed is kept in part."""
+        before, node = self.leadership, self.nodes[node_id]
+        if before is not None:
+            self._depose(before)
+        if node.process is None or node.process.loop.is_stopped:
+            return
+        self.epoch += 1
+        self.counts["controller elections"] += 1
+        self.leadership = leadership = Leadership(self, node_id, self.epoch)
+        node.process.loop.deliver(lambda: node.lead(leadership))
+        self.tell_all()
+
+    def _depose(self, before: Leadership) -> None:
+        kept = self.rng.randint(0, len(before.pending)) if before.pending else 0
+        self.counts["metadata batches lost"] += len(before.pending) - kept
+        for entry in before.pending[:kept]:
+            self._commit(entry)
+        self.leadership = None
+        node = self.nodes[before.node_id]
+        if node.process is not None:
+            node.process.loop.deliver(node.resign)
+
+    def depose(self) -> None:
+        """Nobody leads for a while."""
+        if self.leadership is not None:
+            self._depose(self.leadership)
+            self.tell_all()
+
+    def commit_later(self, leadership: Leadership) -> None:
+        """In the order of the appends."""
+        engine = self.engine
+        due_ms = max(self._busy_until_ms, engine.now_ms + self.rng.uniform(0.5, engine.conditions.commit_max_ms))
+        self._busy_until_ms = due_ms
+        engine.after(due_ms - engine.now_ms, lambda: self._commit_next(leadership))
+
+    def _commit_next(self, leadership: Leadership) -> None:
+        if leadership is not self.leadership:
+            return
+        entry = leadership.pending.pop(0)
+        self._commit(entry)
+        leadership.high_watermark = entry.end_offset
+        node = self.nodes[leadership.node_id]
+        if node.process is not None and node.active is not None:
+            active = node.active
+            node.process.loop.deliver(lambda: active.committed(entry.end_offset))
+        self.tell_all()
+
+    def _commit(self, entry: Entry) -> None:
+        self.committed.append(entry)
+        self.checker.commit_metadata(entry.batch)
+
+    # -- what brokers hear
+
+    def tell_all(self) -> None:
+        """Brokers hear of it, late."""
+        for broker_id in self.listeners:
+            if broker_id not in self._telling:
+                self._telling.add(broker_id)
+                self.engine.after(self.rng.uniform(0.5, self.hear_max_ms), partial(self._told, broker_id))
+
+    def _told(self, broker_id: int) -> None:
+        conditions = self.engine.conditions
+        source = self.leader_id if self.leader_id >= 0 else CONTROLLER_IDS[0]
+        is_lost = bool(conditions.loss) and self.rng.random() < conditions.loss
+        if {(source, broker_id), (broker_id, source)} & conditions.blocked or is_lost:
+            self.engine.after(60, lambda: self._told(broker_id))
+            return
+        self._telling.discard(broker_id)
+        self.listeners[broker_id](len(self.committed), self.leader, self.epoch)

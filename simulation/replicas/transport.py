@@ -1,0 +1,281 @@
+"""What gRPC does between processes: unary calls and streams of one request at a time, over the simulator's network.
+
+A message may come late, twice or never; nothing comes through a blocked link, and nobody is told. A process that is
+gone breaks what its peers had open with it, if the news gets through. `SimPool` stands where `ConnectionPool` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count
+from typing import Any, cast
+
+from kipmesh.messages.table import METHODS
+from kipmesh.transport.grpc.client import ConnectionPool, TransportError
+from kipmesh.transport.grpc.server import RequestContext
+from kipmesh.transport.pipeline import Pipeline
+from simulation.engine import Action, Engine, Network
+from simulation.replicas.loop import SimLoop
+from simulation.replicas.settings import address_of
+
+
+@lru_cache
+def _node_of(address: str) -> int:
+    return int(address.partition(":")[0].removeprefix("node"))
+
+
+class Process:
+    """A running process of a node, as its peers meet it."""
+
+    def __init__(self, net: SimNetwork, node_id: int, loop: SimLoop, name: str) -> None:
+        self.net = net
+        self.node_id = node_id
+        self.loop = loop
+        self.name = name
+        self.pipeline: Pipeline | None = None
+        self.served: dict[Call, asyncio.Task[None]] = {}
+        """Requests of others that it works on."""
+        self.asked: dict[Call, None] = {}
+        """Its requests that have no answer yet."""
+        self.streams: dict[SimStream, None] = {}
+        """What it has open."""
+        self.pool = SimPool(self)
+
+    def end(self) -> None:
+        """It is dead: its peers may hear that."""
+        self.loop.kill()
+        if self.net.processes.get(self.node_id) is self:
+            del self.net.processes[self.node_id]
+        for call in self.served:
+            self.net.tell(self.node_id, call.source, call.broken)
+        for call in self.asked:
+            if call.target is not None:
+                self.net.tell(self.node_id, call.target, call.given_up)
+        for stream in self.streams:
+            stream.tell_closed()
+        self.served, self.asked, self.streams = {}, {}, {}
+
+
+class SimNetwork(Network):
+    """A network with calls and streams between processes."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self.processes: dict[int, Process] = {}
+        """Those that listen."""
+        self.streams = count(1)
+        """Numbers of new streams."""
+
+    def tell(self, source: int, target: Process, work: Action) -> None:
+        """Tell that a connection is over; if the news is lost, it is found out later."""
+        delay_ms = next(iter(self.ways(source, target.node_id)), None)
+        if delay_ms is None:
+            delay_ms = self.engine.rng.uniform(100, 1500)
+        self.engine.after(delay_ms, lambda: target.loop.deliver(work))
+
+    def send(self, source: int, target: int, arrive: Action, broken: Action, copies: int | None = None) -> None:
+        """Carry a message. A lost one is sent again some time later, as TCP does, or the connection is given up."""
+        ways = self.ways(source, target)
+        for delay_ms in ways[:copies]:
+            self.engine.after(delay_ms, arrive)
+        if not ways:
+            is_repeated = self.engine.rng.random() < 0.5
+
+            def go_on() -> None:
+                (arrive if is_repeated and (source, target) not in self.engine.conditions.blocked else broken)()
+
+            self.engine.after(self.engine.rng.uniform(1, 1500), go_on)
+
+
+@dataclass(eq=False)
+class Call:
+    """One request and its answer."""
+
+    source: Process
+    target_id: int
+    service: str
+    method: str
+    request: Any
+    stream: SimStream | None
+
+    def __post_init__(self) -> None:
+        self.context = RequestContext(self.source.name, "", 0 if self.stream is None else self.stream.number)
+        self.answer: asyncio.Future[Any] = self.source.loop.create_future()
+        self.target: Process | None = None
+
+    async def result(self, timeout_s: float) -> Any:
+        """Send it and wait; TransportError."""
+        net, source = self.source.net, self.source
+        if source.loop.is_dead:
+            raise asyncio.CancelledError
+        source.asked[self] = None
+        net.send(source.node_id, self.target_id, self._arrive, lambda: source.loop.deliver(self.broken))
+        timer = source.loop.call_later(timeout_s, self.broken)
+        try:
+            return await self.answer
+        finally:
+            timer.cancel()
+            source.asked.pop(self, None)
+            has_failed = self.answer.cancelled() or self.answer.exception() is not None
+            if self.target is not None and has_failed and not source.loop.is_dead:
+                net.tell(source.node_id, self.target, self.given_up)
+
+    def broken(self) -> None:
+        """At the source: no answer will come."""
+        if not self.answer.done():
+            self.answer.set_exception(TransportError.no_response(address_of(self.target_id), self.method))
+
+    def _arrive(self) -> None:
+        net = self.source.net
+        target = net.processes.get(self.target_id)
+        if target is None or (self.stream is not None and not self.stream.reaches(target)):
+            net.tell(self.target_id, self.source, self.broken)
+            return
+        self.target = target
+        target.loop.deliver(lambda: self._begin(target))
+
+    def _begin(self, target: Process) -> None:
+        task = target.loop.create_task(self._serve(target))
+        target.served[self] = task
+
+    async def _serve(self, target: Process) -> None:
+        api, pipeline, net = METHODS[self.service][self.method].api, target.pipeline, target.net
+        try:
+            response = None
+            if pipeline is not None and api in pipeline.handlers:
+                response = await pipeline.handle(api, self.request, self.context)
+        except asyncio.CancelledError:
+            return
+        except Exception as error:
+            net.engine.report(f"{self.method} at node {target.node_id} raised {type(error).__name__}: {error}")
+            response = None
+        target.served.pop(self, None)
+        if target.loop.is_dead:
+            return
+        source = self.source
+        net.send(
+            target.node_id,
+            source.node_id,
+            lambda: source.loop.deliver(lambda: self._answered(response)),
+            lambda: source.loop.deliver(self.broken),
+            copies=1,
+        )
+
+    def _answered(self, response: Any) -> None:
+        if response is None:
+            self.broken()
+        elif not self.answer.done():
+            self.answer.set_result(response)
+
+    def given_up(self) -> None:
+        """At the target: nobody waits for the answer any more."""
+        if self.target is not None:
+            task = self.target.served.pop(self, None)
+            if task is not None:
+                task.cancel()
+
+
+class SimStream:
+    """A stream to one process; when that is gone, or an exchange failed, it is useless."""
+
+    def __init__(self, source: Process, target_id: int, service: str, method: str) -> None:
+        self.number = next(source.net.streams)
+        self._source = source
+        self._target_id = target_id
+        self._target: Process | None = None
+        self._service = service
+        self._method = method
+        self._call: Call | None = None
+        source.streams[self] = None
+
+    def reaches(self, target: Process) -> bool:
+        """Whether it is to that process; the first that takes a request is it."""
+        if self._target is None:
+            self._target = target
+        return self._target is target
+
+    async def exchange(self, request: Any, timeout_s: float) -> Any:
+        """One request and its answer; TransportError."""
+        call = self._call = Call(self._source, self._target_id, self._service, self._method, request, self)
+        try:
+            return await call.result(timeout_s)
+        except TransportError:
+            self.cancel()
+            raise
+        finally:
+            self._call = None
+
+    def cancel(self) -> None:
+        """Drop it: a running exchange fails."""
+        if self._call is not None:
+            self._call.broken()
+        if self in self._source.streams:
+            del self._source.streams[self]
+            if not self._source.loop.is_dead:
+                self.tell_closed()
+
+    def tell_closed(self) -> None:
+        """The other side may hear that it is over."""
+        target = self._target
+        if target is not None:
+            api = METHODS[self._service][self._method].api
+            ended = None if target.pipeline is None else target.pipeline.stream_ended.get(api)
+            if ended is not None:
+                context = RequestContext(self._source.name, "", self.number)
+                self._source.net.tell(self._source.node_id, target, lambda: ended(context))
+
+
+class SimConnection:
+    """Calls of one process to one address; stands where `kipmesh.transport.grpc.client.Connection` does."""
+
+    def __init__(self, source: Process, address: str) -> None:
+        self.address = address
+        self._source = source
+        self._target_id = _node_of(address)
+        self._idle: dict[tuple[str, str], SimStream] = {}
+
+    async def call(
+        self, service: str, method: str, request: Any, timeout_s: float, wait_for_ready: bool = False
+    ) -> Any:
+        """One unary call; TransportError."""
+        return await Call(self._source, self._target_id, service, method, request, None).result(timeout_s)
+
+    async def exchange(self, service: str, method: str, request: Any, timeout_s: float) -> Any:
+        """One request of a stream that is kept for the next; one that failed is dropped. TransportError."""
+        key = (service, method)
+        stream = self._idle.pop(key, None) or SimStream(self._source, self._target_id, service, method)
+        try:
+            response = await stream.exchange(request, timeout_s)
+        except BaseException:
+            stream.cancel()
+            raise
+        if key in self._idle:
+            stream.cancel()
+        else:
+            self._idle[key] = stream
+        return response
+
+    def fetch_stream(self, service: str) -> SimStream:
+        """Open a stream of Fetch requests and responses."""
+        return SimStream(self._source, self._target_id, service, "FetchStream")
+
+
+class SimPool(ConnectionPool):
+    """One connection an address."""
+
+    def __init__(self, source: Process) -> None:
+        super().__init__(source.name)
+        self._source = source
+
+    def get(self, address: str) -> Any:
+        """See ConnectionPool."""
+        connection = self._connections.get(address)
+        if connection is None:
+            connection = self._connections[address] = cast("Any", SimConnection(self._source, address))
+        return connection
+
+    async def close(self) -> None:
+        """Nothing is kept open that the process would not close by ending."""
+        self._connections.clear()

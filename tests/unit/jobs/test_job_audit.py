@@ -1,0 +1,392 @@
+"""What the audit reads: segments made by the production log, with damage of each kind, and everything beside them."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kipmesh.core import record_batch
+from kipmesh.core.config import TopicConfig
+from kipmesh.messages import SnapshotId
+from kipmesh.storage import RealFileSystem, checkpoint, open_log
+from kipmesh.storage.quorum.snapshots import SnapshotStore
+from kipmesh.testing import produced_batch
+from kipmesh_jobs.audit import folders
+from kipmesh_jobs.audit.folders import (
+    KINDS,
+    SCHEMA,
+    Finding,
+    Inventory,
+    data_folders,
+    drop_gone,
+    parse_replicas,
+    replicas_of_mesh,
+    take_inventory,
+    tasks_of,
+)
+from kipmesh_jobs.audit.job import Options
+from kipmesh_jobs.audit.scan import CUT, GARBAGE, TORN, WRONG_CRC, scan
+from kipmesh_jobs.audit.source import (
+    BATCHES_SCHEMA,
+    FileToRead,
+    SegmentsDataSource,
+    SegmentsReader,
+    plan_tasks,
+    segment_rows,
+    snapshot_row,
+)
+from kipmesh_jobs.frame import JobError
+
+NOW = 1_700_000_000_000
+COLUMNS = BATCHES_SCHEMA.names
+
+
+def write_log(
+    data: Path, topic: str = "t", count: int = 12, *, seed: int = 1, compression: int = 0, topic_id: bytes = b"i" * 16
+) -> list[Path]:
+    """The segments of a log of the production code, of one to three records a batch."""
+    rng = random.Random(seed)
+    config = TopicConfig.parse({"segment.bytes": 1000, "index.interval.bytes": 100})
+    log = open_log(RealFileSystem(), str(data / f"{topic}-0"), topic, 0, config, NOW, topic_id=topic_id)
+    sequence = 0
+    for _ in range(count):
+        values = [rng.randbytes(rng.randrange(20, 90)) for _ in range(rng.randrange(1, 4))]
+        log.append_as_leader(produced_batch(values, compression=compression, producer=(7, 0, sequence)), 3, NOW)
+        sequence += len(values)
+    log.close()
+    return sorted((data / f"{topic}-0").glob("*.log"))
+
+
+def rows_of(path: Path, *, is_last: bool = True, records_below: int = 0) -> list[dict[str, Any]]:
+    file = FileToRead("a", "t", 0, str(path), int(path.stem), path.stat().st_size, is_last, records_below)
+    return [dict(zip(COLUMNS, row, strict=True)) for row in segment_rows(file)]
+
+
+def damages(rows: Sequence[dict[str, Any]]) -> list[object]:
+    return [row["damage"] for row in rows if row["damage"]]
+
+
+def batches_of(data: bytes) -> list[tuple[int, int]]:
+    return [(position, header.size_bytes) for position, header in record_batch.iterate(data)]
+
+
+# -- segments
+
+
+def test_a_whole_segment_is_its_batches(tmp_path: Path) -> None:
+    segments = write_log(tmp_path)
+    assert len(segments) > 1
+    rows = [row for segment in segments for row in rows_of(segment)]
+    assert not damages(rows)
+    assert all(row["crc_ok"] for row in rows)
+    assert [row["base_offset"] for row in rows[1:]] == [int(row["last_offset"]) + 1 for row in rows[:-1]]
+    assert {(row["leader_epoch"], row["producer_id"], row["producer_epoch"]) for row in rows} == {(3, 7, 0)}
+    assert len({row["digest"] for row in rows}) == len(rows)
+
+
+def test_a_flipped_bit_of_a_record_is_a_wrong_crc_by_position(tmp_path: Path) -> None:
+    segment = write_log(tmp_path)[0]
+    data = bytearray(segment.read_bytes())
+    position, size = batches_of(bytes(data))[1]
+    data[position + size - 3] ^= 4
+    segment.write_bytes(data)
+    rows = rows_of(segment)
+    assert damages(rows) == [WRONG_CRC]
+    assert rows[1]["position"] == position
+    assert rows[1]["crc_ok"] is False
+    assert rows[1]["base_offset"] == int(rows[0]["last_offset"]) + 1
+
+
+def test_a_flipped_bit_of_base_offset_or_epoch_is_another_digest(tmp_path: Path) -> None:
+    segment = write_log(tmp_path)[0]
+    data = bytearray(segment.read_bytes())
+    before = rows_of(segment)
+    data[15] ^= 1  # the leader epoch, which no CRC covers
+    segment.write_bytes(data)
+    after = rows_of(segment)
+    assert not damages(after)
+    assert after[0]["digest"] != before[0]["digest"]
+    assert [row["digest"] for row in after[1:]] == [row["digest"] for row in before[1:]]
+
+
+@pytest.mark.parametrize(("is_last", "kind"), [(True, TORN), (False, CUT)])
+@pytest.mark.parametrize("cut", [1, 30, 70])
+def test_a_cut_is_a_torn_tail_of_the_last_segment_only(tmp_path: Path, is_last: bool, kind: str, cut: int) -> None:
+    segment = write_log(tmp_path)[0]
+    data = segment.read_bytes()
+    position, size = batches_of(data)[-1]
+    segment.write_bytes(data[: position + min(cut, size - 1)])
+    rows = rows_of(segment, is_last=is_last)
+    assert damages(rows) == [kind]
+    assert rows[-1]["position"] == position
+    assert rows[-1]["base_offset"] is None
+
+
+@pytest.mark.parametrize(("is_last", "kind"), [(True, TORN), (False, GARBAGE)])
+def test_zeros_at_the_end(tmp_path: Path, is_last: bool, kind: str) -> None:
+    segment = write_log(tmp_path)[0]
+    segment.write_bytes(segment.read_bytes() + bytes(70_000))
+    rows = rows_of(segment, is_last=is_last)
+    assert damages(rows) == [kind]
+    assert rows[-1]["size_bytes"] == 70_000
+
+
+def test_reading_goes_on_after_garbage(tmp_path: Path) -> None:
+    segment = write_log(tmp_path)[0]
+    data = segment.read_bytes()
+    position, size = batches_of(data)[1]
+    segment.write_bytes(data[:position] + os.urandom(size) + data[position + size :])
+    rows = rows_of(segment)
+    assert damages(rows) == [GARBAGE]
+    assert len(rows) == len(batches_of(data))
+
+
+def test_a_missing_file_and_one_that_cannot_be_read_are_rows(tmp_path: Path) -> None:
+    rows = [
+        dict(zip(COLUMNS, next(segment_rows(FileToRead("a", "t", 0, path, 0, 10, True, 0))), strict=True))
+        for path in (str(tmp_path / "gone.log"), str(tmp_path))
+    ]
+    assert [row["damage"] for row in rows] == ["vanished", "unreadable"]
+    assert all(row["text"] for row in rows)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.integers(0, 1 << 32), st.data())
+def test_any_damage_is_in_one_place_and_the_rest_is_read(seed: int, data: st.DataObject) -> None:
+    rng = random.Random(seed)
+    parts, offset = [], 0
+    for _ in range(6):
+        batch = produced_batch([rng.randbytes(rng.randrange(60)) for _ in range(rng.randrange(1, 4))])
+        parts.append(record_batch.assign(batch, offset, 1))
+        offset = record_batch.parse_header(parts[-1]).next_offset
+    whole = b"".join(parts)
+    at = data.draw(st.integers(0, len(whole) - 1))
+    bit = data.draw(st.integers(0, 7))
+    damaged = bytearray(whole)
+    damaged[at] ^= 1 << bit
+    found = list(scan(bytes(damaged), is_last=False))
+    assert found[0].position == 0
+    for one, following in pairwise(found):
+        assert following.position == one.position + one.size_bytes
+    assert found[-1].position + found[-1].size_bytes == len(whole)
+    before = {one.digest for one in scan(whole, is_last=False)}
+    after = {one.digest for one in found if not one.damage}
+    assert len(before - after) == 1
+
+
+def test_only_the_bytes_that_were_listed_are_read_and_no_more_than_there_are(tmp_path: Path) -> None:
+    one = record_batch.assign(produced_batch([b"v"]), 0, 1)
+    path = tmp_path / "00000000000000000000.log"
+    file = FileToRead("a", "topic", 0, str(path), 0, len(one), True, 0)
+    position, size = COLUMNS.index("position"), COLUMNS.index("size_bytes")
+    for there, read in ((one + one, [(0, len(one))]), (one[:40], [(0, 40)]), (b"", [])):
+        path.write_bytes(there)
+        assert [(row[position], row[size]) for row in segment_rows(file)] == read
+
+
+@pytest.mark.parametrize("compression", [0, 1, 3])
+def test_records_have_digests_where_the_log_was_compacted(tmp_path: Path, compression: int) -> None:
+    segment = write_log(tmp_path, compression=compression)[0]
+    rows = rows_of(segment, records_below=4)
+    for row in rows:
+        records = row["records"]
+        assert (records is None) == (int(row["base_offset"]) >= 4)
+        if records is not None:
+            offsets = [record["offset"] for record in records]
+            assert offsets == list(range(row["base_offset"], row["last_offset"] + 1))
+            assert len({record["digest"] for record in records}) == len(offsets)
+
+
+# -- folders
+
+
+def test_folders_and_checkpoints_of_a_replica(tmp_path: Path) -> None:
+    data = tmp_path / "node" / "data"
+    data.mkdir(parents=True)
+    segments = write_log(data)
+    checkpoint.write_offsets(
+        RealFileSystem(), str(data / checkpoint.HIGH_WATERMARK_CHECKPOINT), {("t", 0): 9, ("gone", 1): 5, ("new", 0): 0}
+    )
+    checkpoint.write_offsets(RealFileSystem(), str(data / checkpoint.CLEANER_CHECKPOINT), {("t", 0): 4})
+    (data / checkpoint.LOG_START_CHECKPOINT).write_text("what?")
+    inventory = take_inventory([("a", str(tmp_path / "node"))])
+    (log,) = inventory.logs
+    assert (log.replica, log.topic, log.partition, log.high_watermark, log.cleaned_to) == ("a", "t", 0, 9, 4)
+    assert log.topic_id == checkpoint.uuid_text(b"i" * 16)
+    assert [one.path for one in log.segments] == list(map(str, segments))
+    assert [one.is_last for one in log.segments] == [False] * (len(segments) - 1) + [True]
+    assert sorted((one.kind, one.topic, one.offset) for one in inventory.problems if one.topic) == [
+        ("missing_log", "gone", 5)
+    ]
+    assert [one.kind for one in inventory.problems if one.topic is None] == ["bad_checkpoint"]
+
+
+def test_a_log_that_is_deleted_meanwhile_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for topic in ("before", "later", "anew", "stays"):
+        write_log(tmp_path, topic)
+
+    def topic_id_then_deleted(folder: str) -> str:
+        found = topic_id(folder)
+        if "before" in folder:
+            shutil.rmtree(folder)
+        return found
+
+    topic_id = folders._topic_id
+    with monkeypatch.context() as patch:
+        patch.setattr(folders, "_topic_id", topic_id_then_deleted)
+        inventory = take_inventory([("a", str(tmp_path))])
+    assert {log.topic: bool(log.segments) for log in inventory.logs} == {
+        "anew": True, "before": False, "later": True, "stays": True
+    }  # fmt: skip
+    assert not inventory.problems
+    shutil.rmtree(tmp_path / "later-0")
+    shutil.rmtree(tmp_path / "anew-0")
+    write_log(tmp_path, "anew", topic_id=b"j" * 16)
+    drop_gone(inventory)
+    assert [log.topic for log in inventory.logs] == ["stays"]
+    assert [(one.kind, one.topic) for one in inventory.problems] == [
+        ("vanished", topic) for topic in ("anew", "before", "later")
+    ]
+
+
+def test_a_topic_is_chosen_and_a_folder_without_data_is_refused(tmp_path: Path) -> None:
+    write_log(tmp_path, "t")
+    write_log(tmp_path, "u")
+    assert {log.topic for log in take_inventory([("a", str(tmp_path))], ["u"]).logs} == {"u"}
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(JobError, match=r"replica b: .*empty has no data folder"):
+        take_inventory([("b", str(tmp_path / "empty"))])
+    assert data_folders(str(tmp_path)) == [str(tmp_path)]
+
+
+@pytest.mark.parametrize("text", ["a", "=path", "a=", "a=nowhere"])
+def test_a_replica_that_is_none_is_named(text: str) -> None:
+    with pytest.raises(JobError, match="--replica"):
+        parse_replicas([text])
+
+
+def test_a_mesh_by_its_state(tmp_path: Path) -> None:
+    (tmp_path / "leader-1").mkdir()
+    nodes = [
+        {"name": "leader-1", "role": "leader", "dir": str(tmp_path / "leader-1")},
+        {"name": "consumer-1", "role": "consumer", "dir": str(tmp_path / "consumer-1")},
+    ]
+    (tmp_path / "cluster.json").write_text(f'{{"nodes": {nodes}}}'.replace("'", '"'))
+    assert replicas_of_mesh(tmp_path) == [("leader-1", str(tmp_path / "leader-1"))]
+    (tmp_path / "cluster.json").write_text("{")
+    with pytest.raises(JobError, match=r"--mesh .*cluster\.json cannot be read"):
+        replicas_of_mesh(tmp_path)
+
+
+def test_files_are_read_as_many_at_a_time_as_a_task_takes() -> None:
+    assert list(tasks_of([5, 5, 20, 1, 1, 1, 1], 10, 3)) == [[0, 1], [2], [3, 4, 5], [6]]
+    assert list(tasks_of([], 10, 3)) == []
+
+
+def test_nothing_is_changed_by_reading(tmp_path: Path) -> None:
+    segments = write_log(tmp_path)
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.rglob("*") if path.is_file()}
+    for path in before:
+        path.chmod(0o444)
+    take_inventory([("a", str(tmp_path))])
+    for segment in segments:
+        rows_of(segment)
+    assert before == {
+        path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.rglob("*") if path.is_file()
+    }
+
+
+# -- snapshots
+
+
+def write_snapshot(folder: Path, values: Sequence[bytes], *, now_ms: int = NOW) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    writer = SnapshotStore(RealFileSystem(), str(folder)).create(
+        SnapshotId(40, 2), last_contained_log_timestamp=NOW, now_ms=now_ms
+    )
+    for _ in writer.write(values):
+        pass
+    writer.freeze()
+    return next(folder.glob("*.checkpoint"))
+
+
+def snapshot_of(path: Path) -> tuple[object, ...]:
+    return snapshot_row(FileToRead("a", "__cluster_metadata", 0, str(path), 40, path.stat().st_size, False, 0, 2))
+
+
+def test_snapshots_are_equal_by_their_records(tmp_path: Path) -> None:
+    one = snapshot_of(write_snapshot(tmp_path / "a", [b"x", b"y", b"z"]))
+    other = snapshot_of(write_snapshot(tmp_path / "b", [b"z", b"x", b"y"], now_ms=NOW + 5))
+    less = snapshot_of(write_snapshot(tmp_path / "c", [b"x", b"y", b"y"]))
+    assert one[7] == other[7] == less[7] == 3
+    assert one[9] == other[9]
+    assert one[9] != less[9]
+    assert one[10] is None
+
+
+@pytest.mark.parametrize("how", ["flip", "cut", "empty", "gone"])
+def test_a_damaged_snapshot_is_a_row(tmp_path: Path, how: str) -> None:
+    path = write_snapshot(tmp_path, [b"x" * 50] * 20)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes({"flip": bytes(data), "cut": bytes(data[:-80]), "empty": b"", "gone": b""}[how])
+    file = FileToRead("a", "__cluster_metadata", 0, str(path), 40, len(data), False, 0, 2)
+    if how == "gone":
+        path.unlink()
+    row = snapshot_row(file)
+    assert row[10] == ("vanished" if how == "gone" else GARBAGE)
+    assert row[11]
+
+
+def test_snapshots_bound_what_is_committed_of_the_metadata(tmp_path: Path) -> None:
+    write_log(tmp_path, "__cluster_metadata")
+    path = write_snapshot(tmp_path / "__cluster_metadata-0", [b"x"])
+    (path.parent / f"{7:020d}-{1:010d}.checkpoint.corrupt").write_bytes(b"")
+    inventory: Inventory = take_inventory([("a", str(tmp_path))])
+    assert inventory.logs[0].high_watermark == 40
+    assert [one.kind for one in inventory.problems] == ["snapshot_aside"]
+
+
+# -- the source and the command
+
+
+def test_the_source_plans_tasks_and_reads_arrow(tmp_path: Path) -> None:
+    write_log(tmp_path)
+    options = {"replicas": f'["a={tmp_path}"]', "content": "segments", "records": "none", "topics": ""}
+    (task,) = plan_tasks(options)
+    (batch,) = SegmentsReader(options).read(task)
+    assert batch.num_rows == 12
+    assert batch.schema.names == COLUMNS
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({}, "replicas"),
+        ({"replicas": "a=b"}, "replicas"),
+        ({"replicas": '["a=b"]', "content": "indexes"}, "content"),
+        ({"replicas": '["a=b"]', "records": "some"}, "records"),
+        ({"replicas": '["a=b"]', "topic": "t"}, "topic"),
+    ],
+)
+def test_options_of_the_source_are_checked(options: dict[str, str], named: str) -> None:
+    with pytest.raises(JobError, match=named):
+        SegmentsDataSource(options).schema()
+
+
+def test_each_kind_has_a_severity_and_findings_have_the_columns() -> None:
+    names = [part.split()[0] for part in SCHEMA.replace("\n", "").split(",")]
+    for kind in KINDS:
+        row = Finding(kind, "a", "t", 0, 1, "file", "text").row()
+        assert sorted(row) == sorted(names)
+        assert row["severity"] in ("error", "warning")
+    assert Options().replicas is None

@@ -1,0 +1,184 @@
+"""What all jobs share: options out of a dataclass, the folder, what is left behind; commands load nothing of Spark."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import kipmesh_jobs as jobs
+from kipmesh.cli import job_commands
+from kipmesh.cluster.signals import Terminated
+from kipmesh_jobs import frame
+from kipmesh_jobs.frame import FolderBusyError, Job, JobError, JobFolder, JobRun, Outcome, Settings, run_job
+from kipmesh_jobs.report import Page
+
+COUNTS = ("passed", "batches", "bytes", "segments", "logs", "errors", "warnings", "pairs", "pairs_agreed", "snapshots")
+NOTHING_FOUND: dict[str, Any] = {
+    "summary": {**dict.fromkeys(COUNTS, 0), "replicas": [], "first_divergence": None, "findings": {}},
+    **dict.fromkeys(("divergence", "findings", "kinds", "agreement", "logs", "sizes"), ()),
+}
+AGREEMENT = dict.fromkeys(
+    ("partition", "a", "b", "from", "to", "agrees_to", "must_agree_to", "equal", "differences", "is_violated"), 0
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    word: Annotated[str, typer.Option(help="A word.")]
+    times: Annotated[int, typer.Option(min=1, help="How often.")] = 2
+    names: Annotated[list[str] | None, typer.Option("--name", help="May be repeated.")] = None
+    fail: Annotated[bool, typer.Option("--fail", help="Not passed.")] = False
+
+
+def say(run: JobRun, options: Options) -> Outcome:
+    (run.parquet / "words").mkdir()
+    with run.step("Say it", options.times) as done:
+        done(options.times)
+    page = Page("audit.html", NOTHING_FOUND | {"agreement": [AGREEMENT | {"topic": options.word}]})
+    summary = {"word": options.word, "times": options.times, "names": options.names}
+    return Outcome(summary, page, ("said",), passed=not options.fail)
+
+
+JOB = Job("say", "Say a word.", "Say a word, some times.", "kipmesh job say --word hello", Options, say)
+
+
+def app_of(job: Job[Options]) -> typer.Typer:
+    app = typer.Typer()
+    app.command("say", help=job.text)(job_commands._command(job))
+    app.command("other")(lambda: None)
+    return app
+
+
+def test_the_fields_of_the_options_are_the_arguments(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = ["say", "--word", "hi", "--times", "3", "--name", "a", "--name", "b", "--out", str(out), "--json"]
+    result = CliRunner().invoke(app_of(JOB), arguments)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout) == {"word": "hi", "times": 3, "names": ["a", "b"]}
+    assert json.loads((out / "summary.json").read_text()) == {"word": "hi", "times": 3, "names": ["a", "b"]}
+    assert '<td class="text">hi</td>' in (out / "report.html").read_text()
+    assert "Say it" in (out / "report.html").read_text()
+    assert (out / "parquet" / "words").is_dir()
+    assert not (out / "work").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--times", "3"], "--word"),
+        (["--word", "x", "--times", "0"], "--times"),
+        (["--word", "x", "--nme", "y"], "--nme"),
+    ],
+)
+def test_wrong_usage_names_the_option(arguments: list[str], named: str) -> None:
+    result = CliRunner().invoke(app_of(JOB), ["say", *arguments])
+    assert result.exit_code == 2
+    assert named in result.output
+
+
+def test_what_did_not_pass_is_exit_code_1_with_its_results(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app_of(JOB), ["say", "--word", "x", "--fail", "--out", str(tmp_path)])
+    assert result.exit_code == 1
+    assert (tmp_path / "report.html").exists()
+
+
+def test_a_run_that_raises_leaves_the_results_of_the_last_one(tmp_path: Path) -> None:
+    run_job(JOB, Options("first"), Settings(tmp_path, as_json=True))
+
+    def broken(run: JobRun, options: Options) -> Outcome:
+        (run.parquet / "half").mkdir()
+        raise JobError("no")
+
+    with pytest.raises(JobError):
+        run_job(Job("say", "", "", "", Options, broken), Options("second"), Settings(tmp_path, as_json=True))
+    assert json.loads((tmp_path / "summary.json").read_text())["word"] == "first"
+    assert (tmp_path / "parquet" / "words").is_dir()
+    assert not (tmp_path / "work").exists()
+
+
+def test_an_interrupt_ends_a_run_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)  # also where a command that ran before has turned logging off
+
+    def interrupted(run: JobRun, options: Options) -> Outcome:
+        logging.warning("a thing before")
+        try:
+            raise Terminated(signal.SIGTERM)
+        except KeyboardInterrupt:  # as py4j does
+            logging.exception("KeyboardInterrupt while sending command.")
+            logging.getLogger("py4j.clientserver").error("Exception occurred while shutting down connection")
+            raise
+
+    with pytest.raises(Terminated):
+        run_job(Job("say", "", "", "", Options, interrupted), Options("x"), Settings(tmp_path, as_json=True))
+    logging.warning("a thing after")
+    assert [record.message for record in caplog.records] == ["a thing before", "a thing after"]
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize(
+    ("moment", "said"),
+    [
+        ("run", "nothing of this run is left"),
+        ("publish", "those there may be of two runs"),
+        ("tell", "its results are whole, in"),
+    ],
+)
+def test_an_interrupt_says_what_is_left(
+    moment: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if moment == "run":
+        monkeypatch.setattr(frame, "render", lambda *_, **__: interrupt())
+    elif moment == "publish":
+        monkeypatch.setattr(Path, "replace", interrupt)
+    else:
+        monkeypatch.setattr(frame, "_tell", interrupt)
+    result = CliRunner().invoke(app_of(JOB), ["say", "--word", "x", "--out", str(tmp_path)])
+    assert result.exit_code == 130
+    assert f"interrupted; Spark is stopped and {'it was about' if moment == 'publish' else said}" in result.output
+    assert said in result.output
+    assert (tmp_path / "report.html").exists() == (moment == "tell")
+    assert not (tmp_path / "work").exists()
+
+
+def test_one_run_at_a_time(tmp_path: Path) -> None:
+    with JobFolder(tmp_path, "say").locked(), pytest.raises(FolderBusyError, match="another job say"):
+        run_job(JOB, Options("x"), Settings(tmp_path, as_json=True))
+
+
+def test_without_pyspark_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(name: str) -> object:
+        return None if name == "pyspark" else object()
+
+    monkeypatch.setattr(frame, "find_spec", found)
+    with pytest.raises(JobError, match=r"pip install 'kipmesh\[spark\]'"):
+        run_job(JOB, Options("x"), Settings(tmp_path))
+
+
+def test_the_command_line_loads_nothing_of_spark() -> None:
+    heavy = {"pyspark", "pyarrow", "pandas", "jinja2", "matplotlib"}
+    code = f"import sys, kipmesh.cli.main; print({heavy}.intersection(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_every_job_has_help_with_an_example() -> None:
+    for name in jobs.MODULES:
+        job = jobs.load(name)
+        assert job.name == name
+        result = CliRunner().invoke(job_commands.app, [name, "--help"])
+        assert result.exit_code == 0, result.output
+        assert f"kipmesh job {name}" in result.output
+        assert "--out" in result.output

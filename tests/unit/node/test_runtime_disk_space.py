@@ -1,0 +1,32 @@
+"""Free space of data folders, as Prometheus sees it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from kipmesh.core.config import BrokerConfig, ControllerConfig
+from kipmesh.core.config.node import ConsumerServiceConfig
+from kipmesh.node.http import DiskSpaceCollector, data_folders
+
+
+def test_folders_are_those_of_the_configuration() -> None:
+    assert data_folders(BrokerConfig.model_construct(log_dirs=("a", "b"), metadata_log_dir="")) == ("a", "b")
+    assert data_folders(BrokerConfig.model_construct(log_dirs=("a", "b"), metadata_log_dir="b")) == ("a", "b")
+    assert data_folders(BrokerConfig.model_construct(log_dirs=("a",), metadata_log_dir="m")) == ("a", "m")
+    assert data_folders(ControllerConfig.model_construct(metadata_log_dir="m")) == ("m",)
+    assert data_folders(ConsumerServiceConfig.model_construct()) == ()
+
+
+def test_a_folder_that_is_gone_has_no_value_and_hides_no_other(tmp_path: Path) -> None:
+    registry = CollectorRegistry()
+    here, gone = str(tmp_path), str(tmp_path / "gone")
+    registry.register(DiskSpaceCollector([gone, here]))
+    usage = shutil.disk_usage(here)
+    assert registry.get_sample_value("kipmesh_disk_size_bytes", {"logdirectory": here}) == usage.total
+    free = registry.get_sample_value("kipmesh_disk_free_bytes", {"logdirectory": here})
+    assert free is not None
+    assert 0 < free < usage.total
+    assert registry.get_sample_value("kipmesh_disk_free_bytes", {"logdirectory": gone}) is None

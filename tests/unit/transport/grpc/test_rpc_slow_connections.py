@@ -1,0 +1,31 @@
+"""Connections that take long to open: where everything is slow, they are opened all the same."""
+
+from __future__ import annotations
+
+from kipmesh import messages as m
+from kipmesh.transport.grpc.client import ConnectionPool
+from kipmesh.transport.grpc.server import RequestContext, Server
+from kipmesh.transport.pipeline import pipeline_of
+from kipmesh_chaos.links import Links
+
+DELAY_S = 0.5
+"""Each way; a connection is open after three of them, at least."""
+
+
+class Broker:
+    async def fetch(self, request: m.FetchRequest, _context: RequestContext) -> m.FetchResponse:
+        return m.FetchResponse(session_id=request.session_id)
+
+
+async def test_a_slow_network_is_a_network() -> None:
+    server, pool = Server(pipeline_of({"Broker": Broker()}), 1 << 20), ConnectionPool("tester")
+    port = await server.start("127.0.0.1", 0)
+    await server.set_serving(True)
+    async with Links() as links:
+        address = await links.address("client", "broker", f"127.0.0.1:{port}")
+        links.delay([("client", "broker"), ("broker", "client")], DELAY_S)
+        request = m.FetchRequest(session_id=7)
+        answer = await pool.get(address).call("Broker", "Fetch", request, 60, wait_for_ready=True)
+        assert answer.session_id == 7
+        await pool.close()
+    await server.stop(0)
