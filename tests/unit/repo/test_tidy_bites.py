@@ -70,7 +70,7 @@ def test_registry_hosts_are_found(host: str) -> None:
 
 
 def test_unknown_rules_are_found() -> None:
-    known = set(repo_checks.rules_of("| rule | what |\n|---|---|\n| 227-01 | a |\n| 630-02 | b, see 227-07 |\n"))
+    known = set(repo_checks.rules_of("## 1. Rules\n\n- **227-01** a\n- **630-02** b, see 227-07 and **REP-01**\n"))
     assert known == {"227-01", "630-02"}
     assert list(repo_checks.unknown_rules(SOURCE, "227-01 and 227-99", known)) == [
         f"{SOURCE}:1: no rule 227-99 in docs/rules.md"
@@ -99,7 +99,7 @@ def test_broken_paths_are_found(tmp_path: Path) -> None:
 
 
 def test_rows_behind_the_code_are_found() -> None:
-    table = "| 227-01 | ids | not yet | not yet | not yet |\n| 227-02 | who | `kipmesh/log.py` | not yet | not yet |\n"
+    table = "| 227-01 | ids | planned | planned | planned |\n| 227-02 | who | `kipmesh/log.py` | planned | planned |\n"
     assert not list(repo_checks.rows_behind_the_code(table, ["# 227-02 and 227-03"]))
     assert list(repo_checks.rows_behind_the_code(table, ["# keeps 227-01"]))
 
