@@ -194,7 +194,7 @@ class Transfer:
 
 def served(machine: Machine, replica: QuorumReplica, request: m.FetchSnapshotRequest) -> m.FetchSnapshotResponse:
     """What a node answers. StorageError."""
-    election = machine.told_election
+    election = machine.advertised_election
     leader = m.LeaderIdAndEpoch(election.leader_id, election.epoch)
     partition = ServedPartition(leader, machine.state is State.LEADER, replica.store.size)
     plan = plan_fetch_snapshot(

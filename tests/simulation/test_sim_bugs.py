@@ -305,10 +305,10 @@ def takes_a_received_snapshot_unchecked(patch: Patch) -> None:
 
 
 def believes_every_position_at_the_log_start(patch: Patch) -> None:
-    def is_sent_a_snapshot(offset: int, epoch: int, log_start: int, oldest: SnapshotId | None) -> bool:
+    def needs_snapshot(offset: int, epoch: int, log_start: int, oldest: SnapshotId | None) -> bool:
         return oldest is not None and offset < log_start
 
-    patch.setattr(replication, "is_sent_a_snapshot", is_sent_a_snapshot)
+    patch.setattr(replication, "needs_snapshot", needs_snapshot)
 
 
 def starts_with_any_snapshot(patch: Patch) -> None:

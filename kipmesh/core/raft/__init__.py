@@ -1,7 +1,8 @@
-"""The metadata quorum as a sans-IO state machine; `machine` is the entry and states the contract with the driver.
+"""The metadata quorum as a sans-IO state machine.
 
-`elections`, `replication` and `snapshots` are functions on the state in `context`; `leadership` is what a leader keeps
-of its replicas; `types` has events and effects; `wire` makes and reads the messages.
+`machine` is the entry point and states the contract with the driver. `elections`, `replication` and `snapshots` are
+functions on the state in `context`. `leadership` is a leader's state. `types` has events and effects, `wire` the
+messages.
 """
 
 from kipmesh.core.raft.elections import TRANSITIONS, Cause, IllegalTransitionError

@@ -1,11 +1,10 @@
-"""The state of one replica of the metadata quorum, and the effects of the step that is in progress.
+"""State of one replica of the metadata quorum, and the effects of the current step.
 
-Elections, replication and snapshots are functions on a `RaftContext`: each reads it, changes it and emits effects. It
-knows no rule of any of them, but for the order of effects: an election is persisted before the first effect that could
-disclose it.
+Elections, replication and snapshots are functions that read and change a `RaftContext` and emit effects. The context
+itself implements no protocol rule, except one: an election is persisted before the first effect that could disclose it.
 
-At most one request is under way to a peer, so that a slow peer costs one request, not a queue of them. Request ids are
-never used twice; a response whose id is not under way is ignored.
+At most one request is in flight to each peer, so a slow peer costs one request. Request ids are never reused. Responses
+with an id that is not in flight are ignored.
 """
 
 from __future__ import annotations
@@ -32,16 +31,20 @@ from kipmesh.messages import SnapshotId
 
 @dataclass(slots=True)
 class Peer:
-    """The request that is under way to one node, if any, and the backoff before the next."""
+    """The request in flight to one node, if any, and the backoff before the next one."""
 
     request_id: int = 0
-    """0 when nothing is under way."""
+    """0 if no request is in flight."""
     deadline_ms: int = 0
     not_before_ms: int = 0
 
 
 class RaftContext:
-    """See the module. Attributes are for reading; only `kipmesh.core.raft` writes them."""
+    """State of one replica. Only `kipmesh.core.raft` writes its attributes.
+
+    Args: durable_end: end offset of the durable part of the log; latest_snapshot, earliest_snapshot: newest and oldest
+    snapshot on disk, `earliest_snapshot` defaults to the latest.
+    """
 
     def __init__(
         self,
@@ -61,10 +64,10 @@ class RaftContext:
         self.high_watermark = latest_snapshot.end_offset if latest_snapshot else -1
         self.leader_high_watermark = -1
         self.leader_log_start = -1
-        """Where the leader's log starts, as its last Fetch response said; -1 unknown, and for a leader."""
+        """Log start offset in the leader's last Fetch response; -1 if unknown or if this node is the leader."""
         self.persisted_election = election
         self.election = election
-        if election.epoch < self.last_epoch:  # `quorum-state` was lost, the log was not
+        if election.epoch < self.last_epoch:  # `quorum-state` was lost but the log was kept
             self.election = ElectionState(self.last_epoch)
         self.state = self._initial_state()
         self.leadership: Leadership | None = None
@@ -73,21 +76,21 @@ class RaftContext:
         self.is_backing_off = False
         self.elections_lost = 0
         self.epochs_failed = 0
-        """Epochs in a row without a leader in which other voters took part: slow voters, not absent ones."""
-        self.heard_voter = False
-        """Whether a Vote request or response came since `epochs_failed` last changed."""
+        """Consecutive epochs that ended without a leader although other voters took part."""
+        self.has_voter_activity = False
+        """Whether a Vote request or response arrived since `epochs_failed` last changed."""
         self.fetching_snapshot: SnapshotId | None = None
         self.other_voters = tuple([voter for voter in config.voters if voter != config.node_id])
         self.successors = self.other_voters
         self.unacknowledged: set[int] = set()
         self.awaits_log = False
         self.deadline_ms: int | None = None
-        """When the state ends by itself: election, backoff, fetch timeout; None for a leader.
+        """Deadline of the current state (election, backoff or fetch timeout); None for a leader.
 
-        Of an observer without a leader: when it sends a Fetch to another voter if those before did not respond.
+        For an observer without a leader: time to send Fetch to another voter if no voter has responded.
         """
-        self.silent_leader: tuple[int, int] | None = None
-        """Epoch and id of the leader that an observer gave up last: only that leader itself can confirm the epoch."""
+        self.abandoned_leader: tuple[int, int] | None = None
+        """(epoch, leader id) that an observer last gave up; only a response from that leader restores it."""
         self.now_ms = 0
         self.jitter = 0.0
         self.peers: dict[int, Peer] = {}
@@ -103,31 +106,31 @@ class RaftContext:
         if not self.config.is_voter:
             return State.OBSERVER_FOLLOWER if leader_id >= 0 else State.OBSERVER_UNATTACHED
         if leader_id == self.config.node_id:
-            return State.RESIGNED  # it led this epoch once; it may not lead it twice
+            return State.RESIGNED  # a restarted leader must not lead the same epoch again
         if leader_id >= 0:
             return State.FOLLOWER
         return State.VOTED if self.election.voted_id >= 0 else State.UNATTACHED
 
-    # -- what follows from the state
+    # -- derived values
 
     @property
     def epoch(self) -> int:
-        """The latest epoch that is known."""
+        """Latest known epoch."""
         return self.election.epoch
 
     @property
-    def told_election(self) -> ElectionState:
-        """The election that peers are told: a resigned leader does not name itself."""
+    def advertised_election(self) -> ElectionState:
+        """Election state for responses to peers. A resigned leader does not name itself."""
         return self.election._replace(leader_id=-1) if self.state is State.RESIGNED else self.election
 
     @property
     def last_epoch(self) -> int:
-        """The epoch of the last record, of the log or of the snapshot in its place (630-13); 0 when there is none."""
+        """Epoch of the last record of the log or, if later, of the latest snapshot (630-13); 0 if there is neither."""
         return self.last_offset_and_epoch[0]
 
     @property
     def last_offset_and_epoch(self) -> tuple[int, int]:
-        """(epoch, end offset) for votes: the later of the log's and the snapshot's (630-13)."""
+        """(epoch, end offset) for votes: the later of the log's and the latest snapshot's (630-13)."""
         end, epoch = self.log.log_end_offset, self.log.latest_epoch
         snapshot = self.latest_snapshot
         if snapshot is not None and epoch < 0 and end == snapshot.end_offset:
@@ -136,7 +139,7 @@ class RaftContext:
         return latest.epoch, latest.end_offset
 
     def deadlines(self) -> Iterator[int]:
-        """Times at which a step is due without any other event."""
+        """Yield all times at which a step is due without another event."""
         if self.deadline_ms is not None:
             yield self.deadline_ms
         for peer in self.peers.values():
@@ -151,10 +154,10 @@ class RaftContext:
             for waiting in self.leadership.waiting.values():
                 yield waiting.deadline_ms
 
-    # -- changes
+    # -- effects
 
     def emit(self, effect: Effect) -> None:
-        """Add an effect, after the election that it could disclose."""
+        """Add an effect, preceded by `PersistElection` if the election changed."""
         self._persist()
         self._effects.append(effect)
         if isinstance(effect, CHANGES_LOG):
@@ -166,13 +169,13 @@ class RaftContext:
             self._effects.append(PersistElection(self.election))
 
     def take_effects(self) -> list[Effect]:
-        """Return the effects of this step, which ends."""
+        """Return the effects of this step and start a new list."""
         self._persist()
         effects, self._effects = self._effects, []
         return effects
 
     def commit(self, offset: int) -> bool:
-        """Raise the high watermark to `offset`; return whether it rose."""
+        """Advance the high watermark to `offset`; return whether it advanced."""
         if offset <= self.high_watermark:
             return False
         self.high_watermark = offset
@@ -180,19 +183,19 @@ class RaftContext:
         return True
 
     def restart_fetch_timeout(self) -> None:
-        """Give the leader the configured fetch timeout and up to a quarter more."""
+        """Set the deadline to the fetch timeout plus up to a quarter of jitter."""
         timeout_ms = self.config.fetch_timeout_ms
         self.deadline_ms = self.now_ms + timeout_ms + int(self.jitter * timeout_ms / 4)
 
     # -- requests to peers
 
     def is_free(self, node_id: int) -> bool:
-        """Whether a request may be sent to the node now."""
+        """Whether no request to the node is in flight and its backoff has passed."""
         peer = self.peers.get(node_id)
         return peer is None or (not peer.request_id and self.now_ms >= peer.not_before_ms)
 
-    def any_free_voter(self) -> int | None:
-        """Return another voter that a request may be sent to now, each in turn; None if there is none."""
+    def next_free_voter(self) -> int | None:
+        """Return the next free voter in round-robin order, or None if there is none."""
         for _ in self.other_voters:
             self._next_voter += 1
             voter = self.other_voters[self._next_voter % len(self.other_voters)]
@@ -201,7 +204,7 @@ class RaftContext:
         return None
 
     def send(self, node_id: int, request: Request) -> None:
-        """Send a request to a peer that is free."""
+        """Send a request to a peer; `is_free(node_id)` must be true."""
         timeout_ms = self.config.request_timeout_ms
         self._last_request_id += 1
         peer = self.peers.setdefault(node_id, Peer())
@@ -209,7 +212,7 @@ class RaftContext:
         self.emit(Send(self._last_request_id, node_id, request, timeout_ms))
 
     def end_request(self, request_id: int) -> int | None:
-        """End a request; return the node that it was sent to, None if it is not under way."""
+        """Mark a request as completed; return its node id, or None if the request is not in flight."""
         for node_id, peer in self.peers.items():
             if peer.request_id == request_id:
                 peer.request_id = 0
@@ -217,13 +220,13 @@ class RaftContext:
         return None
 
     def expire_requests(self) -> None:
-        """Give up requests that took too long."""
+        """Give up requests whose timeout has passed."""
         for node_id, peer in self.peers.items():
             if peer.request_id and self.now_ms >= peer.deadline_ms:
                 peer.request_id = 0
                 self.retry_later(node_id)
 
     def retry_later(self, node_id: int, wait_ms: int | None = None) -> None:
-        """Send nothing to a peer for the retry backoff, or for `wait_ms`."""
+        """Send nothing to a peer for `wait_ms`, by default the retry backoff."""
         pause_ms = self.config.retry_backoff_ms if wait_ms is None else wait_ms
         self.peers.setdefault(node_id, Peer()).not_before_ms = self.now_ms + pause_ms

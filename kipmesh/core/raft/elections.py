@@ -1,15 +1,14 @@
-"""Leader election of the metadata quorum: the transition table, votes, BeginQuorumEpoch, EndQuorumEpoch.
+"""Leader election of the metadata quorum: transition table, Vote, BeginQuorumEpoch, EndQuorumEpoch.
 
-A voter is unattached (knows an epoch, no leader), voted, candidate, leader, resigned or follower; an observer is only
-unattached or follower. `transition` is the only way from state to state, so a change that `TRANSITIONS` lacks cannot
-happen. `diagram` draws the table for docs/raft.md.
+States of a voter: unattached (epoch known, leader unknown), voted, candidate, leader, resigned, follower. An observer
+is unattached or a follower. `transition` is the only way to change state, and it allows only the rows of `TRANSITIONS`.
 
-A voter grants one vote per epoch, to a candidate whose last (epoch, end offset), of log or snapshot, is at least its
-own (630-13). A new leader sends BeginQuorumEpoch to voters that do not fetch. A resigning leader sends EndQuorumEpoch
-with its preferred successors; the first becomes a candidate immediately.
+A voter grants one vote per epoch, to a candidate whose last (epoch, end offset) is at least its own (630-13). A new
+leader sends BeginQuorumEpoch to voters that do not fetch. A resigning leader sends EndQuorumEpoch with its preferred
+successors; the first becomes a candidate immediately.
 
-Errors: FENCED_LEADER_EPOCH (older epoch), INCONSISTENT_VOTER_SET (not a voter). Invariants: a (state, cause) pair has
-one row; the epoch never goes back. `jitter` is a random number in [0, 1) that the driver draws.
+Errors: FENCED_LEADER_EPOCH (older epoch), INCONSISTENT_VOTER_SET (not a voter), INVALID_REQUEST. Invariants: the epoch
+never decreases; a (state, cause) pair has one row. `jitter` is a random number in [0, 1) from the driver.
 """
 
 from __future__ import annotations
@@ -20,45 +19,37 @@ from typing import NamedTuple
 from kipmesh import messages as m
 from kipmesh.core.control_records import LeaderChange
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.raft import wire
+from kipmesh.core.raft import types, wire
 from kipmesh.core.raft.context import RaftContext
 from kipmesh.core.raft.leadership import Leadership
-from kipmesh.core.raft.types import (
-    AppendLeaderChange,
-    ElectionState,
-    QuorumError,
-    RaftConfig,
-    Respond,
-    State,
-    StateChanged,
-)
+from kipmesh.core.raft.types import ElectionState, QuorumError, RaftConfig, State
 
 _STALE = (ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
 _BACKOFF_BASE_MS = 50
 _BACKOFF_DOUBLINGS_MAX = 20
-_IMPATIENT_EPOCHS = 2
-_PATIENCE_DOUBLINGS_MAX = 3
+_EPOCHS_BEFORE_DOUBLING = 2
+_TIMEOUT_DOUBLINGS_MAX = 3
 
 
 # -- the transition table
 
 
 class Cause(Enum):
-    """Why a state changes; the value is the text on the diagram's arrows."""
+    """Reason for a state transition; the value is the label in the diagram."""
 
     HIGHER_EPOCH = "higher epoch, leader unknown"
     LEADER_FOUND = "leader found"
-    VOTE_GRANTED = "grants its vote"
+    VOTE_GRANTED = "vote granted"
     ELECTION_TIMEOUT = "election timeout"
     FETCH_TIMEOUT = "fetch timeout"
     BACKOFF_OVER = "backoff over"
     MAJORITY = "votes of a majority"
-    RESIGNS = "told to resign, no quorum, or cannot append"
+    RESIGNS = "resign request, quorum lost, or append failed"
 
 
 class Epoch(Enum):
-    """What a transition does with the epoch."""
+    """Effect of a transition on the epoch."""
 
     SAME = "same"
     SAME_OR_HIGHER = "same or higher"
@@ -67,7 +58,7 @@ class Epoch(Enum):
 
 
 class Transition(NamedTuple):
-    """One row."""
+    """One row of the transition table."""
 
     source: State
     cause: Cause
@@ -75,15 +66,7 @@ class Transition(NamedTuple):
     epoch: Epoch
 
 
-_U, _V, _C, _L, _R, _F = (
-    State.UNATTACHED,
-    State.VOTED,
-    State.CANDIDATE,
-    State.LEADER,
-    State.RESIGNED,
-    State.FOLLOWER,
-)
-_OU, _OF = State.OBSERVER_UNATTACHED, State.OBSERVER_FOLLOWER
+_U, _V, _C, _L, _R, _F, _OU, _OF = State  # in declaration order
 
 TRANSITIONS: tuple[Transition, ...] = (
     Transition(_U, Cause.HIGHER_EPOCH, _U, Epoch.HIGHER),
@@ -117,14 +100,17 @@ _BY_SOURCE = {(row.source, row.cause): row for row in TRANSITIONS}
 
 
 class IllegalTransitionError(Exception):
-    """A state change that the table does not have: a defect of ours, or a quorum that is not one."""
+    """The transition table does not allow a state change: a bug, or consensus is broken."""
 
 
 def next_state(source: State, cause: Cause, epoch: int, new_epoch: int) -> State:
-    """The state that `cause` leads to; IllegalTransitionError when the table has no such row for these epochs."""
+    """Return the target state of a transition from `epoch` to `new_epoch`.
+
+    Raises IllegalTransitionError if the table has no row for this state, cause and change of epoch.
+    """
     row = _BY_SOURCE.get((source, cause))
     if row is None:
-        raise IllegalTransitionError(f"{source.value}: {cause.value} leads nowhere")
+        raise IllegalTransitionError(f"no transition from state {source.value!r} for cause {cause.value!r}")
     allowed = {
         Epoch.SAME: new_epoch == epoch,
         Epoch.SAME_OR_HIGHER: new_epoch >= epoch,
@@ -132,12 +118,15 @@ def next_state(source: State, cause: Cause, epoch: int, new_epoch: int) -> State
         Epoch.NEXT: new_epoch == epoch + 1,
     }
     if not allowed[row.epoch]:
-        raise IllegalTransitionError(f"{source.value}: {cause.value} from epoch {epoch} to {new_epoch}")
+        raise IllegalTransitionError(
+            f"transition from state {source.value!r} for cause {cause.value!r} requires epoch {row.epoch.value!r}, "
+            f"got {epoch} to {new_epoch}"
+        )
     return row.target
 
 
 def diagram(*, observers: bool) -> str:
-    """The table's rows of voters, or of observers, as a Mermaid state diagram."""
+    """Return the transitions of voters, or of observers, as a Mermaid state diagram."""
     rows = [row for row in TRANSITIONS if row.source.is_observer == observers]
     lines = ["stateDiagram-v2", f"[*] --> {_node(rows[0].source)}"]
     for source, cause, target, epoch in rows:
@@ -153,24 +142,31 @@ def _node(state: State) -> str:
 
 
 def election_timeout_ms(config: RaftConfig, epochs_failed: int, jitter: float) -> int:
-    """Time until a voter without a leader becomes a candidate: once to twice the configured time.
+    """Return the time until a voter without a leader becomes a candidate: one to two times the configured timeout.
 
-    After some epochs in a row that led to no leader it doubles with each: votes have to become durable on disks that
-    may be slower than the configured time allows for.
+    After two consecutive failed epochs, the timeout doubles with each further one, up to 8 times. Votes must become
+    durable, and disks may be slower than the configured timeout allows for.
     """
-    doublings = min(max(epochs_failed - _IMPATIENT_EPOCHS, 0), _PATIENCE_DOUBLINGS_MAX)
+    doublings = min(max(epochs_failed - _EPOCHS_BEFORE_DOUBLING, 0), _TIMEOUT_DOUBLINGS_MAX)
     timeout_ms = config.election_timeout_ms << doublings
     return timeout_ms + int(jitter * timeout_ms)
 
 
 def election_backoff_ms(config: RaftConfig, elections_lost: int, jitter: float) -> int:
-    """Time until a candidate that lost starts the next election: doubles with each loss, at random, up to a limit."""
+    """Return the random backoff of a candidate before its next election; its bound doubles with each lost election.
+
+    At most `config.election_backoff_max_ms`.
+    """
     doublings = min(max(elections_lost, 1), _BACKOFF_DOUBLINGS_MAX)
     return min(int(_BACKOFF_BASE_MS * (jitter * (1 << doublings))), config.election_backoff_max_ms)
 
 
 def successor_backoff_ms(config: RaftConfig, position: int, successors: int) -> int:
-    """Time until a follower of a resigned leader becomes a candidate: 0 for the first, then twice as long for each."""
+    """Return the time until a follower of a resigned leader becomes a candidate.
+
+    `position` is its place among the preferred successors: 0 ms for the first, then doubling for each. A follower that
+    is not among them waits `config.election_backoff_max_ms`.
+    """
     if position == 0:
         return 0
     if position >= successors:
@@ -178,30 +174,33 @@ def successor_backoff_ms(config: RaftConfig, position: int, successors: int) -> 
     return min(config.election_backoff_max_ms, (config.election_backoff_max_ms >> (successors - 1)) << (position - 1))
 
 
-# -- changes of state
+# -- state changes
 
 
 def transition(context: RaftContext, cause: Cause, epoch: int, *, leader_id: int = -1, voted_id: int = -1) -> None:
-    """Change the state as the table says; IllegalTransitionError if it has no such row."""
+    """Change state and election as `TRANSITIONS` says, and emit `StateChanged`. A new leader also appends LeaderChange.
+
+    Raises IllegalTransitionError.
+    """
     before = context.state
     context.state = next_state(before, cause, context.epoch, epoch)
-    if epoch > context.epoch and context.heard_voter:
-        context.epochs_failed, context.heard_voter = context.epochs_failed + 1, False
+    if epoch > context.epoch and context.has_voter_activity:
+        context.epochs_failed, context.has_voter_activity = context.epochs_failed + 1, False
     context.election = ElectionState(epoch, leader_id, voted_id)
-    keeps_ms = context.deadline_ms if before in (State.UNATTACHED, State.VOTED, State.FOLLOWER) else None
+    previous_deadline_ms = context.deadline_ms if before in (State.UNATTACHED, State.VOTED, State.FOLLOWER) else None
     enter_state(context)
-    if cause is Cause.HIGHER_EPOCH and keeps_ms is not None and context.deadline_ms is not None:
-        # A candidate with a short log, perhaps again and again, must not keep the others from becoming candidates.
-        context.deadline_ms = min(context.deadline_ms, keeps_ms)
-    context.emit(StateChanged(context.state, epoch, context.told_election.leader_id))
+    if cause is Cause.HIGHER_EPOCH and previous_deadline_ms is not None and context.deadline_ms is not None:
+        # A candidate with a short log that starts elections repeatedly must not postpone the elections of others.
+        context.deadline_ms = min(context.deadline_ms, previous_deadline_ms)
+    context.emit(types.StateChanged(context.state, epoch, context.advertised_election.leader_id))
     if context.leadership is not None:
         config = context.config
         change = LeaderChange(config.node_id, config.voters, context.leadership.granting_voters)
-        context.emit(AppendLeaderChange(epoch, change))
+        context.emit(types.AppendLeaderChange(epoch, change))
 
 
 def enter_state(context: RaftContext) -> None:
-    """Reset what every state begins with. Refuse the fetches that waited for a leader that leads no more."""
+    """Reset the fields and the deadline that belong to a state. Fails pending fetches if this node was the leader."""
     leadership, context.leadership = context.leadership, None
     context.fetching_snapshot = None
     context.leader_high_watermark = -1
@@ -209,8 +208,8 @@ def enter_state(context: RaftContext) -> None:
     context.peers.clear()
     if leadership is not None:
         for wait in leadership.waiting.values():
-            refused = wire.fetch_error(context.told_election, ErrorCode.NOT_LEADER_OR_FOLLOWER)
-            context.emit(Respond(wait.request_id, refused))
+            refused = wire.fetch_error(context.advertised_election, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            context.emit(types.Respond(wait.request_id, refused))
     config = context.config
     match context.state:
         case State.FOLLOWER | State.OBSERVER_FOLLOWER:
@@ -231,12 +230,12 @@ def enter_state(context: RaftContext) -> None:
 
 
 def become_candidate(context: RaftContext, cause: Cause) -> None:
-    """Become a candidate of the next epoch with this node's own vote."""
+    """Start an election in the next epoch with this node's own vote."""
     transition(context, cause, context.epoch + 1, voted_id=context.config.node_id)
 
 
 def resign(context: RaftContext) -> None:
-    """Stop leading and name the successors; no effect on other replicas than the leader."""
+    """Resign leadership and choose successors. Ignored unless this node is the leader."""
     if context.leadership is None:
         return
     context.successors = context.leadership.successors()
@@ -244,17 +243,20 @@ def resign(context: RaftContext) -> None:
     context.unacknowledged = set(context.successors)
 
 
-def give_up_leader(context: RaftContext) -> None:
-    """Let an observer search for another leader."""
-    context.silent_leader = (context.epoch, context.election.leader_id)
+def abandon_leader(context: RaftContext) -> None:
+    """Make an observer leave its leader and search for another one."""
+    context.abandoned_leader = (context.epoch, context.election.leader_id)
     transition(context, Cause.FETCH_TIMEOUT, context.epoch)
 
 
-# -- observing who leads
+# -- observed epochs and leaders
 
 
 def observe_leader(context: RaftContext, epoch: int, leader_id: int) -> None:
-    """Record that `leader_id` (-1: unknown) leads `epoch`. Ignored if `epoch` is older than the current one."""
+    """Record that `leader_id` (-1: unknown) leads `epoch`. Ignored if `epoch` is older than the current one.
+
+    Raises QuorumError if another leader of `epoch` is already known.
+    """
     if epoch < context.epoch:
         return
     own_id = context.config.node_id
@@ -272,11 +274,15 @@ def observe_leader(context: RaftContext, epoch: int, leader_id: int) -> None:
 
 
 def handle_common_response(context: RaftContext, node_id: int, code: int, epoch: int, leader_id: int) -> bool:
-    """Observe the epoch, the leader and the error of a response; return whether that was all that it says."""
+    """Observe the epoch and leader in a response, and back off from `node_id` after an error or stale epoch.
+
+    Returns whether the response is fully handled. False means: the response is valid in the current epoch and the
+    caller must process its content.
+    """
     error = ErrorCode.of(code)
     before = (context.state, context.election)
-    if (epoch, leader_id) == context.silent_leader and node_id != leader_id:
-        leader_id = -1  # the peer has not noticed yet
+    if (epoch, leader_id) == context.abandoned_leader and node_id != leader_id:
+        leader_id = -1  # the peer still believes in a leader that this observer gave up
     if epoch < context.epoch or error is ErrorCode.UNKNOWN_LEADER_EPOCH:
         context.retry_later(node_id)
         return True
@@ -302,51 +308,52 @@ def _check_sender(context: RaftContext, sender_id: int, epoch: int) -> ErrorCode
 
 
 def may_grant(context: RaftContext, candidate_id: int, last: tuple[int, int]) -> bool:
-    """Whether this node votes for a candidate of its epoch; `last` is the candidate's (epoch, end offset)."""
+    """Whether this node votes for a candidate of its current epoch whose last (epoch, end offset) is `last`."""
     if context.state is State.VOTED:
         return context.election.voted_id == candidate_id
     return context.state is State.UNATTACHED and last >= context.last_offset_and_epoch
 
 
-def on_vote(context: RaftContext, request_id: int, asked: m.VotePartition) -> None:
+def on_vote(context: RaftContext, request_id: int, vote: m.VotePartition) -> None:
     """Handle a Vote request."""
-    error, granted = _check_sender(context, asked.candidate_id, asked.candidate_epoch), False
-    if asked.last_offset < 0 or not 0 <= asked.last_offset_epoch < asked.candidate_epoch:
+    error, granted = _check_sender(context, vote.candidate_id, vote.candidate_epoch), False
+    if vote.last_offset < 0 or not 0 <= vote.last_offset_epoch < vote.candidate_epoch:
         error = ErrorCode.INVALID_REQUEST
     if error is ErrorCode.NONE:
-        observe_leader(context, asked.candidate_epoch, -1)
-        granted = may_grant(context, asked.candidate_id, (asked.last_offset_epoch, asked.last_offset))
+        observe_leader(context, vote.candidate_epoch, -1)
+        granted = may_grant(context, vote.candidate_id, (vote.last_offset_epoch, vote.last_offset))
         if granted and context.state is State.UNATTACHED:
-            transition(context, Cause.VOTE_GRANTED, asked.candidate_epoch, voted_id=asked.candidate_id)
-    context.emit(Respond(request_id, wire.vote_response(context.told_election, error, granted=granted)))
+            transition(context, Cause.VOTE_GRANTED, vote.candidate_epoch, voted_id=vote.candidate_id)
+    context.emit(types.Respond(request_id, wire.vote_response(context.advertised_election, error, granted=granted)))
 
 
-def on_quorum_epoch(context: RaftContext, request_id: int, asked: m.QuorumEpochPartition, *, ends: bool) -> None:
-    """Handle BeginQuorumEpoch, or EndQuorumEpoch if the epoch `ends`.
+def on_quorum_epoch(context: RaftContext, request_id: int, partition: m.QuorumEpochPartition, *, is_end: bool) -> None:
+    """Handle BeginQuorumEpoch or, if `is_end`, EndQuorumEpoch.
 
-    A request that names another leader of the current epoch than the known one is refused and not believed, because it
-    may come from anywhere. If its sender leads all the same, then the response stops it (`observe_leader`).
+    A request from another leader of the current epoch than the known one gets INVALID_REQUEST and changes nothing,
+    because it may be forged. If its sender really leads the epoch, the response makes it raise QuorumError
+    (`observe_leader`).
     """
-    error = _check_sender(context, asked.leader_id, asked.leader_epoch)
-    has_another_leader = context.election.leader_id not in (-1, asked.leader_id)
-    if error is ErrorCode.NONE and asked.leader_epoch == context.epoch and has_another_leader:
+    error = _check_sender(context, partition.leader_id, partition.leader_epoch)
+    has_another_leader = context.election.leader_id not in (-1, partition.leader_id)
+    if error is ErrorCode.NONE and partition.leader_epoch == context.epoch and has_another_leader:
         error = ErrorCode.INVALID_REQUEST
     if error is ErrorCode.NONE:
-        observe_leader(context, asked.leader_epoch, asked.leader_id)
-        if ends and context.state is State.FOLLOWER and context.election.leader_id == asked.leader_id:
-            successors, own_id = list(asked.preferred_successors), context.config.node_id
+        observe_leader(context, partition.leader_epoch, partition.leader_id)
+        if is_end and context.state is State.FOLLOWER and context.election.leader_id == partition.leader_id:
+            successors, own_id = list(partition.preferred_successors), context.config.node_id
             position = successors.index(own_id) if own_id in successors else len(successors)
             wait_ms = successor_backoff_ms(context.config, position, len(successors))
             context.deadline_ms = context.now_ms + wait_ms
-    kind = m.EndQuorumEpochResponse if ends else m.BeginQuorumEpochResponse
-    context.emit(Respond(request_id, wire.epoch_response(kind, context.told_election, error)))
+    kind = m.EndQuorumEpochResponse if is_end else m.BeginQuorumEpochResponse
+    context.emit(types.Respond(request_id, wire.epoch_response(kind, context.advertised_election, error)))
 
 
 # -- responses
 
 
 def on_vote_response(context: RaftContext, node_id: int, vote: m.VotePartitionResponse) -> None:
-    """Count a vote, or observe another epoch."""
+    """Count a vote. Backs off if a majority has become impossible."""
     if handle_common_response(context, node_id, vote.error_code, vote.leader_epoch, vote.leader_id):
         return
     if context.state is not State.CANDIDATE:
@@ -357,20 +364,23 @@ def on_vote_response(context: RaftContext, node_id: int, vote: m.VotePartitionRe
         _back_off(context)
 
 
-def on_quorum_epoch_response(context: RaftContext, node_id: int, told: m.QuorumEpochPartitionResponse) -> None:
-    """Note that a voter knows that the epoch began or ended."""
-    if handle_common_response(context, node_id, told.error_code, told.leader_epoch, told.leader_id):
+def on_quorum_epoch_response(context: RaftContext, node_id: int, partition: m.QuorumEpochPartitionResponse) -> None:
+    """Record that a voter has acknowledged BeginQuorumEpoch or EndQuorumEpoch."""
+    if handle_common_response(context, node_id, partition.error_code, partition.leader_epoch, partition.leader_id):
         return
     if context.leadership is not None:
-        context.leadership.to_tell.discard(node_id)
+        context.leadership.unnotified_voters.discard(node_id)
     context.unacknowledged.discard(node_id)
 
 
-# -- what is due
+# -- polling
 
 
 def poll_voter(context: RaftContext) -> None:
-    """Let a voter that neither leads nor follows wait, request votes, become a candidate, or announce its end."""
+    """Perform the due actions of a voter without a leader.
+
+    Requests votes, becomes leader with a majority, starts an election at the deadline, or sends EndQuorumEpoch.
+    """
     is_due = context.deadline_ms is not None and context.now_ms >= context.deadline_ms
     if context.state is State.CANDIDATE:
         _poll_candidate(context, is_due)
@@ -398,7 +408,7 @@ def _poll_candidate(context: RaftContext, is_due: bool) -> None:
 
 
 def _back_off(context: RaftContext) -> None:
-    """Wait at random before the next election: this one cannot be won."""
+    """Wait a random time before the next election, because this one cannot be won."""
     context.elections_lost += 1
     context.is_backing_off = True
     backoff_ms = election_backoff_ms(context.config, context.elections_lost, context.jitter)

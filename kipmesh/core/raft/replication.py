@@ -1,67 +1,57 @@
-"""Replication of the metadata log by pull: Fetch on both sides, appends, the high watermark.
+"""Pull replication of the metadata log: Fetch on both sides, appends, high watermark.
 
-A leader answers a fetch at once when there is something to say (records, a higher high watermark than that replica was
-told, a diverging epoch, a snapshot id, an error); otherwise the fetch waits for it or for its deadline. Replicas get
-records before they are committed, consumers only what is below the high watermark. A follower that is a voter sends
-the next Fetch only when all that it has is durable, because its fetch offset is its word for that.
+A leader responds to a fetch immediately if there are records, a higher high watermark than last sent to that replica, a
+diverging epoch, a snapshot id or an error. Otherwise the fetch waits until its deadline. Replicas receive uncommitted
+records; consumers only records below the high watermark. A voter sends its next Fetch only when its log is durable,
+because its fetch offset acknowledges all records before it.
 
-What a fetch position means to a leader (630-08): below the log start, or at it (above 0) with an epoch other than the
-oldest snapshot's, or with a last fetched epoch older than that, it gets the latest snapshot's id; where its last epoch
-ends elsewhere here, a diverging epoch; else records.
+Response to a fetch position (630-08): the latest snapshot's id if the offset is below the log start, or at a log start
+above 0 with another epoch than the oldest snapshot's, or if the last fetched epoch is older than that epoch; a
+diverging epoch if the last fetched epoch ends elsewhere in the leader's log; otherwise records.
 """
 
 from __future__ import annotations
 
 from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.raft import elections, snapshots, wire
+from kipmesh.core.raft import elections, snapshots, types, wire
 from kipmesh.core.raft.context import RaftContext
-from kipmesh.core.raft.leadership import WAITING_MAX, Leadership, Waiting
-from kipmesh.core.raft.types import (
-    AppendAsFollower,
-    AppendAsLeader,
-    Flush,
-    RaftConfig,
-    Read,
-    RefuseAppend,
-    Respond,
-    State,
-    TruncateLog,
-)
+from kipmesh.core.raft.leadership import WAITING_MAX, Leadership, WaitingFetch
+from kipmesh.core.raft.types import RaftConfig, State
 from kipmesh.core.replica.follower import follower_high_watermark, has_diverged, truncation_offset
-from kipmesh.core.snapshot.retention import is_sent_a_snapshot
+from kipmesh.core.snapshot.retention import needs_snapshot
 
-# -- the leader's side
+# -- leader
 
 
-def on_fetch(context: RaftContext, request_id: int, request: m.FetchRequest, asked: m.FetchPartition) -> None:
-    """Handle the Fetch of a replica or a consumer."""
-    if asked.fetch_offset == 0 and asked.last_fetched_epoch < 0:
-        asked = asked._replace(last_fetched_epoch=0)  # nothing fetched yet
-    error = _fetch_error(context, request, asked)
+def on_fetch(context: RaftContext, request_id: int, request: m.FetchRequest, fetch: m.FetchPartition) -> None:
+    """Handle a Fetch request of a replica or a consumer."""
+    if fetch.fetch_offset == 0 and fetch.last_fetched_epoch < 0:
+        fetch = fetch._replace(last_fetched_epoch=0)  # nothing fetched yet
+    error = _fetch_error(context, request, fetch)
     leadership = context.leadership
     if error is not ErrorCode.NONE or leadership is None:
-        context.emit(Respond(request_id, wire.fetch_error(context.told_election, error)))
+        context.emit(types.Respond(request_id, wire.fetch_error(context.advertised_election, error)))
         return
-    leadership.is_alive(request.replica_id, context.now_ms)
-    if fetch_position(context, asked) is None:
-        _observe_position(context, leadership, request.replica_id, asked.fetch_offset)
-    wait = Waiting(
+    leadership.mark_alive(request.replica_id, context.now_ms)
+    if fetch_position(context, fetch) is None:
+        _observe_position(context, leadership, request.replica_id, fetch.fetch_offset)
+    wait = WaitingFetch(
         request_id,
         request.replica_id,
-        asked,
-        max(1, min(request.max_bytes, asked.partition_max_bytes or request.max_bytes)),
+        fetch,
+        max(1, min(request.max_bytes, fetch.partition_max_bytes or request.max_bytes)),
         context.now_ms + request.max_wait_ms,
     )
-    if not _respond_to_fetch(context, leadership, wait, at_once=request.max_wait_ms == 0):
-        _wait(context, leadership, wait)
+    if not _respond_to_fetch(context, leadership, wait, immediately=request.max_wait_ms == 0):
+        _add_waiting(context, leadership, wait)
 
 
-def _fetch_error(context: RaftContext, request: m.FetchRequest, asked: m.FetchPartition) -> ErrorCode:
-    epoch = asked.current_leader_epoch
-    if request.max_wait_ms < 0 or asked.fetch_offset < 0 or request.replica_id == context.config.node_id:
+def _fetch_error(context: RaftContext, request: m.FetchRequest, fetch: m.FetchPartition) -> ErrorCode:
+    epoch = fetch.current_leader_epoch
+    if request.max_wait_ms < 0 or fetch.fetch_offset < 0 or request.replica_id == context.config.node_id:
         return ErrorCode.INVALID_REQUEST
-    if request.replica_id >= 0 and (epoch < 0 or not 0 <= asked.last_fetched_epoch <= epoch):
+    if request.replica_id >= 0 and (epoch < 0 or not 0 <= fetch.last_fetched_epoch <= epoch):
         return ErrorCode.INVALID_REQUEST
     if 0 <= epoch < context.epoch:
         return ErrorCode.FENCED_LEADER_EPOCH
@@ -70,21 +60,21 @@ def _fetch_error(context: RaftContext, request: m.FetchRequest, asked: m.FetchPa
     return ErrorCode.NONE if context.state is State.LEADER else ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
-def fetch_position(context: RaftContext, asked: m.FetchPartition) -> m.EpochEndOffset | m.SnapshotId | None:
-    """Return where a fetch position diverges, or the snapshot to fetch first; None if records can follow it."""
-    log, offset, epoch = context.log, asked.fetch_offset, asked.last_fetched_epoch
+def fetch_position(context: RaftContext, fetch: m.FetchPartition) -> m.EpochEndOffset | m.SnapshotId | None:
+    """Return the diverging epoch of a fetch position, or the snapshot to fetch first; None if records can follow it."""
+    log, offset, epoch = context.log, fetch.fetch_offset, fetch.last_fetched_epoch
     if (offset == 0 and epoch == 0 and log.log_start_offset == 0) or epoch < 0:
         return None
     oldest = snapshots.oldest_snapshot(context)
-    if is_sent_a_snapshot(offset, epoch, log.log_start_offset, oldest):
+    if needs_snapshot(offset, epoch, log.log_start_offset, oldest):
         return context.latest_snapshot
     if oldest is not None and offset == log.log_start_offset > 0:
-        return None  # of the oldest snapshot's epoch: the log begins there
+        return None  # the log begins at the oldest snapshot, whose epoch matches
     end = log.end_offset_for_epoch(epoch)
-    if end.end_offset < 0:  # an epoch that this log knows nothing of
+    if end.end_offset < 0:  # the log does not know this epoch
         end = m.EpochEndOffset(context.last_epoch, log.log_end_offset)
     elif oldest is not None and end == m.EpochEndOffset(epoch, oldest.end_offset):
-        # of an epoch below all that the log has
+        # the epoch is older than all batches in the log
         end = m.EpochEndOffset(oldest.epoch, oldest.end_offset)
     return end if has_diverged(offset, epoch, end) else None
 
@@ -92,14 +82,14 @@ def fetch_position(context: RaftContext, asked: m.FetchPartition) -> m.EpochEndO
 def _observe_position(context: RaftContext, leadership: Leadership, replica_id: int, offset: int) -> None:
     replica = leadership.replica(replica_id, context.now_ms)
     if replica is not None:
-        replica.fetched(offset, context.log.log_end_offset, context.now_ms)
+        replica.record_fetch(offset, context.log.log_end_offset, context.now_ms)
         if replica_id in leadership.voters:
             advance_leader(context, leadership)
 
 
-def _respond_to_fetch(context: RaftContext, leadership: Leadership, wait: Waiting, *, at_once: bool) -> bool:
-    """Respond if there is news for the replica, or `at_once`; return whether a response was sent."""
-    asked, log, high_watermark = wait.partition, context.log, context.high_watermark
+def _respond_to_fetch(context: RaftContext, leadership: Leadership, wait: WaitingFetch, *, immediately: bool) -> bool:
+    """Respond if there is news for the replica or if `immediately`; return whether a response was sent."""
+    fetch, log, high_watermark = wait.partition, context.log, context.high_watermark
     data = m.PartitionData(
         high_watermark=high_watermark,
         last_stable_offset=high_watermark,
@@ -107,7 +97,7 @@ def _respond_to_fetch(context: RaftContext, leadership: Leadership, wait: Waitin
         current_leader=m.LeaderIdAndEpoch(context.config.node_id, context.epoch),
     )
     replica = leadership.voters.get(wait.replica_id) or leadership.observers.get(wait.replica_id)
-    position = fetch_position(context, asked)
+    position = fetch_position(context, fetch)
     read = None
     if isinstance(position, m.EpochEndOffset):
         data = data._replace(diverging_epoch=position)
@@ -115,50 +105,53 @@ def _respond_to_fetch(context: RaftContext, leadership: Leadership, wait: Waitin
         data = data._replace(snapshot_id=position)
     else:
         limit = log.log_end_offset if wait.replica_id >= 0 else high_watermark
-        if not log.log_start_offset <= asked.fetch_offset <= log.log_end_offset:
+        if not log.log_start_offset <= fetch.fetch_offset <= log.log_end_offset:
             data = data._replace(error_code=ErrorCode.OFFSET_OUT_OF_RANGE)
-        elif asked.fetch_offset < limit:
-            read = Read(asked.fetch_offset, wait.max_bytes, limit)
-        elif not at_once and (replica is None or replica.high_watermark_told >= high_watermark):
+        elif fetch.fetch_offset < limit:
+            read = types.Read(fetch.fetch_offset, wait.max_bytes, limit)
+        elif not immediately and (replica is None or replica.sent_high_watermark >= high_watermark):
             return False
     if replica is not None:
-        replica.high_watermark_told = high_watermark
-    context.emit(Respond(wait.request_id, wire.fetch_response(data), read))
+        replica.sent_high_watermark = high_watermark
+    context.emit(types.Respond(wait.request_id, wire.fetch_response(data), read))
     return True
 
 
-def _wait(context: RaftContext, leadership: Leadership, wait: Waiting) -> None:
+def _add_waiting(context: RaftContext, leadership: Leadership, wait: WaitingFetch) -> None:
     key = wait.replica_id if wait.replica_id >= 0 else -1 - wait.request_id
     before = leadership.waiting.pop(key, None)
-    if before is not None:  # the replica sent a new Fetch: the response to the older one is not read
-        _respond_to_fetch(context, leadership, before, at_once=True)
+    if before is not None:  # the replica sent a new Fetch and no longer reads the response to the older one
+        _respond_to_fetch(context, leadership, before, immediately=True)
     if len(leadership.waiting) >= WAITING_MAX:
-        _respond_to_fetch(context, leadership, wait, at_once=True)
+        _respond_to_fetch(context, leadership, wait, immediately=True)
     else:
         leadership.waiting[key] = wait
 
 
 def _respond_to_waiting(context: RaftContext, leadership: Leadership) -> None:
-    """Respond to the fetches that there is news for, or whose time is over."""
+    """Respond to waiting fetches that have news or whose deadline has passed."""
     for key, wait in list(leadership.waiting.items()):
-        if _respond_to_fetch(context, leadership, wait, at_once=context.now_ms >= wait.deadline_ms):
+        if _respond_to_fetch(context, leadership, wait, immediately=context.now_ms >= wait.deadline_ms):
             del leadership.waiting[key]
 
 
 def advance_leader(context: RaftContext, leadership: Leadership) -> None:
-    """Move the high watermark to what a majority of voters has."""
+    """Advance the high watermark to the offset that a majority of voters has, and respond to waiting fetches."""
     if context.commit(leadership.committed_offset(context.durable_end)):
         _respond_to_waiting(context, leadership)
 
 
 def poll_leader(context: RaftContext, leadership: Leadership) -> None:
-    """Resign without a quorum, announce the epoch, respond to fetches that waited long enough."""
+    """Perform the due actions of a leader.
+
+    Resigns without a quorum, sends BeginQuorumEpoch, and responds to fetches whose deadline has passed.
+    """
     now_ms = context.now_ms
     if leadership.has_lost_quorum(now_ms):
         elections.resign(context)
         return
-    leadership.begin_round(now_ms)
-    for voter in sorted(leadership.to_tell):
+    leadership.start_round(now_ms)
+    for voter in sorted(leadership.unnotified_voters):
         if context.is_free(voter):
             context.send(voter, wire.epoch_request(m.BeginQuorumEpochRequest, context.config, context.epoch))
     if any(now_ms >= wait.deadline_ms for wait in leadership.waiting.values()):
@@ -166,24 +159,24 @@ def poll_leader(context: RaftContext, leadership: Leadership) -> None:
 
 
 def on_append(context: RaftContext, token: int, batch: bytes, epoch: int) -> None:
-    """Append what the active controller decided in `epoch`, if this node still leads it."""
+    """Append a batch of the active controller, or refuse it if this node no longer leads `epoch`."""
     if context.state is State.LEADER and epoch == context.epoch:
-        context.emit(AppendAsLeader(token, batch, epoch))
+        context.emit(types.AppendAsLeader(token, batch, epoch))
     else:
-        context.emit(RefuseAppend(token, ErrorCode.NOT_LEADER_OR_FOLLOWER, context.told_election.leader_id))
+        context.emit(types.RefuseAppend(token, ErrorCode.NOT_LEADER_OR_FOLLOWER, context.advertised_election.leader_id))
 
 
-# -- the log
+# -- log
 
 
 def flush_if_needed(context: RaftContext) -> None:
-    """Make a voter's log durable; observers leave that to their log's owner."""
+    """Flush a voter's log. The log of an observer is flushed by its owner."""
     if context.config.is_voter and context.durable_end < context.log.log_end_offset:
-        context.emit(Flush())
+        context.emit(types.Flush())
 
 
 def on_log_changed(context: RaftContext) -> None:
-    """Continue after records were appended, or cut."""
+    """Continue after an append or truncation."""
     context.durable_end = min(context.durable_end, context.log.log_end_offset)
     flush_if_needed(context)
     if context.leadership is not None:
@@ -193,7 +186,7 @@ def on_log_changed(context: RaftContext) -> None:
 
 
 def on_append_rejected(context: RaftContext) -> None:
-    """Resign as a leader that cannot begin its epoch; as a follower, retry later."""
+    """Resign if a leader could not append its LeaderChange record; as a follower, retry later."""
     if context.leadership is not None:
         if context.log.log_end_offset == context.leadership.epoch_start_offset:
             elections.resign(context)
@@ -202,47 +195,50 @@ def on_append_rejected(context: RaftContext) -> None:
 
 
 def on_persisted(context: RaftContext, end_offset: int) -> None:
-    """Count what is durable: more of the log is."""
+    """Record that the log below `end_offset` is durable, and advance a leader's high watermark."""
     context.durable_end = min(end_offset, context.log.log_end_offset)
     flush_if_needed(context)
     if context.leadership is not None:
         advance_leader(context, context.leadership)
 
 
-# -- the follower's side
+# -- follower
 
 
 def poll_follower(context: RaftContext) -> None:
-    """Fetch from the leader; without its responses for too long, search for another one or become a candidate."""
+    """Send Fetch to the leader; after the fetch timeout, become a candidate (voter) or leave the leader (observer)."""
     leader_id = context.election.leader_id
     if context.deadline_ms is not None and context.now_ms >= context.deadline_ms:
         if context.state is State.FOLLOWER:
             elections.become_candidate(context, elections.Cause.FETCH_TIMEOUT)
         else:
-            elections.give_up_leader(context)
+            elections.abandon_leader(context)
     elif context.is_free(leader_id) and context.fetching_snapshot is None and may_fetch(context):
         context.send(leader_id, _next_fetch(context))
 
 
 def probe_ms(config: RaftConfig) -> int:
-    """Time that an observer without a leader gives one voter to respond before it sends a Fetch to the next, too."""
+    """Return the time until an observer without a leader sends Fetch to another voter, in ms.
+
+    A fifth of the election timeout, at least the retry backoff.
+    """
     return max(config.retry_backoff_ms, config.election_timeout_ms // 5)
 
 
 def poll_unattached_observer(context: RaftContext) -> None:
-    """Send a Fetch to one voter after the other until one names the leader; a silent one does not delay the rest."""
+    """Send Fetch to the voters in turn until one names the leader. A slow voter does not delay the others."""
     is_early = context.deadline_ms is None or context.now_ms < context.deadline_ms
     if is_early and any(peer.request_id for peer in context.peers.values()):
         return
     context.deadline_ms = None
-    voter = context.any_free_voter()
+    voter = context.next_free_voter()
     if voter is not None:
         context.send(voter, _next_fetch(context))
         context.deadline_ms = context.now_ms + probe_ms(context.config)
 
 
 def may_fetch(context: RaftContext) -> bool:
-    """Whether all that a Fetch would claim is durable. An observer's claim does not count, so it need not be."""
+    """Whether the log is durable up to its end. Observers do not need that, because their position is not counted."""
     return not context.config.is_voter or context.durable_end >= context.log.log_end_offset
 
 
@@ -254,7 +250,7 @@ def _next_fetch(context: RaftContext) -> m.FetchRequest:
 
 
 def on_fetch_response(context: RaftContext, node_id: int, data: m.PartitionData) -> None:
-    """Handle the response of the leader, or of a voter that names it."""
+    """Handle a Fetch response of the leader, or of a voter that names the leader."""
     leader = data.current_leader or m.LeaderIdAndEpoch(-1, context.epoch)
     has_resigned = (
         context.state is State.OBSERVER_FOLLOWER
@@ -262,8 +258,8 @@ def on_fetch_response(context: RaftContext, node_id: int, data: m.PartitionData)
         and data.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
         and leader == m.LeaderIdAndEpoch(-1, context.epoch)
     )
-    if has_resigned:  # an observer need not wait for the fetch timeout
-        elections.give_up_leader(context)
+    if has_resigned:  # no need to wait for the fetch timeout
+        elections.abandon_leader(context)
         context.retry_later(node_id)
         return
     if elections.handle_common_response(context, node_id, data.error_code, leader.leader_epoch, leader.leader_id):
@@ -275,26 +271,26 @@ def on_fetch_response(context: RaftContext, node_id: int, data: m.PartitionData)
     if data.diverging_epoch is not None:
         truncate(context, data.diverging_epoch)
     elif data.snapshot_id is not None:
-        snapshots.begin_fetch(context, data.snapshot_id)
+        snapshots.start_fetch(context, data.snapshot_id)
     else:
         context.leader_high_watermark = max(context.leader_high_watermark, data.high_watermark)
         if data.records:
-            context.emit(AppendAsFollower(data.records))
+            context.emit(types.AppendAsFollower(data.records))
         else:
             _advance_follower(context)
 
 
 def _advance_follower(context: RaftContext) -> None:
-    """Commit what the leader committed, as far as this log reaches."""
+    """Advance the high watermark to the leader's, limited to the local log end."""
     end_offset = context.log.log_end_offset
     context.commit(follower_high_watermark(context.leader_high_watermark, end_offset, context.high_watermark))
 
 
 def truncate(context: RaftContext, diverging: m.EpochEndOffset) -> None:
-    """Cut what the leader does not have; QuorumError when that was committed."""
+    """Truncate the log to the diverging epoch's end. Raises QuorumError if that would remove committed records."""
     log = context.log
     offset = truncation_offset(diverging, log.end_offset_for_epoch(diverging.epoch), log.log_end_offset)
     snapshots.check_truncation(context, offset)
     if offset >= log.log_end_offset:
         context.retry_later(context.election.leader_id)
-    context.emit(TruncateLog(offset))
+    context.emit(types.TruncateLog(offset))

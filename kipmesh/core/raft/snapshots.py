@@ -1,7 +1,7 @@
-"""Snapshots of the metadata log as the quorum sees them (630-08, 630-11, 630-12). The driver makes and fetches them.
+"""Snapshots in the metadata quorum's state machine (630-08, 630-11, 630-12). The driver generates and fetches them.
 
-A follower that needs records that its leader no longer has fetches a snapshot, and sends no Fetch in the meantime. The
-latest snapshot never goes back. What a snapshot contains is committed.
+A follower that needs records below the leader's log start fetches a snapshot and sends no Fetch meanwhile. The latest
+snapshot never becomes older. A snapshot contains only committed records.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from kipmesh.messages import SnapshotId
 
 
 def oldest_snapshot(context: RaftContext) -> SnapshotId | None:
-    """Return the oldest at or above the log start; the latest while those below a raised log start are being deleted.
+    """Return the oldest snapshot at or above the log start, or None without snapshots.
 
-    One below it says nothing of the epoch at the log start.
+    While snapshots below a raised log start are being deleted, this is the latest: an older one does not tell the epoch
+    at the log start.
     """
     earliest = context.earliest_snapshot
     if earliest is not None and earliest.end_offset < context.log.log_start_offset:
@@ -24,16 +25,19 @@ def oldest_snapshot(context: RaftContext) -> SnapshotId | None:
 
 
 def check_truncation(context: RaftContext, offset: int) -> None:
-    """Raise QuorumError if the leader wants the log to end below the high watermark."""
+    """Raise QuorumError if truncating the log to `offset` would remove committed records."""
     if offset < context.high_watermark:
         raise QuorumError(
-            f"leader {context.election.leader_id} of epoch {context.epoch} wants the log cut at {offset}, "
+            f"leader {context.election.leader_id} of epoch {context.epoch} requires truncation to offset {offset}, "
             f"below the high watermark {context.high_watermark}"
         )
 
 
-def begin_fetch(context: RaftContext, snapshot_id: SnapshotId) -> None:
-    """Fetch a snapshot that the leader sent instead of records (630-08); QuorumError if it would undo a commit."""
+def start_fetch(context: RaftContext, snapshot_id: SnapshotId) -> None:
+    """Fetch the snapshot whose id the leader returned instead of records (630-08). Backs off if the id is not newer.
+
+    Raises QuorumError if the snapshot ends below the high watermark.
+    """
     latest, leader_id = context.latest_snapshot, context.election.leader_id
     is_valid = snapshot_id.end_offset >= 0 and snapshot_id.epoch >= 0
     if not is_valid or (latest is not None and age_order(latest) >= age_order(snapshot_id)):
@@ -45,13 +49,13 @@ def begin_fetch(context: RaftContext, snapshot_id: SnapshotId) -> None:
 
 
 def on_snapshot_changed(context: RaftContext, latest: SnapshotId, earliest: SnapshotId) -> None:
-    """Take over a snapshot that was made here, or was fetched and replaced the log."""
+    """Adopt a generated snapshot, or a fetched one that has replaced the log. Ignored if a newer one is known."""
     if context.latest_snapshot is not None and age_order(latest) < age_order(context.latest_snapshot):
-        return  # reported late: a newer one was reported before
+        return  # a newer snapshot was reported before
     context.latest_snapshot, context.earliest_snapshot = latest, earliest
     log = context.log
     if log.log_start_offset == log.log_end_offset == latest.end_offset:
-        context.durable_end = log.log_end_offset  # the snapshot is durable, and there is nothing else
+        context.durable_end = log.log_end_offset  # the log is empty and the snapshot is durable
     fetching = context.fetching_snapshot
     if fetching is not None and age_order(latest) >= age_order(fetching):
         context.fetching_snapshot = None
@@ -59,7 +63,7 @@ def on_snapshot_changed(context: RaftContext, latest: SnapshotId, earliest: Snap
 
 
 def on_fetch_progress(context: RaftContext, *, failed: bool) -> None:
-    """Keep the leader while it sends a snapshot (630-12); after a failure, send Fetch again (630-11)."""
+    """Restart the fetch timeout while the leader sends a snapshot (630-12); if `failed`, send Fetch again (630-11)."""
     if context.fetching_snapshot is None:
         return
     if failed:

@@ -1,7 +1,7 @@
-"""What goes into the machine of the metadata quorum and what comes out: values only.
+"""Events and effects of the metadata quorum's state machine. Values only.
 
-Events and effects are the whole interface of `kipmesh.core.raft.machine`; the contract of who may do what when is in
-its header. Times are milliseconds of the caller's monotonic clock; offsets are those of `__cluster_metadata-0`.
+They are the whole interface of `kipmesh.core.raft.machine`, whose module docstring states the contract with the driver.
+Times are milliseconds of the caller's monotonic clock. Offsets are those of `__cluster_metadata-0`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Response: TypeAlias = (
 
 
 class State(Enum):
-    """What a replica is to its quorum; the value is the name in metrics and documents."""
+    """Role of a replica in the metadata quorum; the value is its name in metrics and documentation."""
 
     UNATTACHED = "unattached"
     VOTED = "voted"
@@ -34,26 +34,26 @@ class State(Enum):
 
     @property
     def is_observer(self) -> bool:
-        """Whether a replica without a vote is in this state."""
+        """Whether the replica has no vote."""
         return self in (State.OBSERVER_UNATTACHED, State.OBSERVER_FOLLOWER)
 
     @property
     def follows(self) -> bool:
-        """Whether it fetches from a leader that it knows."""
+        """Whether the replica fetches from a known leader."""
         return self in (State.FOLLOWER, State.OBSERVER_FOLLOWER)
 
 
 @dataclass(frozen=True, slots=True)
 class RaftConfig:
-    """Who this replica is, who votes, and how long it waits."""
+    """Node id, voter set and timeouts of one replica."""
 
     node_id: int
     voters: tuple[int, ...]
     cluster_id: str
     election_timeout_ms: int = 1000
-    """`controller.quorum.election.timeout.ms`; a jittered timeout lies between once and twice this."""
+    """`controller.quorum.election.timeout.ms`; jitter extends it to at most twice this time."""
     fetch_timeout_ms: int = 2000
-    """`controller.quorum.fetch.timeout.ms`; jitter adds up to a quarter."""
+    """`controller.quorum.fetch.timeout.ms`; jitter extends it by at most a quarter."""
     election_backoff_max_ms: int = 1000
     request_timeout_ms: int = 2000
     retry_backoff_ms: int = 20
@@ -62,22 +62,25 @@ class RaftConfig:
 
     @property
     def is_voter(self) -> bool:
-        """Whether this replica has a vote; the others are observers."""
+        """Whether this replica is in the voter set. Other replicas are observers."""
         return self.node_id in self.voters
 
     @property
     def majority(self) -> int:
-        """How many voters decide."""
+        """Number of voters that form a majority."""
         return len(self.voters) // 2 + 1
 
     @property
     def check_quorum_timeout_ms(self) -> int:
-        """How long a leader goes on without fetches of a majority."""
+        """Time without fetches from a majority of voters after which a leader resigns."""
         return self.fetch_timeout_ms * 3 // 2
 
 
 class ElectionState(NamedTuple):
-    """What `quorum-state` holds: never both a leader and a vote; epoch 0 is before the first election."""
+    """Content of the `quorum-state` file: epoch, leader id and voted id (-1: none).
+
+    Never has both a leader and a vote. Epoch 0 precedes the first election.
+    """
 
     epoch: int = 0
     leader_id: int = -1
@@ -85,25 +88,25 @@ class ElectionState(NamedTuple):
 
 
 class LogView(Protocol):
-    """What the machine reads of the log, `kipmesh.storage.log.log.Log` as it is. It never writes."""
+    """Read-only view of the metadata log. `kipmesh.storage.log.log.Log` implements it."""
 
     @property
     def log_start_offset(self) -> int:
-        """The first offset."""
+        """Offset of the first record."""
         ...
 
     @property
     def log_end_offset(self) -> int:
-        """The offset that the next record gets."""
+        """Offset of the next record to be appended."""
         ...
 
     @property
     def latest_epoch(self) -> int:
-        """The epoch of the last batch, -1 if there is none."""
+        """Leader epoch of the last batch, or -1 if the log is empty."""
         ...
 
     def end_offset_for_epoch(self, epoch: int) -> m.EpochEndOffset:
-        """The largest epoch at or below `epoch` and where it ends; (-1, -1) if unknown."""
+        """Return the largest epoch not above `epoch` and its end offset; (-1, -1) if there is none."""
         ...
 
 
@@ -111,7 +114,7 @@ class LogView(Protocol):
 
 
 class RequestReceived(NamedTuple):
-    """A peer sent a request; the response is `Respond(request_id)`, at once or later."""
+    """A peer sent a request. The machine emits `Respond(request_id)` in this step or later."""
 
     request_id: int
     request: Request
@@ -125,17 +128,17 @@ class ResponseReceived(NamedTuple):
 
 
 class RequestFailed(NamedTuple):
-    """`Send(request_id)` will get no response."""
+    """`Send(request_id)` will not get a response."""
 
     request_id: int
 
 
 class TimerFired(NamedTuple):
-    """It is `Machine.next_deadline_ms()`, or somebody thinks so."""
+    """`Machine.next_deadline_ms()` may have passed. Early or repeated timers are harmless."""
 
 
 class AppendRequested(NamedTuple):
-    """The active controller has a batch; `epoch` is the one that it was decided in."""
+    """The active controller wants to append a batch that it created in `epoch`; `token` identifies the append."""
 
     token: int
     batch: bytes
@@ -143,23 +146,23 @@ class AppendRequested(NamedTuple):
 
 
 class LogChanged(NamedTuple):
-    """The append or truncation of the step before is done: the log is as it asked for."""
+    """The append or truncation of the previous step succeeded."""
 
 
 class AppendRejected(NamedTuple):
-    """The append of the step before was not done, and left the log as it was: full disk, corrupt batch."""
+    """The append of the previous step failed (full disk, corrupt batch) and left the log unchanged."""
 
 
 class Persisted(NamedTuple):
-    """Everything below `end_offset` is durable (`Log.recovery_point`, read when this is reported)."""
+    """All records below `end_offset` (`Log.recovery_point`) are durable."""
 
     end_offset: int
 
 
 class SnapshotChanged(NamedTuple):
-    """Another snapshot became the latest, made here or fetched; for a fetched one the log was replaced before.
+    """A generated or fetched snapshot became the latest one; a fetched one has already replaced the log.
 
-    `earliest` is the oldest that is kept, None when that is the same.
+    `earliest` is the oldest snapshot that is kept; None if `latest` is the only one.
     """
 
     latest: m.SnapshotId
@@ -167,21 +170,21 @@ class SnapshotChanged(NamedTuple):
 
 
 class SnapshotFetchProgress(NamedTuple):
-    """A FetchSnapshot response of the leader came: it lives (630-12)."""
+    """The leader responded to a FetchSnapshot request, so it is alive (630-12)."""
 
 
 class SnapshotFetchFailed(NamedTuple):
-    """The snapshot cannot be had; Fetch is asked again (630-11)."""
+    """Fetching the snapshot failed. The machine sends Fetch again (630-11)."""
 
 
 class SnapshotServed(NamedTuple):
-    """A replica asked this leader for a part of a snapshot in its epoch: it counts as alive (630-12)."""
+    """A replica sent FetchSnapshot in this leader's epoch; it counts for check-quorum (630-12)."""
 
     replica_id: int
 
 
 class ResignRequested(NamedTuple):
-    """Stop leading, for a shutdown or at the operator's wish; nothing happens to those that do not lead."""
+    """Resign leadership, for a shutdown or by the operator. Ignored unless this replica is the leader."""
 
 
 Event: TypeAlias = (
@@ -205,26 +208,26 @@ Event: TypeAlias = (
 
 
 class PersistElection(NamedTuple):
-    """Write `quorum-state` durably, before anything that follows."""
+    """Write `quorum-state` durably before performing any later effect."""
 
     election: ElectionState
 
 
 class TruncateLog(NamedTuple):
-    """Cut the log, then `LogChanged`."""
+    """Truncate the log to `offset`, then report `LogChanged`."""
 
     offset: int
 
 
 class AppendLeaderChange(NamedTuple):
-    """Append the control record as leader, then `LogChanged`."""
+    """Append the LeaderChange control record in `epoch`, then report `LogChanged`."""
 
     epoch: int
     change: LeaderChange
 
 
 class AppendAsLeader(NamedTuple):
-    """Append the batch with that epoch, then `LogChanged`."""
+    """Append the batch with leader epoch `epoch`, then report `LogChanged`."""
 
     token: int
     batch: bytes
@@ -232,13 +235,13 @@ class AppendAsLeader(NamedTuple):
 
 
 class AppendAsFollower(NamedTuple):
-    """Append the leader's batches as they are, then `LogChanged`."""
+    """Append the leader's batches unchanged, then report `LogChanged`."""
 
     records: bytes
 
 
 class RefuseAppend(NamedTuple):
-    """An `AppendRequested` that will not be done: respond to its client."""
+    """Fail the `AppendRequested` with this token and error; `leader_id` is the current leader or -1."""
 
     token: int
     error: ErrorCode
@@ -246,11 +249,14 @@ class RefuseAppend(NamedTuple):
 
 
 class Flush(NamedTuple):
-    """Make the log durable up to its end of now, on any thread, then `Persisted`. May be joined with a running one."""
+    """Make the log durable up to its current end, on any thread, then report `Persisted`.
+
+    May be merged with a flush that is already running.
+    """
 
 
 class Send(NamedTuple):
-    """Send a request to a peer; then `ResponseReceived`, `RequestFailed` or nothing."""
+    """Send a request to a peer, then report `ResponseReceived`, `RequestFailed`, or nothing within `timeout_ms`."""
 
     request_id: int
     node_id: int
@@ -259,7 +265,7 @@ class Send(NamedTuple):
 
 
 class Read(NamedTuple):
-    """What of the log belongs into a Fetch response: whole batches from `offset`, none that reaches `max_offset`."""
+    """Log range to read into a Fetch response: whole batches from `offset` that end at or below `max_offset`."""
 
     offset: int
     max_bytes: int
@@ -267,7 +273,7 @@ class Read(NamedTuple):
 
 
 class Respond(NamedTuple):
-    """Respond to a `RequestReceived`; with `read`, records of the log go into it (`wire.with_records`)."""
+    """Respond to a `RequestReceived`. If `read` is given, add its records to the response with `wire.with_records`."""
 
     request_id: int
     response: Response
@@ -275,13 +281,13 @@ class Respond(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """The high watermark rose: the state machine may apply what is below."""
+    """The high watermark advanced: the state machine may apply all records below it."""
 
     high_watermark: int
 
 
 class StateChanged(NamedTuple):
-    """Another state, epoch or leader (-1 unknown). A snapshot that is being fetched from the old leader is dropped."""
+    """State, epoch or leader (-1: unknown) changed. The driver drops a snapshot transfer from the old leader."""
 
     state: State
     epoch: int
@@ -289,7 +295,7 @@ class StateChanged(NamedTuple):
 
 
 class FetchSnapshot(NamedTuple):
-    """Fetch that snapshot from the leader; Fetch pauses until `SnapshotChanged` or `SnapshotFetchFailed` (630-08)."""
+    """Fetch the snapshot from the leader. Fetch pauses until `SnapshotChanged` or `SnapshotFetchFailed` (630-08)."""
 
     snapshot_id: m.SnapshotId
     leader_id: int
@@ -315,8 +321,8 @@ CHANGES_LOG = (TruncateLog, AppendLeaderChange, AppendAsLeader, AppendAsFollower
 
 
 class DriverError(Exception):
-    """Our own driver broke the contract, for instance another event where `LogChanged` was due."""
+    """The driver broke the contract, for example by sending another event where `LogChanged` was due."""
 
 
 class QuorumError(Exception):
-    """The quorum is not one: two leaders in an epoch, committed records to be cut. The node must stop."""
+    """Consensus is broken: an epoch has two leaders, or committed records would be truncated. The node must stop."""

@@ -1,6 +1,6 @@
-"""Requests and responses of the metadata quorum: each has exactly one topic with exactly one partition.
+"""Messages of the metadata quorum. Each has exactly one topic with exactly one partition.
 
-`only_partition` and `only_response_partition` return that partition, or None for a message about anything else.
+`only_partition` and `only_response_partition` return that partition, or None for any other message.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _RESPONSE_TYPES: dict[type[Request], type[Response]] = {
 
 
 def vote_request(config: RaftConfig, epoch: int, last_epoch: int, end_offset: int) -> m.VoteRequest:
-    """Request a vote in `epoch`."""
+    """Return a Vote request in `epoch` of a candidate whose log ends at `end_offset` in `last_epoch`."""
     partition = m.VotePartition(0, epoch, config.node_id, last_epoch, end_offset)
     return m.VoteRequest(config.cluster_id, (m.VoteTopic(CLUSTER_METADATA_TOPIC, (partition,)),))
 
@@ -37,13 +37,13 @@ def vote_request(config: RaftConfig, epoch: int, last_epoch: int, end_offset: in
 def epoch_request(
     kind: type[EpochRequest], config: RaftConfig, epoch: int, successors: tuple[int, ...] = ()
 ) -> EpochRequest:
-    """Announce that this node leads `epoch`, or that it resigned."""
+    """Return a BeginQuorumEpoch request or, with `successors`, an EndQuorumEpoch request for `epoch`."""
     partition = m.QuorumEpochPartition(0, config.node_id, epoch, successors)
     return kind(config.cluster_id, (m.QuorumEpochTopic(CLUSTER_METADATA_TOPIC, (partition,)),))
 
 
 def fetch_request(config: RaftConfig, epoch: int, offset: int, last_epoch: int, log_start: int) -> m.FetchRequest:
-    """Request records from `offset` on; the record before it is of `last_epoch`."""
+    """Return a Fetch request from `offset`, where `last_epoch` is the epoch of the record before it."""
     partition = m.FetchPartition(0, epoch, offset, last_epoch, log_start, config.fetch_max_bytes)
     return m.FetchRequest(
         cluster_id=config.cluster_id,
@@ -55,7 +55,7 @@ def fetch_request(config: RaftConfig, epoch: int, offset: int, last_epoch: int, 
 
 
 def only_partition(request: Request) -> RequestPartition | None:
-    """Return the metadata partition of a request."""
+    """Return the metadata partition of a request, or None if the request names anything else."""
     match request.topics:
         case (m.VoteTopic() | m.QuorumEpochTopic() as topic,):
             is_metadata = topic.topic_name == CLUSTER_METADATA_TOPIC
@@ -69,9 +69,9 @@ def only_partition(request: Request) -> RequestPartition | None:
         case (
             m.VotePartition(partition_index=0)
             | m.QuorumEpochPartition(partition_index=0)
-            | m.FetchPartition(partition=0) as found,
+            | m.FetchPartition(partition=0) as partition,
         ) if is_metadata:
-            return found
+            return partition
     return None
 
 
@@ -79,50 +79,50 @@ def only_partition(request: Request) -> RequestPartition | None:
 
 
 def error_response(request: Request, error: ErrorCode) -> Response:
-    """Refuse a whole request."""
+    """Return a response to `request` with a top-level error."""
     return _RESPONSE_TYPES[type(request)](error_code=error)
 
 
 def vote_response(election: ElectionState, error: ErrorCode, *, granted: bool = False) -> m.VoteResponse:
-    """Respond to a Vote request."""
+    """Return a Vote response with the known leader and epoch."""
     partition = m.VotePartitionResponse(0, error, election.leader_id, election.epoch, granted)
     return m.VoteResponse(0, (m.VoteTopicResponse(CLUSTER_METADATA_TOPIC, (partition,)),))
 
 
 def epoch_response(kind: type[EpochResponse], election: ElectionState, error: ErrorCode) -> EpochResponse:
-    """Respond to a BeginQuorumEpoch or EndQuorumEpoch request."""
+    """Return a response of type `kind` to BeginQuorumEpoch or EndQuorumEpoch with the known leader and epoch."""
     partition = m.QuorumEpochPartitionResponse(0, error, election.leader_id, election.epoch)
     return kind(0, (m.QuorumEpochTopicResponse(CLUSTER_METADATA_TOPIC, (partition,)),))
 
 
 def fetch_response(partition: m.PartitionData) -> m.FetchResponse:
-    """Respond to a Fetch request."""
+    """Return a Fetch response with one partition."""
     topic = m.FetchableTopicResponse(CLUSTER_METADATA_TOPIC, CLUSTER_METADATA_TOPIC_ID, (partition,))
     return m.FetchResponse(responses=(topic,))
 
 
 def fetch_error(election: ElectionState, error: ErrorCode) -> m.FetchResponse:
-    """Refuse a Fetch request with the leader and the epoch that this node knows."""
+    """Return a Fetch response with a partition error, the known leader and epoch."""
     leader = m.LeaderIdAndEpoch(election.leader_id, election.epoch)
     return fetch_response(m.PartitionData(0, error, current_leader=leader))
 
 
 def with_records(response: Response, records: bytes) -> m.FetchResponse:
-    """Add the records that the `Read` of a Fetch response names."""
+    """Return a Fetch response with the records that its `Read` describes. Raises TypeError for any other response."""
     partition = only_response_partition(response)
     if not isinstance(partition, m.PartitionData):
-        raise TypeError("not a fetch response of the quorum")
+        raise TypeError(f"expected a Fetch response with one partition, got {type(response).__name__}")
     return fetch_response(partition._replace(records=records))
 
 
 def only_response_partition(response: Response) -> ResponsePartition | None:
-    """Return the only partition of a response."""
+    """Return the only partition of a response, or None if the response does not have exactly one."""
     topics = response.responses if isinstance(response, m.FetchResponse) else response.topics
     match topics[0].partitions if len(topics) == 1 else ():
         case (
             m.VotePartitionResponse(partition_index=0)
             | m.QuorumEpochPartitionResponse(partition_index=0)
-            | m.PartitionData(partition_index=0) as found,
+            | m.PartitionData(partition_index=0) as partition,
         ):
-            return found
+            return partition
     return None

@@ -94,7 +94,7 @@ def obsolete(log_start: int, snapshot_ids: Iterable[SnapshotId]) -> tuple[Snapsh
     return tuple(sorted((each for each in snapshot_ids if each.end_offset < log_start), key=age_order))
 
 
-def is_sent_a_snapshot(fetch_offset: int, last_fetched_epoch: int, log_start: int, oldest: SnapshotId | None) -> bool:
+def needs_snapshot(fetch_offset: int, last_fetched_epoch: int, log_start: int, oldest: SnapshotId | None) -> bool:
     """Whether a fetch is answered with the latest snapshot's id (630-08).
 
     So it is below the log start, at a log start above 0 with another epoch than the oldest snapshot's, and with a last

@@ -198,7 +198,7 @@ class QuorumDriver:
         self.corrupt_snapshots = 0
         """Snapshots that came from a leader and were none (630-12)."""
         self.state = self.machine.state
-        self.election = self.machine.told_election
+        self.election = self.machine.advertised_election
         """As far as listeners and peers know; epoch and leader of the latest `state_changed`."""
         self.high_watermark = max(0, self.machine.high_watermark)
         """Everything below is committed, as far as this node knows."""

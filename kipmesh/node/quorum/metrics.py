@@ -137,7 +137,7 @@ class QuorumMetrics:
         for name, text, value in (
             (f"{_CONTROLLER}snapshotlag", "Offsets between the latest snapshot and the high watermark", snapshot_lag),
             ("kipmesh_metadata_applied_lag", "Committed offsets that are not applied yet", applied_lag),
-            (f"{_RAFT}current_leader", "The quorum's leader, -1 unknown", lambda: machine.told_election.leader_id),
+            (f"{_RAFT}current_leader", "The quorum's leader, -1 unknown", lambda: machine.advertised_election.leader_id),
             (f"{_RAFT}current_epoch", "The quorum's epoch", lambda: machine.epoch),
             (f"{_RAFT}current_vote", "Whom this voter voted for in this epoch, -1 nobody", vote),
             (f"{_RAFT}high_watermark", "End of what is committed", lambda: quorum.high_watermark),

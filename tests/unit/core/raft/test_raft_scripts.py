@@ -152,7 +152,7 @@ class Exchange:
     def do_state(self) -> None:
         for node_id, node in self.nodes.items():
             machine = node.machine
-            leader = machine.told_election.leader_id
+            leader = machine.advertised_election.leader_id
             self.lines.append(
                 f"{node_id}: {machine.state.value} epoch={machine.epoch} leader={leader} "
                 f"hw={machine.high_watermark} log={node.log.shown().strip()}"

@@ -34,7 +34,7 @@ def test_only_voters_count_and_only_past_the_start_of_the_epoch(
     for replica_id, offset in fetches:
         replica = leadership.replica(replica_id, 0)
         assert replica is not None
-        replica.fetched(offset, 20, 0)
+        replica.record_fetch(offset, 20, 0)
         if replica_id in ends:
             ends[replica_id] = offset
     expected = oracle([durable_end, *ends.values()])
@@ -46,7 +46,7 @@ def test_the_quorum_is_there_as_long_as_a_majority_fetches(fetches: list[int]) -
     leadership = Leadership(peer(1, (1, 2, 3, 4, 5)), 0, {1}, 0)
     since_ms, seen = 0, set()
     for number, replica_id in enumerate(fetches, 1):
-        leadership.is_alive(replica_id, number * 100)
+        leadership.mark_alive(replica_id, number * 100)
         seen |= {replica_id} & {2, 3, 4, 5}
         if len(seen) >= 2:
             since_ms, seen = number * 100, set()

@@ -18,7 +18,7 @@ from kipmesh.core.snapshot.retention import (
     StartRefused,
     candidates,
     follower_log_start,
-    is_sent_a_snapshot,
+    needs_snapshot,
     leader_log_start,
     obsolete,
     start,
@@ -275,7 +275,7 @@ def test_who_is_sent_a_snapshot(
     offset: int, epoch: int, log_start: int, oldest: tuple[int, int] | None, expected: bool
 ) -> None:
     oldest_id = None if oldest is None else SnapshotId(*oldest)
-    assert is_sent_a_snapshot(offset, epoch, log_start, oldest_id) == expected
+    assert needs_snapshot(offset, epoch, log_start, oldest_id) == expected
 
 
 # -- 630-14

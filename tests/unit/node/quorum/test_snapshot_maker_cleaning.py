@@ -56,7 +56,7 @@ class Cleaned(Member):
 def fetched(leadership: Leadership, replica_id: int, offset: int, ago_ms: int = 0) -> None:
     seen = leadership.replica(replica_id, 0)
     assert seen is not None
-    seen.fetched(offset, offset, monotonic_ms() - ago_ms)
+    seen.record_fetch(offset, offset, monotonic_ms() - ago_ms)
 
 
 async def test_a_leaders_log_starts_where_every_live_replica_is() -> None:
