@@ -1,6 +1,6 @@
-"""Chaos: faults on a local cluster of processes under a workload whose history is checked.
+"""Chaos experiments: inject faults into a cluster under load and check the recorded history.
 
-`experiment` is what a file says, `runner` does it: `faults` through `network` and `disk`, `workload` beside it. The
-checker is `kipmesh_chaos.history_checker`. Clusters come by the protocol in `mesh`: who runs an experiment brings
-one.
+`experiment` parses the YAML file and `runner` runs it. `faults` injects faults through `network` and `disk` while
+`workload` writes and reads. `history_checker` checks the history. The caller supplies the cluster: see the protocols in
+`target_cluster`.
 """

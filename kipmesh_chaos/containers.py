@@ -1,12 +1,11 @@
-"""A mesh of containers that docker-compose started, as an experiment's cluster: `kipmesh chaos run --compose PROJECT`.
+"""A cluster of docker-compose containers, for `kipmesh chaos run --compose PROJECT`.
 
-It is there before and after a run: `up` looks that it is healthy, `down` stops it to read the replicas' logs, `destroy`
+The cluster outlives the run: `up` waits until it is healthy, `down` stops it to read the replicas' logs, `destroy`
 starts it again. Containers are found by the labels of docker-compose. Needs the extra `chaos` (the library `docker`).
 
-- kill is SIGKILL of the container, restart a `docker stop` (SIGTERM, and its exit code has to be 0), pause its freezer.
-- cut takes the container off its network: nobody hears it, nor its clients on the host, and its address may be another
-  one afterwards. Other cuts, delays, disks and clocks need what only a cluster of processes has: see `unable`.
-- What an experiment says of the cluster (counts, config) does not count: the mesh is as it is.
+- kill sends SIGKILL, restart is `docker stop` (SIGTERM, exit code 0 required), pause freezes the container.
+- cut disconnects a container from its network, also from clients on the host. Its address may change.
+- The experiment's `cluster` section is ignored.
 """
 
 from __future__ import annotations
@@ -23,25 +22,25 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from kipmesh_chaos.experiment import Cut, Fault, Kill, Pause, Restart
-from kipmesh_chaos.target_cluster import Calls, ChaosError
+from kipmesh_chaos.target_cluster import CONTROLLER, Calls, ChaosError, bootstrap, is_broker, is_controller
 
 if TYPE_CHECKING:
     from docker import APIClient
 
 PROJECT_LABEL = "com.docker.compose.project"
 SERVICE_LABEL = "com.docker.compose.service"
-SERVICES = ("controller-", "leader-", "follower-", "consumer-")
+SERVICES = (CONTROLLER, "leader-", "follower-", "consumer-")
 DATA = "/var/lib/kipmesh/data"
-MESH_PORT, HOST_PORT, QUORUM_PORT = 9092, 9094, 9093
+INTERNAL_PORT, HOST_PORT, QUORUM_PORT = 9092, 9094, 9093
 ENGINE_TIMEOUT_S = 90
 HEALTHY_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 40
-LOOK_INTERVAL_S = 0.25
+HEALTH_INTERVAL_S = 0.25
 CALLS_TIMEOUT_S = HEALTHY_TIMEOUT_S + STOP_TIMEOUT_S
 
 
 class EngineError(ChaosError):
-    """Docker is not there, or refused; the text is one line."""
+    """Docker is not available or refused a request. The text is one line."""
 
 
 @contextmanager
@@ -56,18 +55,21 @@ def _engine_errors() -> Iterator[None]:
 
 
 def connect() -> APIClient:
-    """The engine that DOCKER_HOST or Docker's context names; may be used from several threads. Raises ChaosError."""
+    """Connect to the engine of DOCKER_HOST or the current Docker context. Raises ChaosError.
+
+    The client may be used by several threads.
+    """
     try:
         import docker
     except ImportError:
-        raise ChaosError("the package `docker` is missing: install kipmesh[chaos]") from None
+        raise ChaosError("the package docker is missing; install it with: pip install 'kipmesh[chaos]'") from None
     with _engine_errors():
         return docker.from_env(timeout=ENGINE_TIMEOUT_S).api
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerNode:
-    """A container as experiments see a node; `pid` is the host's, None while it does not run."""
+    """A container as a node; `pid` is the host's process id, None while it is not running."""
 
     name: str
     node_id: int | None
@@ -79,25 +81,26 @@ class ContainerNode:
 
 
 class ContainerCluster:
-    """The containers of one project. Calls may come from several threads, and `destroy` waits for them."""
+    """Containers of one docker-compose project. Thread-safe; `destroy` waits for other calls.
+
+    Args: directory: directory for copied logs; topic: topic of the run; inside: whether the run is inside the
+    containers' network and does not need published ports; client: client configuration besides the addresses, such as
+    TLS.
+    """
 
     def __init__(
         self,
         engine: APIClient,
         project: str,
-        folder: Path,
+        directory: Path,
         topic: str,
         *,
         inside: bool = False,
         client: Mapping[str, str] | None = None,
     ) -> None:
-        """`inside`: the experiment runs within the containers' network, and does not need published ports.
-
-        `client`: how clients reach the brokers, beside their addresses (TLS).
-        """
         self._engine = engine
         self._project = project
-        self._folder = folder
+        self._directory = directory
         self._topic = topic
         self._inside = inside
         self._client = client or {}
@@ -105,18 +108,21 @@ class ContainerCluster:
         self._lock = threading.Lock()
         self._nodes: dict[str, ContainerNode] = {}
         self._networks: dict[str, dict[str, list[str]]] = {}
-        """Of those that are cut off: the networks, and their names there."""
+        """Networks of disconnected containers, with their aliases there."""
 
-    def unable(self, fault: Fault) -> str | None:
-        """Why a fault cannot be done to containers."""
+    def unsupported_reason(self, fault: Fault) -> str | None:
+        """Return why containers do not support a fault, or None if they do."""
         if not isinstance(fault, Kill | Pause | Restart | Cut):
-            return "not on containers, which have kill, restart, pause and cut"
+            return "containers support only kill, restart, pause and cut"
         if isinstance(fault, Cut) and not fault.is_total:
-            return "a container is cut off from everybody, in both directions"
+            return "containers support only cuts with peers everybody and direction both"
         return None
 
     def up(self) -> None:
-        """Find the containers, and wait until they are healthy. Raises ChaosError."""
+        """Find the containers, wait until they are healthy and delete the topic of an earlier run.
+
+        Raises ChaosError.
+        """
         found = {}
         with _engine_errors():
             for one in self._engine.containers(all=True, filters={"label": [f"{PROJECT_LABEL}={self._project}"]}):
@@ -124,74 +130,77 @@ class ContainerCluster:
                 if name.startswith(SERVICES):
                     found[name] = self._node(name, self._engine.inspect_container(one["Id"]))
         if not any(node.node_id is not None for node in found.values()):
-            raise ChaosError(f"there are no containers of a mesh in the project {self._project!r} of docker-compose")
+            raise ChaosError(f"docker-compose project {self._project!r} has no containers of a kipmesh cluster")
         with self._lock:
             self._nodes = dict(sorted(found.items()))
         for name in self._nodes:
             self._wait_healthy(name)
-        self._forget_topic()
+        self._delete_topic()
 
     def nodes(self) -> Sequence[ContainerNode]:
-        """All of them, whether they run or not, as this object left them."""
+        """Return all nodes, in the state that this object left them in."""
         with self._lock:
             return list(self._nodes.values())
 
     def is_running(self, name: str) -> bool:
-        """Whether its process is there, held or not."""
+        """Whether a container is running, paused or not. Raises EngineError."""
         return bool(self._inspect(name)["State"]["Running"])
 
     def kill(self, name: str) -> None:
-        """SIGKILL."""
-        self._do(self._engine.kill, name)
+        """Send SIGKILL to a container. Raises EngineError."""
+        self._call(self._engine.kill, name)
         self._set_pid(name, None)
 
     def stop(self, name: str) -> None:
-        """SIGTERM, and wait; raises ChaosError when the process did not end cleanly."""
-        self._do(self._engine.stop, name, timeout=STOP_TIMEOUT_S)
+        """Send SIGTERM to a container and wait. Raises ChaosError if the exit code is not 0."""
+        self._call(self._engine.stop, name, timeout=STOP_TIMEOUT_S)
         self._set_pid(name, None)
         code = self._inspect(name)["State"]["ExitCode"]
         if code:
-            raise ChaosError(f"{name} ended with {code} on SIGTERM")
+            raise ChaosError(f"{name} must exit with 0 on SIGTERM, got {code}")
 
     def start(self, name: str) -> None:
-        """Start it, and return when it is healthy."""
-        self._do(self._engine.start, name)
+        """Start a container and wait until it is healthy. Raises ChaosError."""
+        self._call(self._engine.start, name)
         self._wait_healthy(name)
 
     def pause(self, name: str) -> None:
-        """Freeze its processes."""
-        self._do(self._engine.pause, name)
+        """Freeze the processes of a container. Raises EngineError."""
+        self._call(self._engine.pause, name)
 
     def resume(self, name: str) -> None:
-        """Let them go on."""
-        self._do(self._engine.unpause, name)
+        """Thaw the processes of a container. Raises EngineError."""
+        self._call(self._engine.unpause, name)
 
     def disconnect(self, name: str) -> None:
-        """Take it off its networks."""
+        """Disconnect a container from all its networks. Raises EngineError."""
         networks = self._inspect(name)["NetworkSettings"]["Networks"]
         aliases = {one["NetworkID"]: [*(one.get("Aliases") or []), name] for one in networks.values()}
         with self._lock:
             self._networks[name] = {**self._networks.get(name, {}), **aliases}
         for network in aliases:
-            self._do(self._engine.disconnect_container_from_network, name, network, force=True)
+            self._call(self._engine.disconnect_container_from_network, name, network, force=True)
 
     def reconnect(self, name: str) -> None:
-        """Put it on its networks again, by its old names; idempotent, and may be asked again after an error."""
+        """Reconnect a container to its networks under its aliases; idempotent, also after an error.
+
+        Raises EngineError.
+        """
         with self._lock:
             aliases = self._networks.get(name, {})
         if not aliases:
             return
-        # It is refused to connect it twice: an earlier call may have done a part of this.
+        # Docker refuses to connect a container twice, and an earlier call may have connected some networks.
         known = {one["NetworkID"] for one in self._inspect(name)["NetworkSettings"]["Networks"].values()}
         for network, names in aliases.items():
             if network not in known:
-                self._do(self._engine.connect_container_to_network, name, network, aliases=sorted(set(names)))
+                self._call(self._engine.connect_container_to_network, name, network, aliases=sorted(set(names)))
         with self._lock:
             self._networks.pop(name, None)
 
     def down(self) -> None:
-        """Stop everything, brokers before controllers, and copy the topic's logs to where experiments look."""
-        order = sorted(self.nodes(), key=lambda node: node.name.startswith("controller-"))
+        """Stop all containers, brokers before controllers, and copy the logs of the topic. Raises ChaosError."""
+        order = sorted(self.nodes(), key=is_controller)
         for node in order:
             with self.calls.under_way():
                 self.reconnect(node.name)
@@ -199,17 +208,17 @@ class ContainerCluster:
                 if self.is_running(node.name):
                     self.stop(node.name)
         for node in order:
-            if node.node_id is not None and not node.name.startswith("controller-"):
+            if is_broker(node):
                 self._copy_logs(node)
 
     def destroy(self) -> None:
-        """Everything runs again, as it did before; idempotent. Raises ChaosError at the end, when all was tried."""
+        """Undo all faults and start all containers; idempotent. Raises ChaosError after it has tried each."""
         have_ended = self.calls.end(CALLS_TIMEOUT_S)
-        errors = [] if have_ended else [f"a fault was still being done after {CALLS_TIMEOUT_S:g} s, and may be left"]
+        errors = [] if have_ended else [f"a fault was still in progress after {CALLS_TIMEOUT_S:g} s and may remain"]
         for node in self.nodes():
-            for mend in (self.reconnect, self._go_on):
+            for restore in (self.reconnect, self._ensure_running):
                 try:
-                    mend(node.name)
+                    restore(node.name)
                 except EngineError as error:
                     errors.append(f"{node.name}: {error}")
         if errors:
@@ -221,43 +230,42 @@ class ContainerCluster:
         if self._inspect(name)["State"]["Paused"]:
             self.resume(name)
 
-    def _go_on(self, name: str) -> None:
+    def _ensure_running(self, name: str) -> None:
         self._unpause(name)
         if not self.is_running(name):
-            self._do(self._engine.start, name)
+            self._call(self._engine.start, name)
 
-    def _node(self, name: str, about: Mapping[str, Any]) -> ContainerNode:
-        environment = dict(text.partition("=")[::2] for text in about["Config"]["Env"] or [])
+    def _node(self, name: str, details: Mapping[str, Any]) -> ContainerNode:
+        environment = dict(text.partition("=")[::2] for text in details["Config"]["Env"] or [])
         node_id = environment.get("KIPMESH_CONFIG_NODE_ID", "")
         return ContainerNode(
             name=name,
             node_id=int(node_id) if node_id.isdecimal() else None,
             rack=environment.get("KIPMESH_CONFIG_BROKER_RACK", ""),
-            pid=about["State"]["Pid"] or None,
-            grpc=self._address(name, about["HostConfig"]["PortBindings"] or {}) if node_id else None,
-            dir=str(self._folder / name),
-            container=about["Id"],
+            pid=details["State"]["Pid"] or None,
+            grpc=self._address(name, details["HostConfig"]["PortBindings"] or {}) if node_id else None,
+            dir=str(self._directory / name),
+            container=details["Id"],
         )
 
     def _address(self, name: str, ports: Mapping[str, Any]) -> str | None:
-        is_controller = name.startswith("controller-")
+        is_voter = name.startswith(CONTROLLER)
         if self._inside:
-            return f"{name}:{QUORUM_PORT if is_controller else MESH_PORT}"
-        bound = ports.get(f"{QUORUM_PORT if is_controller else HOST_PORT}/tcp") or []
+            return f"{name}:{QUORUM_PORT if is_voter else INTERNAL_PORT}"
+        bound = ports.get(f"{QUORUM_PORT if is_voter else HOST_PORT}/tcp") or []
         return f"{bound[0]['HostIp'] or '127.0.0.1'}:{bound[0]['HostPort']}" if bound else None
 
-    def _forget_topic(self) -> None:
-        """What an earlier run left."""
+    def _delete_topic(self) -> None:
+        """Delete the topic that an earlier run left."""
         from kipmesh.client.sync import AdminClient
         from kipmesh.core.errors import ErrorCode, KafkaError
 
-        bootstrap = ",".join(node.grpc for node in self.nodes() if node.grpc and "controller-" not in node.name)
         try:
-            with AdminClient(bootstrap, **self._client) as admin:
+            with AdminClient(bootstrap(self.nodes()), **self._client) as admin:
                 admin.delete_topics([self._topic])
         except KafkaError as error:
             if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                raise ChaosError(f"topic {self._topic} of an earlier run cannot be removed: {error}") from None
+                raise ChaosError(f"cannot delete topic {self._topic} of an earlier run: {error}") from None
 
     def _wait_healthy(self, name: str) -> None:
         deadline = time.monotonic() + HEALTHY_TIMEOUT_S
@@ -268,8 +276,10 @@ class ContainerCluster:
                 self._set_pid(name, state["Pid"])
                 return
             if time.monotonic() > deadline:
-                raise ChaosError(f"{name} is {state['Status']}, {health} after {HEALTHY_TIMEOUT_S:g} s")
-            time.sleep(LOOK_INTERVAL_S)
+                raise ChaosError(
+                    f"{name} must be healthy within {HEALTHY_TIMEOUT_S:g} s, got {state['Status']}, {health}"
+                )
+            time.sleep(HEALTH_INTERVAL_S)
 
     def _copy_logs(self, node: ContainerNode) -> None:
         target = Path(node.dir)
@@ -289,18 +299,18 @@ class ContainerCluster:
             self._nodes[name] = replace(self._nodes[name], pid=pid)
 
     def _inspect(self, name: str) -> Any:
-        return self._do(self._engine.inspect_container, name)
+        return self._call(self._engine.inspect_container, name)
 
-    def _do(self, method: Callable[..., Any], name: str, *given: object, **named: object) -> Any:
+    def _call(self, method: Callable[..., Any], name: str, *args: object, **kwargs: object) -> Any:
         """Call a method of the engine whose first argument is a container."""
         with self._lock:
             container = self._nodes[name].container
         with _engine_errors():
-            return method(container, *given, **named)
+            return method(container, *args, **kwargs)
 
 
 def _files_of_topic(archive: tarfile.TarFile, topic: str) -> Iterator[tuple[Path, IO[bytes]]]:
-    """Files `data/TOPIC-N/...` alone: a broker may have much else. One at a time, as they come."""
+    """Yield the files `data/TOPIC-N/...` of an archive, one at a time."""
     for member in archive:
         path = Path(member.name)
         is_plain = member.isreg() and not path.is_absolute() and ".." not in path.parts
@@ -312,9 +322,9 @@ def _files_of_topic(archive: tarfile.TarFile, topic: str) -> Iterator[tuple[Path
 def maker(
     project: str, topic: str, *, inside: bool, client: Mapping[str, str]
 ) -> Callable[[Path, object, object], ContainerCluster]:
-    """What `runner.run_once` makes its cluster with."""
+    """Return the function with which `runner.run_once` creates its cluster. See `ContainerCluster` for arguments."""
 
-    def make(folder: Path, _part: object, _hook: object) -> ContainerCluster:
-        return ContainerCluster(connect(), project, folder, topic, inside=inside, client=client)
+    def make(directory: Path, _part: object, _hook: object) -> ContainerCluster:
+        return ContainerCluster(connect(), project, directory, topic, inside=inside, client=client)
 
     return make

@@ -1,13 +1,12 @@
-"""Faults of disks: one that is full, and files of a killed node that are not as it left them.
+"""Disk faults: full disks, failed disks, and damage to unsynced bytes of a killed node.
 
-A full disk is a small file system in memory (tmpfs) under the data of each node, which a filler uses up: writes fail
-with ENOSPC as anywhere. Mounting takes a namespace of the run's own (`unshare`, Linux; without root where the system
-allows user namespaces to people); what is mounted in it is gone when the run's last process is.
+A full disk is a small tmpfs under each node's data that a filler file uses up, so that writes fail with ENOSPC.
+Mounting needs a mount namespace of the run (`unshare`, Linux; without root where user namespaces are allowed), which
+ends with its last process.
 
-A torn tail and a flipped bit are in what was not synced: the part of the last segment from the recovery point on. What
-is before it a disk may not lose; a broker does not look at that again, like Kafka's.
-
-A disk that fails is one of a broker's two: an empty read-only file system takes its place.
+A torn tail or flipped bit affects only bytes of the last segment after the recovery point. A disk may not lose synced
+bytes, and a broker, like Kafka's, does not check them again. A failed disk is replaced by an empty read-only file
+system.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from kipmesh.core import record_batch
 from kipmesh.core.errors import KafkaError
@@ -36,34 +34,27 @@ _COMMAND_TIMEOUT_S = 10
 
 
 class NotPossibleError(ChaosError):
-    """This machine cannot do that: the experiment is skipped."""
+    """The machine cannot run this experiment, which is skipped."""
 
 
-class Damage(NamedTuple):
-    """What was done to a file."""
-
-    file: Path
-    text: str
-
-
-def _run(command: Sequence[str], what: str) -> None:
-    """A command that is done within seconds; raises NotPossibleError with `what` and what it said."""
+def _run(command: Sequence[str], purpose: str) -> None:
+    """Run a command with a timeout. Raises NotPossibleError with `purpose` and the command's error."""
     try:
         done = subprocess.run(  # noqa: S603 - found by name, fixed arguments
             command, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        raise NotPossibleError(f"{what}: no end within {_COMMAND_TIMEOUT_S} s") from None
+        raise NotPossibleError(f"{purpose}: {command[0]} timed out after {_COMMAND_TIMEOUT_S} s") from None
     if done.returncode:
-        raise NotPossibleError(f"{what}: {' '.join(done.stderr.split())}")
+        raise NotPossibleError(f"{purpose}: {' '.join(done.stderr.split())}")
 
 
 def enter_namespace(command: Sequence[str]) -> None:
-    """Become `command` in a mount namespace of its own; returns if this process is in one; raises NotPossibleError."""
+    """Replace this process by `command` in a new mount namespace. Returns if it is in one. Raises NotPossibleError."""
     if os.environ.get(NAMESPACE_VARIABLE):
         return
     if not sys.platform.startswith("linux"):
-        raise NotPossibleError("a full disk needs Linux's namespaces")
+        raise NotPossibleError("a full disk needs the namespaces of Linux")
     unshare = shutil.which("unshare")
     if unshare is None or shutil.which("mount") is None:
         raise NotPossibleError("a full disk needs the commands unshare and mount (util-linux)")
@@ -72,52 +63,56 @@ def enter_namespace(command: Sequence[str]) -> None:
     os.execve(unshare, [unshare, *options, *command], {**os.environ, NAMESPACE_VARIABLE: "1"})  # noqa: S606
 
 
-def mount(folder: Path, *, mebibytes: int = DISK_MIB) -> None:
-    """A disk of its own for a folder; raises NotPossibleError."""
-    folder.mkdir(parents=True, exist_ok=True)
+def mount(directory: Path, *, mebibytes: int = DISK_MIB) -> None:
+    """Mount a tmpfs on a directory, which is created if necessary. Raises NotPossibleError."""
+    directory.mkdir(parents=True, exist_ok=True)
     mounting = shutil.which("mount")
     if not os.environ.get(NAMESPACE_VARIABLE) or mounting is None:
-        raise NotPossibleError("a full disk needs a mount namespace of the run's own")
-    _run([mounting, "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", str(folder)], f"no disk for {folder}")
+        raise NotPossibleError("a full disk needs the command mount and a mount namespace of the run")
+    command = [mounting, "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", str(directory)]
+    _run(command, f"cannot mount {directory}")
 
 
-def unmount(folder: Path) -> None:
-    """Take it away with what is on it, if it is there."""
+def unmount(directory: Path) -> None:
+    """Unmount a directory's tmpfs and discard its files. Does nothing if there is no mount."""
     command = shutil.which("umount")
-    if command is not None and folder.is_mount():
-        subprocess.run([command, "-l", str(folder)], capture_output=True, timeout=_COMMAND_TIMEOUT_S, check=False)  # noqa: S603
+    if command is not None and directory.is_mount():
+        subprocess.run([command, "-l", str(directory)], capture_output=True, timeout=_COMMAND_TIMEOUT_S, check=False)  # noqa: S603
 
 
-def fail(folder: Path) -> None:
-    """A disk that `mount` made fails: nothing can be opened or made there any more; files that are open are.
+def fail(directory: Path) -> None:
+    """Make a disk that `mount` created fail. New opens fail, open files remain usable.
 
-    Its content is kept aside until `repair`.
+    The content is kept aside for `repair`. Raises ChaosError if it is not a mount point, NotPossibleError.
     """
-    aside = _aside(folder)
+    aside = _aside(directory)
     aside.mkdir(exist_ok=True)
-    if not folder.is_mount():
-        raise ChaosError(f"{folder} is no disk of its own")
-    _run(["mount", "--move", str(folder), str(aside)], f"{folder} cannot be made to fail")
-    _run(["mount", "-t", "tmpfs", "-o", "ro,size=4k", "tmpfs", str(folder)], f"{folder} cannot be made to fail")
+    _check_is_mount(directory)
+    _run(["mount", "--move", str(directory), str(aside)], f"cannot fail {directory}")
+    _run(["mount", "-t", "tmpfs", "-o", "ro,size=4k", "tmpfs", str(directory)], f"cannot fail {directory}")
 
 
-def repair(folder: Path) -> None:
-    """The disk that failed is there again, as it was; idempotent."""
-    if _aside(folder).is_mount():
-        unmount(folder)
-        _run(["mount", "--move", str(_aside(folder)), str(folder)], f"{folder} cannot be repaired")
+def repair(directory: Path) -> None:
+    """Restore a failed disk with its content; idempotent. Raises NotPossibleError."""
+    if _aside(directory).is_mount():
+        unmount(directory)
+        _run(["mount", "--move", str(_aside(directory)), str(directory)], f"cannot repair {directory}")
 
 
-def _aside(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}-aside")
+def _check_is_mount(directory: Path) -> None:
+    if not directory.is_mount():
+        raise ChaosError(f"{directory} is not a mount point")
 
 
-def fill(folder: Path) -> None:
-    """Use up every byte of a disk that `mount` made."""
-    if not folder.is_mount():
-        raise ChaosError(f"{folder} is no disk of its own")
+def _aside(directory: Path) -> Path:
+    return directory.with_name(f"{directory.name}-aside")
+
+
+def fill(directory: Path) -> None:
+    """Use up every free byte of a disk that `mount` created. Raises ChaosError if it is not such a disk."""
+    _check_is_mount(directory)
     size = 1 << 20
-    with (folder / FILLER).open("wb", buffering=0) as output:
+    with (directory / FILLER).open("wb", buffering=0) as output:
         while size:
             try:
                 if output.write(bytes(size)) < size:
@@ -126,14 +121,16 @@ def fill(folder: Path) -> None:
                 size //= 2
 
 
-def empty(folder: Path) -> None:
-    """Give the bytes back; idempotent."""
-    with suppress(FileNotFoundError):
-        (folder / FILLER).unlink()
+def empty(directory: Path) -> None:
+    """Delete the filler file; idempotent."""
+    (directory / FILLER).unlink(missing_ok=True)
 
 
 def unsynced(data: Path, topic: str, partition: int) -> tuple[Path, int, int] | None:
-    """The last segment of a stopped broker's partition, where its unsynced bytes begin, and its size."""
+    """Return the last segment of a stopped broker's partition, the position of its unsynced bytes and its size.
+
+    None if all bytes are synced.
+    """
     segments = sorted((data / f"{topic}-{partition}").glob("*.log"))
     if not segments:
         return None
@@ -144,7 +141,7 @@ def unsynced(data: Path, topic: str, partition: int) -> tuple[Path, int, int] | 
     synced = next((offset for where, offset in points.items() if tuple(where) == (topic, partition)), 0)
     content = segments[-1].read_bytes()
     begin = len(content)
-    with suppress(KafkaError):  # a batch that was being written is the end of it
+    with suppress(KafkaError):  # an incomplete batch ends the segment
         for position, header in record_batch.iterate(content, allow_partial=True):
             if header.base_offset >= synced:
                 begin = position
@@ -152,19 +149,19 @@ def unsynced(data: Path, topic: str, partition: int) -> tuple[Path, int, int] | 
     return (segments[-1], begin, len(content)) if begin < len(content) else None
 
 
-def tear(data: Path, topic: str, partition: int, source: random.Random) -> Damage | None:
-    """Cut off a part of what was not synced; None when there is nothing."""
+def tear(data: Path, topic: str, partition: int, source: random.Random) -> str | None:
+    """Cut off part of a partition's unsynced bytes. Returns a description, or None if there are none."""
     found = unsynced(data, topic, partition)
     if found is None:
         return None
     file, begin, size = found
     keep = source.randrange(max(begin, size - 64 * 1024), size)
     os.truncate(file, keep)
-    return Damage(file, f"{file.name} of {topic}-{partition}: {size - keep} of {size} bytes cut off")
+    return f"{file.name} of {topic}-{partition}: {size - keep} of {size} bytes cut off"
 
 
-def flip(data: Path, topic: str, partition: int, source: random.Random) -> Damage | None:
-    """Turn one bit of what was not synced; None when there is nothing."""
+def flip(data: Path, topic: str, partition: int, source: random.Random) -> str | None:
+    """Flip one bit of a partition's unsynced bytes. Returns a description, or None if there are none."""
     found = unsynced(data, topic, partition)
     if found is None:
         return None
@@ -175,4 +172,4 @@ def flip(data: Path, topic: str, partition: int, source: random.Random) -> Damag
         (old,) = stream.read(1)
         stream.seek(place)
         stream.write(bytes([old ^ (1 << bit)]))
-    return Damage(file, f"{file.name} of {topic}-{partition}: bit {bit} of byte {place} of {size} flipped")
+    return f"{file.name} of {topic}-{partition}: bit {bit} of byte {place} of {size} flipped"

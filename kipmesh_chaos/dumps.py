@@ -1,4 +1,4 @@
-"""What a run looks at when nobody writes any more: everything once more by a new consumer, then the replicas' files."""
+"""Reads the final state of a run: all records through a new consumer, then the logs of all replicas."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ READER = "final"
 SERVED_BYTES = 1 << 20
 
 Batch = tuple[BatchHeader, list[tuple[int, str]]]
-"""A batch's header, and its records as (offset, value)."""
+"""Header of a batch, and its records as (offset, value)."""
 
 
 async def final_read(clients: RunClients, partitions: int, timeout_s: float) -> dict[int, int]:
-    """Record all records up to the end offsets; gives those, as far as they could be found out."""
+    """Record all records up to the end offsets; return these by partition.
+
+    Stops after `timeout_s` without progress or at a client error and records NotRecovered.
+    """
     recorder = clients.recorder
     places = [TopicPartition(clients.topic, partition) for partition in range(partitions)]
     config = {**clients.config, **CONSUMER_CONFIG, "max.poll.records": "2000"}
@@ -45,16 +48,16 @@ async def final_read(clients: RunClients, partitions: int, timeout_s: float) -> 
                 for partition, records in found.items():
                     positions[partition] = records[-1][0] + 1
                     recorder.add(Read(recorder.now, READER, ReaderKind.FINAL, partition, records))
-                if found:  # it is progress that is bounded, not the whole
+                if found:  # the timeout limits the time without progress
                     deadline = asyncio.get_running_loop().time() + timeout_s
     except (KafkaError, TimeoutError) as error:
-        text = f"the final read stopped at {positions} of {ends}: {error or f'nothing for {timeout_s:g} s'}"
+        text = f"the final read stopped at {positions} of {ends}: {error or f'no records for {timeout_s:g} s'}"
         recorder.add(NotRecovered(recorder.now, text))
     return ends
 
 
 def record_ends(recorder: Recorder, ends: Mapping[int, int], partitions: Mapping[int, PartitionView]) -> None:
-    """Record high watermarks and in-sync replicas."""
+    """Record the high watermark, replicas and ISR of each partition."""
     for partition, end in ends.items():
         state = partitions.get(partition)
         if state is not None:
@@ -62,18 +65,21 @@ def record_ends(recorder: Recorder, ends: Mapping[int, int], partitions: Mapping
 
 
 def record_stopped(recorder: Recorder, brokers: Mapping[int | None, Path], topic: str) -> None:
-    """Record the logs of stopped brokers, by node id and folder. Blocking."""
+    """Record the logs of stopped brokers, by node id and log directory. Blocking."""
     for node_id, data in brokers.items():
-        for folder in sorted(data.glob(f"{topic}-*")):
-            partition = folder.name.rpartition("-")[2]
+        for directory in sorted(data.glob(f"{topic}-*")):
+            partition = directory.name.rpartition("-")[2]
             if node_id is not None and partition.isdigit():
-                _record_replica(recorder, node_id, int(partition), folder)
+                _record_replica(recorder, node_id, int(partition), directory)
 
 
 async def record_served(
     clients: RunClients, addresses: Mapping[int | None, str], ends: Mapping[int, int], timeout_s: float
 ) -> None:
-    """Record what each replica of a running cluster serves, below the high watermarks, where files are elsewhere."""
+    """Record what each replica of a running cluster serves below the high watermark. Raises KafkaError.
+
+    A replica that does not serve everything within `timeout_s` gets a note.
+    """
     async with AdminClient(",".join(addresses.values()), **clients.config) as admin:
         (topic,) = await admin.describe_topics([clients.topic])
     pool = ConnectionPool.of("kipmesh-chaos-dump", ClientSslConfig.parse(clients.config))
@@ -85,7 +91,7 @@ async def record_served(
                     async with asyncio.timeout(timeout_s):
                         await _read_to(pool.get(addresses.get(node_id, "")), topic, number, ends.get(number, 0), found)
                 except (KafkaError, TransportError, TimeoutError) as error:
-                    text = f"replica {node_id}, partition {number}, does not serve it all: {error!r}"
+                    text = f"replica {node_id} of partition {number} does not serve its whole log: {error!r}"
                     clients.recorder.note(text)
                 _add(clients.recorder, node_id, number, found)
     finally:
@@ -93,36 +99,36 @@ async def record_served(
 
 
 async def _read_to(broker: Connection, topic: TopicMetadata, partition: int, end: int, found: list[Batch]) -> None:
-    """Append all batches below `end`, by plain fetches from one replica; raises KafkaError, TransportError."""
+    """Append all batches below `end`, from plain fetches from one replica. Raises KafkaError, TransportError."""
     cursor = 0
     while cursor < end:
-        asked = [m.FetchPartition(partition, -1, cursor, partition_max_bytes=SERVED_BYTES)]
+        partitions = [m.FetchPartition(partition, -1, cursor, partition_max_bytes=SERVED_BYTES)]
         request = m.FetchRequest(
             max_wait_ms=100,
             max_bytes=SERVED_BYTES,
-            topics=[m.FetchTopic(topic.name, topic.topic_id, asked)],
+            topics=[m.FetchTopic(topic.name, topic.topic_id, partitions)],
             session_epoch=-1,
         )
         response: m.FetchResponse = await broker.call("Broker", "Fetch", request, 5.0)
-        got: list[Batch] = []
+        batches: list[Batch] = []
         for one in [one for topic in response.responses for one in topic.partitions]:
             if one.error_code:
                 raise KafkaError(ErrorCode.of(one.error_code))
-            got += decode_batches(one.records, allow_partial=True)
-        if not got:
+            batches += decode_batches(one.records, allow_partial=True)
+        if not batches:
             await asyncio.sleep(0.1)
             continue
-        found += got
-        cursor = got[-1][0].next_offset
+        found += batches
+        cursor = batches[-1][0].next_offset
 
 
-def _record_replica(recorder: Recorder, node_id: int, partition: int, folder: Path) -> None:
+def _record_replica(recorder: Recorder, node_id: int, partition: int, directory: Path) -> None:
     found: list[Batch] = []
     try:
-        for segment in sorted(folder.glob("*.log")):
+        for segment in sorted(directory.glob("*.log")):
             found.extend(decode_batches(segment.read_bytes()))
     except (OSError, KafkaError) as error:
-        recorder.note(f"the log of replica {node_id}, partition {partition}, cannot be read whole: {error}")
+        recorder.note(f"the log of replica {node_id} of partition {partition} cannot be read: {error}")
     _add(recorder, node_id, partition, found)
 
 

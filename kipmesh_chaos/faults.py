@@ -1,7 +1,7 @@
-"""Does faults to a running mesh, and undoes them.
+"""Injects faults into a running cluster and undoes them.
 
-Files of a node are touched only while it does not run, and are for what its disk may lose: see `disk`. What a fault
-needs beside the cluster (links, disks, clocks) is there from the start: `Hooks` is how nodes get it.
+A node's files change only while the node is stopped, and only as a disk may lose them: see `disk`. `Hooks` prepares
+nodes for faults that need links, disks or clocks, before they start.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from kipmesh_chaos.target_cluster import (
 )
 
 TARGET_TIMEOUT_S = 30.0
-LOOK_AGAIN_S = 0.2
+TARGET_RETRY_S = 0.2
 CLOCK_FILE = "clock-offset"
 OFFLINE_LINE = "data folder offline"
-"""What a broker logs when a folder has failed."""
+"""Line that a broker logs when a log directory has failed."""
 
 
 T = TypeVar("T")
 
 
 class PartitionView(NamedTuple):
-    """A partition's leader (-1: none) and in-sync replicas, as metadata says them."""
+    """Leader (-1: none), ISR and replicas of a partition, according to metadata."""
 
     leader: int
     isr: Sequence[int]
@@ -52,7 +52,7 @@ class PartitionView(NamedTuple):
 
 
 class View(NamedTuple):
-    """What is known of the mesh now; -1 when no controller is active, or nobody says who coordinates the group."""
+    """Observed state of the cluster. -1: no active controller, or no known group coordinator."""
 
     nodes: Sequence[Node]
     partitions: Mapping[int, PartitionView]
@@ -61,121 +61,113 @@ class View(NamedTuple):
 
 
 class NoTargetError(ChaosError):
-    """Nobody is it now: the partition has no leader, say."""
+    """No node matches the target at present, for example because the partition has no leader."""
 
 
 def resolve(target: str, view: View, source: random.Random) -> list[Node]:
-    """The nodes that a target names; raises NoTargetError."""
-    what, _, which = target.partition(":")
-    match what:
-        case "leader" | "follower":
-            number = source.choice(sorted(view.partitions)) if which == "any" else int(which)
+    """Return the nodes that a target selects. Raises NoTargetError."""
+    role, _, selector = target.partition(":")
+    name = target
+
+    def with_id(node_id: int) -> list[Node]:
+        return [node for node in view.nodes if node.node_id == node_id]
+
+    match role, selector:
+        case "leader" | "follower", _:
+            number = source.choice(sorted(view.partitions)) if selector == "any" else int(selector)
             state = view.partitions[number]
-            if what == "leader":
-                return [_by_id(view, state.leader, f"leader of partition {number}")]
-            followers = [replica for replica in sorted(state.isr) if replica != state.leader]
-            if not followers:
-                raise NoTargetError(f"no follower of partition {number} is in sync")
-            return [_by_id(view, source.choice(followers), "follower")]
-        case "controller":
-            if which == "active":
-                return [_by_id(view, view.active_controller, "active controller")]
-            others = [node for node in view.nodes if is_controller(node)]
-            if which == "other":
-                others = [node for node in others if node.node_id != view.active_controller]
-            return [_one(others, source, "other controller")]
-        case "broker":
-            return [_one([node for node in view.nodes if is_broker(node)], source, "broker")]
-        case "coordinator":
-            return [_by_id(view, view.coordinator, "coordinator of the group")]
-        case "node":
-            found = [node for node in view.nodes if node.name == which]
-            return [_one(found, source, f"node {which}")]
+            if role == "leader":
+                name, found = f"leader of partition {number}", with_id(state.leader)
+            else:
+                followers = [replica for replica in sorted(state.isr) if replica != state.leader]
+                name, found = f"in-sync follower of partition {number}", []
+                if followers:
+                    found = with_id(source.choice(followers))
+        case "controller", "active":
+            name, found = "active controller", with_id(view.active_controller)
+        case "controller", _:
+            active = view.active_controller if selector == "other" else -1
+            found = [node for node in view.nodes if is_controller(node) and node.node_id != active]
+        case "coordinator", _:
+            name, found = "coordinator of the group", with_id(view.coordinator)
+        case "node", _:
+            found = [node for node in view.nodes if node.name == selector]
+        case "broker", _:
+            found = [node for node in view.nodes if is_broker(node)]
         case _:
-            if which == "nodes":
-                return list(view.nodes)
-            return [node for node in view.nodes if (is_broker if which == "brokers" else is_controller)(node)]
+            tests = {"nodes": lambda _node: True, "brokers": is_broker, "controllers": is_controller}
+            return [node for node in view.nodes if tests[selector](node)]
+    if not found:
+        raise NoTargetError(f"no {name}")
+    return [source.choice(found)]
 
 
-def _by_id(view: View, node_id: int, what: str) -> Node:
-    for node in view.nodes:
-        if node.node_id == node_id:
-            return node
-    raise NoTargetError(f"there is no {what}")
-
-
-def _one(nodes: Sequence[Node], source: random.Random, what: str) -> Node:
-    if not nodes:
-        raise NoTargetError(f"there is no {what}")
-    return source.choice(list(nodes))
-
-
-class Sight(Protocol):
-    """Who sees the mesh: see `observer`."""
+class ClusterObserver(Protocol):
+    """Source of the cluster's observed state: see `observer`."""
 
     async def view(self) -> View:
-        """How it is now."""
+        """Return the current state."""
 
     @property
     def partitions(self) -> Mapping[int, object]:
-        """Those of the topic."""
+        """Partitions of the topic."""
 
 
 class Hooks:
-    """How nodes of an experiment start: by links, on a disk and under a clock of their own, where faults need that."""
+    """Changes how nodes start, as the faults need: through links, on a second log directory, with a skewable clock."""
 
-    def __init__(self, experiment: Experiment, make_network: Callable[[], Network] | None) -> None:
-        self.network = make_network() if make_network is not None else None
+    def __init__(self, experiment: Experiment, network: Network | None) -> None:
+        self._network = network
         self._clocks = experiment.needs_clocks
-        self._folders = experiment.needs_folders
+        self._second_log_dir = experiment.needs_second_log_dir
 
     def properties(self, state: Any, node: Any) -> Mapping[str, str]:
-        """Configuration over the cluster's own."""
-        found = {} if self.network is None else dict(self.network.properties(state.nodes, node))
-        if self._folders and is_broker(node):
-            found["log.dirs"] = f"{data_folder(node)},{second_folder(node)}"
-            # What is open goes on when a disk vanishes: a checkpoint is what finds out, and soon.
+        """Return configuration that overrides the cluster's."""
+        found = {} if self._network is None else dict(self._network.properties(state.nodes, node))
+        if self._second_log_dir and is_broker(node):
+            found["log.dirs"] = f"{log_dir(node)},{second_log_dir(node)}"
+            # Open files outlive a failed disk. A frequent checkpoint makes the broker detect the failure.
             found["replica.high.watermark.checkpoint.interval.ms"] = "200"
         return found
 
     def command(self, node: Any, command: list[str]) -> list[str]:
-        """`python -m MODULE ...` under a clock that can jump."""
+        """Return the command `python -m MODULE ...`, under a skewable clock if faults need it."""
         if not self._clocks:
             return command
         file = clock_file(node)
         if not file.exists():
             set_offset(file, 0)
-        place = command.index("-m") + 1
-        return [*command[:place], "kipmesh_chaos.skewed_clock", str(file), *command[place:]]
+        module = command.index("-m") + 1
+        return [*command[:module], "kipmesh_chaos.skewed_clock", str(file), *command[module:]]
 
 
 def clock_file(node: Node) -> Path:
-    """Where a node's clock has its offset."""
+    """Return the file with the offset of a node's clock."""
     return Path(node.dir) / CLOCK_FILE
 
 
-def data_folder(node: Node) -> Path:
-    """Where a node has its logs."""
+def log_dir(node: Node) -> Path:
+    """Return a node's log directory."""
     return Path(node.dir) / "data"
 
 
-def second_folder(node: Node) -> Path:
-    """Where a broker has the other part of its logs, if it has two folders."""
+def second_log_dir(node: Node) -> Path:
+    """Return a broker's second log directory, which exists if faults need it."""
     return Path(node.dir) / "data-2"
 
 
-def _folders_told_offline(node: Node) -> int:
-    """How often the broker has said that a folder failed."""
+def _count_offline_lines(node: Node) -> int:
+    """Count how often the broker has logged a failed log directory."""
     return (Path(node.dir) / "node.log").read_text().count(OFFLINE_LINE)
 
 
 @dataclass(eq=False)
 class Injector:
-    """The faults of one run. One event loop; the cluster's blocking calls are made in threads."""
+    """Injects the faults of one run. Belongs to one event loop; blocking calls run in threads."""
 
     cluster: TargetCluster
     net: Network | None
-    observer: Sight
+    observer: ClusterObserver
     recorder: Recorder
     source: random.Random
     topic: str
@@ -185,32 +177,35 @@ class Injector:
         self._count = 0
         self._starts: Counter[str] = Counter()
         self.stop = asyncio.Event()
-        """Set to undo what is done, now."""
+        """Set to undo all faults immediately."""
 
     def starts(self, name: str) -> int:
-        """How often a node was started or stopped: another number, another process."""
+        """Return how often a node was started or stopped. A different number means a different process."""
         return self._starts[name]
 
     async def run(self, fault: Fault, for_s: float) -> None:
-        """One fault from its beginning to its end."""
+        """Inject one fault for `for_s` seconds, then undo it. Raises ChaosError if the cluster does not support it.
+
+        Waits up to `TARGET_TIMEOUT_S` for a running target. Without one, the fault is skipped with a note.
+        """
         nodes = await self._targets(fault)
         if not nodes:
             return
         self._count += 1
         number, names = self._count, [node.name for node in nodes]
-        told = f"{fault.describe()} ({', '.join(names)})"
-        self.recorder.add(FaultBegan(self.recorder.now, number, fault.kind, names, told, fault.halts, fault.settle_s))
+        text = f"{fault.describe()} ({', '.join(names)})"
+        self.recorder.add(FaultBegan(self.recorder.now, number, fault.kind, names, text, fault.halts, fault.settle_s))
         undo = await self._do(number, fault, nodes)
         await self._sleep(for_s)
         await undo()
         self.recorder.add(FaultEnded(self.recorder.now, number))
 
     async def undo_all(self) -> None:
-        """Whatever is left: nodes that do not run are started, what is held goes on, the network is whole."""
+        """Undo all remaining faults and start all stopped nodes."""
         if self.net is not None:
             self.net.heal_all()
         if self._remote is not None:
-            await self.cluster.calls.run(self._remote.mend_all)
+            await self.cluster.calls.run(self._remote.undo_faults)
         nodes = self.cluster.nodes()
         await self._start([node for node in nodes if not self.cluster.is_running(node.name)])
 
@@ -222,35 +217,30 @@ class Injector:
                 await self.stop.wait()
 
     async def _targets(self, fault: Fault) -> list[Node]:
-        """Who it meets, of those that run; waits a while when there is nobody."""
+        """Return the running nodes that a fault selects; empty after `TARGET_TIMEOUT_S`."""
         deadline = asyncio.get_running_loop().time() + TARGET_TIMEOUT_S
         while True:
             try:
                 nodes = resolve(fault.target, await self.observer.view(), self.source)
                 if running := [node for node in nodes if self.cluster.is_running(node.name)]:
                     return running
-                raise NoTargetError(f"{fault.target} does not run")
+                raise NoTargetError(f"{fault.target} is not running")
             except NoTargetError as error:
                 if self.stop.is_set() or asyncio.get_running_loop().time() > deadline:
                     self.recorder.note(f"{fault.describe()} did not happen: {error}")
                     return []
-            await self._sleep(LOOK_AGAIN_S)
+            await self._sleep(TARGET_RETRY_S)
 
     async def _do(self, number: int, fault: Fault, nodes: Sequence[Node]) -> Callable[[], Any]:
-        """Begin a fault; gives what undoes it."""
+        """Begin a fault; return the function that undoes it."""
         names = [node.name for node in nodes]
         cluster, remote = self.cluster, self._remote
-        folders = [data_folder(node) for node in nodes]
+        log_dirs = [log_dir(node) for node in nodes]
         match fault:
-            case e.Kill():
-                await self._end(names, cluster.kill)
-                return lambda: self._start(nodes)
-            case e.Restart():
-                await self._end(names, cluster.stop)
-                return lambda: self._start(nodes)
-            case e.TornTail() | e.BitFlip():
-                await self._end(names, cluster.kill)
-                await self._damage(fault, nodes)
+            case e.Kill() | e.Restart() | e.TornTail() | e.BitFlip():
+                await self._stop(names, cluster.stop if isinstance(fault, e.Restart) else cluster.kill)
+                if isinstance(fault, e.TornTail | e.BitFlip):
+                    await self._damage(fault, nodes)
                 return lambda: self._start(nodes)
             case e.Pause():
                 await self._each(cluster.pause, names)
@@ -270,63 +260,60 @@ class Injector:
                 await self._each(lambda name: remote.press(name, memory_share=fault.share), names)
                 return lambda: self._each(remote.relieve, names)
             case e.FullDisk():
-                await self._each(disk.fill, folders)
-                return lambda: self._each(disk.empty, folders)
-            case e.FailedFolder():
-                told = [_folders_told_offline(node) for node in nodes]
-                await self._each(disk.fail, [second_folder(node) for node in nodes])
-                return lambda: self._repair_disks(nodes, told)
+                await self._each(disk.fill, log_dirs)
+                return lambda: self._each(disk.empty, log_dirs)
+            case e.FailedLogDir():
+                offline_lines = [_count_offline_lines(node) for node in nodes]
+                await self._each(disk.fail, [second_log_dir(node) for node in nodes])
+                return lambda: self._repair_disks(nodes, offline_lines)
             case e.ClockJump():
                 self._set_clocks(nodes, fault.jump_s)
                 return lambda: asyncio.to_thread(self._set_clocks, nodes, 0)
             case _:
-                raise ChaosError(f"there is no fault {fault.kind}")
+                raise ChaosError(f"this cluster does not support the fault {fault.kind}")
 
     async def _each(self, do: Callable[[T], object], places: Sequence[T]) -> None:
-        """At all places at the same time."""
+        """Call `do` for all places concurrently."""
         await asyncio.gather(*(self.cluster.calls.run(do, place) for place in places))
 
-    async def _end(self, names: Sequence[str], how: Callable[[str], object]) -> None:
+    async def _stop(self, names: Sequence[str], how: Callable[[str], object]) -> None:
         self._starts.update(names)
         await self._each(how, names)
 
     async def _start(self, nodes: Sequence[Node]) -> None:
-        """Controllers first: brokers wait for them."""
+        """Start controllers before brokers, which wait for them."""
         for node in sorted(nodes, key=lambda node: not is_controller(node)):
             try:
                 await self.cluster.calls.run(self.cluster.start, node.name)
-            except Exception as error:  # whatever kind of cluster it is
+            except Exception as error:  # each kind of cluster has its own errors
                 text = str(error).partition("\n")[0]
-                self.recorder.add(NotRecovered(self.recorder.now, f"{node.name} was not started: {text}"))
+                self.recorder.add(NotRecovered(self.recorder.now, f"{node.name} did not start: {text}"))
             self._starts[node.name] += 1
 
-    async def _repair_disks(self, nodes: Sequence[Node], told: Sequence[int]) -> None:
-        """The brokers have to have gone on without the folder; they are restarted with it."""
-        for node, told_before in zip(nodes, told, strict=True):
-            if _folders_told_offline(node) == told_before or not self.cluster.is_running(node.name):
-                self.recorder.add(NotRecovered(self.recorder.now, f"{node.name} did not go on without its folder"))
-        await self._end([node.name for node in nodes], self.cluster.stop)
-        await self._each(disk.repair, [second_folder(node) for node in nodes])
+    async def _repair_disks(self, nodes: Sequence[Node], offline_lines: Sequence[int]) -> None:
+        """Check that brokers kept running without the directory, then restart them with it."""
+        for node, before in zip(nodes, offline_lines, strict=True):
+            if _count_offline_lines(node) == before or not self.cluster.is_running(node.name):
+                text = f"{node.name} did not keep running without its failed log directory"
+                self.recorder.add(NotRecovered(self.recorder.now, text))
+        await self._stop([node.name for node in nodes], self.cluster.stop)
+        await self._each(disk.repair, [second_log_dir(node) for node in nodes])
         await self._start(nodes)
 
     async def _damage(self, fault: e.TornTail | e.BitFlip, nodes: Sequence[Node]) -> None:
-        """Of the partition that the target names, or of each."""
-        which = fault.target.partition(":")[2]
-        partitions = [int(which)] if which.isdigit() else sorted(self.observer.partitions)
-        do = disk.tear if isinstance(fault, e.TornTail) else disk.flip
+        """Damage the log of the partition that the target names, or of each partition."""
+        selector = fault.target.partition(":")[2]
+        partitions = [int(selector)] if selector.isdigit() else sorted(self.observer.partitions)
+        damage = disk.tear if isinstance(fault, e.TornTail) else disk.flip
         for node in nodes:
             for partition in partitions:
-                done = await asyncio.to_thread(do, data_folder(node), self.topic, partition, self.source)
-                self.recorder.note(
-                    f"{node.name}: {done.text}"
-                    if done is not None
-                    else f"{node.name}: nothing of partition {partition} was unsynced"
-                )
+                text = await asyncio.to_thread(damage, log_dir(node), self.topic, partition, self.source)
+                self.recorder.note(f"{node.name}: {text or f'partition {partition} has no unsynced bytes'}")
 
     def _break_network(self, number: int, fault: e.Cut | e.Delay, names: Sequence[str]) -> Callable[[], Any]:
         net = self.net
         if net is None:
-            raise ChaosError("the nodes have no links")
+            raise ChaosError("network faults need links between the nodes, which this cluster does not have")
         direction = fault.direction if isinstance(fault, e.Cut) else "both"
         broken = [
             pair

@@ -1,53 +1,56 @@
-"""A recorded history: what clients of one topic asked for and saw, and what its replicas hold in the end.
+"""Recorded history of a run: client operations on one topic and the final contents of its replicas.
 
-Events are in the order in which the recorder, one event loop, noticed them: an operation's `Invoke` comes before it can
-have had an effect, its `Ok` after it must have had one. `t` is seconds since the run began, by a clock without jumps.
-A history is kept as JSON lines, one event a line with its type in `event`, so that a run can be checked again.
+The recorder, one event loop, defines the order of events. The `Invoke` of an operation precedes any effect of it, its
+`Ok` follows that effect. `t` is monotonic time in seconds since the start of the run. A history file has one JSON
+object per line, with the event's type in `event`, so a run can be checked again later.
 
-A value is a record's value as text; every `Invoke` has one of its own, so that each record tells whose it is.
+A value is a record's value as text. Every `Invoke` has a unique value, which identifies the operation that wrote a
+record.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, get_args, get_type_hints
+from typing import NamedTuple, TypeAlias, get_args
+
+from pydantic import TypeAdapter, ValidationError
 
 
 class HistoryError(Exception):
-    """A file that is no history; the text is one line."""
+    """A history file is malformed. The text is one line."""
 
 
 class ReaderKind(StrEnum):
-    """Who read."""
+    """Type of a reader."""
 
     CONSUMER = "consumer"
-    """A client that goes on where it stopped, from whichever replica."""
+    """A consumer with its own positions, which may read from any replica."""
     MEMBER = "member"
-    """A member of a consumer group, where the group says; `Assigned` says where it begins anew."""
+    """A consumer group member. `Assigned` resets its positions."""
     REPLICA = "replica"
-    """A plain fetch from one replica, each at any offset."""
+    """Plain fetches from one replica, each at any offset."""
     FINAL = "final"
-    """A consumer that reads everything once, after all faults have ended."""
+    """A consumer that reads the whole topic after all faults have ended."""
 
 
 class Phase(StrEnum):
-    """Parts of a run."""
+    """Phases of a run."""
 
     FAULTS = "faults"
-    """The workload runs and faults happen: progress counts from here..."""
+    """Workload and faults. The progress limits apply from here ..."""
     RECOVERY = "recovery"
-    """... until here: no fault is left, replicas catch up, producers still write."""
+    """... until here. All faults are undone, replicas catch up, producers still write."""
     FINAL = "final"
-    """Nobody writes any more; consumers catch up, everything is read once more."""
+    """Producers have stopped, consumers catch up, the final read runs."""
     END = "end"
 
 
 class Kind(StrEnum):
-    """What a checker finds in a history."""
+    """Anomalies that the checker detects."""
 
     LOST = "lost acknowledged write"
     PHANTOM = "phantom record"
@@ -70,16 +73,16 @@ class Kind(StrEnum):
 
 
 class Limits(NamedTuple):
-    """The steady state that a run keeps; None where nothing is asked for."""
+    """Progress limits of the steady state; None disables a limit."""
 
     write_gap_s: float | None = None
-    """Longest time without an acknowledged write, in each partition."""
+    """Longest time without an acknowledged write, per partition."""
     read_delay_s: float | None = None
-    """Longest time from a write's acknowledgement until each consumer has read it."""
+    """Longest time from the acknowledgement of a write until each consumer has read it."""
 
 
 class Begin(NamedTuple):
-    """The first event: what ran."""
+    """First event: the parameters of the run."""
 
     t: float
     name: str
@@ -89,18 +92,18 @@ class Begin(NamedTuple):
     consumers: Sequence[str] = ()
     nodes: Sequence[str] = ()
     exactly_once: bool = False
-    """Whether the producers are idempotent: then a record that is there twice is an anomaly."""
+    """Whether the producers are idempotent, which makes a duplicate record an anomaly."""
 
 
 class PhaseBegan(NamedTuple):
-    """A part of the run began."""
+    """A phase of the run begins."""
 
     t: float
     phase: Phase
 
 
 class Invoke(NamedTuple):
-    """A producer is about to write `value`. Without `exactly_once` its previous operation has ended."""
+    """A producer is about to write `value`. Without `exactly_once`, its previous operation has ended."""
 
     t: float
     operation: int
@@ -110,7 +113,7 @@ class Invoke(NamedTuple):
 
 
 class Ok(NamedTuple):
-    """An operation was acknowledged at an offset."""
+    """A write was acknowledged at an offset."""
 
     t: float
     operation: int
@@ -118,7 +121,7 @@ class Ok(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """An operation failed and its record was certainly never written."""
+    """A write failed and its record was definitely never appended."""
 
     t: float
     operation: int
@@ -126,7 +129,7 @@ class Failed(NamedTuple):
 
 
 class Unknown(NamedTuple):
-    """An operation failed, and its record may be there or come later."""
+    """A write failed, but its record may have been appended or may still be."""
 
     t: float
     operation: int
@@ -134,10 +137,10 @@ class Unknown(NamedTuple):
 
 
 class Read(NamedTuple):
-    """One answer: records as (offset, value) and the high watermark that came with them, -1 where none is known.
+    """One fetch result: (offset, value) of each record and the high watermark, -1 if unknown.
 
-    `session` is another one after a reader began anew; within one leadership of one session `high_watermark` must not
-    go back. For a consumer that is its whole life (392-10): its `leader_epoch` is -1.
+    `session` changes when a reader restarts. Within one session and `leader_epoch`, `high_watermark` must not decrease.
+    For a consumer, whose `leader_epoch` is -1, that is its whole life (392-10).
     """
 
     t: float
@@ -152,9 +155,9 @@ class Read(NamedTuple):
 
 
 class Assigned(NamedTuple):
-    """A member of a consumer group was told its partitions: all of a generation, and those among them that it takes up.
+    """A group member received its assignment: all partitions of a generation, and those newly added.
 
-    Comes before any record that it reads of these.
+    Precedes every record that the member reads from the added partitions.
     """
 
     t: float
@@ -166,7 +169,7 @@ class Assigned(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """A member is about to commit (partition, offset of the next record) in its generation."""
+    """A member is about to commit (partition, next offset) pairs in its generation."""
 
     t: float
     commit: int
@@ -184,7 +187,7 @@ class CommitOk(NamedTuple):
 
 
 class CommitUnknown(NamedTuple):
-    """A commit failed, and may have come true all the same, or do so later while its generation lasts."""
+    """A commit failed, but may have been applied, or may still be until its generation ends."""
 
     t: float
     commit: int
@@ -192,7 +195,7 @@ class CommitUnknown(NamedTuple):
 
 
 class OffsetsFetched(NamedTuple):
-    """A group's committed (partition, offset), -1 for none, as its coordinator told them between `since` and `t`."""
+    """Committed (partition, offset) pairs of a group, -1 for none, fetched between `since` and `t`."""
 
     t: float
     since: float
@@ -202,7 +205,7 @@ class OffsetsFetched(NamedTuple):
 
 
 class End(NamedTuple):
-    """A partition when nobody writes any more: its high watermark and who is in sync, by its leader."""
+    """Final state of a partition according to its leader: high watermark, replicas and ISR."""
 
     t: float
     partition: int
@@ -212,9 +215,9 @@ class End(NamedTuple):
 
 
 class Dump(NamedTuple):
-    """A part of a stopped replica's log: records as (offset, value), batches as (base offset, last offset, CRC, epoch).
+    """Part of a replica's log: records (offset, value) and batches (base offset, last offset, CRC, epoch).
 
-    A log in several parts has them in order; each says the whole log's start and end.
+    A log may be split into several dumps, in order. Each has the start and end offset of the whole log.
     """
 
     t: float
@@ -227,7 +230,7 @@ class Dump(NamedTuple):
 
 
 class FaultBegan(NamedTuple):
-    """A fault is about to be done to nodes."""
+    """A fault is about to be injected into nodes."""
 
     t: float
     fault: int
@@ -235,7 +238,7 @@ class FaultBegan(NamedTuple):
     nodes: Sequence[str]
     text: str
     halts: bool
-    """Whether writes and reads may stand still from now until `settle_s` after the end."""
+    """Whether writes and reads may stop from now until `settle_s` after the end of the fault."""
     settle_s: float = 0.0
 
 
@@ -247,7 +250,7 @@ class FaultEnded(NamedTuple):
 
 
 class Led(NamedTuple):
-    """A partition's leader (-1: none), epoch and in-sync replicas, as metadata said them."""
+    """Leader (-1: none), leader epoch and ISR of a partition, from Metadata responses."""
 
     t: float
     partition: int
@@ -257,7 +260,7 @@ class Led(NamedTuple):
 
 
 class Controller(NamedTuple):
-    """The active controller (-1: none answers)."""
+    """Id of the active controller, -1 if there is none."""
 
     t: float
     node_id: int
@@ -265,14 +268,14 @@ class Controller(NamedTuple):
 
 
 class Note(NamedTuple):
-    """Something that a person may want to know when something else went wrong."""
+    """Additional information for a person who investigates an anomaly."""
 
     t: float
     text: str
 
 
 class NotRecovered(NamedTuple):
-    """The cluster did not come back to where it should be in time."""
+    """The cluster did not return to its expected state in time."""
 
     t: float
     text: str
@@ -305,12 +308,12 @@ _NAMES = {
     kind: "phase" if kind is PhaseBegan else re.sub(r"(?<=[a-z])(?=[A-Z])", "-", kind.__name__).lower()
     for kind in get_args(Event)
 }
-_TYPES: Mapping[str, Any] = {name: kind for kind, name in _NAMES.items()}
-_FIELD_TYPES = {kind: get_type_hints(kind) for kind in _NAMES}
+
+_PARSERS = {name: TypeAdapter(kind) for kind, name in _NAMES.items()}
 
 
 def to_line(event: Event) -> str:
-    """One event as JSON, without a line's end."""
+    """Return an event as one line of JSON, without a newline."""
     fields = dict(zip(event._fields, event, strict=True))
     fields["t"] = round(event.t, 4)
     if isinstance(event, Begin):
@@ -319,63 +322,30 @@ def to_line(event: Event) -> str:
 
 
 def from_line(line: str) -> Event:
-    """The event of a line; raises HistoryError."""
+    """Parse one line of a history file. Raises HistoryError for malformed JSON, an unknown event or invalid fields."""
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError):
-        raise HistoryError("the line is no JSON") from None
+        raise HistoryError("the line is not JSON") from None
     name = fields.pop("event", None) if isinstance(fields, dict) else None
-    kind = _TYPES.get(name) if isinstance(name, str) else None
-    if kind is None:
-        raise HistoryError("the line is no event" if name is None else f"there is no event {name!r}")
-    missing = [one for one in kind._fields if one not in fields and one not in kind._field_defaults]
-    unknown = [one for one in fields if one not in kind._fields]
-    if missing or unknown:
-        what = f"without {', '.join(missing)}" if missing else f"with {', '.join(unknown)}, which it does not have"
-        raise HistoryError(f"event {name!r} {what}")
+    if name is None:
+        raise HistoryError("the line is not an event: it has no field `event`")
+    parser = _PARSERS.get(name) if isinstance(name, str) else None
+    if parser is None:
+        raise HistoryError(f"unknown event {name!r}")
     try:
-        if kind is Begin:
-            fields["limits"] = _limits(fields["limits"])
-        elif kind is PhaseBegan:
-            fields["phase"] = Phase(fields["phase"])
-        elif kind is Read:
-            fields["kind"] = ReaderKind(fields["kind"])
-        event: Event = kind(**fields)
-        _check(event)
-    except (ValueError, TypeError) as error:
-        raise HistoryError(f"event {name!r}: {error}") from None
+        # Only JSON input has strict numbers and texts together with tuples and enumerations.
+        event: Event = parser.validate_json(json.dumps(fields), strict=True)
+    except ValidationError as error:
+        faults = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False))
+        raise HistoryError(f"event {name!r}: {'; '.join(faults)}") from None
     return event
 
 
-def _limits(value: Any) -> Limits:
-    if not isinstance(value, dict) or not value.keys() <= set(Limits._fields):
-        raise TypeError(f"limits is {value!r}")
-    return Limits(**value)
-
-
-_PLAIN = {"float": (int, float), "int": (int,), "str": (str,), "bool": (bool,)}
-
-
-def _check(event: Event) -> None:
-    """Numbers and texts are what they should be, lists are lists, and of pairs where they must be."""
-    for name, hint in _FIELD_TYPES[type(event)].items():
-        value = getattr(event, name)
-        plain = _PLAIN.get(getattr(hint, "__name__", ""))
-        if plain is not None:
-            if not isinstance(value, plain):
-                raise TypeError(f"{name} is {value!r}")
-        elif name in ("records", "batches", "offsets"):
-            width = 4 if name == "batches" else 2
-            if not isinstance(value, list) or not all(isinstance(one, list) and len(one) == width for one in value):
-                raise TypeError(f"{name} is no list of lists of {width}")
-        elif name in ("nodes", "isr", "replicas", "consumers", "partitions", "added") and not isinstance(value, list):
-            raise TypeError(f"{name} is no list")
-
-
 def read_history(file: Path) -> Iterator[Event]:
-    """The events of a file; raises HistoryError with the line's number, OSError.
+    """Yield the events of a history file. Raises HistoryError with file and line number, OSError.
 
-    A last line without its end, which a killed recorder leaves, is left out.
+    An incomplete last line, as a killed recorder leaves it, is skipped.
     """
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
@@ -384,12 +354,12 @@ def read_history(file: Path) -> Iterator[Event]:
             try:
                 yield from_line(line.decode())
             except UnicodeDecodeError:
-                raise HistoryError(f"{file}:{number}: the line is no text (UTF-8)") from None
+                raise HistoryError(f"{file}:{number}: the line is not UTF-8") from None
             except HistoryError as error:
                 raise HistoryError(f"{file}:{number}: {error}") from None
 
 
 def write_history(file: Path, events: Iterable[Event]) -> None:
-    """Write a whole history."""
+    """Write events to a history file, replacing it. Raises OSError."""
     with file.open("w", encoding="utf-8") as output:
         output.writelines(f"{to_line(event)}\n" for event in events)

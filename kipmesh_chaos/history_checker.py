@@ -1,28 +1,19 @@
-"""Finds in a recorded history what a replicated log must never do; pure, in one pass and a look at the end.
+"""Checks a recorded history for anomalies of a replicated log. Pure; one pass, then checks of the final state.
 
-What is checked, each under its name in `Kind`:
-- Each acknowledged write is in the final read at the offset that was acknowledged.
-- Each record that anybody read was written by a producer, and not by an operation that certainly failed.
-- An offset has one value, whoever read it when: consumers, plain fetches, the final read, replicas' logs.
-- A write that began after another one was acknowledged has the higher offset, in each partition. Where producers are
-  idempotent and have several in flight, the records of each are in the order in which it sent them.
-- A consumer reads offset after offset: none twice, none left out. (Topics here are neither compacted nor
-  transactional, and nothing is retired while the run lasts.)
-- A high watermark does not go back (392-10), and nothing at or above it is read (392-01).
-- In-sync replicas are the same below the high watermark: values, batches, CRCs, leader epochs; and all are there.
-- Progress: how long nothing was acknowledged, and how long consumers waited for what was. Both count while faults
-  happen, too, but not in a halting window: from the beginning of a fault under which the cluster may stand still (two
-  of three replicas are gone, say) until some seconds after its end. Consumer groups: see `history_groups`.
+Each check reports under its name in `Kind`; docs/chaos.md defines them. The checks rely on topics that are neither
+compacted nor transactional and whose retention deletes nothing during a run.
 
-A retry after an answer that was lost may write a record twice. Of idempotent producers that is an anomaly; of others it
-is at-least-once delivery, and counted, not found.
-A history that ends early is `INCOMPLETE`: what could not be looked for is not taken as kept.
+A duplicate record after a lost response is an anomaly for idempotent producers. For other producers it is at-least-once
+delivery, which is counted. Progress limits do not apply in a halting window, which lasts from the start of a fault with
+`halts` until `settle_s` after its end. A check that lacks its events reports `INCOMPLETE`. Groups: see
+`history_groups`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -31,11 +22,11 @@ from kipmesh_chaos.history import Event, Kind, Ok, Phase, Read, ReaderKind
 from kipmesh_chaos.history_groups import GroupChecker
 
 FINDINGS_MAX = 20
-"""Of one kind that are told in full; the others are counted."""
+"""Maximum number of reported findings per kind. Further ones are only counted."""
 
 
 class Window(NamedTuple):
-    """A fault's time in s; `settle_s` is None where progress must go on, `until` while it lasts."""
+    """Time of a fault in seconds. `until` is None while it lasts, `settle_s` is None unless it halts progress."""
 
     since: float
     until: float | None
@@ -43,19 +34,19 @@ class Window(NamedTuple):
 
     @property
     def end(self) -> float:
-        """Until when nothing is asked for."""
+        """End of the time without progress limits."""
         return float("inf") if self.until is None else self.until + (self.settle_s or 0.0)
 
 
 class Acknowledged(NamedTuple):
-    """One acknowledgement."""
+    """Time and offset of an acknowledged write."""
 
     t: float
     offset: int
 
 
 class Delay(NamedTuple):
-    """The longest time from an acknowledgement at `t` to a read; `offset_unread` when there was none at all."""
+    """Longest time from an acknowledgement, at `t`, to a read. `offset_unread` is set if that offset was never read."""
 
     delay_s: float
     t: float
@@ -63,18 +54,18 @@ class Delay(NamedTuple):
 
 
 class Progress:
-    """Collects acknowledgements and reads."""
+    """Times of acknowledgements and reads, from which write gaps and read delays follow."""
 
     def __init__(self) -> None:
         self._acknowledged: dict[int, list[Acknowledged]] = {}
         self._read: dict[tuple[str, int], dict[int, float]] = {}
 
     def acknowledged(self, partition: int, one: Acknowledged) -> None:
-        """A write was acknowledged."""
+        """Record an acknowledged write."""
         self._acknowledged.setdefault(partition, []).append(one)
 
     def read(self, reader: str, partition: int, t: float, offsets: Iterable[int]) -> None:
-        """A consumer read these."""
+        """Record that a consumer read these offsets at `t`. The first read of an offset counts."""
         times = self._read.setdefault((reader, partition), {})
         for offset in offsets:
             times.setdefault(offset, t)
@@ -82,7 +73,10 @@ class Progress:
     def write_gaps(
         self, partitions: Iterable[int], since: float, until: float, windows: Sequence[Window]
     ) -> list[tuple[float, float]]:
-        """For each partition the longest gap between `since` and `until` in s, and where it begins."""
+        """Return (longest gap in s, its start) between `since` and `until` for each partition.
+
+        Halting windows do not count.
+        """
         halts = _merged([(one.since, one.end) for one in windows if one.settle_s is not None])
         found = []
         for partition in partitions:
@@ -102,7 +96,11 @@ class Progress:
         windows: Sequence[Window],
         end: float,
     ) -> list[tuple[str, int, Delay]]:
-        """The longest delay of each consumer in each partition, of what was acknowledged after `since`."""
+        """Return (consumer, partition, longest delay) of writes acknowledged after `since`.
+
+        Halting windows do not count. An offset that was never read counts as a delay until `end`, also if it was
+        acknowledged before `since`.
+        """
         halts = _merged([(one.since, one.end) for one in windows if one.settle_s is not None])
         found = []
         for reader in consumers:
@@ -134,7 +132,7 @@ def _merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _without(since: float, until: float, halts: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """What is left of a span outside of these."""
+    """Return the parts of a span outside the halting windows."""
     left = []
     for begin, end in halts:
         if end <= since:
@@ -150,7 +148,7 @@ def _without(since: float, until: float, halts: Sequence[tuple[float, float]]) -
 
 
 class Finding(NamedTuple):
-    """One anomaly; `t` is where in the run it was noticed."""
+    """One anomaly. `t` is the time in the run at which it was detected."""
 
     kind: Kind
     t: float
@@ -159,29 +157,29 @@ class Finding(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """What the history holds, beside anomalies; times in s."""
+    """Counts of a history, and durations in seconds."""
 
     invoked: int = 0
     acknowledged: int = 0
     failed: int = 0
     unknown: int = 0
     repeated: int = 0
-    """Records that are in the log once more."""
+    """Duplicate records in the log."""
     read: int = 0
-    """By all consumers together."""
+    """Records read by all consumers together."""
     commits: int = 0
-    """By members of groups, acknowledged."""
+    """Acknowledged commits of group members."""
     generations: int = 0
-    """Of groups."""
+    """Generations of consumer groups."""
     read_again: int = 0
-    """Records that were read by another member of a group already."""
+    """Records that another group member had already read."""
     faults: int = 0
     longest_write_gap_s: float = 0.0
     longest_read_delay_s: float = 0.0
 
 
 class Verdict(NamedTuple):
-    """The findings, at most FINDINGS_MAX of a kind, and how many there are of each."""
+    """Result of a check: at most FINDINGS_MAX findings of each kind, their counts by kind, and figures."""
 
     findings: tuple[Finding, ...]
     counts: dict[str, int]
@@ -189,7 +187,7 @@ class Verdict(NamedTuple):
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing was found."""
+        """Whether there are no findings."""
         return not self.findings
 
 
@@ -199,21 +197,24 @@ class _Operation(NamedTuple):
     partition: int
     value: str
     floor: int
-    """The highest offset that was acknowledged in the partition when the operation began; -1 for none."""
+    """Highest acknowledged offset of the partition when the operation began; -1 for none."""
 
 
+@dataclass(slots=True)
 class _Replica:
-    """What dumps say about one replica of one partition."""
+    """Contents of one replica of one partition, from its dumps."""
 
-    def __init__(self, log_start: int, log_end: int) -> None:
-        self.log_start = log_start
-        self.log_end = log_end
-        self.values: dict[int, str] = {}
-        self.batches: dict[int, tuple[int, int, int]] = {}
+    log_start: int
+    log_end: int
+    values: dict[int, str] = field(default_factory=dict)
+    batches: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+
+    def batches_within(self, start: int, end: int) -> dict[int, tuple[int, int, int]]:
+        return {base: batch for base, batch in self.batches.items() if batch[0] >= start and base < end}
 
 
 class Checker:
-    """Takes a history event by event; `verdict` at its end."""
+    """Checks a history event by event: call `add` for each event, then `verdict`."""
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
@@ -227,20 +228,20 @@ class Checker:
         self._failed: dict[str, str] = {}
         self._acknowledged: list[tuple[int, Ok]] = []
         self._highest_acknowledged: dict[int, int] = {}
-        self._truth: dict[tuple[int, int], tuple[str, str]] = {}
+        self._first_seen: dict[tuple[int, int], tuple[str, str]] = {}
         self._final: dict[int, dict[int, str]] = {}
         self._ends: dict[int, h.End] = {}
         self._replicas: dict[tuple[int, int], _Replica] = {}
         self._positions: dict[tuple[str, int, int], int] = {}
         self._watermarks: dict[tuple[str, int, int, int], int] = {}
-        self._faults: dict[int, h.FaultBegan] = {}
+
         self._windows: dict[int, Window] = {}
         self._progress = Progress()
         self._groups = GroupChecker(self._found)
         self._last_t = 0.0
 
     def add(self, event: Event) -> None:
-        """The next event."""
+        """Check the next event."""
         self._last_t = max(self._last_t, event.t)
         match event:
             case h.Invoke():
@@ -269,7 +270,7 @@ class Checker:
                 self._dumped(event)
             case h.FaultBegan():
                 self._figures["faults"] += 1
-                self._faults[event.fault] = event
+
                 self._windows[event.fault] = Window(event.t, None, event.settle_s if event.halts else None)
             case h.FaultEnded():
                 window = self._windows.get(event.fault)
@@ -279,11 +280,11 @@ class Checker:
                 self._found(Kind.NOT_RECOVERED, event.t, event.text)
 
     def verdict(self) -> Verdict:
-        """What the whole history shows."""
+        """Check the final state and return the result. Call once, after the last event."""
         if self._begin is None:
-            self._found(Kind.INCOMPLETE, self._last_t, "the history does not say what ran (no event `begin`)")
+            self._found(Kind.INCOMPLETE, self._last_t, "the history has no event `begin`")
         if Phase.END not in self._phases:
-            self._found(Kind.INCOMPLETE, self._last_t, "the run did not come to its end")
+            self._found(Kind.INCOMPLETE, self._last_t, "the run did not complete: the history has no phase `end`")
         for partition in range(self._begin.partitions if self._begin is not None else 0):
             self._check_partition(partition)
         self._check_lost()
@@ -310,7 +311,7 @@ class Checker:
     def _invoked(self, event: h.Invoke) -> None:
         self._figures["invoked"] += 1
         if event.operation in self._operations or event.value in self._values:
-            self._found(Kind.INCOMPLETE, event.t, f"operation {event.operation} or its value is there twice")
+            self._found(Kind.INCOMPLETE, event.t, f"operation {event.operation} or its value occurs twice")
             return
         floor = self._highest_acknowledged.get(event.partition, -1)
         self._operations[event.operation] = _Operation(event.t, event.producer, event.partition, event.value, floor)
@@ -319,7 +320,7 @@ class Checker:
     def _outcome(self, event: Ok | h.Failed | h.Unknown) -> _Operation | None:
         operation = self._operations.get(event.operation)
         if operation is None or event.operation in self._outcomes:
-            text = "never began" if operation is None else "has two outcomes"
+            text = "has an outcome but no `invoke`" if operation is None else "has two outcomes"
             self._found(Kind.INCOMPLETE, event.t, f"operation {event.operation} {text}")
             return None
         self._outcomes.add(event.operation)
@@ -333,14 +334,14 @@ class Checker:
         where = operation.partition
         if event.offset <= operation.floor:
             text = (
-                f"{operation.producer}'s write {operation.value!r} was acknowledged at offset {event.offset}, but when "
-                f"it began offset {operation.floor} was acknowledged already"
+                f"write {operation.value!r} of {operation.producer} was acknowledged at offset {event.offset}, but "
+                f"offset {operation.floor} had been acknowledged before the write began"
             )
             self._found(Kind.REORDERED, event.t, text, where)
         self._highest_acknowledged[where] = max(self._highest_acknowledged.get(where, -1), event.offset)
         self._acknowledged.append((where, event))
         self._progress.acknowledged(where, Acknowledged(event.t, event.offset))
-        self._same(where, event.offset, operation.value, f"acknowledged to {operation.producer}", event.t)
+        self._check_value(where, event.offset, operation.value, f"acknowledged to {operation.producer}", event.t)
 
     def _not_ok(self, event: h.Failed | h.Unknown) -> None:
         operation = self._outcome(event)
@@ -353,10 +354,10 @@ class Checker:
     # -- readers
 
     def _read(self, event: Read) -> None:
-        who = f"read by {event.reader}" + (f" from replica {event.replica}" if event.replica >= 0 else "")
+        source = f"read by {event.reader}" + (f" from replica {event.replica}" if event.replica >= 0 else "")
         for offset, value in event.records:
-            self._real(event.partition, offset, value, who, event.t)
-            self._same(event.partition, offset, value, who, event.t)
+            self._check_written(event.partition, offset, value, source, event.t)
+            self._check_value(event.partition, offset, value, source, event.t)
         if event.kind is ReaderKind.FINAL:
             final = self._final.setdefault(event.partition, {})
             final.update((offset, value) for offset, value in event.records)
@@ -372,7 +373,7 @@ class Checker:
 
     def _assigned(self, event: h.Assigned) -> None:
         self._groups.assigned(event)
-        for partition in event.added:  # it begins anew there
+        for partition in event.added:  # the member restarts from the committed offset
             self._positions.pop((event.member, partition, 0), None)
             self._watermarks.pop((event.member, partition, -1, 0), None)
 
@@ -395,7 +396,7 @@ class Checker:
         last = self._watermarks.get(key, -1)
         if event.high_watermark < last:
             within = f" within leader epoch {event.leader_epoch}" if event.leader_epoch >= 0 else ""
-            text = f"{event.reader} saw the high watermark {last}, then {event.high_watermark}{within}"
+            text = f"{event.reader} received high watermark {last}, then {event.high_watermark}{within}"
             self._found(Kind.WATERMARK, event.t, text, event.partition)
         self._watermarks[key] = max(last, event.high_watermark)
         above = [offset for offset, _ in event.records if offset >= event.high_watermark]
@@ -403,22 +404,22 @@ class Checker:
             text = f"{event.reader} read offset {above[0]} while the high watermark was {event.high_watermark}"
             self._found(Kind.ABOVE_WATERMARK, event.t, text, event.partition)
 
-    def _real(self, partition: int, offset: int, value: str, who: str, t: float) -> None:
+    def _check_written(self, partition: int, offset: int, value: str, source: str, t: float) -> None:
         operation = self._operations.get(self._values.get(value, -1))
         if operation is None:
-            text = f"offset {offset} has {value!r} ({who}), which nobody wrote"
+            text = f"offset {offset} has {value!r} ({source}), which no producer wrote"
             self._found(Kind.PHANTOM, t, text, partition)
         elif operation.partition != partition:
-            text = f"offset {offset} has {value!r} ({who}), which was written to partition {operation.partition}"
+            text = f"offset {offset} has {value!r} ({source}), which was written to partition {operation.partition}"
             self._found(Kind.PHANTOM, t, text, partition)
         elif value in self._failed:
-            text = f"offset {offset} has {value!r} ({who}), whose write had failed: {self._failed[value]}"
+            text = f"offset {offset} has {value!r} ({source}), whose write had failed: {self._failed[value]}"
             self._found(Kind.PHANTOM, t, text, partition)
 
-    def _same(self, partition: int, offset: int, value: str, who: str, t: float) -> None:
-        known = self._truth.setdefault((partition, offset), (value, who))
+    def _check_value(self, partition: int, offset: int, value: str, source: str, t: float) -> None:
+        known = self._first_seen.setdefault((partition, offset), (value, source))
         if known[0] != value:
-            text = f"offset {offset} has {known[0]!r} ({known[1]}) and {value!r} ({who})"
+            text = f"offset {offset} has {known[0]!r} ({known[1]}) and {value!r} ({source})"
             self._found(Kind.TWO_VALUES, t, text, partition)
 
     # -- at the end
@@ -432,7 +433,7 @@ class Checker:
     def _check_partition(self, partition: int) -> None:
         end = self._ends.get(partition)
         if end is None or (partition not in self._final and end.high_watermark > 0):
-            text = f"partition {partition} was not read at the end: what is lost cannot be said"
+            text = f"partition {partition} has no final read: lost writes cannot be detected"
             self._found(Kind.INCOMPLETE, self._last_t, text, partition)
             return
         missing = set(range(end.high_watermark)) - self._final.get(partition, {}).keys()
@@ -450,14 +451,14 @@ class Checker:
         self._check_batches(end, {replica: one for replica, one in dumped.items() if replica in end.isr})
 
     def _check_once_in_order(self, partition: int, values: dict[int, str]) -> None:
-        """Of idempotent producers: no record is there twice, and those of each are as it sent them."""
+        """Check that idempotent producers wrote no record twice and that each producer's records are in order."""
         first: dict[str, int] = {}
         last: dict[str, tuple[int, int]] = {}
         for offset in sorted(values):
             value = values[offset]
             operation = self._values.get(value)
             if operation is None:
-                continue  # a phantom, which is found elsewhere
+                continue  # reported as a phantom record
             if value in first:
                 text = f"{value!r} is at offset {first[value]} and again at {offset}"
                 self._found(Kind.DUPLICATE, self._last_t, text, partition)
@@ -475,31 +476,31 @@ class Checker:
                 last[producer] = (operation, offset)
 
     def _check_replica(self, end: h.End, replica: int, one: _Replica) -> None:
-        who = f"in the log of replica {replica}"
+        source = f"in the log of replica {replica}"
         missing = [offset for offset in range(one.log_start, end.high_watermark) if offset not in one.values]
         if missing:
             text = (
-                f"replica {replica} is in sync and has no offset {missing[0]} ({len(missing)} missing below the high "
+                f"in-sync replica {replica} lacks offset {missing[0]} ({len(missing)} missing below the high "
                 f"watermark {end.high_watermark}; its log ends at {one.log_end})"
             )
             self._found(Kind.REPLICAS, self._last_t, text, end.partition)
         for offset, value in one.values.items():
             if offset < end.high_watermark:
-                self._real(end.partition, offset, value, who, self._last_t)
-                known = self._truth.get((end.partition, offset))
+                self._check_written(end.partition, offset, value, source, self._last_t)
+                known = self._first_seen.get((end.partition, offset))
                 if known is not None and known[0] != value:
                     text = f"replica {replica} has {value!r} at offset {offset}, {known[0]!r} was {known[1]}"
                     self._found(Kind.REPLICAS, self._last_t, text, end.partition)
 
     def _check_batches(self, end: h.End, replicas: dict[int, _Replica]) -> None:
-        """The batches' bounds, CRCs and leader epochs are the same, not only the values in them."""
+        """Check that offsets, CRCs and leader epochs of batches are equal in all in-sync replicas."""
         if len(replicas) < 2:
             return
         first, *others = sorted(replicas)
         start = max(one.log_start for one in replicas.values())
-        wanted = _batches(replicas[first], start, end.high_watermark)
+        wanted = replicas[first].batches_within(start, end.high_watermark)
         for other in others:
-            found = _batches(replicas[other], start, end.high_watermark)
+            found = replicas[other].batches_within(start, end.high_watermark)
             if found == wanted:
                 continue
             base = min(base for base in wanted.keys() | found.keys() if wanted.get(base) != found.get(base))
@@ -513,16 +514,16 @@ class Checker:
         for partition, ok in self._acknowledged:
             final = self._final.get(partition)
             if final is None:
-                continue  # told as incomplete
+                continue  # reported as incomplete
             value = self._operations[ok.operation].value
             found = final.get(ok.offset)
             if found != value:
-                has = "nothing is there" if found is None else f"{found!r} is there"
-                text = f"{value!r} was acknowledged at offset {ok.offset}, in the final read {has}"
+                has = "has no record" if found is None else f"has {found!r}"
+                text = f"{value!r} was acknowledged at offset {ok.offset}, where the final read {has}"
                 self._found(Kind.LOST, ok.t, text, partition)
 
     def _check_progress(self) -> tuple[float, float]:
-        """Findings; the longest gap and delay that count."""
+        """Check the progress limits; return the longest write gap and read delay in seconds."""
         begin, since, until = self._begin, self._phases.get(Phase.FAULTS), self._phases.get(Phase.RECOVERY)
         if begin is None or since is None or until is None:
             return 0.0, 0.0
@@ -531,9 +532,7 @@ class Checker:
         gaps = self._progress.write_gaps(range(begin.partitions), since, until, windows)
         for partition, (gap_s, at) in enumerate(gaps):
             if limits.write_gap_s is not None and gap_s > limits.write_gap_s:
-                text = (
-                    f"no write was acknowledged for {gap_s:.2f} s (at most {limits.write_gap_s:g}) from {at:.2f} s on"
-                )
+                text = f"no acknowledged write for {gap_s:.2f} s (limit {limits.write_gap_s:g} s) from {at:.2f} s on"
                 self._found(Kind.NO_PROGRESS, at, text, partition)
         delays = self._progress.read_delays(begin.consumers, range(begin.partitions), since, windows, self._last_t)
         for reader, partition, delay in delays:
@@ -542,8 +541,8 @@ class Checker:
                 self._found(Kind.NO_PROGRESS, delay.t, text, partition)
             elif limits.read_delay_s is not None and delay.delay_s > limits.read_delay_s:
                 text = (
-                    f"{reader} read what was acknowledged at {delay.t:.2f} s only {delay.delay_s:.2f} s later (at most "
-                    f"{limits.read_delay_s:g})"
+                    f"{reader} read a record acknowledged at {delay.t:.2f} s with a delay of {delay.delay_s:.2f} s "
+                    f"(limit {limits.read_delay_s:g} s)"
                 )
                 self._found(Kind.NO_PROGRESS, delay.t, text, partition)
         return max((gap for gap, _ in gaps), default=0.0), max((one.delay_s for _, _, one in delays), default=0.0)
@@ -552,10 +551,6 @@ class Checker:
         self.counts[kind.value] += 1
         if self.counts[kind.value] <= FINDINGS_MAX:
             self.findings.append(Finding(kind, t, text, partition))
-
-
-def _batches(replica: _Replica, start: int, end: int) -> dict[int, tuple[int, int, int]]:
-    return {base: batch for base, batch in replica.batches.items() if batch[0] >= start and base < end}
 
 
 def check(events: Iterable[Event]) -> Verdict:

@@ -1,20 +1,17 @@
-"""A network between processes that can be cut: a TCP proxy for each ordered pair of nodes, on ports of its own.
+"""A network between local processes that can be cut and delayed: a TCP proxy for each ordered pair of nodes.
 
-Who is to reach a node by a link is given the link's address instead of the node's; that link alone is then what lies
-between the two. A cut is between two nodes in one direction, whoever opened the
-connection: bytes that go that way are held back, not lost, and come out when the cut is healed, as TCP would send them
-again; ends of connections are held back like bytes. Opening a connection takes both directions. So neither side sees
-more than silence.
+A source uses the link's address instead of the target's. A cut holds back bytes from one node to another, whichever
+opened the connection, and delivers them when it heals, as TCP retransmission would. Ends of connections are held back,
+too. Opening a connection needs both directions. So a cut looks like silence to both nodes.
 
-A link holds at most `HELD_BYTES` of a connection in each direction; then the sender's own buffers fill up.
-
-Where many reach a node by one address that they are told by others, an ingress is before it instead: who opened a
-connection is then asked of `source_of`.
+A link buffers at most `HELD_BYTES` per connection and direction. An ingress is a link for an address that many sources
+share: `source_of` then names the source of each connection.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from types import TracebackType
@@ -24,16 +21,14 @@ HOST = "127.0.0.1"
 HELD_BYTES = 64 << 10
 
 Pair = tuple[str, str]
-"""(from, to), names of nodes."""
+"""(source, target), names of nodes."""
 
 SourceOf = Callable[[tuple[int, int]], Awaitable[str]]
-"""Of a connection, by the ports that it comes from and goes to."""
+"""Returns the name of the source of a connection, given its (source port, destination port)."""
 
 
 class _Passage:
-    """What lies between two nodes in one direction."""
-
-    __slots__ = ("delay_s", "open")
+    """State of the network from one node to another."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()
@@ -42,10 +37,10 @@ class _Passage:
 
 
 class Links:
-    """See the module; it belongs to one event loop. Use `async with`, or `close` at the end."""
+    """All links of one run. Belongs to one event loop. Use `async with`, or call `close`."""
 
     def __init__(self) -> None:
-        self._passages: dict[Pair, _Passage] = {}
+        self._passages: defaultdict[Pair, _Passage] = defaultdict(_Passage)
         self._servers: list[asyncio.Server] = []
         self._connections: set[asyncio.Task[None]] = set()
         self._addresses: dict[Pair, str] = {}
@@ -59,7 +54,7 @@ class Links:
         await self.close()
 
     async def address(self, source: str, target: str, target_address: str) -> str:
-        """`host:port` by which `source` reaches `target`, which listens at `target_address`; made at the first call."""
+        """Return the `host:port` by which `source` reaches `target`, creating the link at the first call."""
         known = self._addresses.get((source, target))
         if known is None:
 
@@ -70,32 +65,35 @@ class Links:
         return known
 
     async def ingress(self, target: str, target_address: str, source_of: SourceOf) -> str:
-        """`host:port` by which everybody reaches `target`; `source_of` names who opened a connection."""
+        """Open a `host:port` by which all sources reach `target`. `source_of` identifies the source of a connection."""
         return await self._listen(source_of, target, target_address)
 
     def cut(self, pairs: Iterable[Pair]) -> None:
-        """Hold back what goes from the first to the second of each pair."""
+        """Hold back bytes from the first to the second node of each pair."""
         for pair in pairs:
-            self._passage(*pair).open.clear()
+            self._passages[pair].open.clear()
 
     def join(self, pairs: Iterable[Pair]) -> None:
-        """Undo `cut` of these."""
+        """Undo `cut` for these pairs."""
         for pair in pairs:
-            self._passage(*pair).open.set()
+            self._passages[pair].open.set()
 
     def delay(self, pairs: Iterable[Pair], delay_s: float) -> None:
-        """What goes from the first to the second takes so long and, under load, at most twice as long; 0 undoes it."""
+        """Delay bytes from the first to the second node of each pair by `delay_s`; 0 removes the delay.
+
+        Under load the delay is at most twice `delay_s`.
+        """
         for pair in pairs:
-            self._passage(*pair).delay_s = delay_s
+            self._passages[pair].delay_s = delay_s
 
     def heal(self) -> None:
-        """Let everything through again, at once."""
+        """Undo all cuts and delays."""
         for passage in self._passages.values():
             passage.open.set()
             passage.delay_s = 0.0
 
     async def close(self) -> None:
-        """End all connections; idempotent."""
+        """Close all listeners and connections; idempotent."""
         for server in self._servers:
             server.close()
         for task in self._connections:
@@ -103,13 +101,6 @@ class Links:
         await asyncio.gather(*self._connections, return_exceptions=True)
 
     # -- inside
-
-    def _passage(self, source: str, target: str) -> _Passage:
-        """From source to target."""
-        passage = self._passages.get((source, target))
-        if passage is None:
-            passage = self._passages[source, target] = _Passage()
-        return passage
 
     async def _listen(self, source_of: SourceOf, target: str, target_address: str) -> str:
         def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -129,12 +120,12 @@ class Links:
         target: str,
         target_address: str,
     ) -> None:
-        """One connection, from its opening until either side has ended it."""
+        """Proxy one connection until either side ends it."""
         writers = [writer]
         try:
             far, near = (writer.get_extra_info(name)[1] for name in ("peername", "sockname"))
             source = await source_of((far, near))
-            there, back = self._passage(source, target), self._passage(target, source)
+            there, back = self._passages[source, target], self._passages[target, source]
             while not (there.open.is_set() and back.open.is_set()):
                 await there.open.wait()
                 await back.open.wait()
@@ -146,14 +137,14 @@ class Links:
                 group.create_task(_pump(reader, far_writer, there))
                 group.create_task(_pump(far_reader, writer, back))
         except (OSError, ExceptionGroup):
-            pass  # closing it says all: broken connections are what this is for
+            pass  # both sides are closed below
         finally:
             for each in writers:
                 each.transport.abort()
 
 
 class _EndedError(OSError):
-    """One side ended the connection: so does the other."""
+    """One side has ended the connection, so the other one is closed."""
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passage: _Passage) -> None:

@@ -1,20 +1,17 @@
-"""The network of an experiment: nodes reach each other by links that can be cut and delayed, both ways or one.
+"""Network of an experiment: nodes reach each other through links that can be cut and delayed in each direction.
 
-Controllers are reached by an address for each who reaches them, in `controller.quorum.voters`. Brokers are told of by
-others, under one address each: an ingress before them (`advertised.listeners`), which finds out who connects by the
-connection's ports: the process that has the far socket, by the tables in /proc (Linux). A process that is no node is a
-client.
+A controller has one address per source, in `controller.quorum.voters`. A broker has one address for all: the ingress in
+its `advertised.listeners`. The ingress identifies the source of a connection by the process that owns the remote
+socket, from the tables in /proc (Linux). A process that is not a node counts as a client.
 
-A port alone is not a connection's: the system gives one to as many as go to different places, those that ended a minute
-ago included. So both ports are looked for. Reading the tables takes longer the more connections there are, and whoever
-waits too long for an answer connects again. So all who ask at the same time are answered by one look, in a thread.
+The lookup uses both ports, because Linux reuses a local port for different destinations. Reading the tables is slow
+with many connections, and clients that wait too long reconnect. So one lookup in a thread serves all pending requests.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import re
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -29,11 +26,11 @@ PROC = Path("/proc")
 TIMEOUT_S = 2.0
 RETRY_S = 0.05
 Connection = tuple[int, int]
-"""The ports that it comes from and goes to."""
+"""(source port, destination port)"""
 _LOCALHOSTS = {"tcp": "0100007F", "tcp6": "0000000000000000FFFF00000100007F"}
-"""127.0.0.1 as the kernel's tables have it; gRPC's sockets are IPv6 ones, whatever they connect to."""
+"""127.0.0.1 as in the kernel's tables. gRPC uses IPv6 sockets for IPv4 addresses, too."""
 _CLOSED = "0"
-"""The inode of a socket that no process has any more."""
+"""Inode of a socket that its process has closed."""
 
 T = TypeVar("T")
 
@@ -41,9 +38,9 @@ T = TypeVar("T")
 def owners_of(
     connections: Collection[Connection], pids: Mapping[int, str], proc: Path = PROC
 ) -> dict[Connection, str | None]:
-    """The names of those processes among `pids` that have the sockets from which these TCP connections come.
+    """Return the name of the process, among `pids` (pid to name), that owns the source socket of each TCP connection.
 
-    None for one that was closed; a connection is missing when none of the processes has it.
+    The name is None for a closed socket. A connection is missing if none of the processes owns it.
     """
     inodes = _inodes(connections, proc)
     found: dict[Connection, str | None] = {one: None for one, inode in inodes.items() if inode == _CLOSED}
@@ -58,7 +55,7 @@ def owners_of(
                     if one is not None:
                         found[one] = name
         except OSError:
-            continue  # it ended
+            continue  # the process has ended
     return found
 
 
@@ -84,60 +81,67 @@ def _inodes(connections: Collection[Connection], proc: Path) -> dict[Connection,
     return found
 
 
-class _Asked(NamedTuple):
+class _Request(NamedTuple):
     connection: Connection
-    answer: asyncio.Future[str | None]
+    owner: asyncio.Future[str | None]
     deadline: float
 
 
 class Owners:
-    """Answers whose a connection is; belongs to one event loop."""
+    """Looks up the owners of connections. Belongs to one event loop.
+
+    Args: pids: returns the currently known processes, pid to name.
+    """
 
     def __init__(self, pids: Callable[[], Mapping[int, str]]) -> None:
-        """`pids` gives the processes as they are known now."""
         self._pids = pids
-        self._asked: list[_Asked] = []
+        self._requests: list[_Request] = []
         self._searching: asyncio.Task[None] | None = None
 
     async def of(self, connection: Connection) -> str | None:
-        """The process's name; None for a socket that is closed, or that none of them has within `TIMEOUT_S`."""
+        """Return the name of the process that owns a connection.
+
+        None if the connection is closed or its owner is not found within `TIMEOUT_S`.
+        """
         loop = asyncio.get_running_loop()
-        asked = _Asked(connection, loop.create_future(), loop.time() + TIMEOUT_S)
-        self._asked.append(asked)
+        request = _Request(connection, loop.create_future(), loop.time() + TIMEOUT_S)
+        self._requests.append(request)
         if self._searching is None or self._searching.done():
             self._searching = asyncio.create_task(self._search())
-        return await asked.answer
+        return await request.owner
 
     async def _search(self) -> None:
         loop = asyncio.get_running_loop()
-        while self._asked:
-            asked, self._asked = self._asked, []
-            began, connections, late = loop.time(), {one.connection for one in asked}, []
+        while self._requests:
+            requests, self._requests = self._requests, []
+            began, connections, late = loop.time(), {one.connection for one in requests}, []
             try:
                 found = await asyncio.to_thread(owners_of, connections, self._pids())
             except Exception as error:
-                for one in asked:
-                    if not one.answer.done():
-                        one.answer.set_exception(error)
+                for one in requests:
+                    if not one.owner.done():
+                        one.owner.set_exception(error)
                 continue
-            for one in asked:
-                if one.answer.done():  # nobody waits any more
+            for one in requests:
+                if one.owner.done():  # the waiter was cancelled
                     continue
                 if one.connection in found or began >= one.deadline:
-                    one.answer.set_result(found.get(one.connection))
+                    one.owner.set_result(found.get(one.connection))
                 else:
                     late.append(one)
             if late:
                 await asyncio.sleep(RETRY_S)
-                self._asked += late
+                self._requests += late
 
 
 class Network:
-    """Addresses for nodes, and what is wrong between them. Belongs to one event loop but for `properties`."""
+    """Addresses of nodes, cuts and delays between them. Belongs to one event loop, except `properties`.
+
+    Args: nodes: returns the current nodes, with the pids of running ones. Raises ChaosError without /proc/net/tcp.
+    """
 
     def __init__(self, links: Links, nodes: Callable[[], Sequence[Node]]) -> None:
-        """`nodes` gives the cluster's nodes as they are now, with the pids of those that run."""
-        if not re.search(r"\S", _read_tcp()):
+        if not (PROC / "net" / "tcp").exists():
             raise ChaosError("network faults need /proc/net/tcp (Linux)")
         self._links = links
         self._nodes = nodes
@@ -147,10 +151,13 @@ class Network:
         self._cuts: dict[int, frozenset[Pair]] = {}
         self._delays: dict[int, tuple[frozenset[Pair], float]] = {}
 
-    # -- addresses; in the thread that starts nodes
+    # -- addresses
 
     def properties(self, nodes: Sequence[Node], node: Node) -> dict[str, str]:
-        """What a node's configuration has instead of plain addresses."""
+        """Return configuration of a node that replaces direct addresses by links.
+
+        Called in the thread that starts nodes; blocks until the event loop has opened the links.
+        """
         voters = [f"{voter.node_id}@{self._address(node, voter)}" for voter in nodes if is_controller(voter)]
         found = {"controller.quorum.voters": ",".join(voters)}
         if is_broker(node):
@@ -163,37 +170,37 @@ class Network:
         return self._call(self._links.address(node.name, voter.name, str(voter.grpc)))
 
     def _ingress(self, node: Node) -> str:
-        known = self._ingresses.get(node.name)
-        if known is None:
-            known = self._call(self._links.ingress(node.name, str(node.grpc), self._source_of))
-            self._ingresses[node.name] = known
-        return known
+        address = self._ingresses.get(node.name)
+        if address is None:
+            address = self._call(self._links.ingress(node.name, str(node.grpc), self._source_of))
+            self._ingresses[node.name] = address
+        return address
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_CALL_TIMEOUT_S)
 
     def _pids(self) -> dict[int, str]:
-        """Our own process has all clients; it comes last, as it has most sockets."""
+        """Return all nodes, then this process, which owns all client sockets and is slowest to search."""
         return {**{node.pid: node.name for node in self._nodes() if node.pid is not None}, os.getpid(): CLIENTS}
 
     async def _source_of(self, connection: Connection) -> str:
-        """A node that was just started may not be written down yet: it is waited for."""
+        """Return the source of a connection, waiting for a node that was just started and is not in the table yet."""
         return await self._owners.of(connection) or CLIENTS
 
     # -- faults
 
     def cut(self, fault: int, pairs: Iterable[Pair]) -> None:
-        """Cut what is not cut already."""
+        """Cut these pairs on behalf of a fault."""
         self._cuts[fault] = frozenset(pairs)
         self._links.cut(self._cuts[fault])
 
     def delay(self, fault: int, pairs: Iterable[Pair], delay_s: float) -> None:
-        """Slow down; of several delays the latest counts."""
+        """Delay these pairs on behalf of a fault. The latest of several delays applies."""
         self._delays[fault] = frozenset(pairs), delay_s
         self._links.delay(*self._delays[fault])
 
     def heal(self, fault: int) -> None:
-        """Undo what this fault did, but not what another one does to the same pairs."""
+        """Undo the cuts and delays of a fault that no other fault still needs."""
         cut = self._cuts.pop(fault, frozenset())
         self._links.join(cut - frozenset[Pair]().union(*self._cuts.values()))
         slow, _ = self._delays.pop(fault, (frozenset[Pair](), 0.0))
@@ -202,14 +209,14 @@ class Network:
             self._links.delay(pairs, delay_s)
 
     def heal_all(self) -> None:
-        """Nothing is wrong any more."""
+        """Undo all cuts and delays."""
         self._cuts.clear()
         self._delays.clear()
         self._links.heal()
 
 
 def pairs(nodes: Sequence[Node], name: str, *, peers: str, direction: str) -> list[Pair]:
-    """What lies between a node and its peers, in the directions that are to be broken."""
+    """Return the pairs between a node and its peers, in the given direction: `in`, `out` or `both`."""
     chosen = [node.name for node in nodes if node.name != name and _is_peer(node, peers)]
     if peers in ("clients", "everybody"):
         chosen.append(CLIENTS)
@@ -222,19 +229,6 @@ def pairs(nodes: Sequence[Node], name: str, *, peers: str, direction: str) -> li
 
 
 def _is_peer(node: Node, peers: str) -> bool:
-    match peers:
-        case "brokers":
-            return is_broker(node)
-        case "controllers":
-            return is_controller(node)
-        case "clients":
-            return False
-        case _:
-            return True
-
-
-def _read_tcp() -> str:
-    try:
-        return Path("/proc/net/tcp").read_text()
-    except OSError:
-        return ""
+    if peers == "clients":
+        return False
+    return {"brokers": is_broker, "controllers": is_controller}.get(peers, lambda _node: True)(node)

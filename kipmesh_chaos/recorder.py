@@ -1,4 +1,4 @@
-"""The recorder of a run, which writes its history as it happens, and what the run's clients share."""
+"""The recorder, which writes the history of a run as it happens, and the settings that the run's clients share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kipmesh_chaos.history import Event, Invoke, Note, Ok, Read, ReaderKind, Unk
 
 
 class Recorder:
-    """The one place that events go to; for one thread. `close` at the end."""
+    """Writes all events of a run to its history file. For one thread; call `close` at the end."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -25,21 +25,21 @@ class Recorder:
 
     @property
     def now(self) -> float:
-        """Seconds since the run began."""
+        """Seconds since the start of the run."""
         return time.monotonic() - self._begin
 
     def next_operation(self) -> int:
-        """A number that no other operation of this run has."""
+        """Return a new operation number, unique in this run."""
         self._operations += 1
         return self._operations
 
     def next_commit(self) -> int:
-        """A number that no other commit of this run has."""
+        """Return a new commit number, unique in this run."""
         self._commits += 1
         return self._commits
 
     def add(self, event: Event) -> None:
-        """The next event. Those of an operation are written before they can have an effect."""
+        """Write the next event. The caller adds an `Invoke` or `Commit` before it sends the request."""
         match event:
             case Ok():
                 self.acknowledged += 1
@@ -52,22 +52,22 @@ class Recorder:
             self._output.flush()
 
     def note(self, text: str) -> None:
-        """Something for people; the same text is kept once."""
+        """Write a Note, once per text and at most 1,000."""
         if text not in self._noted and len(self._noted) < 1000:
             self._noted.add(text)
             self.add(Note(self.now, text))
 
     def close(self) -> None:
-        """Write what is left; idempotent."""
+        """Write buffered events and close the file; idempotent."""
         self._output.close()
 
 
 @dataclass(frozen=True, slots=True)
 class RunClients:
-    """What all clients of a run share."""
+    """Settings that all clients of a run share."""
 
     bootstrap: str
     topic: str
     recorder: Recorder
     config: Mapping[str, str] = field(default_factory=dict)
-    """How brokers are reached, beside their addresses (TLS)."""
+    """Client configuration besides the bootstrap servers, such as TLS."""

@@ -1,4 +1,4 @@
-"""What a run leaves for people and for scripts: `report.html`, one page that needs nothing else, and `summary.json`."""
+"""The results of a run: `report.html`, a self-contained page, and `summary.json`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TICKS = 10
 
 @dataclass(slots=True)
 class FaultSpan:
-    """A fault on the time line; `end` is None for one that was not undone."""
+    """A fault on the time line. `end` is None if it was never undone."""
 
     kind: str
     nodes: Sequence[str]
@@ -39,62 +39,62 @@ class FaultSpan:
 
 
 @dataclass(slots=True)
-class Story:
-    """A run over time: what the page draws."""
+class Timeline:
+    """Time series and events of a run that the page shows."""
 
     end: float = 1.0
     bin_s: float = 0.5
     acknowledged: list[int] = field(default_factory=list)
-    """By bin; so are the others."""
+    """Acknowledged writes per bin. `unknown`, `read` and `latencies_ms` have the same bins."""
     unknown: list[int] = field(default_factory=list)
     read: list[int] = field(default_factory=list)
     latencies_ms: list[list[float]] = field(default_factory=list)
     faults: dict[int, FaultSpan] = field(default_factory=dict)
     leaders: dict[int, list[tuple[float, int]]] = field(default_factory=dict)
-    """By partition: since when, leader."""
+    """(time, leader) changes by partition."""
     controllers: list[tuple[float, int]] = field(default_factory=list)
     phases: list[tuple[float, str]] = field(default_factory=list)
     notes: list[tuple[float, str]] = field(default_factory=list)
 
 
-def story(events: Iterable[Event], duration_s: float) -> Story:
-    """The story of a history that lasts so long."""
-    told = Story(end=max(duration_s, 0.1), bin_s=max(duration_s / BINS, 0.1))
-    count = int(told.end / told.bin_s) + 1
-    told.acknowledged, told.unknown, told.read = [0] * count, [0] * count, [0] * count
-    told.latencies_ms = [[] for _ in range(count)]
+def collect(events: Iterable[Event], duration_s: float) -> Timeline:
+    """Collect a history of `duration_s` seconds into a Timeline."""
+    timeline = Timeline(end=max(duration_s, 0.1), bin_s=max(duration_s / BINS, 0.1))
+    count = int(timeline.end / timeline.bin_s) + 1
+    timeline.acknowledged, timeline.unknown, timeline.read = [0] * count, [0] * count, [0] * count
+    timeline.latencies_ms = [[] for _ in range(count)]
     begun: dict[int, float] = {}
     for event in events:
-        place = min(int(event.t / told.bin_s), count - 1)
+        place = min(int(event.t / timeline.bin_s), count - 1)
         match event:
             case h.Invoke():
                 begun[event.operation] = event.t
             case h.Ok():
-                told.acknowledged[place] += 1
-                told.latencies_ms[place].append(1000 * (event.t - begun.pop(event.operation, event.t)))
+                timeline.acknowledged[place] += 1
+                timeline.latencies_ms[place].append(1000 * (event.t - begun.pop(event.operation, event.t)))
             case h.Unknown():
-                told.unknown[place] += 1
+                timeline.unknown[place] += 1
             case h.Read(kind=ReaderKind.CONSUMER | ReaderKind.MEMBER):
-                told.read[place] += len(event.records)
+                timeline.read[place] += len(event.records)
             case h.FaultBegan():
-                told.faults[event.fault] = FaultSpan(event.kind, event.nodes, event.text, event.t)
-            case h.FaultEnded() if event.fault in told.faults:
-                told.faults[event.fault].end = event.t
+                timeline.faults[event.fault] = FaultSpan(event.kind, event.nodes, event.text, event.t)
+            case h.FaultEnded() if event.fault in timeline.faults:
+                timeline.faults[event.fault].end = event.t
             case h.Led():
-                told.leaders.setdefault(event.partition, []).append((event.t, event.leader))
+                timeline.leaders.setdefault(event.partition, []).append((event.t, event.leader))
             case h.Controller():
-                told.controllers.append((event.t, event.node_id))
+                timeline.controllers.append((event.t, event.node_id))
             case h.PhaseBegan():
-                told.phases.append((event.t, event.phase.value))
+                timeline.phases.append((event.t, event.phase.value))
             case h.Note():
-                told.notes.append((event.t, event.text))
-    return told
+                timeline.notes.append((event.t, event.text))
+    return timeline
 
 
-def summary(verdict: Verdict, experiment: Experiment, seed: int, told: Story) -> dict[str, Any]:
-    """For scripts."""
-    phases = {name: t for t, name in told.phases}
-    faults_s = phases.get(Phase.RECOVERY, told.end) - phases.get(Phase.FAULTS, 0.0)
+def summary(verdict: Verdict, experiment: Experiment, seed: int, timeline: Timeline) -> dict[str, Any]:
+    """Return the contents of `summary.json`."""
+    phases = {name: t for t, name in timeline.phases}
+    faults_s = phases.get(Phase.RECOVERY, timeline.end) - phases.get(Phase.FAULTS, 0.0)
     return {
         "experiment": experiment.name,
         "hypothesis": experiment.hypothesis,
@@ -107,33 +107,33 @@ def summary(verdict: Verdict, experiment: Experiment, seed: int, told: Story) ->
         ],
         "faults_s": round(faults_s, 3),
         **verdict.figures._asdict(),
-        "faults_by_kind": dict(sorted(Counter(span.kind for span in told.faults.values()).items())),
-        "notes": [{"t": round(t, 3), "text": text} for t, text in told.notes],
+        "faults_by_kind": dict(sorted(Counter(span.kind for span in timeline.faults.values()).items())),
+        "notes": [{"t": round(t, 3), "text": text} for t, text in timeline.notes],
     }
 
 
-def write(folder: Path, verdict: Verdict, experiment: Experiment, seed: int) -> None:
-    """Write both from the history in a run's folder."""
-    last = max((event.t for event in read_history(folder / HISTORY)), default=1.0)
-    told = story(read_history(folder / HISTORY), last)
-    about = summary(verdict, experiment, seed, told)
-    (folder / SUMMARY).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-    (folder / PAGE).write_text(render(told, verdict, experiment, about), encoding="utf-8")
+def write(directory: Path, verdict: Verdict, experiment: Experiment, seed: int) -> None:
+    """Write `report.html` and `summary.json` from the history in a run's directory. Raises HistoryError, OSError."""
+    last = max((event.t for event in read_history(directory / HISTORY)), default=1.0)
+    timeline = collect(read_history(directory / HISTORY), last)
+    about = summary(verdict, experiment, seed, timeline)
+    (directory / SUMMARY).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    (directory / PAGE).write_text(render(timeline, verdict, experiment, about), encoding="utf-8")
 
 
 # --- the page
 
 
 class Chart(NamedTuple):
-    """Curves over time: polylines by (name, style), and the heights of the grid with their values."""
+    """A chart over time. `curves` are (name, CSS class, polylines), `grid` are (height, value) lines."""
 
     title: str
     curves: Sequence[tuple[str, str, Sequence[str]]]
     grid: Sequence[tuple[float, float]]
 
 
-def render(told: Story, verdict: Verdict, experiment: Experiment, about: dict[str, Any]) -> str:
-    """The page: one HTML file with drawings in SVG; it loads nothing and runs no script."""
+def render(timeline: Timeline, verdict: Verdict, experiment: Experiment, about: dict[str, Any]) -> str:
+    """Return the HTML page. Its charts are inline SVG; it loads no resources and runs no script."""
     environment = Environment(
         loader=PackageLoader("kipmesh_chaos", "."),
         autoescape=True,
@@ -141,33 +141,33 @@ def render(told: Story, verdict: Verdict, experiment: Experiment, about: dict[st
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    per_s = 1 / told.bin_s
+    per_s = 1 / timeline.bin_s
     charts = [
         _chart(
-            told,
+            timeline,
             "Records a second",
-            ("acknowledged", "line1", [count * per_s for count in told.acknowledged]),
-            ("read by consumers", "line2", [count * per_s for count in told.read]),
+            ("acknowledged", "line1", [count * per_s for count in timeline.acknowledged]),
+            ("read by consumers", "line2", [count * per_s for count in timeline.read]),
         ),
         _chart(
-            told,
+            timeline,
             "Latency of acknowledged writes, ms (logarithmic)",
-            ("median", "line1", [_quantile(one, 0.5) for one in told.latencies_ms]),
-            ("greatest", "line3", [_quantile(one, 1.0) for one in told.latencies_ms]),
+            ("median", "line1", [_quantile(one, 0.5) for one in timeline.latencies_ms]),
+            ("greatest", "line3", [_quantile(one, 1.0) for one in timeline.latencies_ms]),
             logarithmic=True,
         ),
     ]
     return environment.get_template(PAGE).render(
-        told=told,
+        timeline=timeline,
         verdict=verdict,
         experiment=experiment,
         about=about,
         settings=json.dumps(experiment.model_dump(mode="json", exclude_defaults=True), indent=2),
-        nodes=sorted({node for span in told.faults.values() for node in span.nodes}),
+        nodes=sorted({node for span in timeline.faults.values() for node in span.nodes}),
         charts=charts,
-        phases=_apart(told),
-        ticks=_ticks(told.end),
-        x=lambda t: _x(told, t),
+        phases=_labelled_phases(timeline),
+        ticks=_ticks(timeline.end),
+        x=lambda t: _x(timeline, t),
         left=LEFT,
         width=WIDTH,
         right=WIDTH - RIGHT,
@@ -176,12 +176,12 @@ def render(told: Story, verdict: Verdict, experiment: Experiment, about: dict[st
     )
 
 
-def _x(told: Story, t: float) -> float:
-    return LEFT + (WIDTH - LEFT - RIGHT) * min(max(t / told.end, 0), 1)
+def _x(timeline: Timeline, t: float) -> float:
+    return LEFT + (WIDTH - LEFT - RIGHT) * min(max(t / timeline.end, 0), 1)
 
 
 def _chart(
-    told: Story, title: str, *curves: tuple[str, str, Sequence[float | None]], logarithmic: bool = False
+    timeline: Timeline, title: str, *curves: tuple[str, str, Sequence[float | None]], logarithmic: bool = False
 ) -> Chart:
     greatest = max((value for _, _, values in curves for value in values if value is not None), default=0) or 1.0
 
@@ -192,7 +192,7 @@ def _chart(
     def lines(values: Sequence[float | None]) -> list[str]:
         """A polyline for each stretch without a gap."""
         points = [
-            value if value is None else f"{_x(told, (place + 0.5) * told.bin_s):.1f},{height(value):.1f}"
+            value if value is None else f"{_x(timeline, (place + 0.5) * timeline.bin_s):.1f},{height(value):.1f}"
             for place, value in enumerate(values)
         ]
         stretches = groupby(points, key=lambda point: point is not None)
@@ -207,15 +207,15 @@ def _chart(
 
 
 def _quantile(values: Sequence[float], share: float) -> float | None:
-    """None of nothing."""
+    """Return a quantile, or None for no values."""
     return sorted(values)[min(int(len(values) * share), len(values) - 1)] if values else None
 
 
-def _apart(told: Story) -> list[tuple[float, str]]:
-    """Phases whose names have room; those that are too near to the last are in the history."""
+def _labelled_phases(timeline: Timeline) -> list[tuple[float, str]]:
+    """Return the phases whose labels fit beside each other."""
     found: list[tuple[float, str]] = []
-    for t, name in told.phases:
-        if name != Phase.END and (not found or _x(told, t) >= _x(told, found[-1][0]) + 60):
+    for t, name in timeline.phases:
+        if name != Phase.END and (not found or _x(timeline, t) >= _x(timeline, found[-1][0]) + 60):
             found.append((t, name))
     return found
 

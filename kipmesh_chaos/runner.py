@@ -1,7 +1,7 @@
-"""One run of an experiment: cluster, workload, faults, recovery, last reads, the replicas' logs, the verdict.
+"""Runs one experiment: cluster, workload, faults, recovery, final read, replica logs, verdict.
 
-Everything that a run starts ends with it, however it ends. What it leaves in its folder: `history.jsonl`,
-`summary.json`, `report.html`, and the cluster's folder when something was found.
+Everything that a run starts ends with it, also after an error. The run's directory then has `history.jsonl`,
+`summary.json` and `report.html`, and the cluster's directory if there are anomalies.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kipmesh.client import AdminClient
 from kipmesh.client.types import NewTopic
 from kipmesh_chaos import disk, dumps, report
 from kipmesh_chaos.experiment import Experiment, Fault
-from kipmesh_chaos.faults import Hooks, Injector, data_folder, second_folder
+from kipmesh_chaos.faults import Hooks, Injector, log_dir, second_log_dir
 from kipmesh_chaos.history import Begin, NotRecovered, Phase, PhaseBegan, read_history
 from kipmesh_chaos.history_checker import Verdict, check
 from kipmesh_chaos.links import Links
@@ -44,80 +44,72 @@ FINAL_TIMEOUT_S = 30.0
 TICK_S = 0.1
 
 OnProgress = Callable[[str, float, Recorder], None]
-"""Called with what the run does now, how much of it is done (0 to 1), and the recorder."""
+"""Called with the current step, its completed share (0 to 1) and the recorder."""
 
 
 class Result(NamedTuple):
-    """How a run ended, and where its files are."""
+    """Verdict of a run and the directory of its files."""
 
     experiment: Experiment
     seed: int
     verdict: Verdict
-    folder: Path
+    directory: Path
 
 
 async def run_once(
     experiment: Experiment,
     make_cluster: MakeCluster,
-    folder: Path,
+    directory: Path,
     seed: int,
     on_progress: OnProgress,
     client: Mapping[str, str] | None = None,
 ) -> Result:
-    """One run in an empty folder; raises ChaosError, and what clients and the cluster raise.
+    """Run an experiment in an empty directory. Raises ChaosError, and errors of clients and of the cluster.
 
-    `client`: how clients reach the nodes beside their addresses, where the cluster is not the run's own (TLS).
+    Args: client: client configuration besides the addresses, such as TLS, for a cluster that is not the run's own.
     """
-    await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
-    recorder = Recorder(folder / report.HISTORY)
-    run = _Run(experiment, folder, seed, recorder, on_progress, client or {})
+    await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
+    recorder = Recorder(directory / report.HISTORY)
+    run = _Run(experiment, directory, seed, recorder, on_progress, client or {})
     try:
         await run.run(make_cluster)
     finally:
         recorder.close()
     on_progress("checking", 0.0, recorder)
-    verdict = await asyncio.to_thread(lambda: check(read_history(folder / report.HISTORY)))
-    await asyncio.to_thread(report.write, folder, verdict, experiment, seed)
+    verdict = await asyncio.to_thread(lambda: check(read_history(directory / report.HISTORY)))
+    await asyncio.to_thread(report.write, directory, verdict, experiment, seed)
     if verdict.is_clean:
-        await asyncio.to_thread(shutil.rmtree, folder / "cluster", ignore_errors=True)
-    return Result(experiment, seed, verdict, folder)
-
-
-_Timed = tuple[Fault, asyncio.Task[float]]
+        await asyncio.to_thread(shutil.rmtree, directory / "cluster", ignore_errors=True)
+    return Result(experiment, seed, verdict, directory)
 
 
 @dataclass(slots=True)
 class _Run:
     experiment: Experiment
-    folder: Path
+    directory: Path
     seed: int
     recorder: Recorder
     on_progress: OnProgress
     client: Mapping[str, str] = field(default_factory=dict)
     mounted: list[Path] = field(default_factory=list)
     late_s: float = 0.0
-    """By how much the latest of the timed faults came too late."""
+    """Largest delay of a timed fault."""
     to_come: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.to_come = len(self.experiment.faults)
 
     async def run(self, make_cluster: MakeCluster) -> None:
-        """All of it; the cluster is down at the end."""
+        """Run all phases up to the replica logs, and destroy the cluster."""
         async with AsyncExitStack() as stack:
             links = await stack.enter_async_context(Links())
-            made: list[TargetCluster] = []
-
-            def network() -> Network:
-                return Network(links, lambda: made[0].nodes())
-
-            hooks = Hooks(self.experiment, network if self.experiment.needs_network else None)
-            cluster = make_cluster(self.folder / "cluster", self.experiment.cluster, hooks)
-            made.append(cluster)
+            network = Network(links, lambda: cluster.nodes()) if self.experiment.needs_network else None
+            hooks = Hooks(self.experiment, network)
+            cluster = make_cluster(self.directory / "cluster", self.experiment.cluster, hooks)
             stack.push_async_callback(self._destroy, cluster)
             self._check_possible(cluster)
             is_remote = isinstance(cluster, RemoteCluster)
-            # Others may have run experiments there, and one that was interrupted leaves its topic.
+            # A remote cluster may still have the topic of another, interrupted run.
             topic = f"{TOPIC}-{self.seed}-{int(time.time())}" if is_remote else TOPIC
             if not is_remote:
                 self._prepare_disks()
@@ -143,7 +135,7 @@ class _Run:
                 await admin.create_topics([new])
             observer = Observer(cluster.nodes, clients, GROUP if part.group is not None else None)
             stack.push_async_callback(observer.pool.close)
-            injector = Injector(cluster, hooks.network, observer, self.recorder, random.Random(self.seed), topic)
+            injector = Injector(cluster, network, observer, self.recorder, random.Random(self.seed), topic)
             ends = await self._under_load(cluster, clients, observer, injector)
             if is_remote:
                 await self._dump_served(nodes, clients, ends)
@@ -152,21 +144,21 @@ class _Run:
             self.recorder.add(PhaseBegan(self.recorder.now, Phase.END))
 
     def _check_possible(self, cluster: TargetCluster) -> None:
-        """Raise NotPossibleError when the cluster cannot do what the experiment says."""
-        said = [(fault.describe(), cluster.unable(fault)) for fault in self.experiment.all_faults]
-        if reasons := [f"{told}: {why}" for told, why in said if why]:
-            raise disk.NotPossibleError("; ".join(dict.fromkeys(reasons)))
+        """Raise NotPossibleError if the cluster does not support a fault of the experiment."""
+        checked = [(fault.describe(), cluster.unsupported_reason(fault)) for fault in self.experiment.all_faults]
+        if unsupported := [f"{fault}: {reason}" for fault, reason in checked if reason]:
+            raise disk.NotPossibleError("; ".join(dict.fromkeys(unsupported)))
 
     async def _dump_stopped(self, cluster: TargetCluster, nodes: Sequence[Node], topic: str) -> None:
         self.on_progress("stopping the cluster", 0.0, self.recorder)
         await cluster.calls.run(cluster.down)
         self.on_progress("reading the replicas' logs", 0.0, self.recorder)
-        for folder in (data_folder, second_folder):
-            brokers = {node.node_id: folder(node) for node in nodes if is_broker(node)}
+        for log_dir_of in (log_dir, second_log_dir):
+            brokers = {node.node_id: log_dir_of(node) for node in nodes if is_broker(node)}
             await asyncio.to_thread(dumps.record_stopped, self.recorder, brokers, topic)
 
     async def _dump_served(self, nodes: Sequence[Node], clients: RunClients, ends: Mapping[int, int]) -> None:
-        """Its files are elsewhere: what each replica serves is compared, and the topic is taken away."""
+        """Record what each replica of a remote cluster serves, instead of its files, and delete the topic."""
         self.on_progress("reading what each replica serves", 0.0, self.recorder)
         brokers = {node.node_id: node.grpc for node in nodes if is_broker(node) and node.grpc}
         await dumps.record_served(clients, brokers, ends, FINAL_TIMEOUT_S)
@@ -175,19 +167,19 @@ class _Run:
 
     async def _destroy(self, cluster: TargetCluster) -> None:
         await asyncio.shield(asyncio.to_thread(cluster.destroy))
-        for folder in self.mounted:
-            disk.unmount(folder)
+        for directory in self.mounted:
+            disk.unmount(directory)
 
     def _prepare_disks(self) -> None:
-        """Before the cluster makes its folders: a disk for each node's data."""
+        """Mount a disk for each log directory before the cluster creates its directories."""
         if not self.experiment.needs_disks:
             return
         part = self.experiment.cluster
         roles = {"controller": part.controllers, "leader": part.leaders, "follower": part.followers}
         for role, count in roles.items():
             for number in range(1, count + 1):
-                home = self.folder / "cluster" / f"{role}-{number}"
-                second = ["data-2"] if self.experiment.needs_folders and role != "controller" else []
+                home = self.directory / "cluster" / f"{role}-{number}"
+                second = ["data-2"] if self.experiment.needs_second_log_dir and role != "controller" else []
                 for name in ("data", *second):
                     disk.mount(home / name)
                     self.mounted.append(home / name)
@@ -195,7 +187,7 @@ class _Run:
     async def _under_load(
         self, cluster: TargetCluster, clients: RunClients, observer: Observer, injector: Injector
     ) -> dict[int, int]:
-        """The run while clients work; returns the end offsets."""
+        """Run all phases that need clients; return the end offsets by partition."""
         part = self.experiment.workload
         workload = Workload(clients, part, self.seed)
         async with workload, asyncio.TaskGroup() as group:
@@ -214,7 +206,7 @@ class _Run:
             await injector.undo_all()
             await self._wait_in_sync(observer)
             workload.check()
-            self.on_progress("reading everything once more", 0.0, self.recorder)
+            self.on_progress("final read", 0.0, self.recorder)
             await workload.stop_producing()
             self.recorder.add(PhaseBegan(self.recorder.now, Phase.FINAL))
             ends = await dumps.final_read(clients, part.partitions, FINAL_TIMEOUT_S)
@@ -229,7 +221,7 @@ class _Run:
         return ends
 
     async def _warm_up(self, workload: Workload, observer: Observer) -> None:
-        """Until every partition is written to and read by everybody, and all replicas are in sync."""
+        """Wait until each partition is written to and read by every consumer, and all replicas are in sync."""
         deadline = asyncio.get_running_loop().time() + WARM_UP_TIMEOUT_S
         partitions = range(self.experiment.workload.partitions)
         while not (
@@ -239,8 +231,8 @@ class _Run:
         ):
             workload.check()
             if asyncio.get_running_loop().time() > deadline:
-                told = observer.out_of_sync() or ["the workload does not run"]
-                raise ChaosError(f"no steady state after {WARM_UP_TIMEOUT_S:g} s: {'; '.join(told)}")
+                reasons = observer.out_of_sync() or ["the workload makes no progress"]
+                raise ChaosError(f"no steady state after {WARM_UP_TIMEOUT_S:g} s: {'; '.join(reasons)}")
             self.on_progress("warming up", 0.0, self.recorder)
             await asyncio.sleep(TICK_S)
 
@@ -248,10 +240,10 @@ class _Run:
         loop = asyncio.get_running_loop()
         begin, duration_s = loop.time(), self.experiment.duration_s
         async with asyncio.TaskGroup() as group:
-            timed: list[_Timed] = []
+            timed: list[tuple[Fault, asyncio.Task[float]]] = []
             for fault in sorted(self.experiment.faults, key=lambda fault: fault.at_s):
-                over = [(one, task) for one, task in timed if one.at_s + one.for_s <= fault.at_s]
-                timed.append((fault, group.create_task(self._timed(injector, fault, over))))
+                earlier = [(other, task) for other, task in timed if other.at_s + other.for_s <= fault.at_s]
+                timed.append((fault, group.create_task(self._timed(injector, fault, earlier))))
             if self.experiment.random is not None:
                 group.create_task(self._by_chance(injector, observer))
             while (passed := loop.time() - begin) < duration_s + self.late_s or self.to_come:
@@ -261,16 +253,16 @@ class _Run:
             injector.stop.set()
 
     async def _timed(
-        self, injector: Injector, fault: Fault, over: Sequence[tuple[Fault, asyncio.Task[float]]]
+        self, injector: Injector, fault: Fault, earlier: Sequence[tuple[Fault, asyncio.Task[float]]]
     ) -> float:
-        """One fault at its time; gives when it had ended.
+        """Run one fault at its time; return when it ended.
 
-        Those that the file has `over` by then may be late: a node of a busy machine takes long to start. The fault
-        comes as long after their end as the file says, and the whole run lasts longer by that.
+        `earlier` are the faults that end before this one in the file. If they end late on a busy machine, this fault
+        keeps its distance to their end and the run becomes longer.
         """
         loop = asyncio.get_running_loop()
         due = planned = loop.time() + fault.at_s
-        for before, task in over:
+        for before, task in earlier:
             due = max(due, await task + fault.at_s - before.at_s - before.for_s)
         self.late_s = max(self.late_s, due - planned)
         await asyncio.sleep(due - loop.time())
@@ -291,16 +283,16 @@ class _Run:
             await self._wait_in_sync(observer, injector.stop)
 
     async def _wait_in_sync(self, observer: Observer, stop: asyncio.Event | None = None) -> None:
-        """Until all replicas are in sync; told when that takes too long."""
+        """Wait until all replicas are in sync; record NotRecovered at the limit of the steady state."""
         loop = asyncio.get_running_loop()
         begin, limit_s = loop.time(), self.experiment.steady_state.recovered_within_s
         await observer.poll()
-        while told := observer.out_of_sync():
+        while reasons := observer.out_of_sync():
             if stop is not None and stop.is_set():
                 return
             passed = loop.time() - begin
             if passed > limit_s:
-                self.recorder.add(NotRecovered(self.recorder.now, f"after {limit_s:g} s: {'; '.join(told)}"))
+                self.recorder.add(NotRecovered(self.recorder.now, f"after {limit_s:g} s: {'; '.join(reasons)}"))
                 return
             if stop is None:
                 self.on_progress("recovering", passed / limit_s, self.recorder)

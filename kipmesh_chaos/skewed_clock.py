@@ -1,8 +1,8 @@
 """`python -m kipmesh_chaos.skewed_clock FILE MODULE ARGUMENTS...`: run a module under a wall clock that can jump.
 
-FILE holds one number, a signed 64-bit integer of nanoseconds, which is added to every reading of Python's wall clock;
-who changes the file makes the clock jump at once. What measures durations (`time.monotonic`, timers of the event loop
-and of gRPC) does not jump, as on Linux.
+FILE holds a signed 64-bit number of nanoseconds that is added to every reading of Python's wall clock. A change of the
+file makes the clock jump immediately. Monotonic clocks, and so the timers of asyncio and gRPC, are not affected, as on
+Linux.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _OFFSET = struct.Struct("=q")
 
 
 def set_offset(file: Path, offset_s: float) -> None:
-    """Make the clock of who runs under this file jump; makes the file."""
+    """Set the offset in a clock file, in seconds; creates the file. Running processes see it immediately."""
     data = _OFFSET.pack(round(offset_s * 1e9))
     if not file.exists():
         file.write_bytes(data)
@@ -27,7 +27,7 @@ def set_offset(file: Path, offset_s: float) -> None:
 
 
 def skew(file: Path) -> None:
-    """From now on `time.time` and `time.time_ns` of this process have the offset of the file."""
+    """Make `time.time` and `time.time_ns` of this process add the offset in the file."""
     with file.open("rb") as stream:
         view = mmap.mmap(stream.fileno(), _OFFSET.size, access=mmap.ACCESS_READ)
     true_ns = time.time_ns

@@ -1,7 +1,7 @@
-"""The cluster that an experiment runs on, by protocol: `kipmesh.cluster` has one, and does not know of chaos.
+"""Protocols of the cluster that an experiment runs on.
 
-Calls to it come from several threads, and an interrupted run does not end them: `Calls` counts them, so that the
-cluster's end waits for them.
+Several threads call a cluster, and an interrupted run leaves such calls behind. `Calls` counts them, so that the end of
+the cluster waits for them.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from kipmesh_chaos.experiment import ClusterPart, Fault
 
-_Given = ParamSpec("_Given")
+_Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
 
 
 class ChaosError(Exception):
-    """A run that cannot be done; the text is one line."""
+    """A run cannot be done. The text is one line."""
 
 
 class Calls:
-    """Counts the calls that are under way. Any thread."""
+    """Counts the calls in progress and refuses new ones after `end`. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -33,15 +33,15 @@ class Calls:
 
     @property
     def are_over(self) -> bool:
-        """Whether no more are taken."""
+        """Whether new calls are refused."""
         return self._are_over
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
-        """One call; raises ChaosError when no more are taken."""
+        """Count one call. Raises ChaosError after `end`."""
         with self._changed:
             if self._are_over:
-                raise ChaosError("the run is over: nothing more is done to its cluster")
+                raise ChaosError("the run is over, its cluster accepts no more calls")
             self._count += 1
         try:
             yield
@@ -50,24 +50,26 @@ class Calls:
                 self._count -= 1
                 self._changed.notify_all()
 
-    async def run(self, method: Callable[_Given, _Result], /, *given: _Given.args, **named: _Given.kwargs) -> _Result:
-        """A blocking call in a thread, as one that is under way."""
+    async def run(
+        self, method: Callable[_Params, _Result], /, *args: _Params.args, **kwargs: _Params.kwargs
+    ) -> _Result:
+        """Run a blocking call in a thread and count it. Raises ChaosError after `end`, and errors of the call."""
 
         def call() -> _Result:
             with self.under_way():
-                return method(*given, **named)
+                return method(*args, **kwargs)
 
         return await asyncio.to_thread(call)
 
     def end(self, timeout_s: float) -> bool:
-        """Take no more, and wait for those under way; gives whether they ended. Idempotent."""
+        """Refuse new calls and wait for those in progress; return whether all have ended. Idempotent."""
         with self._changed:
             self._are_over = True
             return self._changed.wait_for(lambda: not self._count, timeout_s)
 
 
 class Node(Protocol):
-    """A node as `cluster.json` has it."""
+    """A node as in `cluster.json`."""
 
     @property
     def name(self) -> str: ...  # noqa: D102
@@ -84,105 +86,105 @@ class Node(Protocol):
 
 
 class Hook(Protocol):
-    """What an experiment changes in how nodes start; called in the cluster's thread."""
+    """Changes how nodes start. Called in the thread of the cluster."""
 
     def properties(self, state: Any, node: Any) -> Mapping[str, str]: ...  # noqa: D102
     def command(self, node: Any, command: list[str]) -> list[str]: ...  # noqa: D102
 
 
 class TargetCluster(Protocol):
-    """Processes of nodes; every method blocks, and raises what it likes when it fails.
+    """A cluster of nodes. Every method blocks and raises its own errors.
 
-    What changes the cluster is called by `calls.run`; `destroy` ends the calls.
+    Callers change the cluster through `calls.run`. `destroy` ends these calls.
     """
 
     @property
     def calls(self) -> Calls: ...  # noqa: D102
 
-    def unable(self, fault: Fault) -> str | None:
-        """Why a fault cannot be had here, None if it can; a run asks before it begins."""
+    def unsupported_reason(self, fault: Fault) -> str | None:
+        """Return why the cluster does not support a fault, or None if it does. Called before the run starts."""
 
     def up(self) -> None:
-        """Start everything, and return when it is ready."""
+        """Start all nodes and wait until they are ready."""
 
     def nodes(self) -> Sequence[Node]:
-        """All nodes, whether they run or not."""
+        """Return all nodes, running or not."""
 
     def is_running(self, name: str) -> bool:
-        """Whether a node's process is there, held or not."""
+        """Whether the process of a node exists, paused or not."""
 
     def kill(self, name: str) -> None:
-        """SIGKILL."""
+        """Send SIGKILL to a node."""
 
     def stop(self, name: str) -> None:
-        """SIGTERM, and wait until it is gone."""
+        """Send SIGTERM to a node and wait for its end."""
 
     def start(self, name: str) -> object:
-        """Start it, and return when it is ready."""
+        """Start a node and wait until it is ready."""
 
     def pause(self, name: str) -> None:
-        """SIGSTOP."""
+        """Send SIGSTOP to a node."""
 
     def resume(self, name: str) -> None:
-        """SIGCONT."""
+        """Send SIGCONT to a node."""
 
     def down(self) -> object:
-        """Stop everything cleanly, what is held too; idempotent."""
+        """Stop all nodes cleanly, including paused ones; idempotent."""
 
     def destroy(self) -> None:
-        """SIGKILL what still runs; idempotent."""
+        """Send SIGKILL to all running nodes; idempotent."""
 
 
 @runtime_checkable
 class Separable(Protocol):
-    """A cluster whose nodes can be taken off the network altogether; both methods block."""
+    """A cluster whose nodes can be disconnected from the network. Both methods block."""
 
     def disconnect(self, name: str) -> None:
-        """Nobody hears it, and it hears nobody."""
+        """Block all traffic to and from a node."""
 
     def reconnect(self, name: str) -> None:
-        """As before; idempotent."""
+        """Restore the traffic of a node; idempotent."""
 
 
 @runtime_checkable
 class RemoteCluster(TargetCluster, Protocol):
-    """A cluster that is somebody else's: it runs before and after, on other machines, and its files cannot be reached.
+    """A cluster that outlives the run, on other machines, whose files are not accessible.
 
-    What a fault does to a node by its process or its files elsewhere, the cluster does by itself.
+    The cluster itself injects the faults that need a node's process or files.
     """
 
     def fill(self, name: str) -> object:
-        """No byte is free where it keeps its data."""
+        """Fill the disk of a node's data."""
 
     def empty(self, name: str) -> None:
-        """An end to that."""
+        """Undo `fill`."""
 
     def press(self, name: str, *, workers: int = 0, memory_share: float = 0.0) -> object:
-        """Busy processes beside it, and memory of its limit that is taken."""
+        """Run busy processes beside a node, and allocate memory up to a share of its limit."""
 
     def relieve(self, name: str) -> None:
-        """An end to that."""
+        """Undo `press`."""
 
-    def mend_all(self) -> None:
-        """An end to all that is left of these."""
+    def undo_faults(self) -> None:
+        """Undo all remaining faults."""
 
 
 MakeCluster = Callable[[Path, ClusterPart, Hook], TargetCluster]
-"""A cluster in a folder that is not started yet."""
+"""Returns a cluster in a directory, not yet started."""
 
 CONTROLLER = "controller-"
 
 
 def is_controller(node: Node) -> bool:
-    """Whether it is a voter of the metadata quorum."""
+    """Whether a node is a voter of the metadata quorum."""
     return node.name.startswith(CONTROLLER)
 
 
 def is_broker(node: Node) -> bool:
-    """Whether it has partitions."""
+    """Whether a node hosts partitions."""
     return node.node_id is not None and not is_controller(node)
 
 
 def bootstrap(nodes: Sequence[Node]) -> str:
-    """The brokers' own addresses."""
+    """Return the bootstrap servers: the direct addresses of all brokers."""
     return ",".join(node.grpc for node in nodes if is_broker(node) and node.grpc)

@@ -1,12 +1,11 @@
-"""The workload of an experiment: idempotent producers with five in flight each, a consumer in each rack, and a group.
+"""The workload of an experiment: producers, a consumer per rack, and a consumer group.
 
-A workload whose `producer_config` turns idempotence off has one in flight a producer: only so is the order kept. A
-record's value is the operation's number and a filling that follows from it. So a record tells whose it is, and a byte
-that changed on the way makes it nobody's.
+Idempotent producers have `IN_FLIGHT` records in flight, others one, which preserves the order of their records. A value
+is the operation's number and padding derived from it, so it identifies its operation, and a changed byte is detected.
 
-Members of the group commit by hand what they have read, leave, die and are replaced. Each event is recorded where the
-checker needs it: partitions before anything is read of them, records before they are committed, a commit before it is
-sent. A member that dies says nothing to the group; its session has to end.
+Group members commit what they have read, leave, die and are replaced. Events are recorded in the order that the checker
+needs: an assignment before its records, records before their commit, a commit before its request. A member that dies
+does not leave the group; its session expires.
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ RETRY_S = 0.1
 ABORT_S = 1.0
 GROUP = "chaos-group"
 OBSERVER = "observer"
-GOING_S = 60.0
-"""More than a commit, a goodbye and the end of the connections may take."""
+LEAVE_TIMEOUT_S = 60.0
+"""More than the last commit, LeaveGroup and closing the connections may take."""
 MEMBER_CONFIG = {
     **CONSUMER_CONFIG,
     "session.timeout.ms": "6000",
@@ -60,14 +59,14 @@ _OURS = {"group.id": GROUP, "enable.auto.commit": "false"}
 
 
 def encode_value(operation: int, size_bytes: int) -> bytes:
-    """The value of an operation's record."""
+    """Return the record value of an operation, padded to `size_bytes`."""
     head = b"%d " % operation
     filling = hashlib.shake_128(head).digest(max(size_bytes - len(head), 0) // 2).hex().encode()
     return (head + filling).ljust(size_bytes, b".")
 
 
 def decode_value(value: bytes | None) -> str:
-    """The operation's number as the history has it; of what `encode` did not make, a text that says so."""
+    """Return the operation number as text, or a text that describes a value that `encode_value` did not write."""
     if value is None:
         return "null"
     number = value.partition(b" ")[0]
@@ -77,14 +76,14 @@ def decode_value(value: bytes | None) -> str:
 
 
 def decode_batches(data: bytes, *, allow_partial: bool = False) -> Iterator[tuple[BatchHeader, list[tuple[int, str]]]]:
-    """Batches of the log format with their records as (offset, value); raises KafkaError at what is none."""
+    """Yield each batch of log data with its records as (offset, value). Raises KafkaError for an invalid batch."""
     for position, header in record_batch.iterate(data, allow_partial=allow_partial):
         record_batch.check_crc(data, position, header)
         yield header, [(one.offset, decode_value(one.value)) for one in read_batch(data, position, header)]
 
 
 def by_partition(records: Iterable[ConsumerRecord]) -> dict[int, list[tuple[int, str]]]:
-    """Records as a history has them: (offset, value)."""
+    """Group records by partition, each as (offset, value)."""
     found: dict[int, list[tuple[int, str]]] = {}
     for record in records:
         found.setdefault(record.partition, []).append((record.offset, decode_value(record.value)))
@@ -92,18 +91,21 @@ def by_partition(records: Iterable[ConsumerRecord]) -> dict[int, list[tuple[int,
 
 
 def is_exactly_once(part: WorkloadPart) -> bool:
-    """Whether its producers are idempotent."""
+    """Whether the producers of the workload are idempotent."""
     config = ProducerConfig.parse({**PRODUCER_CONFIG, **part.producer_config})
     return config.enable_idempotence
 
 
 def consumer_names(part: WorkloadPart) -> list[str]:
-    """Their names in the history; a group is one reader."""
+    """Return the names of the readers in the history. The group counts as one reader."""
     return [*(f"consumer-{rack}" for rack in part.racks), *([GROUP] if part.group is not None else [])]
 
 
 class Workload:
-    """`async with Workload(...)`: works from then on. `stop_producing`, `catch_up`, `end_group` end it in order."""
+    """Runs producers, consumers and group members from `__aenter__` on. Belongs to one event loop.
+
+    End it in this order: `stop_producing`, `catch_up`, `members.close`, `__aexit__`.
+    """
 
     def __init__(self, clients: RunClients, part: WorkloadPart, seed: int = 0) -> None:
         self._shared = clients
@@ -112,11 +114,11 @@ class Workload:
         self._clients: list[Producer | Consumer] = []
         self._producing: list[asyncio.Task[None]] = []
         self._consuming: list[asyncio.Task[None]] = []
-        self._ends = asyncio.Event()
+        self._stopping = asyncio.Event()
         self.acknowledged: dict[int, int] = {}
-        """Of each partition."""
+        """Number of acknowledged records by partition."""
         self.positions: dict[str, dict[int, int]] = {}
-        """The next offset of each consumer in each partition."""
+        """Next offset by consumer and partition."""
         self.members: Members | None = None
         if part.group is not None:
             self.members = Members(clients, part.partitions, part.group, seed)
@@ -124,12 +126,13 @@ class Workload:
 
     async def __aenter__(self) -> Self:
         try:
-            return await self._start()
+            await self._start()
         except BaseException as error:
             await self.__aexit__(type(error), error, None)
             raise
+        return self
 
-    async def _start(self) -> Self:
+    async def _start(self) -> None:
         shared = self._shared
         for number in range(1, self._part.producers + 1):
             producer = Producer(shared.bootstrap, **{**shared.config, **PRODUCER_CONFIG, **self._part.producer_config})
@@ -142,15 +145,12 @@ class Workload:
             consumer = Consumer(shared.bootstrap, **{**shared.config, **config})
             self._clients.append(consumer)
             await consumer.start()
-            consumer.assign(
-                [TopicPartition(self._shared.topic, partition) for partition in range(self._part.partitions)]
-            )
+            consumer.assign([TopicPartition(shared.topic, partition) for partition in range(self._part.partitions)])
             consumer.seek_to_beginning()
             self.positions[name] = {}
             self._consuming.append(asyncio.create_task(self._consume(consumer, name)))
         if self.members is not None:
             self.members.start()
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -159,14 +159,14 @@ class Workload:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        # A run that ends early does not wait until its last records are delivered: maybe nobody is there.
+        # After an error the last records may never be delivered, so an aborted run limits the wait.
         limit_s = None if error is None else ABORT_S
         clients = [*self._clients, *([self.members] if self.members is not None else [])]
         closing = [asyncio.wait_for(client.close(), limit_s) for client in clients]
         await asyncio.gather(*closing, return_exceptions=error is not None)
 
     def check(self) -> None:
-        """Raise what a worker ended with: a bug of its, or of a client."""
+        """Raise the error of a worker that has failed, which is a bug of the workload or a client."""
         for task in [*self._producing, *self._consuming]:
             if task.done() and not task.cancelled():
                 task.result()
@@ -174,12 +174,12 @@ class Workload:
             self.members.check()
 
     async def stop_producing(self) -> None:
-        """Begin no more operations; each has its outcome then."""
-        self._ends.set()
+        """Start no more operations and wait until all have an outcome."""
+        self._stopping.set()
         await asyncio.gather(*self._producing)
 
     async def catch_up(self, ends: Mapping[int, int], timeout_s: float) -> bool:
-        """Until every consumer has read up to these offsets; whether that was in time."""
+        """Wait until every consumer has read up to the end offsets; return whether that took at most `timeout_s`."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         while any(mine.get(partition, 0) < end for mine in self.positions.values() for partition, end in ends.items()):
             self.check()
@@ -196,7 +196,7 @@ class Workload:
         in_flight: set[asyncio.Task[None]] = set()
         limit = IN_FLIGHT if is_exactly_once(self._part) else 1
         try:
-            while not self._ends.is_set():
+            while not self._stopping.is_set():
                 outcome = await self._produce_one(producer, name, partition)
                 if outcome is not None:
                     in_flight.add(asyncio.create_task(outcome))
@@ -211,13 +211,13 @@ class Workload:
                 task.cancel()
 
     async def _produce_one(self, producer: Producer, name: str, partition: int) -> Coroutine[Any, Any, None] | None:
-        """Send one record; what is to be run until its outcome is known, None if it was not taken."""
+        """Send one record; return a coroutine that waits for its outcome, or None if the producer refused it."""
         recorder, operation = self._recorder, self._recorder.next_operation()
         recorder.add(h.Invoke(recorder.now, operation, name, partition, str(operation)))
         value = encode_value(operation, self._part.value_bytes)
         try:
             delivery = await producer.send(self._shared.topic, value, partition=partition)
-        except KafkaError as error:  # it was not taken: nothing was sent
+        except KafkaError as error:  # the record was refused before it was sent
             recorder.add(h.Failed(recorder.now, operation, str(error)))
             await asyncio.sleep(RETRY_S)
             return None
@@ -247,22 +247,22 @@ class Workload:
                 watermark = consumer.high_watermark((self._shared.topic, partition))
                 mine = found.get(partition, [])
                 if mine or (watermark is not None and watermark != watermarks.get(partition)):
-                    known = watermarks[partition] = -1 if watermark is None else watermark
+                    high_watermark = watermarks[partition] = -1 if watermark is None else watermark
                     now = self._recorder.now
-                    self._recorder.add(h.Read(now, name, h.ReaderKind.CONSUMER, partition, mine, known))
+                    self._recorder.add(h.Read(now, name, h.ReaderKind.CONSUMER, partition, mine, high_watermark))
                 if mine:
                     self.positions[name][partition] = mine[-1][0] + 1
 
 
 def _is_over(task: asyncio.Task[None]) -> bool:
-    """Raises what it ended with."""
+    """Return whether the task is done; raise its error."""
     if task.done():
         task.result()
     return task.done()
 
 
 class Member(RebalanceListener):
-    """One member, from `run` to its end by cancelling that; then `leave` or `die`."""
+    """One group member. Cancel `run` first, then call `leave` or `die`."""
 
     def __init__(self, clients: RunClients, part: GroupPart, positions: dict[int, int], name: str) -> None:
         self.name = name
@@ -274,7 +274,7 @@ class Member(RebalanceListener):
         self._recorder = clients.recorder
         self._positions = positions
         self._read: dict[int, int] = {}
-        """Of the partitions it has, where it goes on; those that it has read nothing of are left out."""
+        """Next offset by assigned partition, once the member has read from it."""
         self._is_closing = False
 
     async def run(self) -> None:
@@ -285,7 +285,7 @@ class Member(RebalanceListener):
         committed_at = loop.time()
         while True:
             try:
-                self._note(await self._consumer.poll(POLL_MS))
+                self._record_read(await self._consumer.poll(POLL_MS))
             except KafkaError as error:
                 self._recorder.note(f"{self.name}: {error}")
                 await asyncio.sleep(RETRY_S)
@@ -294,7 +294,7 @@ class Member(RebalanceListener):
                 await self._commit(self._read)
 
     async def leave(self) -> None:
-        """Commit what it has read, and say goodbye; its consumer is closed however the commit ends."""
+        """Commit and leave the group. The consumer is closed even if the commit fails."""
         try:
             await self._commit(self._read)
         finally:
@@ -302,41 +302,41 @@ class Member(RebalanceListener):
             await self._consumer.close(commit=False)
 
     async def die(self) -> None:
-        """No commit and no goodbye."""
+        """Close the consumer without a commit and without leaving the group."""
         self._is_closing = True
         await self._consumer.close(commit=False, leave=False)
 
-    # -- told by the group
+    # -- rebalance listener
 
     async def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
-        """Written down before anything is read of them; then the group's offsets are asked for once more."""
-        who, recorder = self._consumer.group_metadata(), self._recorder
-        if who.generation_id < 0:
-            return  # lost meanwhile: they go before anything is read of them
+        """Record the assignment before any of its records, then fetch and record the committed offsets."""
+        group, recorder = self._consumer.group_metadata(), self._recorder
+        if group.generation_id < 0:
+            return  # the partitions were lost meanwhile and nothing is read from them
         mine = [where.partition for where in self._consumer.assignment()]
         added = [where.partition for where in partitions]
         for number in added:
             self._read.pop(number, None)
-        recorder.add(h.Assigned(recorder.now, GROUP, self.name, who.generation_id, mine, added))
+        recorder.add(h.Assigned(recorder.now, GROUP, self.name, group.generation_id, mine, added))
         if added:
             await record_offsets(self._consumer, partitions, recorder, self.name)
 
     async def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
-        """The next owner is to go on where this one has stopped."""
+        """Commit the revoked partitions, so that the next owner resumes there."""
         if not self._is_closing:
-            gone = {where.partition for where in partitions}
-            await self._commit({number: offset for number, offset in self._read.items() if number in gone})
+            revoked = {where.partition for where in partitions}
+            await self._commit({number: offset for number, offset in self._read.items() if number in revoked})
         self.on_partitions_lost(partitions)
 
     def on_partitions_lost(self, partitions: list[TopicPartition]) -> None:
-        """Others may have them."""
+        """Forget the positions of partitions that another member may own."""
         for where in partitions:
             self._read.pop(where.partition, None)
 
     # -- inside
 
     async def _start(self) -> None:
-        """When somebody answers."""
+        """Start the consumer, retrying until a broker responds."""
         while True:
             try:
                 return await self._consumer.start()
@@ -345,11 +345,11 @@ class Member(RebalanceListener):
             await asyncio.sleep(RETRY_S)
             self._consumer = Consumer(self._bootstrap, **self._config)
 
-    def _note(self, records: list[ConsumerRecord]) -> None:
+    def _record_read(self, records: list[ConsumerRecord]) -> None:
         for number, mine in by_partition(records).items():
             watermark = self._consumer.high_watermark((self._topic, number))
-            known = -1 if watermark is None else watermark
-            self._recorder.add(h.Read(self._recorder.now, self.name, h.ReaderKind.MEMBER, number, mine, known))
+            high_watermark = -1 if watermark is None else watermark
+            self._recorder.add(h.Read(self._recorder.now, self.name, h.ReaderKind.MEMBER, number, mine, high_watermark))
             self._read[number] = mine[-1][0] + 1
             self._positions[number] = max(self._positions.get(number, 0), self._read[number])
 
@@ -368,12 +368,12 @@ class Member(RebalanceListener):
 
 
 async def record_offsets(consumer: Consumer, partitions: list[TopicPartition], recorder: Recorder, reader: str) -> bool:
-    """Ask for the committed offsets of these and record the answer; whether there was one."""
+    """Fetch and record the committed offsets of partitions; return whether that succeeded."""
     since = recorder.now
     try:
         found = await consumer.committed(partitions)
     except KafkaError as error:
-        recorder.note(f"{reader} was not told the committed offsets: {error}")
+        recorder.note(f"{reader} could not fetch the committed offsets: {error}")
         return False
     offsets = [(where.partition, found.get(where, -1)) for where in partitions]
     recorder.add(h.OffsetsFetched(recorder.now, since, GROUP, reader, offsets))
@@ -381,7 +381,7 @@ async def record_offsets(consumer: Consumer, partitions: list[TopicPartition], r
 
 
 class Members:
-    """All members of the group; `async with` from their start to their end. One event loop."""
+    """All members of the group, from `start` to `close`. Belongs to one event loop."""
 
     def __init__(self, clients: RunClients, partitions: int, part: GroupPart, seed: int) -> None:
         self._clients = clients
@@ -392,55 +392,54 @@ class Members:
         self._running: dict[Member, asyncio.Task[None]] = {}
         self._count = 0
         self._churning: asyncio.Task[None] | None = None
-        self._going: set[asyncio.Task[None]] = set()
-        """Those that leave or die, and those whose end has failed."""
+        self._leaving: set[asyncio.Task[None]] = set()
+        """Tasks of members that are leaving or dying, including failed ones."""
         self._is_closing = False
         self.positions: dict[int, int] = {}
-        """How far the group has read, by partition."""
+        """Next offset of the group by partition."""
 
     def start(self) -> None:
-        """The members."""
+        """Start all members."""
         for _ in range(self._part.members):
             self._add()
 
     def start_churning(self) -> None:
-        """From now on members leave and die, and others come for them, if the experiment says so."""
+        """Start to replace members at random, if the experiment has `churn_s`."""
         if self._part.churn_s is not None:
             self._churning = asyncio.create_task(self._churn(self._part.churn_s))
 
     def check(self) -> None:
-        """Raise what a member ended with: a bug of its, or of a client."""
-        for task in [*self._running.values(), *self._going, self._churning]:
+        """Raise the error of a member that has failed, which is a bug of the workload or a client."""
+        for task in [*self._running.values(), *self._leaving, self._churning]:
             if task is not None and task.done() and not task.cancelled():
                 task.result()
 
     async def stop_churning(self) -> None:
-        """Nobody else leaves; one that is about to is not held up, and another one comes for it.
-
-        Raises what the churning had ended with before.
-        """
+        """Stop replacing members. A replacement in progress completes. Raises the error of the churn task."""
         task, self._churning = self._churning, None
         await _cancelled(task)
 
     async def close(self) -> None:
-        """All leave, with what they have read committed, and those that were going are gone.
+        """Commit and leave with all members, and wait for those already leaving.
 
-        Raises what one of them had ended with before, else what its leaving ended with; all consumers are closed then.
+        Closes every consumer, then raises the first error of a member's `run`, else of its `leave`. TimeoutError after
+        `LEAVE_TIMEOUT_S`.
         """
         self._is_closing = True
         ended: list[BaseException | None] = [*await asyncio.gather(self.stop_churning(), return_exceptions=True)]
         members, self._running = self._running, {}
         try:
             ended += await asyncio.gather(*(_cancelled(task) for task in members.values()), return_exceptions=True)
-        finally:  # also if the caller waits no longer
-            leaving = [member.leave() for member in members]
-            left = await asyncio.gather(self._wait_gone(), *leaving, return_exceptions=True)
+        finally:  # also if the caller is cancelled
+            left = await asyncio.gather(
+                self._wait_gone(), *(member.leave() for member in members), return_exceptions=True
+            )
         for error in [*ended, *left]:
             if error is not None:
                 raise error
 
     async def record_end(self) -> None:
-        """What is committed when no member is left, asked by somebody who is none."""
+        """Record the committed offsets of the empty group, fetched by a client that is not a member."""
         config: dict[str, Any] = {**self._clients.config, **MEMBER_CONFIG, "group.id": GROUP}
         places = [TopicPartition(self._clients.topic, number) for number in range(self._partitions)]
         try:
@@ -449,7 +448,7 @@ class Members:
                     return
         except KafkaError as error:
             self._recorder.note(f"{OBSERVER}: {error}")
-        self._recorder.add(h.NotRecovered(self._recorder.now, "nobody says what the group has committed"))
+        self._recorder.add(h.NotRecovered(self._recorder.now, "the committed offsets of the group cannot be fetched"))
 
     # -- inside
 
@@ -460,19 +459,19 @@ class Members:
         self._running[member] = asyncio.create_task(member.run())
 
     async def _churn(self, mean_s: float) -> None:
-        """One after the other leaves or dies, and another one comes for it."""
+        """Replace one random member after another."""
         while True:
             await asyncio.sleep(self._random.expovariate(1 / mean_s))
             member = self._random.choice(list(self._running))
             dies = self._random.random() < 0.5
             self._recorder.note(f"{member.name} {'dies' if dies else 'leaves'}")
-            going = asyncio.create_task(self._replace(member, self._running.pop(member), dies))
-            self._going.add(going)
-            await asyncio.shield(going)  # one that is half gone would be a member that nobody closes
-            self._going.discard(going)
+            leaving = asyncio.create_task(self._replace(member, self._running.pop(member), dies))
+            self._leaving.add(leaving)
+            await asyncio.shield(leaving)  # cancelling it would leave its consumer open
+            self._leaving.discard(leaving)
 
     async def _replace(self, member: Member, task: asyncio.Task[None], dies: bool) -> None:
-        """It goes, and another one comes for it; raises what it had ended with before, when it is gone."""
+        """Stop a member and add a new one; raise the error of the member's `run`, once it is closed."""
         try:
             await _cancelled(task)
         finally:
@@ -481,16 +480,16 @@ class Members:
             self._add()
 
     async def _wait_gone(self) -> None:
-        """Until those that were going are gone; raises what one of them ended with, TimeoutError after `GOING_S`."""
-        going, self._going = self._going, set()
-        ended = await asyncio.wait_for(asyncio.gather(*going, return_exceptions=True), GOING_S)
+        """Wait for members that are leaving. Raises their first error, TimeoutError after `LEAVE_TIMEOUT_S`."""
+        leaving, self._leaving = self._leaving, set()
+        ended = await asyncio.wait_for(asyncio.gather(*leaving, return_exceptions=True), LEAVE_TIMEOUT_S)
         for error in ended:
             if error is not None:
                 raise error
 
 
 async def _cancelled(task: asyncio.Task[None] | None) -> None:
-    """Cancel it and wait for its end; raises what it had ended with before. The caller may be cancelled meanwhile."""
+    """Cancel a task and wait for its end; raise its error. The caller itself may be cancelled."""
     if task is None:
         return
     task.cancel()

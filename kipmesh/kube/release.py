@@ -96,7 +96,7 @@ class KubeRelease:
             if node.is_cut:
                 self._cut.add(node.name)
             self._filled.add(node.name)
-        self.mend_all()
+        self.undo_faults()
         self._wait("ready pods", READY_TIMEOUT_S, self._all_ready)
 
     def is_running(self, name: str) -> bool:
@@ -178,7 +178,7 @@ class KubeRelease:
         """Give it back, when its container runs: one whose disk is full may have ended."""
         self._patiently(f"room on the volume of {name}", lambda: self._empty(name))
 
-    def mend_all(self) -> None:
+    def undo_faults(self) -> None:
         """Whatever is left of all that: one that cannot be mended yet keeps no other from it."""
         self._patiently("everything to be mended", self._mend_what_can_be)
 

@@ -145,7 +145,7 @@ async def test_nobody_waits_for_a_pod_to_end_any_more(pods: Pods) -> None:
 
 
 async def test_a_container_that_is_being_paused_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ContainerCluster, "_forget_topic", lambda _: None)
+    monkeypatch.setattr(ContainerCluster, "_delete_topic", lambda _: None)
     engine = Containers()
     cluster = ContainerCluster(engine, "mesh", tmp_path, "chaos")
     cluster.up()

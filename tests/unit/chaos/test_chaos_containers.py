@@ -48,7 +48,7 @@ def cluster_of(engine: FakeEngine, folder: Path, *, inside: bool = False) -> Con
 @pytest.fixture
 def cluster(engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ContainerCluster:
     """Known to be healthy, without a topic of an earlier run."""
-    monkeypatch.setattr(ContainerCluster, "_forget_topic", lambda _: None)
+    monkeypatch.setattr(ContainerCluster, "_delete_topic", lambda _: None)
     it = cluster_of(engine, tmp_path)
     it.up()
     engine.asked.clear()
@@ -73,7 +73,7 @@ def test_nodes_are_the_containers_of_the_project_s_services(cluster: ContainerCl
 def test_inside_the_network_nodes_have_their_own_names(
     engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ContainerCluster, "_forget_topic", lambda _: None)
+    monkeypatch.setattr(ContainerCluster, "_delete_topic", lambda _: None)
     it = cluster_of(engine, tmp_path, inside=True)
     it.up()
     assert {node.grpc for node in it.nodes()} == {"leader-1:9092", "controller-1:9093", None}
@@ -81,13 +81,13 @@ def test_inside_the_network_nodes_have_their_own_names(
 
 def test_a_project_without_a_mesh_is_told(engine: FakeEngine, tmp_path: Path) -> None:
     nobody = ContainerCluster(cast("Any", engine), "nothing", tmp_path, "chaos")
-    with pytest.raises(ChaosError, match="no containers of a mesh in the project 'nothing'"):
+    with pytest.raises(ChaosError, match="project 'nothing' has no containers"):
         nobody.up()
 
 
 def test_up_waits_until_all_are_healthy(engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ContainerCluster, "_forget_topic", lambda _: None)
-    monkeypatch.setattr(containers, "LOOK_INTERVAL_S", 0.001)
+    monkeypatch.setattr(ContainerCluster, "_delete_topic", lambda _: None)
+    monkeypatch.setattr(containers, "HEALTH_INTERVAL_S", 0.001)
     leader = engine.members["id-of-leader-1"]
     leader.health = ["starting", "starting", "unhealthy", "healthy"]
     engine.members["id-of-consumer-1"].health = ["none"]  # an image without a check
@@ -98,10 +98,10 @@ def test_up_waits_until_all_are_healthy(engine: FakeEngine, tmp_path: Path, monk
 def test_what_does_not_become_healthy_is_named(
     engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(containers, "LOOK_INTERVAL_S", 0.001)
+    monkeypatch.setattr(containers, "HEALTH_INTERVAL_S", 0.001)
     monkeypatch.setattr(containers, "HEALTHY_TIMEOUT_S", 0.01)
     engine.members["id-of-leader-1"].health = ["unhealthy"]
-    with pytest.raises(ChaosError, match=r"leader-1 is running, unhealthy after 0\.01 s"):
+    with pytest.raises(ChaosError, match=r"leader-1 must be healthy within 0\.01 s, got running, unhealthy"):
         cluster_of(engine, tmp_path).up()
 
 
@@ -147,7 +147,7 @@ def test_stop_gives_it_time_and_asks_how_it_ended(cluster: ContainerCluster, eng
     assert engine.asked == [f"stop leader-1 t={containers.STOP_TIMEOUT_S}"]
     cluster.start("leader-1")
     engine.members["id-of-leader-1"].exit_code_on_stop = 137
-    with pytest.raises(ChaosError, match="leader-1 ended with 137 on SIGTERM"):
+    with pytest.raises(ChaosError, match="leader-1 must exit with 0 on SIGTERM, got 137"):
         cluster.stop("leader-1")
 
 
@@ -249,11 +249,11 @@ def test_destroy_tries_everything_and_tells_what_is_left(cluster: ContainerClust
         ({"kind": "restart"}, None),
         ({"kind": "pause"}, None),
         ({"kind": "cut", "direction": "both", "peers": "everybody"}, None),
-        ({"kind": "cut", "direction": "in", "peers": "everybody"}, "a container is cut off from everybody"),
-        ({"kind": "cut", "peers": "nodes"}, "a container is cut off from everybody, in both directions"),
-        ({"kind": "delay"}, "100 ms between leader:0 and nodes: not on containers"),
-        ({"kind": "full-disk"}, "full-disk leader:0: not on containers"),
-        ({"kind": "clock-jump"}, "the clock of leader:0 jumps by +3600 s: not on containers"),
+        ({"kind": "cut", "direction": "in", "peers": "everybody"}, "containers support only cuts with peers everybody"),
+        ({"kind": "cut", "peers": "nodes"}, "containers support only cuts with peers everybody and direction both"),
+        ({"kind": "delay"}, "100 ms between leader:0 and nodes: containers support only kill"),
+        ({"kind": "full-disk"}, "full-disk leader:0: containers support only kill"),
+        ({"kind": "clock-jump"}, "the clock of leader:0 jumps by +3600 s: containers support only kill"),
     ],
 )
 async def test_a_run_asks_before_it_touches_anything(
@@ -265,7 +265,7 @@ async def test_a_run_asks_before_it_touches_anything(
     cluster = ContainerCluster(cast("Any", engine), "nothing", tmp_path, "chaos")
     try:
         if told is None:
-            with pytest.raises(ChaosError, match="no containers of a mesh"):  # it goes on, and there is nobody
+            with pytest.raises(ChaosError, match="has no containers"):  # it goes on, and there is nobody
                 await run.run(lambda *_: cluster)
         else:
             with pytest.raises(NotPossibleError, match=told.replace("+", r"\+")):
@@ -288,7 +288,7 @@ def test_an_engine_that_is_not_there_is_told_in_one_line(tmp_path: Path, monkeyp
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "docker", None)
-    with pytest.raises(ChaosError, match=r"install kipmesh\[chaos\]"):
+    with pytest.raises(ChaosError, match=r"install it with: pip install 'kipmesh\[chaos\]'"):
         containers.connect()
 
 

@@ -55,9 +55,9 @@ def test_what_faults_need(tmp_path: Path) -> None:
     faults = [{"kind": kind, "target": "leader:0"} for kind in ("cut", "full-disk", "clock-jump")]
     experiment = load(written(tmp_path, faults=faults))
     assert (experiment.needs_network, experiment.needs_disks, experiment.needs_clocks) == (True, True, True)
-    assert not experiment.needs_folders
+    assert not experiment.needs_second_log_dir
     experiment = load(written(tmp_path, faults=[{"kind": "failed-folder", "target": "leader:0"}]))
-    assert (experiment.needs_disks, experiment.needs_folders) == (True, True)
+    assert (experiment.needs_disks, experiment.needs_second_log_dir) == (True, True)
     experiment = load(written(tmp_path, random={"faults": [{"kind": "delay", "target": "broker:any"}]}))
     assert experiment.needs_network
 
@@ -95,34 +95,34 @@ def kill(**changes: Any) -> dict[str, Any]:
         ({"duration_s": float("nan")}, "duration_s: "),
         ({"more": 1}, "more: Extra inputs are not permitted"),
         (kill(kind="explode"), "faults.0: .*'explode'"),
-        (kill(target="somebody"), "faults.0.target: 'somebody' is none of leader:N"),
-        (kill(target="leader:7"), "there is no partition 7 for leader:7"),
-        (kill(target="coordinator"), "there is no coordinator without workload.group"),
+        (kill(target="somebody"), "faults.0.target: unknown target 'somebody', use leader:N"),
+        (kill(target="leader:7"), "target leader:7: partition 7 does not exist"),
+        (kill(target="coordinator"), "target coordinator needs workload.group"),
         ({"workload": {"group": {"members": 0}}}, "workload.group.members: "),
         ({"workload": {"group": {"churn_s": 0}}}, "workload.group.churn_s: "),
-        (kill(at_s=5), r"faults.0: at_s 5 is after the end"),
+        (kill(at_s=5), r"faults.0: at_s must be less than duration_s, got 5"),
         (kill(at_s=-1), "faults.0.at_s: "),
         (kill(delay_ms=5), "faults.0.delay_ms: Extra inputs"),
         (kill(kind="cut", direction="up"), "faults.0.direction: "),
-        (kill(kind="torn-tail", target="controller:active"), "torn-tail is for brokers"),
-        (kill(kind="bit-flip", target="node:controller-1"), "bit-flip is for brokers"),
-        (kill(kind="bit-flip", target="all:brokers"), "would lose what only they have"),
+        (kill(kind="torn-tail", target="controller:active"), "torn-tail applies to brokers only"),
+        (kill(kind="bit-flip", target="node:controller-1"), "bit-flip applies to brokers only"),
+        (kill(kind="bit-flip", target="all:brokers"), "would lose acknowledged records"),
         ({"cluster": {"controllers": 2}}, "cluster.controllers: "),
-        ({"cluster": {"followers": 1}}, "replication_factor 3 with 2 brokers"),
-        ({"workload": {"producers": 1}}, "workload: fewer producers than partitions"),
+        ({"cluster": {"followers": 1}}, "replication_factor 3 exceeds 2 brokers"),
+        ({"workload": {"producers": 1}}, "workload: 2 partitions need at least as many producers, got 1"),
         ({"random": {"faults": []}}, "random.faults: "),
-        ({"random": kill(at_s=1)}, "random: faults.0: random faults have no at_s"),
-        ({**kill(), "random": kill()}, "either `faults` or `random`"),
+        ({"random": kill(at_s=1)}, "random: faults.0: random faults take no at_s"),
+        ({**kill(), "random": kill()}, "`faults` and `random` exclude each other"),
         (
             {"random": kill()["faults"]},
-            r"random: keys with values are needed, not a list \(the list is `random.faults`\)",
+            r"random: must be keys with values, got a list \(the list belongs under `random.faults`\)",
         ),
-        ({"faults": kill()["faults"][0]}, "faults: a list is needed, not keys with values"),
-        ({"faults": ["kill"]}, "faults.0: keys with values are needed, not a text"),
-        ({"faults": [{"target": "leader:0"}]}, "faults.0: `kind` is missing, one of bit-flip, clock-jump, "),
-        ({"cluster": 3}, "cluster: keys with values are needed, not a number"),
-        ({"workload": None}, "workload: keys with values are needed, not nothing"),
-        ({"workload": True}, "workload: keys with values are needed, not true or false"),
+        ({"faults": kill()["faults"][0]}, "faults: must be a list, got keys with values"),
+        ({"faults": ["kill"]}, "faults.0: must be keys with values, got a string"),
+        ({"faults": [{"target": "leader:0"}]}, "faults.0: `kind` is missing, use one of bit-flip, clock-jump, "),
+        ({"cluster": 3}, "cluster: must be keys with values, got a number"),
+        ({"workload": None}, "workload: must be keys with values, got nothing"),
+        ({"workload": True}, "workload: must be keys with values, got true or false"),
     ],
 )
 def test_mistakes_are_told_in_one_line_with_their_place(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
@@ -158,7 +158,7 @@ def test_descriptions_say_what_happens() -> None:
     ]
     experiment = Experiment.model_validate({**SMALL, "faults": faults})
     assert [fault.describe() for fault in experiment.faults] == [
-        "leader:0 cut off from brokers, hears nothing",
+        "leader:0 cut off from brokers, incoming",
         "20 ms between leader:0 and nodes",
         "the clock of leader:0 jumps by -60 s",
         "kill broker:any",

@@ -40,7 +40,7 @@ class FakeCluster:
     refuses: str = ""
     calls: Calls = field(default_factory=Calls)
 
-    def unable(self, fault: Fault) -> str | None:
+    def unsupported_reason(self, fault: Fault) -> str | None:
         return None
 
     def nodes(self) -> list[FakeNode]:
@@ -167,7 +167,7 @@ async def test_a_node_that_does_not_start_is_told(world: World) -> None:
     world.cluster.refuses = "leader-1"
     await world.injector.run(a_fault(kind="kill", target="leader:0"), 0)
     (told,) = world.events(NotRecovered)
-    assert told.text == "leader-1 was not started: it does not want to"
+    assert told.text == "leader-1 did not start: it does not want to"
 
 
 async def test_whoever_does_not_run_is_started_at_the_end(world: World) -> None:
@@ -182,7 +182,7 @@ async def test_a_fault_without_anybody_is_noted_and_nothing_else(world: World) -
     await world.injector.run(a_fault(kind="kill", target="leader:0"), 0)
     assert world.cluster.done == []
     (note,) = world.events(Note)
-    assert "there is no leader of partition 0" in note.text
+    assert "no leader of partition 0" in note.text
     assert not world.events(FaultBegan)
 
 
@@ -207,10 +207,10 @@ class _Cuts:
     """Which pairs are cut now, by what passes an ingress of each."""
 
     def __init__(self, links: Links) -> None:
-        self._passage = links._passage
+        self._passages = links._passages
 
     def is_cut(self, source: str, target: str) -> bool:
-        return not self._passage(source, target).open.is_set()
+        return not self._passages[source, target].open.is_set()
 
 
 @linux

@@ -93,7 +93,7 @@ async def test_the_end_waits_for_one_that_is_going(recorder: Recorder, made: lis
 async def test_one_that_does_not_go_is_not_waited_for_forever(
     recorder: Recorder, made: list[FakeMember], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workload, "GOING_S", 0.01)
+    monkeypatch.setattr(workload, "LEAVE_TIMEOUT_S", 0.01)
     members = Members(RunClients("localhost:1", "topic", recorder), 1, GroupPart(members=1, churn_s=0.001), 1)
     members.start()
     members.start_churning()

@@ -230,7 +230,7 @@ def test_what_is_synced_or_not_there_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_disk_is_not_filled(tmp_path: Path) -> None:
-    with pytest.raises(ChaosError, match="no disk of its own"):
+    with pytest.raises(ChaosError, match="is not a mount point"):
         disk.fill(tmp_path)
     disk.empty(tmp_path)
     assert not list(tmp_path.iterdir())

@@ -146,7 +146,7 @@ def test_replicas_files_are_recorded_in_parts(tmp_path: Path) -> None:
     whole = [event for event in events if isinstance(event, Dump) and event.replica == 7]
     assert [len(event.records) for event in whole] == [dumps.BATCHES_OF_A_DUMP, 7]
     assert {(event.partition, event.log_start, event.log_end) for event in whole} == {(1, 0, count)}
-    assert [record for event in whole for record in event.records] == [[place, str(place)] for place in range(count)]
-    assert whole[0].batches[0][:2] == [0, 0]
+    assert [record for event in whole for record in event.records] == [(place, str(place)) for place in range(count)]
+    assert whole[0].batches[0][:2] == (0, 0)
     (part,) = [event for event in events if isinstance(event, Dump) and event.replica == 8]
     assert part.log_end == 299

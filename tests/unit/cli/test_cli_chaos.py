@@ -75,8 +75,8 @@ def test_a_history_with_an_anomaly(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "text", "told"),
     [
-        ("check", "{}\n", "history.jsonl:1: the line is no event"),
-        ("check", "name: x\n", "history.jsonl:1: the line is no JSON"),
+        ("check", "{}\n", "history.jsonl:1: the line is not an event"),
+        ("check", "name: x\n", "history.jsonl:1: the line is not JSON"),
         ("run", "name: x\n", "hypothesis: Field required; duration_s: Field required"),
         ("run", EXPERIMENT.replace("kill", "explode"), "faults.0: "),
     ],

@@ -193,7 +193,7 @@ def test_a_volume_is_filled_only_when_it_is_small(monkeypatch: pytest.MonkeyPatc
 def test_what_is_undone_is_tried_until_the_container_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     it, api = release(monkeypatch, "", KubeError("container not found"), KubeError("container not found"), "")
     it.pause("follower-1")
-    it.mend_all()
+    it.undo_faults()
     assert [command[-1] for command in api.ran] == ["hold", "resume", "resume", "resume"]
-    it.mend_all()
+    it.undo_faults()
     assert len(api.ran) == 4

@@ -97,7 +97,7 @@ def test_the_end_of_a_cut_is_asked_for_until_it_is_there(api: ApiOfTests) -> Non
     release.reconnect("follower-1")
     assert api.labels("m-followers-0") == [None]
     assert api.asked.count(END_OF_CUT) == 3
-    release.mend_all()
+    release.undo_faults()
     assert api.asked.count(END_OF_CUT) == 3
 
 
@@ -110,7 +110,7 @@ def test_a_cut_that_did_not_end_in_time_is_still_known(api: ApiOfTests, monkeypa
         with pytest.raises(KubeError, match="for follower-1 to be reached again: cannot"):
             release.reconnect("follower-1")
     assert api.labels("m-followers-0") == ["true"]
-    release.mend_all()
+    release.undo_faults()
     assert api.labels("m-followers-0") == [None]
 
 
@@ -123,8 +123,8 @@ def test_a_pod_that_is_gone_has_no_cut(api: ApiOfTests, monkeypatch: pytest.Monk
 
     with monkeypatch.context() as gone:
         gone.setattr(api, "label_pod", label_pod)
-        release.mend_all()
-    release.mend_all()
+        release.undo_faults()
+    release.undo_faults()
     assert END_OF_CUT not in api.asked
 
 
@@ -140,10 +140,10 @@ def test_everything_is_mended_though_something_cannot_be(api: ApiOfTests, monkey
         with pytest.raises(
             KubeError, match=r"follower-1: cannot .*cut=None; follower-1: cannot do m-followers-0 resume"
         ):
-            release.mend_all()
+            release.undo_faults()
     assert api.asked[-2:] == ["m-followers-1 resume", "m-followers-1 relieve"]
     api.asked.clear()
-    release.mend_all()
+    release.undo_faults()
     assert api.asked == [END_OF_CUT, "m-followers-0 resume"]
     assert api.labels("m-followers-0") == [None]
 
