@@ -1,25 +1,26 @@
-"""What an active controller does in one epoch of the quorum: it decides, and ends sessions of brokers silent or gone.
+"""The active controller in one epoch of the quorum: makes decisions and fences brokers whose sessions expire.
 
-Made when the node leads, the start of its epoch is committed and the image has everything that is in the log; thrown
-away when the epoch ends. Nothing is handed on but the log: the next active controller, here or elsewhere, begins with
-the image and a fresh session for every broker.
+An `ActiveController` is created once this node leads, the start of its epoch is committed and the image contains the
+whole log. It is discarded when the epoch ends. Only the log survives: the next active controller, on this or another
+node, starts with the image and grants every broker a new session.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any
 
 import structlog
 
+from kipmesh.controller.decision_queue import Decide, DecideWith, DecisionQueue
 from kipmesh.controller.events import log_decided
 from kipmesh.controller.leader_balance import LeaderBalance
 from kipmesh.controller.metrics import ControllerMetrics
-from kipmesh.controller.owner import Decide, DecideWith, Owner
 from kipmesh.core import record_batch
 from kipmesh.core.config import ControllerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
@@ -35,13 +36,13 @@ log = structlog.get_logger(__name__)
 
 SESSION_RETRY_MS = 100
 PROBES = 2
-"""Before a broker that refuses each of them is missing."""
+"""A broker that refuses this number of consecutive probes counts as missing."""
 _RESERVED_ID_START = 0b111110
-"""Kafka's random ids never begin with `-` in their base64 form."""
+"""The first six bits of an id whose base64 form starts with `-`, which Kafka never generates."""
 
 
 def new_topic_id() -> bytes:
-    """A random topic id as Kafka makes them."""
+    """Return a random topic id of 16 bytes that Kafka could have generated."""
     while True:
         topic_id = uuid.uuid4().bytes
         if topic_id[0] >> 2 != _RESERVED_ID_START:
@@ -49,53 +50,53 @@ def new_topic_id() -> bytes:
 
 
 @dataclass(eq=False)
-class LeaderProbes:
-    """Probes of brokers that died together with the previous active controller: nothing listens where they were.
+class BrokerProbes:
+    """Finds brokers that died together with the previous active controller. See ADR 0006.
 
-    A new controller has seen no connection of theirs break, and gives them a fresh session. But the address of a
-    process that died refuses connections, while a process that is held, slow or isolated does not. So a controller that
-    becomes active probes the brokers that it has not heard of yet. Those that refuse at every address, each time, are
-    missing, as if their connection had broken (`kipmesh.core.metadata.sessions`); a heartbeat still ends that.
+    A new active controller grants them new sessions, because it saw no connection of theirs break. The address of a
+    dead process refuses connections; a paused, slow or isolated process does not. A broker that sent no heartbeat yet
+    and refuses all probes at all its addresses therefore counts as missing, until it sends a heartbeat.
 
-    `unheard` gives the brokers not heard of yet, with their addresses; `refused` receives the missing ones.
+    Args: unconfirmed: returns the addresses of the brokers that sent no heartbeat yet; refused: called with the id of each
+    missing broker; interval_s: time between probes and maximum time of one probe.
     """
 
     _: KW_ONLY
-    unheard: Callable[[], Mapping[int, Collection[Address]]]
+    unconfirmed: Callable[[], Mapping[int, Collection[Address]]]
     refused: Callable[[int], None]
     interval_s: float
-
-    def __post_init__(self) -> None:
-        self._prober = LivenessProber()
+    _prober: LivenessProber = field(default_factory=LivenessProber, init=False)
 
     async def run(self) -> None:
-        """Probe; the first time one interval from now."""
-        try:
-            await self._run()
-        finally:
-            self._prober.close()
+        """Probe `PROBES` times, the first time after one interval, and report the missing brokers."""
+        with contextlib.closing(self._prober):
+            for broker_id in sorted(await self._find_missing()):
+                self.refused(broker_id)
 
-    async def _run(self) -> None:
+    async def _find_missing(self) -> set[int]:
         suspects: set[int] | None = None
         for _ in range(PROBES):
             await asyncio.sleep(self.interval_s)
-            unheard = self.unheard()
+            unconfirmed = self.unconfirmed()
             if suspects is not None:
-                unheard = {broker_id: unheard[broker_id] for broker_id in suspects & unheard.keys()}
-            responses = await asyncio.gather(*[self._is_gone(addresses) for addresses in unheard.values()])
-            suspects = {broker_id for broker_id, is_gone in zip(unheard, responses, strict=True) if is_gone}
+                unconfirmed = {broker_id: unconfirmed[broker_id] for broker_id in suspects & unconfirmed.keys()}
+            results = await asyncio.gather(*[self._refuses(addresses) for addresses in unconfirmed.values()])
+            suspects = {broker_id for broker_id, refuses in zip(unconfirmed, results, strict=True) if refuses}
             if not suspects:
-                return
-        for broker_id in sorted(suspects or ()):
-            self.refused(broker_id)
+                break
+        return suspects or set()
 
-    async def _is_gone(self, addresses: Collection[Address]) -> bool:
-        responses = await asyncio.gather(*[self._prober.refuses(address, self.interval_s) for address in addresses])
-        return bool(responses) and all(responses)
+    async def _refuses(self, addresses: Collection[Address]) -> bool:
+        results = await asyncio.gather(*[self._prober.refuses(address, self.interval_s) for address in addresses])
+        return bool(results) and all(results)
 
 
 class ActiveController:
-    """One epoch of activity, from `start` to `end`."""
+    """The active controller of one epoch, from `start` to `end`.
+
+    Args: on_failure: called if an appended batch could not be applied; now_ms: monotonic clock; stamp_ms: wall clock
+    for record timestamps; make_topic_id: returns a random topic id; probes_brokers: whether to run `BrokerProbes`.
+    """
 
     def __init__(
         self,
@@ -111,7 +112,6 @@ class ActiveController:
         make_topic_id: Callable[[], bytes] = new_topic_id,
         probes_brokers: bool = False,
     ) -> None:
-        """The last four are what it takes from the machine: both clocks, chance, and the network (LeaderProbes)."""
         self.epoch = epoch
         self._now_ms = now_ms
         self._stamp_ms = stamp_ms
@@ -120,7 +120,7 @@ class ActiveController:
         self._loader = loader
         self._metrics = metrics
         self._controller = MetadataController(config, loader.image, make_topic_id)
-        self._owner = Owner(
+        self._decisions = DecisionQueue(
             append=self._append,
             apply=self._apply,
             end_offset=self._end_offset,
@@ -132,38 +132,41 @@ class ActiveController:
         self._is_over = False
         loss_s = config.broker_connection_loss_timeout_ms / 1000
         self._probes = (
-            LeaderProbes(unheard=self._controller.brokers.unheard, refused=self._refused, interval_s=loss_s / 2)
+            BrokerProbes(unconfirmed=self._controller.brokers.unconfirmed, refused=self._refused, interval_s=loss_s / 2)
             if probes_brokers and loss_s
             else None
         )
         self._balance = LeaderBalance(self.do, config.leader_imbalance_check_interval_seconds)
         self._tasks: list[asyncio.Task[None]] = []
-        self.committed = self._owner.committed
+        self.committed = self._decisions.committed
 
     @property
-    def waiting(self) -> int:
-        """Answers that wait for their turn or to be committed."""
-        return self._owner.waiting
+    def pending(self) -> int:
+        """Number of operations that are queued or not yet committed."""
+        return self._decisions.pending
 
     def start(self) -> None:
-        """Begin: fresh sessions, and what a new log begins with; raises KafkaError when that cannot be appended."""
+        """Grant every broker a new session and append the first records of a new log.
+
+        Raises KafkaError if the records cannot be appended.
+        """
         first = self._controller.activate(self._now_ms())
-        self._owner.decide_all([lambda: Decision(first, None)])
+        self._decisions.decide_all([lambda: Decision(first, None)])
         self._arm_timer()
         if self._probes is not None:
-            self._tasks.append(asyncio.create_task(self._probes.run(), name="kipmesh-leader-probes"))
+            self._tasks.append(asyncio.create_task(self._probes.run(), name="kipmesh-broker-probes"))
         if self._config.auto_leader_rebalance_enable:
             self._tasks.append(asyncio.create_task(self._balance.run(), name="kipmesh-leader-balance"))
 
     def end(self, refusal: KafkaError) -> None:
-        """The epoch is over: what waits is refused."""
+        """End the epoch: fail all pending operations with `refusal`."""
         self._stop_tasks()
-        self._owner.end(refusal)
+        self._decisions.end(refusal)
 
     async def drain(self, grace_s: float, refusal: KafkaError) -> None:
-        """Take no more, and give what waits some time to be committed."""
+        """Refuse new operations and wait up to `grace_s` for the commit of the pending ones, then fail the rest."""
         self._stop_tasks()
-        await self._owner.drain(grace_s, refusal)
+        await self._decisions.drain(grace_s, refusal)
 
     def _stop_tasks(self) -> None:
         self._is_over = True
@@ -174,12 +177,15 @@ class ActiveController:
     # --- operations
 
     async def do(self, operation: str, decide: DecideWith, *, is_cleanup: bool = False) -> Any:
-        """Decide, and return the response when it is committed in this epoch; raises KafkaError otherwise."""
+        """Make a decision and return its response once it is committed in this epoch.
+
+        Raises KafkaError if the decision is refused or fails, or the epoch ends before the commit (NOT_CONTROLLER).
+        """
         self._metrics.operations.labels(operation).inc()
         try:
-            return await self._owner.submit(lambda: decide(self._controller), is_cleanup=is_cleanup)
+            return await self._decisions.submit(lambda: decide(self._controller), is_cleanup=is_cleanup)
         finally:
-            self._arm_timer()  # the operation may have begun the first session
+            self._arm_timer()  # the operation may have started the first session
 
     def _end_offset(self) -> int:
         return self._driver.replica.log.log_end_offset
@@ -212,20 +218,17 @@ class ActiveController:
     # --- sessions
 
     def disconnected(self, broker_id: int, connection: int) -> None:
-        """A connection that brought a broker's heartbeats is over: look soon whether the broker comes back."""
+        """Record the end of heartbeat stream `connection`, and check soon whether the broker has reconnected."""
         now_ms = self._now_ms()
-        if self._is_over or not self._controller.brokers.disconnected(broker_id, connection, now_ms):
-            return
-        log.info("connection of a broker broke", broker_id=broker_id)
-        self._check_sessions_soon(now_ms)
+        if not self._is_over and self._controller.brokers.disconnected(broker_id, connection, now_ms):
+            log.info("broker disconnected", broker_id=broker_id)
+            self._check_sessions_soon(now_ms)
 
     def _refused(self, broker_id: int) -> None:
-        """Nothing listens where a broker was: look soon whether it is heard of."""
         now_ms = self._now_ms()
-        if self._is_over or not self._controller.brokers.refused(broker_id, now_ms):
-            return
-        log.info("nothing listens where a broker was", broker_id=broker_id)
-        self._check_sessions_soon(now_ms)
+        if not self._is_over and self._controller.brokers.refused(broker_id, now_ms):
+            log.info("broker address refused connections", broker_id=broker_id)
+            self._check_sessions_soon(now_ms)
 
     def _check_sessions_soon(self, now_ms: int) -> None:
         if self._timer is not None and self._deadline_ms > now_ms + self._controller.sessions.check_interval_ms:
@@ -238,7 +241,7 @@ class ActiveController:
             self._timer = None
 
     def _arm_timer(self) -> None:
-        """One timer, for when the first session would end; heartbeats meanwhile do not touch it."""
+        """Start the timer for the earliest session deadline; heartbeats do not move a running timer."""
         if self._timer is not None or self._is_over:
             return
         deadline_ms = self._controller.sessions.next_deadline_ms()
@@ -248,18 +251,18 @@ class ActiveController:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._timer_fired)
 
     def _timer_fired(self) -> None:
-        """Fence the brokers that are silent or gone."""
+        """Fence the brokers whose sessions have expired."""
         self._timer = None
         now_ms = self._now_ms()
         if now_ms - self._deadline_ms > self._config.broker_session_timeout_ms // 2:
-            log.warning("the controller was away, sessions begin anew", late_ms=now_ms - self._deadline_ms)
+            log.warning("session timer fired late, sessions extended", late_ms=now_ms - self._deadline_ms)
             self._controller.sessions.extend(now_ms)
         try:
-            self._owner.decide_all(self._fencings()).add_done_callback(self._sessions_ended)
+            self._decisions.decide_all(self._fencings()).add_done_callback(self._expired_fenced)
         except KafkaError as error:
             self._retry_later(error)
 
-    def _sessions_ended(self, done: asyncio.Future[Any]) -> None:
+    def _expired_fenced(self, done: asyncio.Future[Any]) -> None:
         error = done.exception()
         if error is None:
             self._arm_timer()
@@ -267,24 +270,24 @@ class ActiveController:
             self._retry_later(error)
 
     def _retry_later(self, error: BaseException) -> None:
-        """The disk is full, or an election is under way."""
+        """Fence again after SESSION_RETRY_MS, for example on a full disk or during an election."""
         if not isinstance(error, KafkaError) or error.code is not ErrorCode.NOT_CONTROLLER:
-            log.error("sessions cannot be ended", error=str(error))
+            log.error("fencing expired brokers failed", error=str(error))
         if not self._is_over:
             self._deadline_ms = self._now_ms() + SESSION_RETRY_MS
             self._timer = asyncio.get_running_loop().call_later(SESSION_RETRY_MS / 1000, self._timer_fired)
 
     def _fencings(self) -> Iterator[Decide]:
-        """One decision for each broker: who leads next follows from those before."""
-        gone = self._controller.sessions.missing()
-        silent = self._controller.brokers.expired(self._now_ms())
-        for index, broker_id in enumerate(silent):
-            if broker_id in gone:
-                log.warning("a broker is gone, and did not come back", broker_id=broker_id)
-            yield partial(self._fence, silent[index:])
-            (self._metrics.lost_brokers if broker_id in gone else self._metrics.timed_out_heartbeats).inc()
-        if silent:
+        """Yield one decision for each expired broker, because the choice of leaders depends on earlier fencings."""
+        missing = self._controller.sessions.missing()
+        expired = self._controller.brokers.expired(self._now_ms())
+        for index, broker_id in enumerate(expired):
+            if broker_id in missing:
+                log.warning("broker lost", broker_id=broker_id)
+            yield partial(self._fence, expired[index:])
+            (self._metrics.lost_brokers if broker_id in missing else self._metrics.timed_out_heartbeats).inc()
+        if expired:
             yield lambda: Decision(self._controller.brokers.elect_pending(), None)
 
-    def _fence(self, silent: list[int]) -> Decision[None]:
-        return Decision(self._controller.brokers.fence(silent), None)
+    def _fence(self, expired: list[int]) -> Decision[None]:
+        return Decision(self._controller.brokers.fence(expired), None)

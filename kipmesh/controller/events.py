@@ -1,4 +1,4 @@
-"""One line in the log for what a decision changed: registrations, fencing, elections, topics."""
+"""Log events for the changes that a decision made: registrations, fencing, elections, topics, configurations."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from kipmesh.core.scram import NUMBERS
 log = structlog.get_logger(__name__)
 
 EXAMPLES_MAX = 3
+"""Partitions that the event "leaders elected" describes."""
 _MECHANISMS = {number: name for name, number in NUMBERS.items()}
 
 
 class Counts(NamedTuple):
-    """Partitions that got a leader, and those of them whose leader is not from the last ISR."""
+    """Number of partitions with a new leader, and how many of those leaders were elected uncleanly."""
 
     elected: int
     unclean: int
@@ -32,9 +33,10 @@ def log_decided(
     before: Sequence[PartitionState | None],
     delta: MetadataDelta,
 ) -> Counts:
-    """Tell of records that were applied to the image; `before` has, for each change of a partition, what it was.
+    """Log the changes of `records`, which were applied to `image`, and count the elections.
 
-    What they imply for the partitions of a broker (630-16) is in the delta.
+    Args: before: for each record, the previous state of the partition that it changes, or None; delta: the changes of
+    the image, including those that a fencing event implies for partitions (630-16).
     """
     for record in records:
         _log_record(image, record)
@@ -54,11 +56,10 @@ def _log_record(image: MetadataImage, record: r.Record) -> None:
                 endpoints=[f"{end.name}://{end.host}:{end.port}" for end in record.end_points],
             )
         case r.BrokerRegistrationChangeRecord(proven=True):
-            pass  # many, and nothing that anybody would act on
+            pass  # too frequent, and of no use to an operator
         case r.BrokerRegistrationChangeRecord():
-            what = {1: "broker fenced", -1: "broker unfenced", 0: "broker shutting down"}[record.fenced]
             log.info(
-                what,
+                {1: "broker fenced", -1: "broker unfenced", 0: "broker shutting down"}[record.fenced],
                 broker_id=record.broker_id,
                 broker_epoch=record.broker_epoch,
                 in_controlled_shutdown=bool(record.in_controlled_shutdown),
@@ -68,12 +69,12 @@ def _log_record(image: MetadataImage, record: r.Record) -> None:
             partitions = len(topic.partitions) if topic else 0
             log.info("topic created", topic=record.name, topic_id=record.topic_id.hex(), partitions=partitions)
         case r.ConfigRecord():
-            whose = "topic" if record.resource_type == TOPIC_RESOURCE else "broker"
-            name = {whose: record.resource_name or "all"}
+            resource = "topic" if record.resource_type == TOPIC_RESOURCE else "broker"
+            name = {resource: record.resource_name or "all"}
             log.info("configuration changed", **name, key=record.name, value=record.value)
         case r.UserScramCredentialRecord() | r.RemoveUserScramCredentialRecord():
-            what = "credential set" if isinstance(record, r.UserScramCredentialRecord) else "credential deleted"
-            log.info(what, user=record.name, mechanism=_MECHANISMS.get(record.mechanism, record.mechanism))
+            event = "credential set" if isinstance(record, r.UserScramCredentialRecord) else "credential deleted"
+            log.info(event, user=record.name, mechanism=_MECHANISMS.get(record.mechanism, record.mechanism))
         case r.UnregisterBrokerRecord():
             log.info("broker unregistered", broker_id=record.broker_id, broker_epoch=record.broker_epoch)
 
@@ -84,12 +85,12 @@ def _log_elections(
     before: Sequence[PartitionState | None],
     delta: MetadataDelta,
 ) -> Counts:
-    elected = sum(departure.elected for departure in delta.departures)
-    offline = sum(departure.without_leader for departure in delta.departures)
-    moved = [example for departure in delta.departures for example in departure.examples]
+    elected = sum(effect.elected for effect in delta.fencing_effects)
+    offline = sum(effect.without_leader for effect in delta.fencing_effects)
+    moved = [example for effect in delta.fencing_effects for example in effect.examples]
     unclean = 0
-    for record, was in zip(records, before, strict=True):
-        if was is None or record.leader == r.NO_LEADER_CHANGE:
+    for record, state in zip(records, before, strict=True):
+        if state is None or record.leader == r.NO_LEADER_CHANGE:
             continue
         if record.leader == r.NO_LEADER:
             offline += 1
@@ -97,7 +98,7 @@ def _log_elections(
             elected += 1
             unclean += record.leader_recovery_state == RECOVERING
         if len(moved) < EXAMPLES_MAX:
-            moved.append(LeaderExample((record.topic_id, record.partition_id), was.leader, record.leader))
+            moved.append(LeaderExample((record.topic_id, record.partition_id), state.leader, record.leader))
     if elected or offline:
         examples = [_example(image, example) for example in moved[:EXAMPLES_MAX]]
         log.info("leaders elected", partitions=elected, unclean=unclean, without_leader=offline, examples=examples)
@@ -108,5 +109,5 @@ def _example(image: MetadataImage, example: LeaderExample) -> str:
     topic_id, partition = example.key
     topic = image.topics.get(topic_id)
     text = f"{topic.name if topic else topic_id.hex()}-{partition}: {example.before} -> {example.after}"
-    waiting = image.waiting_for(topic_id, partition)
+    waiting = image.required_brokers(topic_id, partition)
     return f"{text}, waits for {list(waiting)}" if waiting else text

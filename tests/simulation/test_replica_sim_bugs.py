@@ -130,9 +130,9 @@ def unclean_brokers_stay_in_isrs(patch: Patch) -> None:
 
 
 def elects_outside_of_the_isr(patch: Patch) -> None:
-    original = fencing.departures
+    original = fencing.without_broker
 
-    def departures(
+    def without_broker(
         states: Collection[PartitionState], broker_id: int, can_lead: Collection[int]
     ) -> Iterator[PartitionState | None]:
         for state, after in zip(states, original(states, broker_id, can_lead), strict=True):
@@ -142,7 +142,7 @@ def elects_outside_of_the_isr(patch: Patch) -> None:
                     after = after._replace(leader=others[0], isr=(others[0],), leader_epoch=state.leader_epoch + 1)
             yield after
 
-    patch.setattr(fencing, "departures", departures)
+    patch.setattr(fencing, "without_broker", without_broker)
 
 
 def elects_the_first_log_that_is_told(patch: Patch) -> None:

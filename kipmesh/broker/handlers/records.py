@@ -16,7 +16,7 @@ from kipmesh import messages as m
 from kipmesh.broker.parts import BrokerParts
 from kipmesh.core.context import RequestContext
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.metadata.decision import refusal
+from kipmesh.core.metadata.decision import error_text
 from kipmesh.core.metadata.topics import check_topic_name
 from kipmesh.messages.apis import describe_producers as producers_api
 from kipmesh.messages.table import PRODUCE
@@ -185,7 +185,7 @@ def _found(broker: BrokerParts, name: str, index: int) -> producers_api.Describe
         if not replica.has_role:  # it is starting or stopping
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"partition {index} of topic {name!r} is not served")
     except KafkaError as error:
-        return producers_api.DescribeProducersPartitionResponse(index, error.code, refusal(error.message))
+        return producers_api.DescribeProducersPartitionResponse(index, error.code, error_text(error.message))
     entries = replica.log.producers.states.entries()
     active = [
         producers_api.ActiveProducer(producer_id, epoch, sequence, timestamp, coordinator_epoch, txn_offset)

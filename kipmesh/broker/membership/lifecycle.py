@@ -1,11 +1,11 @@
-"""A broker's life as the controller sees it: registration, heartbeats, controlled shutdown.
+"""Registration, heartbeats and controlled shutdown of a broker (REP-06, ADR 0007).
 
-An unclean stop is told by `previous_broker_epoch` -1: the broker then leaves every ISR and leadership before it is
-unfenced. Heartbeats go over a stream that lasts, so that the controller sees it break when this process dies; one that
-breaks although the process lives is opened again at once. A heartbeat may be answered with partitions whose log ends
-the controller needs to elect a leader ("Log truth"); the next one, sent at once, brings them.
+`previous_broker_epoch` -1 states an unclean shutdown: the broker then leaves every ISR and leadership before it is
+unfenced. Heartbeats use one long-lived stream, so that the controller notices when this process dies; a stream that
+breaks is reopened immediately. A heartbeat response may request the log ends of partitions that need a leader. The next
+heartbeat has them and is sent immediately.
 
-A broker that is isolated asks to be fenced (ADR 7): its heartbeats may arrive although no answer does.
+An isolated broker requests to be fenced, because its heartbeats may arrive although the responses do not.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 
 import structlog
 
@@ -22,7 +22,7 @@ from kipmesh.broker.membership.controller_channel import ControllerChannel
 from kipmesh.broker.replication.isolation import Isolation
 from kipmesh.core.config import BrokerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.metadata.image import LEADER_ROLE_FEATURE
+from kipmesh.core.metadata.states import LEADER_ROLE_FEATURE
 from kipmesh.messages.table import BROKER_HEARTBEAT, BROKER_REGISTRATION
 from kipmesh.storage.data_directory import DataDirectories
 from kipmesh.transport.grpc.client import TransportError
@@ -31,17 +31,19 @@ log = structlog.get_logger(__name__)
 
 REGISTRATION_BACKOFF_S = 0.1
 HEARTBEAT_BACKOFF_S = 0.02
-"""After a heartbeat without an answer: much less than `broker.connection.loss.timeout.ms`."""
+"""Pause after a heartbeat without a response, much shorter than `broker.connection.loss.timeout.ms`."""
 SHUTDOWN_INTERVAL_S = 0.1
-# Refusals that waiting does not cure.
+# Refusals that a retry does not change.
 _FATAL = frozenset({ErrorCode.INCONSISTENT_CLUSTER_ID, ErrorCode.INVALID_REQUEST, ErrorCode.UNSUPPORTED_VERSION})
 
 
 @dataclass(eq=False)
 class BrokerLifecycle:
-    """Registers, then beats; `broker_epoch` is -1 until registered.
+    """Registers the broker, then sends heartbeats. `broker_epoch` is -1 before the registration.
 
-    `offline_log_dirs` gives the ids of data folders that failed, once the controller knows what was lost.
+    Args: metadata_offset: returns the last published metadata offset; log_ends: returns the log ends of hosted
+    partitions; offline_log_dirs: returns the ids of failed directories whose lost replicas were reported;
+    heartbeat_due: event that sends the next heartbeat immediately.
     """
 
     config: BrokerConfig
@@ -53,24 +55,21 @@ class BrokerLifecycle:
     previous_broker_epoch: int
     metadata_offset: Callable[[], int]
     log_ends: Callable[[Sequence[m.TopicIdPartition]], list[m.PartitionLogEnd]]
-    folders: DataDirectories | None = None
+    directories: DataDirectories
     offline_log_dirs: Callable[[], Sequence[bytes]] = tuple
+    heartbeat_due: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.isolation.on_change = self._isolation_changed
-        self._call: asyncio.Timeout | None = None  # of the heartbeat that is under way
-        self._wanted: Sequence[m.TopicIdPartition] = ()
-        self._wake = asyncio.Event()
-        self.beat_now = self._wake.set
-        """Sends the next heartbeat at once: another data directory is offline, say."""
-        self._want_shut_down = False
-        self._may_stop = asyncio.Event()
+        self._call: asyncio.Timeout | None = None
+        self._requested_log_ends: Sequence[m.TopicIdPartition] = ()
+        self._wants_shutdown = False
+        self._shutdown_granted = asyncio.Event()
         self.broker_epoch = -1
         self.is_fenced = True
 
     async def register(self, listeners: Sequence[m.Listener]) -> None:
-        """Until the controller accepts; raises KafkaError when it never will."""
-        folders = self.folders.for_partitions if self.folders is not None else ()
+        """Register until the controller accepts. Raises KafkaError if it refuses for good."""
         request = m.BrokerRegistrationRequest(
             broker_id=self.config.node_id,
             cluster_id=self.config.cluster_id,
@@ -78,10 +77,10 @@ class BrokerLifecycle:
             listeners=listeners,
             features=[m.Feature(LEADER_ROLE_FEATURE, 0, 1)] if self.is_leader_role else (),
             rack=self.config.broker_rack,
-            log_dirs=[folder.directory_id for folder in folders if folder.is_online],
+            log_dirs=[each.directory_id for each in self.directories.for_partitions if each.is_online],
             previous_broker_epoch=self.previous_broker_epoch,
         )
-        told = None
+        logged = None
         while True:
             sent_ms = self.isolation.now_ms
             try:
@@ -98,53 +97,56 @@ class BrokerLifecycle:
                 reason = f"{code.name}: {response.error_message}"
                 if code in _FATAL:
                     raise KafkaError(code, response.error_message or "the controller refused this broker")
-            if reason != told:
-                log.warning("registration failed, trying again", error=reason)
-                told = reason
+            if reason != logged:
+                log.warning("registration failed", error=reason)
+                logged = reason
             await asyncio.sleep(REGISTRATION_BACKOFF_S)
 
     @property
     def _timeout_s(self) -> float:
         return self.config.broker_session_timeout_ms / 1000
 
-    async def beat(self) -> None:
-        """Heartbeats for ever; raises KafkaError when another incarnation has taken this broker's id."""
+    async def send_heartbeats(self) -> None:
+        """Send heartbeats until cancelled.
+
+        Raises KafkaError: STALE_BROKER_EPOCH or BROKER_ID_NOT_REGISTERED, if this registration is no longer valid.
+        """
         while True:
-            self._wake.clear()
-            hurried = self._want_shut_down and not self._may_stop.is_set()
-            interval_s = SHUTDOWN_INTERVAL_S if hurried else self.config.broker_heartbeat_interval_ms / 1000
-            wanted, self._wanted = self._wanted, ()
+            self.heartbeat_due.clear()
+            is_waiting_to_stop = self._wants_shutdown and not self._shutdown_granted.is_set()
+            interval_s = SHUTDOWN_INTERVAL_S if is_waiting_to_stop else self.config.broker_heartbeat_interval_ms / 1000
+            requested, self._requested_log_ends = self._requested_log_ends, ()
             is_isolated, sent_ms = self.isolation.is_isolated, self.isolation.now_ms
             request = m.BrokerHeartbeatRequest(
                 broker_id=self.config.node_id,
                 broker_epoch=self.broker_epoch,
                 current_metadata_offset=self.metadata_offset(),
                 want_fence=is_isolated,
-                want_shut_down=self._want_shut_down,
-                log_ends=self.log_ends(wanted) if wanted else (),
+                want_shut_down=self._wants_shutdown,
+                log_ends=self.log_ends(requested) if requested else (),
                 offline_log_dirs=self.offline_log_dirs(),
             )
             try:
                 response = await self._exchange(request)
             except TimeoutError:
-                continue  # it says what is not so any more
+                continue  # its `want_fence` is outdated
             except TransportError as error:
                 log.warning("heartbeat failed", error=str(error))
                 interval_s = interval_s if is_isolated else HEARTBEAT_BACKOFF_S
             else:
-                self._take(response)
+                self._handle_response(response)
                 if not response.error_code:
                     self.isolation.responded(sent_ms)
-                    # One that was repeated for long leaves little time for the next.
+                    # After a long wait for the response, little of the session timeout is left.
                     interval_s = 0 if is_isolated else min(interval_s, self.isolation.left_ms / 2000)
-                if self._wanted and self.log_ends(self._wanted):
-                    continue  # somebody waits for these
+                if self._requested_log_ends and self.log_ends(self._requested_log_ends):
+                    continue  # an election waits for these
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(interval_s):
-                    await self._wake.wait()
+                    await self.heartbeat_due.wait()
 
     async def _exchange(self, request: m.BrokerHeartbeatRequest) -> m.BrokerHeartbeatResponse:
-        """One heartbeat; raises TransportError, and TimeoutError once `want_fence` should be another."""
+        """Send one heartbeat. Raises TransportError, or TimeoutError if the isolation changed meanwhile."""
         try:
             async with asyncio.timeout(None) as self._call:
                 response: m.BrokerHeartbeatResponse = await self.channel.call(
@@ -157,35 +159,35 @@ class BrokerLifecycle:
     def _isolation_changed(self) -> None:
         if self._call is not None and not self._call.expired():
             self._call.reschedule(asyncio.get_running_loop().time())
-        self._wake.set()
+        self.heartbeat_due.set()
 
-    def _take(self, response: m.BrokerHeartbeatResponse) -> None:
+    def _handle_response(self, response: m.BrokerHeartbeatResponse) -> None:
         if response.error_code:
             code = ErrorCode.of(response.error_code)
             if code == ErrorCode.STALE_BROKER_EPOCH:
-                raise KafkaError(code, f"broker {self.config.node_id} was registered again by another process")
+                raise KafkaError(code, f"another process has registered broker {self.config.node_id}")
             if code == ErrorCode.BROKER_ID_NOT_REGISTERED:
-                raise KafkaError(code, f"the controller does not know broker {self.config.node_id} any more")
+                raise KafkaError(code, f"broker {self.config.node_id} is no longer registered")
             log.warning("heartbeat refused", error=code.name)
             return
         if response.is_fenced != self.is_fenced:
             log.info("fenced" if response.is_fenced else "unfenced")
         self.is_fenced = response.is_fenced
-        self._wanted = response.wanted_log_ends
+        self._requested_log_ends = response.wanted_log_ends
         if response.should_shut_down:
-            self._may_stop.set()
+            self._shutdown_granted.set()
 
     def metadata_advanced(self) -> None:
-        """The metadata cache moved on while fenced: tell the controller now, not at the next beat."""
+        """Report the new metadata offset immediately while the broker is fenced."""
         if self.is_fenced:
-            self._wake.set()
+            self.heartbeat_due.set()
 
     async def shut_down(self, timeout_s: float) -> None:
-        """Ask to hand over leaderships and wait until the controller says so, at most `timeout_s`."""
-        self._want_shut_down = True
-        self._wake.set()
+        """Request a controlled shutdown and wait up to `timeout_s` until the controller has moved the leaderships."""
+        self._wants_shutdown = True
+        self.heartbeat_due.set()
         try:
             async with asyncio.timeout(timeout_s):
-                await self._may_stop.wait()
+                await self._shutdown_granted.wait()
         except TimeoutError:
-            log.warning("stopping without the controller's consent", waited_s=timeout_s)
+            log.warning("controlled shutdown timed out", timeout_s=timeout_s)

@@ -1,11 +1,9 @@
-"""IncrementalAlterConfigs and DescribeConfigs of topics and brokers.
+"""IncrementalAlterConfigs and DescribeConfigs of topics and brokers. Other resource types return INVALID_REQUEST.
 
-The controller has no configuration of anything else: such requests are answered with INVALID_REQUEST. The metadata
-topic's is fixed: its `cleanup.policy` reads `snapshot`, and nothing of it can be set (630-07).
+The metadata topic's configuration is fixed: its `cleanup.policy` is `snapshot`, and no key can be set (630-07).
 
-Brokers have the few keys that hold without a restart, for one broker or (name "") for all. They are in the metadata log
-as Kafka's ConfigRecords of type 4. What a broker's own file says is not known here, so only keys that were set are
-described.
+Brokers have a few dynamic keys, for one broker or (name "") for all, stored as ConfigRecords of type 4 as in Kafka. The
+controller does not know a broker's own configuration file, so only keys that were set are described.
 """
 
 from __future__ import annotations
@@ -16,33 +14,29 @@ from kipmesh import messages as m
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.config.base import FOLLOWER_THROTTLED_RATE, NO_THROTTLE, AlterOperation, ConfigSource, dotted
 from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
-from kipmesh.core.metadata.decision import UNCLEAN_LEADER_ELECTION, ControllerState, Decision, find_topic, refusal
-from kipmesh.core.metadata.image import (
-    BROKER_RESOURCE,
-    CLUSTER_METADATA_TOPIC,
-    TOPIC_RESOURCE,
-    MetadataImage,
-    TopicState,
-)
+from kipmesh.core.metadata.decision import UNCLEAN_LEADER_ELECTION, ControllerState, Decision, error_text, find_topic
+from kipmesh.core.metadata.image import MetadataImage
 from kipmesh.core.metadata.records import ConfigRecord, Record
+from kipmesh.core.metadata.states import BROKER_RESOURCE, CLUSTER_METADATA_TOPIC, TOPIC_RESOURCE, TopicState
 
 MIN_INSYNC_REPLICAS = "min.insync.replicas"
 TEXT_LENGTH_MAX = 32_767
-"""Characters of a configuration's value, the most that Kafka's older string form has room for."""
+"""Maximum characters of a configuration value, the limit of Kafka's older string format."""
 METADATA_TOPIC_CONFIG: Mapping[str, tuple[str, str]] = {
-    "cleanup.policy": ("snapshot", "What happens to old segments: a snapshot of the metadata takes their place.")
+    "cleanup.policy": ("snapshot", "Old segments are replaced by snapshots of the metadata.")
 }
 """Key -> value and documentation."""
 DYNAMIC_KEYS: Mapping[str, str] = {
-    FOLLOWER_THROTTLED_RATE: "Bytes a second that replicas which a reassignment adds to this broker fetch at most."
+    FOLLOWER_THROTTLED_RATE: "Maximum fetch rate (bytes per second) of replicas that a reassignment adds to the broker."
 }
-"""Key of a broker -> documentation. Each value is a whole number from 1 on."""
+"""Dynamic broker key -> documentation. Values are positive integers."""
 
 
 def alter_configs(
     controller: ControllerState, request: m.IncrementalAlterConfigsRequest
 ) -> Decision[m.IncrementalAlterConfigsResponse]:
-    """IncrementalAlterConfigs: set or remove single keys; a resource's alterations hold together."""
+    """Decide IncrementalAlterConfigs: set or remove keys, all or none of a resource. Errors are in the response, per
+    resource."""
     records: list[Record] = []
     responses = []
     seen: set[tuple[int, str]] = set()
@@ -51,19 +45,19 @@ def alter_configs(
         name = (resource.resource_type, resource.resource_name)
         try:
             if name in seen:
-                raise KafkaError(ErrorCode.INVALID_REQUEST, "the request has the resource more than once")
+                raise KafkaError(ErrorCode.INVALID_REQUEST, f"the request has resource {name[1][:30]!r} more than once")
             seen.add(name)
             changes = _alterations(controller.image, resource)
             if not request.validate_only:
                 records += changes
         except KafkaError as error:
-            code, message = error.code, refusal(error.message)
+            code, message = error.code, error_text(error.message)
         responses.append(m.AlterConfigsResourceResponse(code, message, *name))
     return Decision(records, m.IncrementalAlterConfigsResponse(responses=tuple(responses)))
 
 
 def _alterations(image: MetadataImage, resource: m.AlterConfigsResource) -> list[Record]:
-    """The records that set or remove keys; raises KafkaError."""
+    """Return the records that set or remove keys. Raises KafkaError."""
     is_broker = resource.resource_type == BROKER_RESOURCE
     name = _broker_name(image, resource.resource_name) if is_broker else _topic(image, resource).name
     before = image.broker_config(name) if is_broker else image.topic_config(name)
@@ -71,9 +65,9 @@ def _alterations(image: MetadataImage, resource: m.AlterConfigsResource) -> list
     known = TopicConfig.keys()
     for config in resource.configs:
         if config.name in altered:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, f"configuration key {config.name!r} is altered twice")
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"configuration key {config.name!r} is altered more than once")
         if is_broker and config.name not in DYNAMIC_KEYS:
-            raise InvalidConfigError(f"configuration key {config.name!r} of a broker cannot be changed while it runs")
+            raise InvalidConfigError(f"configuration key {config.name!r} of a broker cannot be changed at runtime")
         match config.config_operation:
             case AlterOperation.SET:
                 if config.value is None:
@@ -86,7 +80,7 @@ def _alterations(image: MetadataImage, resource: m.AlterConfigsResource) -> list
             case AlterOperation.APPEND | AlterOperation.SUBTRACT:
                 raise InvalidConfigError(f"configuration key {config.name!r} is not a list")
             case _:
-                raise KafkaError(ErrorCode.INVALID_REQUEST, f"no configuration operation {config.config_operation}")
+                raise KafkaError(ErrorCode.INVALID_REQUEST, f"unknown operation {config.config_operation}")
     if not is_broker:
         TopicConfig.parse({key: value for key, value in {**before, **altered}.items() if value is not None})
     return [
@@ -99,30 +93,30 @@ def _alterations(image: MetadataImage, resource: m.AlterConfigsResource) -> list
 def _rate(key: str, value: str) -> str:
     is_number = value.isascii() and value.isdecimal() and len(value) <= len(str(NO_THROTTLE))
     if not is_number or not 1 <= int(value) <= NO_THROTTLE:
-        raise InvalidConfigError(f"configuration key {key!r}: {value[:30]!r} is not a number between 1 and 2^63 - 1")
+        raise InvalidConfigError(f"configuration key {key!r}: {value[:30]!r} must be an integer from 1 to 2^63 - 1")
     return str(int(value))
 
 
 def checked_value(key: str, value: str) -> str:
-    """The value if a record has room for it; raises InvalidConfigError."""
+    """Return the value. Raises InvalidConfigError if it has more than TEXT_LENGTH_MAX characters or a NUL."""
     if len(value) > TEXT_LENGTH_MAX or "\0" in value:
-        text = f"a value has at most {TEXT_LENGTH_MAX} characters, none of them null"
+        text = f"a value must have at most {TEXT_LENGTH_MAX} characters and no NUL"
         raise InvalidConfigError(f"configuration key {key!r}: {text}")
     return value
 
 
 def _topic(image: MetadataImage, resource: m.AlterConfigsResource | m.DescribeConfigsResource) -> TopicState:
     if resource.resource_type != TOPIC_RESOURCE:
-        text = f"the controller has no configuration of resource type {resource.resource_type}"
+        text = f"resource type {resource.resource_type} has no configuration here; use topics (2) or brokers (4)"
         raise KafkaError(ErrorCode.INVALID_REQUEST, text)
     if resource.resource_name == CLUSTER_METADATA_TOPIC:
-        text = f"the configuration of topic {resource.resource_name!r} is fixed"
+        text = f"the configuration of topic {resource.resource_name!r} cannot be changed"
         raise KafkaError(ErrorCode.POLICY_VIOLATION, text)
     return find_topic(image, resource.resource_name)
 
 
 def _broker_name(image: MetadataImage, name: str) -> str:
-    """The resource's name as it is written; a broker that is not registered has no configuration to change."""
+    """Return the canonical broker id, or "" for all brokers. Raises KafkaError(BROKER_ID_NOT_REGISTERED)."""
     if name == "":
         return name
     if not (name.isascii() and name.isdecimal() and len(name) <= len(str(2**31)) and int(name) in image.brokers):
@@ -133,7 +127,7 @@ def _broker_name(image: MetadataImage, name: str) -> str:
 def describe_configs(
     controller: ControllerState, request: m.DescribeConfigsRequest
 ) -> Decision[m.DescribeConfigsResponse]:
-    """DescribeConfigs: values, and where they are from."""
+    """Decide DescribeConfigs: return values and their sources. Errors are in the response, per resource."""
     results = []
     for resource in request.resources:
         name = (resource.resource_type, resource.resource_name)
@@ -145,7 +139,7 @@ def describe_configs(
             else:
                 entries = _entries_of_topic(controller, _topic(controller.image, resource))
         except KafkaError as error:
-            results.append(m.DescribeConfigsResult(error.code, refusal(error.message), *name))
+            results.append(m.DescribeConfigsResult(error.code, error_text(error.message), *name))
             continue
         if resource.configuration_keys:
             entries = [entry for entry in entries if entry.name in resource.configuration_keys]
@@ -165,7 +159,7 @@ def _entries_of_metadata_topic() -> list[m.DescribeConfigsResourceResult]:
 
 
 def _entries_of_broker(image: MetadataImage, name: str) -> list[m.DescribeConfigsResourceResult]:
-    """The keys that are set for the broker, or for all of them."""
+    """Return the keys that are set for the broker or for all brokers."""
     common, own = image.broker_config(""), image.broker_config(name)
     return [
         m.DescribeConfigsResourceResult(
@@ -181,7 +175,7 @@ def _entries_of_broker(image: MetadataImage, name: str) -> list[m.DescribeConfig
 
 def _entries_of_topic(controller: ControllerState, topic: TopicState) -> list[m.DescribeConfigsResourceResult]:
     own, config = controller.image.topic_config(topic.name), controller.config
-    # The default asks for no more in-sync replicas than the topic has replicas.
+    # The default of min.insync.replicas is at most the topic's replication factor.
     replicas = min((len(state.replicas) for state in topic.partitions.values()), default=1)
     defaults = TopicConfig().as_dict() | {
         MIN_INSYNC_REPLICAS: min(config.min_insync_replicas, replicas),

@@ -1,13 +1,13 @@
-"""The active controller's decisions in one place: what a request changes, and what is answered once that is durable.
+"""All decisions of the active controller.
 
-Sans-IO: the owner passes times (a monotonic clock, ms) and the offset that the next record will get, appends the
-records of each decision as one batch and gives that batch to `applied` before it requests the next decision; or it
-applies the batch to the image itself, and passes what that changed to `changed`.
+Sans-IO. The owner passes times (monotonic clock, ms) and the offset of the next record. It appends the records of each
+decision as one batch and passes the batch to `applied` before the next decision. Alternatively it applies the batch to
+the image itself and passes the delta to `changed`.
 
-The decisions of single requests are functions of the module of their subject, bound here by the name of their API.
-Those about brokers that need a clock are in `brokers`; `sessions` says which brokers are alive.
+Decisions about single requests are functions in the module of their subject, bound here by the name of their API.
+Decisions about brokers that need a clock are in `brokers`, their sessions in `sessions`.
 
-Invariant: no decision changes the image; `applied` alone does.
+Invariant: only `applied` changes the image.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from kipmesh.core.metadata.image import MetadataDelta, MetadataImage, PartitionK
 from kipmesh.messages.schema import MAX_INT64
 
 PRODUCER_ID_BLOCK_SIZE = 1000
-"""Kafka's."""
+"""Producer ids per AllocateProducerIds response; Kafka's value."""
 
 
 class MetadataController(ControllerState):
-    """The decisions over one image. Not before the log has been replayed into the image."""
+    """Decisions over one image, which must have replayed the whole log."""
 
     alter_partition = partitions.alter_partition
     assign_replicas_to_dirs = partitions.assign_replicas_to_dirs
-    electable = elections.electable
-    returnable = elections.returnable
+    partitions_to_elect = elections.partitions_to_elect
+    preferred_candidates = elections.preferred_candidates
     elect_preferred = elections.elect_preferred
     alter_partition_reassignments = reassignments.alter_partition_reassignments
     list_partition_reassignments = reassignments.list_partition_reassignments
@@ -53,11 +53,11 @@ class MetadataController(ControllerState):
         super().__init__(config, image, new_topic_id)
         self.brokers = BrokerLifecycle(self)
         self._drains = draining.Drains(image)
-        # Reassignments that something else than AlterPartition has made complete.
+        # Reassignments that became complete without an AlterPartition.
         self._completable: dict[PartitionKey, None] = {}
 
     def activate(self, now_ms: int) -> list[r.Record]:
-        """Become the active controller: fresh sessions for all; what a new log begins with, or an older one lacks."""
+        """Become the active controller: start fresh sessions, and return the feature records that the log lacks."""
         for broker in self.image.brokers.values():
             if not broker.fenced:
                 self.sessions.grant(broker.broker_id, broker.broker_epoch, now_ms)
@@ -70,14 +70,14 @@ class MetadataController(ControllerState):
         return features
 
     def applied(self, batch: bytes) -> MetadataDelta:
-        """Apply a batch that was appended; says what changed."""
+        """Apply an appended batch to the image. Return its delta. Raises what `MetadataImage.replay` raises."""
         delta = MetadataDelta()
         self.image.replay(batch, delta)
         self.changed(delta)
         return delta
 
     def changed(self, delta: MetadataDelta) -> None:
-        """A batch that was appended was applied to the image by its owner."""
+        """Handle the delta of an appended batch that the owner has applied to the image."""
         self.brokers.forget_decided(delta)
         self._note_completable(common(self.image.reassigning, delta.changed_partitions))
 
@@ -90,14 +90,17 @@ class MetadataController(ControllerState):
     def heartbeat(
         self, request: m.BrokerHeartbeatRequest, now_ms: int, next_offset: int, connection: int = 0
     ) -> Decision[m.BrokerHeartbeatResponse]:
-        """BrokerHeartbeat; one that decides nothing itself completes reassignments that nothing else completes."""
+        """Decide BrokerHeartbeat. If it changes nothing else, it completes pending reassignments.
+
+        Args and errors: see `BrokerLifecycle.heartbeat`.
+        """
         decision = self.brokers.heartbeat(request, now_ms, next_offset, connection)
         if self._completable and not decision.records:
             completions = []
             for key in list(islice(self._completable, reassignments.COMPLETIONS_MAX)):
                 state = self.image.partition(*key)
-                completion = None if state is None else reassignments.completed(self.image, key, state, None)
-                # Those that are completed stay until they are: an append may fail.
+                completion = None if state is None else reassignments.with_completion(self.image, key, state, None)
+                # A completed reassignment stays listed until the change is applied, because the append may fail.
                 if completion is None:
                     del self._completable[key]
                 else:
@@ -108,24 +111,24 @@ class MetadataController(ControllerState):
     def elect_leaders(
         self, election_type: m.ElectionType, partitions: Sequence[elections.TopicPartition]
     ) -> Decision[list[elections.ElectionResult]]:
-        """ElectLeaders for some partitions."""
+        """Decide ElectLeaders for these partitions: one result per partition."""
         return elections.elect_leaders(self, election_type, partitions, self.brokers.elect_unclean)
 
     def withdraw_elections(self, partitions: Iterable[elections.TopicPartition]) -> Decision[None]:
-        """No client waits any more for unclean elections that were requested and not made."""
+        """Cancel pending unclean elections whose clients no longer wait."""
         names = self.image.topic_names
         self.brokers.withdraw([(names[topic], partition) for topic, partition in partitions if topic in names])
         return Decision((), None)
 
     def plan_broker_drain(self, request: m.PlanBrokerDrainRequest) -> Decision[m.PlanBrokerDrainResponse]:
-        """PlanBrokerDrain."""
+        """Decide PlanBrokerDrain: plan moves of a broker's replicas. See `Drains.plan`."""
         return Decision((), self._drains.plan(request))
 
     def allocate_producer_ids(self, request: m.AllocateProducerIdsRequest) -> Decision[m.AllocateProducerIdsResponse]:
-        """AllocateProducerIds: the next block of ids for a broker, which no broker receives again.
+        """Decide AllocateProducerIds: return the next block of producer ids, which no other broker receives.
 
-        As in Kafka, one `ProducerIdsRecord` a block says where the next one begins. What a broker has not used of its
-        block when it ends is lost, which 2^63 ids allow. STALE_BROKER_EPOCH unless it is registered with that epoch.
+        As in Kafka, a `ProducerIdsRecord` stores the start of the next block, and unused ids of a block are lost. Error
+        codes: STALE_BROKER_EPOCH, UNKNOWN_SERVER_ERROR (ids exhausted).
         """
         if not is_registered(self.image, request.broker_id, request.broker_epoch):
             return Decision((), m.AllocateProducerIdsResponse(error_code=ErrorCode.STALE_BROKER_EPOCH))

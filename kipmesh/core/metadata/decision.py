@@ -1,10 +1,10 @@
-"""What the controller's decisions share: what they read, what they return, and limits on what requests may write.
+"""Shared parts of the controller's decisions: inputs, results, and limits on values from requests.
 
-A decision is a function of the controller and a request. It returns the records to append (one batch) and the response
-that may be sent when they are durable. It changes nothing: the image follows from the records alone.
+A decision is a function of the controller and a request. It returns the records to append as one batch and the response
+to send once they are durable. It changes nothing itself: the image changes only by applying the records.
 
-Everything in a record comes from the image, the controller or a request; the limits are for the last. Invariant: a
-value that passes can be encoded; an error names the field and quotes little of a large value.
+Invariants: a value that passes the checks can be encoded; an error names the field and quotes only the start of a large
+value.
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ from kipmesh.core.metadata.sessions import BrokerSessions
 Response = TypeVar("Response")
 
 CanLead = Callable[[int], bool]
-"""Whether a broker may be elected, as `MetadataImage.can_lead` or with exceptions."""
+"""Returns whether a broker may be elected: `MetadataImage.can_lead`, or with exceptions."""
 UNCLEAN_LEADER_ELECTION = "unclean.leader.election.enable"
-_TRUE = frozenset({"true", "1", "on", "t", "y", "yes"})  # what TopicConfig reads as true
+_TRUE = frozenset({"true", "1", "on", "t", "y", "yes"})  # the strings that TopicConfig parses as true
 
 NAME_LENGTH_MAX = 255
-"""Characters of names of listeners, hosts, features, racks and users."""
-REFUSAL_LENGTH_MAX = 500
-"""Characters of an error's text in a response."""
+"""Maximum characters of names of listeners, hosts, features, racks and users."""
+NAME_RULE = f"at most {NAME_LENGTH_MAX} characters and no NUL"
+ERROR_LENGTH_MAX = 500
+"""Maximum characters of an error message in a response."""
 
 
 class Decision(NamedTuple, Generic[Response]):
-    """Records that hold together (one batch), and the response that may be sent when they are durable."""
+    """Records to append as one batch, and the response to send once they are durable."""
 
     records: Sequence[Record]
     response: Response
 
 
 class ControllerState:
-    """What decisions read."""
+    """Inputs of decisions: configuration, image and broker sessions. `new_topic_id` returns a random topic id."""
 
     def __init__(self, config: ControllerConfig, image: MetadataImage, new_topic_id: Callable[[], bytes]) -> None:
         self.config = config
@@ -48,51 +49,54 @@ class ControllerState:
         self.sessions = BrokerSessions(config.broker_session_timeout_ms, config.broker_connection_loss_timeout_ms)
 
     def unclean_allowed(self, topic_name: str) -> bool:
-        """The topic's `unclean.leader.election.enable`, by default the controller's own."""
+        """Return the topic's `unclean.leader.election.enable`, by default the controller's own."""
         value = self.image.topic_config(topic_name).get(UNCLEAN_LEADER_ELECTION)
         return self.config.unclean_leader_election_enable if value is None else value.lower() in _TRUE
 
 
 def find_topic(image: MetadataImage, name: str) -> TopicState:
-    """The topic of that name; raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION)."""
+    """Return the topic with this name. Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION)."""
     topic = image.topic_by_name(name)
     if topic is None:
-        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic {name!r}")
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r} does not exist")
     return topic
 
 
 def find_partition(image: MetadataImage, topic_name: str, partition: int) -> tuple[PartitionKey, PartitionState]:
-    """The partition of the topic of that name; raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION)."""
-    topic = image.topic_by_name(topic_name)
-    state = None if topic is None else topic.partitions.get(partition)
-    if topic is None or state is None:
-        what = f"topic {topic_name!r}" if topic is None else f"partition {partition} of topic {topic_name!r}"
-        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no {what}")
+    """Return the key and state of a partition by topic name. Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION)."""
+    topic = find_topic(image, topic_name)
+    state = topic.partitions.get(partition)
+    if state is None:
+        text = f"partition {partition} of topic {topic_name!r} does not exist"
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
     return (topic.topic_id, partition), state
 
 
 def check_replicas(image: MetadataImage, replicas: Sequence[int]) -> None:
-    """Kafka's rules: not empty, each broker once and registered. Fenced ones may be named: they may come back."""
+    """Raise KafkaError(INVALID_REPLICA_ASSIGNMENT) unless the replicas are distinct registered brokers, at least one.
+
+    Fenced brokers are allowed, because they may return.
+    """
     if not replicas:
-        raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, "a partition has at least one replica")
+        raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, "a partition needs at least one replica")
     if len(set(replicas)) != len(replicas):
-        raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"{list(replicas)} has a broker twice")
+        raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"replicas {list(replicas)} name a broker twice")
     for broker_id in replicas:
         if broker_id not in image.brokers:
             raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"broker {broker_id} is not registered")
 
 
 def is_registered(image: MetadataImage, broker_id: int, broker_epoch: int) -> bool:
-    """Whether this is the broker's current registration; otherwise the error is STALE_BROKER_EPOCH."""
+    """Return whether `broker_epoch` is the broker's current registration; if not, callers return STALE_BROKER_EPOCH."""
     broker = image.brokers.get(broker_id)
     return broker is not None and broker.broker_epoch == broker_epoch
 
 
-def refusal(message: str) -> str:
-    """The text of an error in a response: it may quote the request, but not all of a large one."""
-    return message if len(message) <= REFUSAL_LENGTH_MAX else message[:REFUSAL_LENGTH_MAX] + "..."
+def error_text(message: str) -> str:
+    """Return the error message, truncated for a response to ERROR_LENGTH_MAX characters."""
+    return message if len(message) <= ERROR_LENGTH_MAX else message[:ERROR_LENGTH_MAX] + "..."
 
 
 def is_name(text: str) -> bool:
-    """Whether a record has room for the name."""
+    """Return whether the text can be written as a name: at most NAME_LENGTH_MAX characters and no NUL."""
     return len(text) <= NAME_LENGTH_MAX and "\0" not in text

@@ -1,11 +1,11 @@
-"""From an image to the records that make it, as a snapshot of `__cluster_metadata` holds them (630-02, 630-03).
+"""Records of an image, as a snapshot of `__cluster_metadata` stores them (630-02, 630-03).
 
 The order is Kafka's: features (`metadata.version` first), brokers, topics each followed by its partitions,
-configurations, producer ids, SCRAM credentials. Everything here is a generator over a `CapturedImage`, so that whoever
-drives it decides how much is done at a time.
+configurations, producer ids, SCRAM credentials. All functions are lazy generators over a `CapturedImage`; the caller
+decides the step size.
 
-Invariant: the records applied to `MetadataImage(offset, epoch)` make an image equal to the one that was captured, but
-for the offsets of `unproven`, which become the snapshot's: a leader then proves itself by having applied that much.
+Invariant: applying the records to `MetadataImage(offset, epoch)` gives an image equal to the captured one, except that
+the offsets of `unproven` become the snapshot's. A leader proves itself by having applied that offset.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ T = TypeVar("T")
 
 
 def image_records(image: CapturedImage) -> Iterator[r.Record]:
-    """The records of the image."""
+    """Yield the records that build the image."""
     return _walk(image, lambda record: record, partition_record)
 
 
 def image_values(image: CapturedImage) -> Iterator[bytes]:
-    """The same records, encoded."""
+    """Yield the encoded records that build the image."""
     return _walk(image, r.encode_record, _encoded)
 
 
 def _walk(
     image: CapturedImage, of: Callable[[r.Record], T], of_partition: Callable[[bytes, int, PartitionState], T]
 ) -> Iterator[T]:
-    """What `of` makes of each record, and `of_partition` of each partition."""
+    """Yield `of(record)` for each record, and `of_partition(topic_id, partition, state)` for each partition."""
     for name in sorted(image.features, key=lambda name: name != r.METADATA_VERSION):
         yield of(r.FeatureLevelRecord(name, image.features[name]))
     for broker in image.brokers.values():
@@ -54,7 +54,7 @@ def _walk(
 
 
 def broker_record(broker: BrokerState) -> r.RegisterBrokerRecord:
-    """The registration that makes this broker."""
+    """Return the registration record that defines this broker."""
     return r.RegisterBrokerRecord(
         broker.broker_id,
         False,
@@ -70,7 +70,8 @@ def broker_record(broker: BrokerState) -> r.RegisterBrokerRecord:
 
 
 def partition_record(topic_id: bytes, partition: int, state: PartitionState) -> r.PartitionRecord:
-    """The record that makes this partition; as Kafka's, an empty list of eligible or last known replicas is none."""
+    """Return the record that defines this partition. As in Kafka, empty lists of eligible or last known replicas become
+    None."""
     return r.PartitionRecord(
         partition,
         topic_id,

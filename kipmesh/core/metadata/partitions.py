@@ -1,26 +1,23 @@
-"""What brokers report of their replicas: AlterPartition (the ISR) and AssignReplicasToDirs (log directories).
+"""Broker reports about replicas: AlterPartition (the ISR) and AssignReplicasToDirs (log directories).
 
-AlterPartition: a leader changes its ISR, and thereby proves that it is alive. The checks are Kafka's, in Kafka's order.
-The request names the partition epoch that the leader knows, so an accepted one shows that the leader was alive after
-the last change: what is remembered of earlier ISRs is forgotten (see `elections`). One that puts the last replica of a
-reassignment's target into the ISR completes that reassignment; when the leader leaves by it, the response is
-NEW_LEADER_ELECTED although the change was made.
+AlterPartition: a leader changes its ISR. The checks and their order are Kafka's. The request carries the partition
+epoch that the leader knows, so an accepted request proves that the leader was alive after the last change and clears
+`last_known_elr` (see `elections`). A request that adds the last replica of a reassignment's target to the ISR completes
+the reassignment. If that removes the leader, the response is NEW_LEADER_ELECTED although the change was made.
 
-Replicas in log directories that have failed (KIP-858, ADR 8): a broker has one or more log directories, each with an
-id. `PartitionRecord.directories` names one for each replica; all that counts of it is `LOST`: the replica's directory
-has failed, and nobody has its log.
+Failed log directories (KIP-858, ADR 8): `PartitionRecord.directories` names the log directory of each replica. Only the
+id `LOST` has an effect: the directory has failed, and the log is not available.
 
-| event                                                       | then, for each partition concerned                     |
+| event                                                       | effect on each partition concerned                     |
 | ----------------------------------------------------------- | ------------------------------------------------------ |
-| the broker assigns LOST (its directory failed)              | the replica is lost: it leaves ISR and leadership      |
-| a broker registers without a directory that it had          | all its replicas are lost, until it says which are not |
-| the broker assigns a directory (it found the log, or        | the replica is not lost                                |
-| started again as the follower of a leader)                  |                                                        |
+| the broker assigns LOST (its directory failed)              | the replica is lost and leaves ISR and leadership      |
+| a broker registers without a directory that it had          | all its replicas are lost until it assigns directories |
+| the broker assigns a directory (it has the log, or          | the replica is not lost                                |
+| recreated it as a follower)                                 |                                                        |
 
-A lost replica leaves the ISR as one whose broker stopped uncleanly, even as its last member: what it had is not
-known any more. It stays a member of the last ISR, so nobody leads in its stead who may lack what was committed
-("Log truth", `elections`); it may not join an ISR, and no unclean election waits for it. If its directory comes back,
-so does its log end.
+A lost replica leaves the ISR like one whose broker stopped uncleanly, even as the last member. It stays in the last
+ISR, so no replica that may lack committed records leads in its place. It may not join an ISR, and unclean elections do
+not wait for it.
 
 Invariant: a lost replica is in no ISR.
 """
@@ -33,15 +30,15 @@ from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata import elections
 from kipmesh.core.metadata.decision import CanLead, ControllerState, Decision, is_registered
-from kipmesh.core.metadata.image import BrokerState, MetadataImage, PartitionKey, PartitionState, changed
-from kipmesh.core.metadata.reassignments import completed
+from kipmesh.core.metadata.image import BrokerState, MetadataImage, PartitionKey, PartitionState
+from kipmesh.core.metadata.reassignments import with_completion
 from kipmesh.core.metadata.records import BrokerRegistrationChangeRecord, PartitionChangeRecord, Record
-from kipmesh.core.metadata.states import LOST_DIRECTORY, UNASSIGNED_DIRECTORY, is_lost
+from kipmesh.core.metadata.states import LOST_DIRECTORY, UNASSIGNED_DIRECTORY, apply_change, is_lost
 
 _ID_BYTES = 16
 
 
-def _unknown(image: MetadataImage, key: PartitionKey) -> ErrorCode:
+def _unknown_code(image: MetadataImage, key: PartitionKey) -> ErrorCode:
     return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if key[0] in image.topics else ErrorCode.UNKNOWN_TOPIC_ID
 
 
@@ -51,7 +48,7 @@ def _unknown(image: MetadataImage, key: PartitionKey) -> ErrorCode:
 def alter_partition(
     controller: ControllerState, request: m.AlterPartitionRequest
 ) -> Decision[m.AlterPartitionResponse]:
-    """AlterPartition: change ISRs as their leader requests."""
+    """Decide AlterPartition: change ISRs at the request of their leader. Errors are in the response, per partition."""
     image = controller.image
     if not is_registered(image, request.broker_id, request.broker_epoch):
         return Decision((), m.AlterPartitionResponse(error_code=ErrorCode.STALE_BROKER_EPOCH))
@@ -60,22 +57,22 @@ def alter_partition(
     seen: set[PartitionKey] = set()
     for topic in request.topics:
         partitions = []
-        for asked in topic.partitions:
-            key = (topic.topic_id, asked.partition_index)
-            code = ErrorCode.INVALID_REQUEST if key in seen else _isr_refusal(image, key, request.broker_id, asked)
+        for requested in topic.partitions:
+            key = (topic.topic_id, requested.partition_index)
+            code = ErrorCode.INVALID_REQUEST if key in seen else _isr_error(image, key, request.broker_id, requested)
             seen.add(key)
-            response = m.AlterPartitionPartitionResponse(asked.partition_index, code, leader_id=-1, leader_epoch=-1)
+            response = m.AlterPartitionPartitionResponse(requested.partition_index, code, leader_id=-1, leader_epoch=-1)
             if code is ErrorCode.NONE:
-                state = image.topics[topic.topic_id].partitions[asked.partition_index]
-                change = completed(image, key, state, _isr_change(key, state, asked))
+                state = image.topics[topic.topic_id].partitions[requested.partition_index]
+                change = with_completion(image, key, state, _isr_change(key, state, requested))
                 if change is not None:
                     records.append(change)
-                    state = changed(state, change)
-                if state.leader != request.broker_id:  # which left by that: it is to look for newer metadata
+                    state = apply_change(state, change)
+                if state.leader != request.broker_id:  # the change removed the leader, which must fetch newer metadata
                     response = response._replace(error_code=ErrorCode.NEW_LEADER_ELECTED)
                 else:
                     response = m.AlterPartitionPartitionResponse(
-                        asked.partition_index,
+                        requested.partition_index,
                         ErrorCode.NONE,
                         state.leader,
                         state.leader_epoch,
@@ -89,10 +86,10 @@ def alter_partition(
 
 
 def _isr_change(
-    key: PartitionKey, state: PartitionState, asked: m.AlterPartitionPartition
+    key: PartitionKey, state: PartitionState, requested: m.AlterPartitionPartition
 ) -> PartitionChangeRecord | None:
-    isr = tuple([member.broker_id for member in asked.new_isr_with_epochs])
-    recovery = asked.leader_recovery_state
+    isr = tuple([member.broker_id for member in requested.new_isr_with_epochs])
+    recovery = requested.leader_recovery_state
     change = PartitionChangeRecord(
         key[1],
         key[0],
@@ -104,34 +101,34 @@ def _isr_change(
     return None if nothing else change
 
 
-def _isr_refusal(image: MetadataImage, key: PartitionKey, leader: int, asked: m.AlterPartitionPartition) -> ErrorCode:
+def _isr_error(image: MetadataImage, key: PartitionKey, leader: int, requested: m.AlterPartitionPartition) -> ErrorCode:
     state = image.partition(*key)
     if state is None:
-        return _unknown(image, key)
-    # A leader that knows more than this controller should look for a newer one.
-    if asked.leader_epoch > state.leader_epoch or asked.partition_epoch > state.partition_epoch:
+        return _unknown_code(image, key)
+    # A leader with newer metadata than this controller should find the newer controller.
+    if requested.leader_epoch > state.leader_epoch or requested.partition_epoch > state.partition_epoch:
         return ErrorCode.NOT_CONTROLLER
-    if asked.leader_epoch < state.leader_epoch:
+    if requested.leader_epoch < state.leader_epoch:
         return ErrorCode.FENCED_LEADER_EPOCH
     if leader != state.leader:
         return ErrorCode.INVALID_REQUEST
-    if asked.partition_epoch < state.partition_epoch:
+    if requested.partition_epoch < state.partition_epoch:
         return ErrorCode.INVALID_UPDATE_VERSION
-    isr = [member.broker_id for member in asked.new_isr_with_epochs]
+    isr = [member.broker_id for member in requested.new_isr_with_epochs]
     if leader not in isr or len(set(isr)) != len(isr) or not set(isr) <= set(state.replicas):
         return ErrorCode.INVALID_REQUEST
-    recovering = asked.leader_recovery_state == elections.RECOVERING
-    if asked.leader_recovery_state not in (elections.RECOVERED, elections.RECOVERING):
+    recovering = requested.leader_recovery_state == elections.RECOVERING
+    if requested.leader_recovery_state not in (elections.RECOVERED, elections.RECOVERING):
         return ErrorCode.INVALID_REQUEST
     if recovering and (len(isr) > 1 or state.leader_recovery_state == elections.RECOVERED):
         return ErrorCode.INVALID_REQUEST
-    if not all(_is_eligible(image, state, member) for member in asked.new_isr_with_epochs):
+    if not all(_is_eligible(image, state, member) for member in requested.new_isr_with_epochs):
         return ErrorCode.INELIGIBLE_REPLICA
     return ErrorCode.NONE
 
 
 def _is_eligible(image: MetadataImage, state: PartitionState, member: m.IsrMember) -> bool:
-    """Whether the broker may be in the ISR, and is the one (by its epoch, -1 for any) that the leader means."""
+    """Return whether the broker may join the ISR and has the epoch that the leader named (-1 for any)."""
     broker = image.brokers.get(member.broker_id)
     if broker is None or not broker.can_lead or is_lost(state, member.broker_id):
         return False
@@ -142,23 +139,22 @@ def _is_eligible(image: MetadataImage, state: PartitionState, member: m.IsrMembe
 
 
 def has_lost_directories(before: BrokerState | None, log_dirs: Sequence[bytes]) -> bool:
-    """Whether a broker that registers lacks a folder that it had."""
+    """Return whether a registering broker lacks a log directory of its registration `before`."""
     return before is not None and bool(log_dirs) and not set(before.log_dirs) <= set(log_dirs)
 
 
-def lose_all(image: MetadataImage, broker_id: int, can_lead: CanLead) -> list[Record]:
-    """Every replica of the broker is lost."""
-    records: list[Record] = []
-    for key in image.partitions_of_broker(broker_id):
-        state = image.topics[key[0]].partitions[key[1]]
-        change = _lost(key, state, broker_id, can_lead)
-        if change is not None:
-            records.append(change)
-    return records
+def mark_all_lost(image: MetadataImage, broker_id: int, can_lead: CanLead) -> list[Record]:
+    """Return the changes that mark every replica of the broker as lost."""
+    changes = [
+        _mark_lost(key, image.topics[key[0]].partitions[key[1]], broker_id, can_lead)
+        for key in image.partitions_of_broker(broker_id)
+    ]
+    return [change for change in changes if change is not None]
 
 
 def directories_failed(broker: BrokerState, failed: Collection[bytes]) -> list[Record]:
-    """The broker has fewer folders than it registered; what that means for its replicas it says itself."""
+    """Return the record that removes failed log directories from the registration. The broker reports lost replicas
+    itself."""
     left = [directory for directory in broker.log_dirs if directory not in failed]
     if not left or len(left) == len(broker.log_dirs):
         return []
@@ -168,38 +164,41 @@ def directories_failed(broker: BrokerState, failed: Collection[bytes]) -> list[R
 def assign_replicas_to_dirs(
     controller: ControllerState, request: m.AssignReplicasToDirsRequest
 ) -> Decision[m.AssignReplicasToDirsResponse]:
-    """AssignReplicasToDirs: put replicas of the broker into log directories."""
+    """Decide AssignReplicasToDirs: assign the broker's replicas to log directories. Errors are in the response, per
+    partition."""
     image, broker_id = controller.image, request.broker_id
     if not is_registered(image, broker_id, request.broker_epoch):
         return Decision((), m.AssignReplicasToDirsResponse(error_code=ErrorCode.STALE_BROKER_EPOCH))
     records: list[Record] = []
     directories = []
     seen: set[PartitionKey] = set()
-    for asked in request.directories:
+    for directory in request.directories:
         topics = []
-        for topic in asked.topics:
+        for topic in directory.topics:
             partitions = []
             for partition in topic.partitions:
                 key = (topic.topic_id, partition.partition_index)
-                code = ErrorCode.INVALID_REQUEST if key in seen else _refusal(image, key, broker_id, asked.id)
+                code = _assignment_error(image, key, broker_id, directory.id)
+                if key in seen:
+                    code = ErrorCode.INVALID_REQUEST
                 seen.add(key)
                 if not code:
                     state = image.topics[key[0]].partitions[key[1]]
-                    change = _assigned(key, state, broker_id, asked.id, image.can_lead)
+                    change = _assigned(key, state, broker_id, directory.id, image.can_lead)
                     if change is not None:
                         records.append(change)
                 partitions.append(m.AssignReplicasToDirsPartitionResponse(partition.partition_index, code))
             topics.append(m.AssignReplicasToDirsTopicResponse(topic.topic_id, tuple(partitions)))
-        directories.append(m.AssignReplicasToDirsDirectoryResponse(asked.id, tuple(topics)))
+        directories.append(m.AssignReplicasToDirsDirectoryResponse(directory.id, tuple(topics)))
     return Decision(records, m.AssignReplicasToDirsResponse(directories=tuple(directories)))
 
 
-def _refusal(image: MetadataImage, key: PartitionKey, broker_id: int, directory: bytes) -> ErrorCode:
+def _assignment_error(image: MetadataImage, key: PartitionKey, broker_id: int, directory: bytes) -> ErrorCode:
     if len(directory) != _ID_BYTES:
         return ErrorCode.INVALID_REQUEST
     state = image.partition(*key)
     if state is None:
-        return _unknown(image, key)
+        return _unknown_code(image, key)
     return ErrorCode.NONE if broker_id in state.replicas else ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
@@ -207,21 +206,23 @@ def _assigned(
     key: PartitionKey, state: PartitionState, broker_id: int, directory: bytes, can_lead: CanLead
 ) -> PartitionChangeRecord | None:
     if directory == LOST_DIRECTORY:
-        return _lost(key, state, broker_id, can_lead)
-    directories = _with(state, broker_id, directory)
+        return _mark_lost(key, state, broker_id, can_lead)
+    directories = _with_directory(state, broker_id, directory)
     return None if directories is None else PartitionChangeRecord(key[1], key[0], directories=directories)
 
 
-def _lost(key: PartitionKey, state: PartitionState, broker_id: int, can_lead: CanLead) -> PartitionChangeRecord | None:
+def _mark_lost(
+    key: PartitionKey, state: PartitionState, broker_id: int, can_lead: CanLead
+) -> PartitionChangeRecord | None:
     if is_lost(state, broker_id):
         return None
     leaves = elections.leave_isr(key, state, broker_id, can_lead, unclean=True)
     change = PartitionChangeRecord(key[1], key[0]) if leaves is None else leaves
-    return change._replace(directories=_with(state, broker_id, LOST_DIRECTORY))
+    return change._replace(directories=_with_directory(state, broker_id, LOST_DIRECTORY))
 
 
-def _with(state: PartitionState, broker_id: int, directory: bytes) -> tuple[bytes, ...] | None:
-    """The folders of the replicas with another one for this broker's; None if it is the same."""
+def _with_directory(state: PartitionState, broker_id: int, directory: bytes) -> tuple[bytes, ...] | None:
+    """Return the replicas' log directories with the broker's replaced, or None if it is unchanged."""
     held = dict(zip(state.replicas, state.directories, strict=False))
     if held.get(broker_id) == directory:
         return None

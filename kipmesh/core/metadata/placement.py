@@ -1,12 +1,12 @@
-"""Where the replicas of new partitions go.
+"""Placement of the replicas of new partitions.
 
-- The first replica, the preferred leader, is on a leader-role broker, evenly over all of them; without one, on any.
-- The others are spread over the racks: no rack has a second replica of a partition while another has none. Brokers
-  without a rack count as one rack.
-- Within that, the least loaded broker is taken: first by replicas of this topic, then by replicas of all.
-- Fenced brokers are taken only when there are not enough others.
+- The preferred leader is on a leader-role broker, evenly over all of them; on any broker if there is none.
+- The other replicas are spread over racks: no rack has a second replica while another has none. Brokers without a rack
+  form one rack.
+- Within these rules the least loaded broker is chosen: fewest replicas of the topic, then fewest of all topics.
+- Fenced brokers are used only if there are too few others.
 
-The work is O(replicas x (racks + log brokers)). No randomness: equal input gives equal placement.
+The cost is O(replicas x (racks + log brokers)). Equal input gives equal placement; there is no randomness.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from heapq import heapify, heappop, heappush
 from kipmesh.core.metadata.states import BrokerState
 
 _Load = tuple[int, int, int]
-"""Replicas of this topic, of all topics, broker id: the least goes first."""
+"""(replicas of this topic, replicas of all topics, broker id); the lowest is chosen."""
 
 
 class _Heap:
-    """Brokers by load; an entry whose load has changed since is put back at its place when it comes up."""
+    """Brokers by load. An entry with an outdated load is corrected when it reaches the top."""
 
     def __init__(self, brokers: Iterable[int], load: Mapping[int, int], before: Mapping[int, int]) -> None:
         self._load = load
@@ -33,7 +33,8 @@ class _Heap:
         return (self._load[broker], self._before[broker], broker)
 
     def peek(self, taken: Sequence[int], aside: list[int]) -> _Load | None:
-        """The least loaded broker that is not taken; taken ones go `aside` until they are put back."""
+        """Return the entry of the least loaded broker that is not taken. Taken brokers move to `aside` until
+        `put_back`."""
         entries = self._entries
         while entries:
             entry = entries[0]
@@ -54,14 +55,15 @@ class _Heap:
 
 
 class Placement:
-    """Places the partitions of one topic, one after the other."""
+    """Places the partitions of one topic, one by one."""
 
     def __init__(
         self, brokers: Collection[BrokerState], replica_counts: Mapping[int, int], replication_factor: int
     ) -> None:
-        """`replica_counts` are those of all topics. Raises ValueError unless there are that many brokers, one unfenced.
+        """Args: brokers: all registered brokers; replica_counts: broker id -> replicas of all topics.
 
-        A broker that is shutting down counts as fenced.
+        Raises ValueError if there are fewer brokers than `replication_factor`, or none unfenced. A broker that is
+        shutting down counts as fenced.
         """
         unfenced = [broker for broker in brokers if broker.can_lead]
         if not unfenced or not 0 < replication_factor <= len(brokers):
@@ -81,17 +83,16 @@ class Placement:
         self._leaders = _Heap([broker.broker_id for broker in leaders], self._leader_load, replica_counts)
 
     def add_existing(self, replicas: Sequence[int]) -> None:
-        """Count a partition that the topic has already."""
+        """Count the load of an existing partition of the topic."""
         for position, broker in enumerate(replicas):
             if broker in self._load:
                 self._load[broker] += 1
                 self._leader_load[broker] += position == 0
 
     def place(self) -> tuple[int, ...]:
-        """The replicas of the next partition, the preferred leader first."""
+        """Return the replicas of the next partition, the preferred leader first."""
         first = self._leaders.peek((), [])
-        if first is None:  # the constructor has seen an unfenced broker
-            raise ValueError("no broker may lead")
+        assert first is not None  # the constructor has checked for an unfenced broker
         leader = first[2]
         self._leader_load[leader] += 1
         taken = [leader]
@@ -114,12 +115,11 @@ class Placement:
             entry = heap.peek(taken, aside[rack])
             if entry is not None and (best is None or (used[rack], entry) < best[:2]):
                 best = (used[rack], entry, rack)
-        if best is None:  # the constructor has counted the brokers
-            raise ValueError("no broker is left")
+        assert best is not None  # the constructor has counted the brokers
         return best[2], best[1][2]
 
     def _rotated(self, taken: list[int]) -> tuple[int, ...]:
-        """Followers in turn, so that a leader's partitions do not all fail over to the same broker."""
+        """Rotate the followers, so that a leader's partitions do not all fail over to the same broker."""
         leader, followers = taken[0], taken[1:]
-        turn = self._leader_load[leader] % len(followers) if followers else 0
-        return (leader, *followers[turn:], *followers[:turn])
+        shift = self._leader_load[leader] % len(followers) if followers else 0
+        return (leader, *followers[shift:], *followers[:shift])

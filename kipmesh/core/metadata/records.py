@@ -1,14 +1,13 @@
-"""Metadata records as the log of `__cluster_metadata-0` frames them; `kipmesh.messages.records.metadata` declares them.
+"""Encoding of metadata records in the log of `__cluster_metadata-0`. `kipmesh.messages.records.metadata` declares them.
 
-A frame is frame version 1, type and version as unsigned varints, then the body, as in Apache Kafka. Records are written
-in the highest version that `METADATA_VERSION_LEVEL` allows.
+A frame is the frame version 1, record type and version as unsigned varints, then the body, as in Apache Kafka. Records
+are written in the highest version that `METADATA_VERSION_LEVEL` allows.
 
-Nearly all records of a snapshot are PartitionRecords of the same shape: version 2 with fewer than 127 replicas, no
-replica being added or removed and no tagged field. `encode_partition` and `decode_partition` handle that shape quickly
-and return None for any other, which the tables handle.
+Nearly all records of a snapshot are PartitionRecords of one shape: version 2, fewer than 127 replicas, no reassignment,
+no tagged field. `encode_partition` and `decode_partition` are fast paths for that shape and return None for any other.
 
-Invariants: `decode_record(encode_record(r)) == r`; an unknown type or version raises CorruptRecordError; the quick
-functions agree with the tables.
+Invariants: `decode_record(encode_record(r)) == r`; an unknown type or version raises CorruptRecordError; the fast paths
+agree with the generic codec.
 """
 
 from __future__ import annotations
@@ -30,24 +29,24 @@ from kipmesh.messages.schema import Message, declared_in
 
 METADATA_VERSION = "metadata.version"
 METADATA_VERSION_LEVEL = 25
-"""Kafka's 4.0-IV3, the level that Kafka 4.0 and later know and under which the versions here are written."""
+"""Kafka's 4.0-IV3, which Kafka 4.0 and later know. The record versions here belong to it."""
 
 FRAME_VERSION = 1
 NO_LEADER = -1
 NO_LEADER_CHANGE = -2
-"""The leader in a PartitionChangeRecord that leaves it unchanged."""
+"""Value of `PartitionChangeRecord.leader` that keeps the leader."""
 
 Record = Any
-"""One of the declared records."""
+"""Any declared metadata record."""
 
 RECORD_TYPES: Sequence[type[Message]] = tuple([one for one in declared_in(declarations) if one.record_key.key >= 0])
 _BY_KEY: Mapping[int, type[Message]] = MappingProxyType({one.record_key.key: one for one in RECORD_TYPES})
 
 
 def encode_record(record: Record, version: int | None = None) -> bytes:
-    """Return the value of a record in the metadata log, by default in the highest known version.
+    """Return the encoded record, by default in the highest known version.
 
-    Raises ValueError if the version lacks a field that differs from its default.
+    Raises ValueError if the version lacks a field that differs from its default, or a value does not fit its field.
     """
     if version is None and type(record) is PartitionRecord:
         frame = _encode_new_partition(record)
@@ -69,7 +68,7 @@ def encode_record(record: Record, version: int | None = None) -> bytes:
 
 
 def _encode_new_partition(record: PartitionRecord) -> bytes | None:
-    """The frame of a partition of the usual shape, as the tables would write it; None for others."""
+    """Return the frame of a partition of the common shape, or None for another shape."""
     if (
         record.removing_replicas
         or record.adding_replicas
@@ -86,32 +85,33 @@ def _encode_new_partition(record: PartitionRecord) -> bytes | None:
 
 
 def decode_record(data: bytes) -> Record:
-    """Return the record of a frame. Raises CorruptRecordError, which names an unknown type or version."""
+    """Return the record of a frame. Raises CorruptRecordError for malformed bytes and for an unknown type or version,
+    which it names."""
     partition = decode_partition(data)
     if partition is not None:
         return PartitionRecord(*partition)
     try:
         frame_version, at = read_varint(data, 0)
         if frame_version != FRAME_VERSION:
-            raise CorruptRecordError(f"metadata record of frame version {frame_version}, {FRAME_VERSION} is known")
+            raise CorruptRecordError(f"metadata record has frame version {frame_version}, expected {FRAME_VERSION}")
         api_key, at = read_varint(data, at)
         version, at = read_varint(data, at)
     except (MalformedError, IndexError) as error:
-        raise CorruptRecordError(f"the frame of a metadata record is cut: {error}") from None
+        raise CorruptRecordError(f"metadata record has a truncated frame: {error}") from None
     of = _BY_KEY.get(api_key)
     if of is None or version not in of.record_key.versions:
         name = of.__name__ if of else "unknown type"
-        raise CorruptRecordError(f"metadata record of type {api_key} ({name}) version {version} is not known")
+        raise CorruptRecordError(f"unknown metadata record: type {api_key} ({name}) version {version}")
     try:
         record, end = record_codec(of, version).read(data, at)
     except MalformedError as error:
         raise CorruptRecordError(str(error)) from None
     if end != len(data):
-        raise CorruptRecordError(f"{len(data) - end} bytes are left after the record")
+        raise CorruptRecordError(f"{len(data) - end} bytes are left after the metadata record")
     return record
 
 
-# --- partitions of the usual shape
+# --- fast path for partitions of the common shape
 
 _PREFIX = bytes((1, 3, 2))  # versions of the frame, type, version of the record
 _EMPTY_ARRAYS = b"\1\1"  # removing and adding replicas
@@ -122,13 +122,14 @@ _UUID_BYTES = 16
 
 @lru_cache(maxsize=1024)
 def _shape(replicas: int, isr: int, directories: int) -> struct.Struct:
-    """Prefix, partition, topic id, replicas, isr, empty arrays, leader, epochs, directories, number of tags."""
+    """Return the layout: prefix, partition, topic id, replicas, ISR, empty arrays, leader, epochs, directories, tag
+    count."""
     return struct.Struct(f">3si16sB{replicas}iB{isr}i2siiiB{directories * _UUID_BYTES}sB")
 
 
 @lru_cache(maxsize=4096)
 def _shared(directories: bytes) -> tuple[bytes, ...]:
-    """Ids from their bytes; equal ones are one object, as long as there are not too many."""
+    """Split concatenated directory ids. Equal ids are one object while they are cached, to save memory."""
     return tuple([_shared_id(directories[at : at + _UUID_BYTES]) for at in range(0, len(directories), _UUID_BYTES)])
 
 
@@ -145,10 +146,13 @@ def encode_partition(
     numbers: tuple[int, int, int],
     directories: Sequence[bytes],
 ) -> bytes | None:
-    """The frame of a partition; `numbers` are leader, leader epoch and partition epoch."""
+    """Return the frame of a partition, or None if it does not have the common shape.
+
+    `numbers` is (leader, leader epoch, partition epoch).
+    """
     count, in_sync, placed = len(replicas), len(isr), len(directories)
     ids = b"".join(directories)
-    # Struct would fill up a short id, and cut a long one.
+    # struct.pack would pad a short id and truncate a long one.
     if max(count, in_sync, placed) >= _COUNT_MAX or len(topic_id) != _UUID_BYTES or len(ids) != placed * _UUID_BYTES:
         return None
     return _shape(count, in_sync, placed).pack(
@@ -168,7 +172,7 @@ def encode_partition(
 
 
 def decode_partition(data: bytes) -> tuple[Any, ...] | None:
-    """The fields of the record, if `data` has the usual shape."""
+    """Return the first eleven fields of the PartitionRecord in `data`, or None if it does not have the common shape."""
     if data[:3] != _PREFIX:
         return None
     try:
@@ -180,7 +184,7 @@ def decode_partition(data: bytes) -> tuple[Any, ...] | None:
         if count > _COUNT_MAX or in_sync > _COUNT_MAX or placed > _COUNT_MAX or shape.size != len(data):
             return None
         values = shape.unpack(data)
-    except (IndexError, struct.error):  # cut: the tables say how
+    except (IndexError, struct.error):  # truncated: the generic codec reports how
         return None
     after_isr = 5 + count + in_sync
     _, leader, leader_epoch, partition_epoch, _, directories, tags = values[after_isr:]

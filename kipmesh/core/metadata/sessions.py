@@ -1,22 +1,22 @@
-"""When brokers were last heard of: kept in memory only, so a new controller gives every broker a fresh session.
+"""Broker sessions of the active controller.
 
-| what is seen                                        | then                                             |
-| --------------------------------------------------- | ------------------------------------------------ |
-| a heartbeat, over a connection or without one       | the session begins anew, nothing is missing      |
-| no heartbeat for `timeout_ms`                       | the session has ended                            |
-| the last connection broke that had its heartbeats   | it is missing, from now on                       |
-| nothing listens where a broker was, of which this   | it is missing, from now on                       |
-| controller has not heard yet                        |                                                  |
-| missing for `loss_timeout_ms` (0: never)            | the session has ended                            |
-| missing, and the controller itself stood still      | missing from now on: it could not have seen it   |
-| missing, and another incarnation registers          | it may: the one before is not alive              |
+Sessions are in memory only, so a new controller starts a fresh session for each unfenced broker.
 
-A connection counts once it has brought a heartbeat of the session's registration, and no other does: not those that
-another controller had, nor those of a registration before. So a new controller ends no session for a connection, until
-it has seen one of its own break; those that died with the one before it are found by their addresses (`refused`).
+| event                                                        | effect                                          |
+| ------------------------------------------------------------ | ----------------------------------------------- |
+| a heartbeat, with or without a known connection              | the timeout restarts; the broker is not missing |
+| no heartbeat for `timeout_ms`                                | the session expires                             |
+| the last connection that carried its heartbeats broke        | the broker is missing                           |
+| the address of an unconfirmed broker refuses connections     | the broker is missing                           |
+| missing for `loss_timeout_ms` (0: never)                     | the session expires                             |
+| missing, but the controller did not check regularly          | the loss timeout restarts                       |
+| missing, and another incarnation registers                   | the registration is accepted                    |
 
-Invariants: at most one session a broker; a session is of one registration (broker epoch); it ends by a lost connection
-only if the controller looked all the while, at least every `2 * check_interval_ms`.
+Only a connection that carried a heartbeat of the current registration counts. A new controller therefore expires no
+session early, except for brokers whose address refuses connections (`refused`).
+
+Invariants: a broker has at most one session; a session belongs to one registration (broker epoch); a session expires by
+`loss_timeout_ms` only if the controller checked at least every `2 * check_interval_ms` meanwhile.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 CHECKS = 4
-"""How often the controller looks while a connection is missing, before the session ends."""
+"""Checks per `loss_timeout_ms` while a broker is missing."""
 
 
 @dataclass(slots=True)
@@ -34,22 +34,24 @@ class Session:
 
     broker_epoch: int
     last_contact_ms: int
-    heard: bool
-    """False for one that was granted and not yet used: it does not prove that the broker lives."""
+    confirmed: bool
+    """Whether a heartbeat or registration has used the session. A session that was only granted does not prove that the
+    broker is alive."""
     metadata_offset: int = -1
-    """The highest metadata offset that the broker says it has applied."""
+    """Highest metadata offset that the broker has reported as applied, or -1."""
     shutdown_offset: int | None = None
-    """In controlled shutdown: what the other brokers must have applied before the broker may stop."""
+    """In controlled shutdown: metadata offset that all other brokers must apply before this broker may stop."""
     connections: set[int] = field(default_factory=set)
-    """The connections that are open and have brought heartbeats of this session."""
+    """Open connections that have carried heartbeats of this session."""
     missing_since_ms: int | None = None
-    """When the last of them broke, or the broker's address refused, if nothing was heard of it since."""
+    """Time when the broker went missing: its last connection broke, or its address refused. None if it is not
+    missing."""
     since_ms: int = 0
-    """When this controller first knew of it."""
+    """Time when this controller created the session."""
 
 
 class BrokerSessions:
-    """The sessions of all brokers; times are of one monotonic clock, in ms, and never go back."""
+    """The sessions of all brokers. Times are ms of one monotonic clock."""
 
     def __init__(self, timeout_ms: int, loss_timeout_ms: int = 0) -> None:
         self.timeout_ms = timeout_ms
@@ -57,28 +59,32 @@ class BrokerSessions:
         self.check_interval_ms = max(loss_timeout_ms // CHECKS, 1)
         self._sessions: dict[int, Session] = {}
         self._missing: set[int] = set()
-        """Brokers whose session has `missing_since_ms`."""
+        """Brokers whose session has a `missing_since_ms`."""
         self._checked_ms = 0
 
-    def has_heard(self, broker_id: int) -> bool:
-        """Whether the broker has used its session, which may have ended by now."""
+    def is_confirmed(self, broker_id: int) -> bool:
+        """Return whether the broker has used its session, which may have expired meanwhile."""
         session = self._sessions.get(broker_id)
-        return session is not None and session.heard
+        return session is not None and session.confirmed
 
     def grant(self, broker_id: int, broker_epoch: int, now_ms: int) -> None:
-        """A whole timeout for a broker that was not heard of yet."""
+        """Start an unconfirmed session with a full timeout, replacing any session of the broker."""
         self._missing.discard(broker_id)
-        self._sessions[broker_id] = Session(broker_epoch, now_ms, heard=False, since_ms=now_ms)
+        self._sessions[broker_id] = Session(broker_epoch, now_ms, confirmed=False, since_ms=now_ms)
 
     def touch(
         self, broker_id: int, broker_epoch: int, now_ms: int, metadata_offset: int = -1, connection: int = 0
     ) -> Session:
-        """The broker of that epoch was heard of, over this connection; 0 for none that could tell of its end."""
+        """Record a heartbeat or registration of the broker, and return its session.
+
+        A session of another broker epoch is replaced. `connection` is the id of the connection that carried it, or 0 if
+        its end is not reported to `disconnected`.
+        """
         session = self._sessions.get(broker_id)
         if session is None or session.broker_epoch != broker_epoch:
-            session = self._sessions[broker_id] = Session(broker_epoch, now_ms, heard=True, since_ms=now_ms)
+            session = self._sessions[broker_id] = Session(broker_epoch, now_ms, confirmed=True, since_ms=now_ms)
         session.last_contact_ms = now_ms
-        session.heard = True
+        session.confirmed = True
         session.metadata_offset = max(session.metadata_offset, metadata_offset)
         if connection:
             session.connections.add(connection)
@@ -87,60 +93,65 @@ class BrokerSessions:
         return session
 
     def end(self, broker_id: int) -> None:
-        """Forget the broker's session."""
+        """Remove the broker's session, if any."""
         self._missing.discard(broker_id)
         self._sessions.pop(broker_id, None)
 
     def disconnected(self, broker_id: int, connection: int, now_ms: int) -> bool:
-        """A connection is over; says whether the broker is missing from now on."""
+        """Record the end of a connection. Return whether the broker goes missing by it."""
         session = self._sessions.get(broker_id)
         if session is None or connection not in session.connections:
             return False
         session.connections.discard(connection)
-        return not session.connections and self._miss(broker_id, session, now_ms)
+        return not session.connections and self._mark_missing(broker_id, session, now_ms)
 
-    def unheard(self) -> list[int]:
-        """The brokers that were granted a session and have not used it yet."""
-        return [broker_id for broker_id, session in self._sessions.items() if not session.heard]
+    def unconfirmed(self) -> list[int]:
+        """Return the ids of brokers whose session was granted and not used yet."""
+        return [broker_id for broker_id, session in self._sessions.items() if not session.confirmed]
 
     def refused(self, broker_id: int, now_ms: int) -> bool:
-        """Nothing listens where the broker was; says whether it is missing from now on. Who was heard of is not."""
-        session = self._sessions.get(broker_id)
-        return session is not None and not session.heard and self._miss(broker_id, session, now_ms)
+        """Record that the broker's address refuses connections. Return whether the broker goes missing by it.
 
-    def _miss(self, broker_id: int, session: Session, now_ms: int) -> bool:
+        Ignored for a broker that has used its session.
+        """
+        session = self._sessions.get(broker_id)
+        return session is not None and not session.confirmed and self._mark_missing(broker_id, session, now_ms)
+
+    def _mark_missing(self, broker_id: int, session: Session, now_ms: int) -> bool:
         if not self.loss_timeout_ms or session.missing_since_ms is not None:
             return False
-        self._note_check(now_ms)
+        self._record_check(now_ms)
         session.missing_since_ms = now_ms
         self._missing.add(broker_id)
         return True
 
-    def _note_check(self, now_ms: int) -> None:
-        """Who looks too late stood still, and heard nobody meanwhile."""
+    def _record_check(self, now_ms: int) -> None:
+        """Restart the loss timeouts if the last check is too long ago: the controller may have missed heartbeats while
+        it was stalled."""
         if now_ms - self._checked_ms > 2 * self.check_interval_ms:
             for broker_id in self._missing:
                 self._sessions[broker_id].missing_since_ms = now_ms
         self._checked_ms = now_ms
 
     def missing(self) -> frozenset[int]:
-        """The brokers that are missing, and of which nothing was heard since."""
+        """Return the ids of the brokers that are missing."""
         return frozenset(self._missing)
 
     def is_live(self, broker_id: int, now_ms: int) -> bool:
-        """Whether the broker itself was heard of within the timeout, and is not missing."""
+        """Return whether the broker used its session within the timeout and is not missing."""
         session = self._sessions.get(broker_id)
         return (
             session is not None
-            and session.heard
+            and session.confirmed
             and now_ms < session.last_contact_ms + self.timeout_ms
             and session.missing_since_ms is None
         )
 
     def expired(self, now_ms: int) -> list[int]:
-        """The brokers whose sessions have ended, the longest ended first; to be asked at `next_deadline_ms`."""
+        """Return the ids of brokers whose sessions have expired, earliest expiry first. Call it at
+        `next_deadline_ms`."""
         if self._missing:
-            self._note_check(now_ms)
+            self._record_check(now_ms)
         ended = []
         for broker_id, session in self._sessions.items():
             end_ms = session.last_contact_ms + self.timeout_ms
@@ -151,14 +162,14 @@ class BrokerSessions:
         return [broker_id for _, broker_id in sorted(ended)]
 
     def next_deadline_ms(self) -> int | None:
-        """When to ask `expired` next, if no session is used until then; None without sessions."""
+        """Return the next time to call `expired` if no heartbeat arrives before, or None without sessions."""
         if not self._sessions:
             return None
         first = min(session.last_contact_ms for session in self._sessions.values()) + self.timeout_ms
         return min(first, self._checked_ms + self.check_interval_ms) if self._missing else first
 
     def extend(self, now_ms: int) -> None:
-        """Give every broker a whole timeout: the controller itself was away and cannot tell who was not."""
+        """Restart all timeouts, after a stall of the controller that may have hidden heartbeats."""
         for session in self._sessions.values():
             session.last_contact_ms = now_ms
             if session.missing_since_ms is not None:
@@ -166,7 +177,8 @@ class BrokerSessions:
         self._checked_ms = now_ms
 
     def least_metadata_offset(self, broker_ids: Iterable[int]) -> int | None:
-        """What all of these brokers have applied; None for no brokers."""
+        """Return the lowest metadata offset that these brokers have reported (-1 without a session), or None for no
+        brokers."""
         offsets = [
             session.metadata_offset if (session := self._sessions.get(broker_id)) else -1 for broker_id in broker_ids
         ]

@@ -1,11 +1,11 @@
-"""The values that an image of the metadata is made of, and what records changed of them.
+"""Values of the metadata image: brokers, partitions, topics, and the delta of changes.
 
-BrokerState and PartitionState are immutable. Invariant: a leader epoch and a partition epoch never go back.
+BrokerState and PartitionState are immutable. Invariant: leader epochs and partition epochs never decrease.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,23 +15,23 @@ from kipmesh.messages import SnapshotId
 
 CLUSTER_METADATA_TOPIC = "__cluster_metadata"
 CLUSTER_METADATA_TOPIC_ID = bytes(15) + b"\1"
-"""Kafka's fixed id of the metadata topic."""
+"""Topic id of `__cluster_metadata`, fixed by Kafka."""
 
 TOPIC_RESOURCE = 2
 BROKER_RESOURCE = 4
 
 LEADER_ROLE_FEATURE = "kipmesh.leader"
-"""A broker that registers this feature is a leader service: preferred as leader."""
+"""Feature that a leader service registers. Such a broker is preferred as leader."""
 
 UNASSIGNED_DIRECTORY = bytes(15) + b"\1"
 LOST_DIRECTORY = bytes(15) + b"\2"
-"""Kafka's ids for a replica that is in no data folder yet, and for one whose folder has failed."""
+"""Kafka's directory ids of a replica without a log directory yet, and of one whose log directory has failed."""
 
 PartitionKey = tuple[bytes, int]
-"""Topic id and partition."""
+"""(topic id, partition)."""
 
 RecordKey = tuple[bytes | str | int, ...]
-"""What one record of a snapshot is about: a PartitionKey, or a kind and an identity, as `("broker", 1)`."""
+"""Identity of a record in a snapshot: a PartitionKey, or a kind and an id such as `("broker", 1)`."""
 
 
 class BrokerState(NamedTuple):
@@ -39,40 +39,40 @@ class BrokerState(NamedTuple):
 
     broker_id: int
     broker_epoch: int
-    """The offset of its registration's record."""
+    """Offset of the registration record."""
     incarnation_id: bytes
     endpoints: Mapping[str, tuple[str, int]]
     """Listener name -> (host, port)."""
     rack: str | None
     fenced: bool
-    """Whether it may neither lead nor be in an ISR (but as its last member)."""
+    """A fenced broker may not lead, and is in an ISR only as the last member."""
     in_controlled_shutdown: bool
     is_leader_role: bool
-    """Whether it is a leader service: preferred as leader."""
+    """Whether the broker is a leader service, which is preferred as leader."""
     features: Sequence[r.BrokerFeature] = ()
     log_dirs: Sequence[bytes] = ()
 
     @property
     def can_lead(self) -> bool:
-        """Whether it may be elected and may join an ISR."""
+        """Whether the broker may be elected and may join an ISR: unfenced and not shutting down."""
         return not self.fenced and not self.in_controlled_shutdown
 
 
 class PartitionState(NamedTuple):
-    """A partition: who has it, who is in sync, who leads."""
+    """State of a partition: replicas, ISR, leader and epochs."""
 
     replicas: Sequence[int]
-    """In the order of preference; the first is the preferred leader."""
+    """Broker ids in order of preference; the first is the preferred leader."""
     isr: Sequence[int]
-    """Empty only when every member stopped uncleanly; then the last ISR decides."""
+    """Empty only when every member stopped uncleanly; the next leader is then elected from `last_isr`."""
     leader: int
-    """-1 when there is none."""
+    """-1 without a leader."""
     leader_epoch: int
     partition_epoch: int
     leader_recovery_state: int = 0
-    """1 from an unclean election until the leader says that it has recovered."""
+    """1 from an unclean election until the leader reports that it has recovered, else 0."""
     last_known_elr: Sequence[int] = ()
-    """Those who left the ISR since a leader last proved itself alive."""
+    """Replicas that left the ISR since a leader last proved itself alive (see `elections`)."""
     eligible_leader_replicas: Sequence[int] = ()
     removing_replicas: Sequence[int] = ()
     adding_replicas: Sequence[int] = ()
@@ -80,9 +80,13 @@ class PartitionState(NamedTuple):
 
     @property
     def last_isr(self) -> tuple[int, ...]:
-        """The members of the last ISR whose leader was certainly alive, in replica order."""
-        members = {*self.isr, *self.last_known_elr}
-        return tuple([replica for replica in self.replicas if replica in members])
+        """ISR and last known ELR in replica order: the last ISR whose leader was certainly alive."""
+        return in_replica_order(self.replicas, {*self.isr, *self.last_known_elr})
+
+
+def in_replica_order(replicas: Sequence[int], members: Container[int]) -> tuple[int, ...]:
+    """Return the replicas that are in `members`, in the order of `replicas`."""
+    return tuple([replica for replica in replicas if replica in members])
 
 
 @dataclass(slots=True)
@@ -93,47 +97,48 @@ class TopicState:
     topic_id: bytes
     partitions: dict[int, PartitionState] = field(default_factory=dict)
     generation: int = field(default=0, compare=False, repr=False)
-    """How many captures the image had made when this value was; an older one may be somebody else's to read."""
+    """Number of captures that preceded this value. A value of an older generation may be in a CapturedImage and must be
+    copied before it changes."""
 
 
 class LeaderExample(NamedTuple):
-    """One of many partitions that got another leader."""
+    """A partition whose leader changed, for the log."""
 
     key: PartitionKey
     before: int
     after: int
 
 
-class Departure(NamedTuple):
-    """What one record about a broker did to its partitions (`fencing`)."""
+class FencingEffect(NamedTuple):
+    """Effect of one fencing or shutdown record on the broker's partitions (see `fencing`)."""
 
     broker_id: int
     partitions: int
-    """That were changed, in whatever way."""
+    """Number of changed partitions."""
     elected: int
-    """That another broker leads now."""
+    """Number of partitions with a new leader."""
     without_leader: int
-    """That had a leader and have none now."""
+    """Number of partitions that lost their leader and have none now."""
     examples: Sequence[LeaderExample]
-    """A few of the last two."""
+    """Some partitions whose leader changed."""
 
 
 @dataclass(slots=True)
 class MetadataDelta:
-    """What records changed; one may collect several batches. A deleted topic's partitions count as neither."""
+    """Changes made by one or more batches of records. Partitions of a deleted topic are only in `deleted_topics`."""
 
     changed_partitions: set[PartitionKey] = field(default_factory=set)
-    """New ones too."""
+    """New and changed partitions."""
     deleted_topics: list[TopicState] = field(default_factory=list)
-    """As they were."""
+    """Deleted topics with their last state."""
     changed_brokers: set[int] = field(default_factory=set)
-    """New and removed ones too."""
+    """Ids of new, changed and removed brokers."""
     changed_topic_configs: set[str] = field(default_factory=set)
-    """Names of topics that exist."""
+    """Names of existing topics whose configuration changed."""
     outdated: set[RecordKey] = field(default_factory=set)
-    """What was there before and is changed or deleted, however it came: new things are not in it (630-04)."""
-    departures: list[Departure] = field(default_factory=list)
-    """Of brokers that were fenced or shut down by one record; their partitions are in `changed_partitions`, too."""
+    """Identities of existing records that were changed or deleted; new records do not count (630-04)."""
+    fencing_effects: list[FencingEffect] = field(default_factory=list)
+    """Effects of fencing and shutdown records, whose partitions are in `changed_partitions` too."""
 
     def __bool__(self) -> bool:
         return bool(
@@ -142,30 +147,30 @@ class MetadataDelta:
 
 
 class CapturedImage(NamedTuple):
-    """All metadata at one offset; nothing in it changes any more, whatever the image goes on to be."""
+    """Immutable view of all metadata at one offset."""
 
     offset: int
-    """Of the last record that is in it."""
+    """Offset of the last included record."""
     epoch: int
     timestamp_ms: int
-    """When that record was appended."""
+    """Time when that record was appended."""
     brokers: Mapping[int, BrokerState]
     topics: Mapping[bytes, TopicState]
     features: Mapping[str, int]
     next_producer_id: int
     configs: Mapping[tuple[int, str], Mapping[str, str]]
-    """By type and name of the resource."""
+    """(resource type, resource name) -> key -> value."""
     credentials: Mapping[str, Mapping[int, ScramCredential]]
-    """By user and Kafka's number of the mechanism."""
+    """User -> Kafka's mechanism number -> credential."""
 
     @property
     def snapshot_id(self) -> SnapshotId:
-        """Of the snapshot that says this (630-01)."""
+        """Id of a snapshot with this content (630-01)."""
         return SnapshotId(self.offset + 1, self.epoch)
 
 
-def added(record: r.PartitionRecord) -> PartitionState:
-    """The partition that the record says all of."""
+def partition_state(record: r.PartitionRecord) -> PartitionState:
+    """Return the state of the partition that the record defines."""
     replicas, isr = tuple(record.replicas), tuple(record.isr)
     return PartitionState(
         replicas,
@@ -183,26 +188,27 @@ def added(record: r.PartitionRecord) -> PartitionState:
 
 
 def new_directory(broker: BrokerState | None) -> bytes:
-    """The log directory of a new replica: the broker's only one, or the one that the broker is going to choose."""
+    """Return the log directory id for a new replica: the broker's only one, or zeros if the broker will choose."""
     return broker.log_dirs[0] if broker is not None and len(broker.log_dirs) == 1 else r.ZERO_UUID
 
 
 def is_lost(state: PartitionState, broker_id: int) -> bool:
-    """Whether the broker's replica was in a data folder that failed (`log_dirs`)."""
+    """Return whether the broker's replica was in a log directory that failed."""
     return LOST_DIRECTORY in state.directories and (broker_id, LOST_DIRECTORY) in zip(
         state.replicas, state.directories, strict=False
     )
 
 
 def lost_replicas(state: PartitionState) -> frozenset[int]:
-    """The brokers whose replicas were in data folders that failed."""
+    """Return the brokers whose replicas were in log directories that failed."""
     if LOST_DIRECTORY not in state.directories:
         return frozenset()
     return frozenset([replica for replica in state.replicas if is_lost(state, replica)])
 
 
-def changed(state: PartitionState, record: r.PartitionChangeRecord) -> PartitionState:
-    """The partition after the change: one more partition epoch, and one more leader epoch if a leader is named."""
+def apply_change(state: PartitionState, record: r.PartitionChangeRecord) -> PartitionState:
+    """Return the partition after the change: one more partition epoch, and one more leader epoch if the record names a
+    leader."""
 
     def new(part: Sequence[int] | None, before: Sequence[int]) -> Sequence[int]:
         return before if part is None else tuple(part)
@@ -223,8 +229,8 @@ def changed(state: PartitionState, record: r.PartitionChangeRecord) -> Partition
     )
 
 
-def registered(record: r.RegisterBrokerRecord) -> BrokerState:
-    """The broker that the record registers."""
+def broker_state(record: r.RegisterBrokerRecord) -> BrokerState:
+    """Return the state of the broker that the record registers."""
     return BrokerState(
         record.broker_id,
         record.broker_epoch,
@@ -239,6 +245,6 @@ def registered(record: r.RegisterBrokerRecord) -> BrokerState:
     )
 
 
-def unified(topic_name: str) -> str:
-    """The name as metrics show it."""
+def metric_name(topic_name: str) -> str:
+    """Return the topic name as it appears in metric names."""
     return topic_name.replace(".", "_")

@@ -1,7 +1,7 @@
-"""CreateTopics, DeleteTopics and CreatePartitions: Kafka's checks and errors, one answer a topic.
+"""CreateTopics, DeleteTopics and CreatePartitions, with Kafka's checks, errors and one result per topic.
 
-`__cluster_metadata` is refused everywhere. A request's topics do not see each other but for their names; those that
-are refused leave the others alone.
+`__cluster_metadata` is always refused. The topics of a request are independent except for their names; an error of one
+does not affect the others.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.configs import checked_value
-from kipmesh.core.metadata.decision import ControllerState, Decision, check_replicas, find_topic, refusal
-from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, TOPIC_RESOURCE, MetadataImage, TopicState, unified
+from kipmesh.core.metadata.decision import ControllerState, Decision, check_replicas, error_text, find_topic
+from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, TOPIC_RESOURCE, MetadataImage, TopicState
 from kipmesh.core.metadata.placement import Placement
-from kipmesh.core.metadata.states import new_directory
+from kipmesh.core.metadata.states import metric_name, new_directory
 
 TOPIC_NAME_LENGTH_MAX = 249
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
@@ -26,12 +26,12 @@ Replicas = Sequence[int]
 
 
 def check_topic_name(name: str) -> None:
-    """Kafka's rules for names; raises KafkaError(INVALID_TOPIC_EXCEPTION)."""
+    """Raise KafkaError(INVALID_TOPIC_EXCEPTION) unless the name is valid in Kafka: 1 to 249 of a-z, A-Z, 0-9, . _ -"""
     fault = None
     if not name or name in (".", ".."):
-        fault = f"{name!r} is not a topic name"
+        fault = f"topic name {name!r} is empty, '.' or '..'"
     elif len(name) > TOPIC_NAME_LENGTH_MAX:
-        fault = f"a topic name has at most {TOPIC_NAME_LENGTH_MAX} characters"
+        fault = f"a topic name must have at most {TOPIC_NAME_LENGTH_MAX} characters, got {len(name)}"
     elif not _NAME_CHARACTERS.issuperset(name):
         fault = f"topic name {name!r} has characters other than a-z, A-Z, 0-9, '.', '_', '-'"
     if fault is not None:
@@ -39,24 +39,24 @@ def check_topic_name(name: str) -> None:
 
 
 def create_topics(controller: ControllerState, request: m.CreateTopicsRequest) -> Decision[m.CreateTopicsResponse]:
-    """CreateTopics: create topics, or only say whether they could be."""
+    """Decide CreateTopics: create topics, or only validate them. Errors are in the response, per topic."""
     image = controller.image
     records: list[r.Record] = []
     results = []
     counts = Counter(topic.name for topic in request.topics)
-    unified_names: dict[str, str] = {}
+    metric_names: dict[str, str] = {}
     room = controller.config.max_partitions_per_request
     for topic in {topic.name: topic for topic in request.topics}.values():
         try:
             if counts[topic.name] > 1:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, f"the request has topic {topic.name!r} more than once")
-            _check_new_name(image, topic.name, unified_names)
+            _check_new_name(image, topic.name, metric_names)
             configs = _checked_configs(topic)
             replicas = _replicas_of_new_topic(controller, topic, room)
         except KafkaError as error:
-            results.append(m.CreatableTopicResult(topic.name, b"", error.code, refusal(error.message)))
+            results.append(m.CreatableTopicResult(topic.name, b"", error.code, error_text(error.message)))
             continue
-        unified_names[unified(topic.name)] = topic.name
+        metric_names[metric_name(topic.name)] = topic.name
         room -= len(replicas)
         topic_id = b""
         if not request.validate_only:
@@ -81,18 +81,18 @@ def _new_topic_id(controller: ControllerState) -> bytes:
 
 def _check_not_internal(name: str) -> None:
     if name == CLUSTER_METADATA_TOPIC:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"topic {name!r} is the cluster's own")
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"topic {name!r} is internal and cannot be changed")
 
 
-def _check_new_name(image: MetadataImage, name: str, unified_names: dict[str, str]) -> None:
+def _check_new_name(image: MetadataImage, name: str, metric_names: dict[str, str]) -> None:
     _check_not_internal(name)
     check_topic_name(name)
     if name in image.topic_names:
-        raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name!r} exists")
+        raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name!r} already exists")
     if "." in name or "_" in name:
-        colliding = image.unified_names.get(unified(name)) or unified_names.get(unified(name))
+        colliding = image.metric_names.get(metric_name(name)) or metric_names.get(metric_name(name))
         if colliding is not None:
-            text = f"topic {name!r} collides with {colliding!r} in the names of metrics"
+            text = f"topic {name!r} collides with {colliding!r} in metric names, where '.' and '_' are the same"
             raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, text)
 
 
@@ -100,13 +100,13 @@ def _replicas_of_new_topic(controller: ControllerState, topic: m.CreatableTopic,
     image, config = controller.image, controller.config
     if topic.assignments:
         if topic.num_partitions != -1 or topic.replication_factor != -1:
-            text = "with an assignment, number of partitions and replication factor are -1"
+            text = "num_partitions and replication_factor must be -1 if replicas are assigned"
             raise KafkaError(ErrorCode.INVALID_REQUEST, text)
         _check_room(len(topic.assignments), room)
-        return _assigned(image, topic.assignments)
+        return _assigned_replicas(image, topic.assignments)
     count = config.num_partitions if topic.num_partitions == -1 else topic.num_partitions
     if count <= 0:
-        raise KafkaError(ErrorCode.INVALID_PARTITIONS, f"{count} is not a number of partitions")
+        raise KafkaError(ErrorCode.INVALID_PARTITIONS, f"the number of partitions must be at least 1, got {count}")
     _check_room(count, room)
     factor = topic.replication_factor
     if factor == -1:
@@ -127,7 +127,7 @@ def _checked_configs(topic: m.CreatableTopic) -> dict[str, str]:
 
 def _check_room(count: int, room: int) -> None:
     if count > room:
-        text = f"{count} partitions are more than max.partitions.per.request leaves ({room})"
+        text = f"{count} partitions exceed what max.partitions.per.request leaves for this request ({room})"
         raise KafkaError(ErrorCode.POLICY_VIOLATION, text)
 
 
@@ -139,10 +139,10 @@ def _placement(image: MetadataImage, replication_factor: int) -> Placement:
         raise KafkaError(ErrorCode.INVALID_REPLICATION_FACTOR, f"cannot place {error}") from None
 
 
-def _assigned(image: MetadataImage, assignments: Sequence[m.CreatableReplicaAssignment]) -> list[Replicas]:
+def _assigned_replicas(image: MetadataImage, assignments: Sequence[m.CreatableReplicaAssignment]) -> list[Replicas]:
     by_index = {assignment.partition_index: tuple(assignment.broker_ids) for assignment in assignments}
     if sorted(by_index) != list(range(len(assignments))):
-        text = "the partitions of an assignment are 0, 1, 2 ..., each once"
+        text = "assigned partitions must be numbered 0, 1, 2 ..., each once"
         raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, text)
     replicas: list[Replicas] = [by_index[index] for index in range(len(assignments))]
     _check_assignment(image, replicas, len(replicas[0]))
@@ -152,11 +152,11 @@ def _assigned(image: MetadataImage, assignments: Sequence[m.CreatableReplicaAssi
 def _check_assignment(image: MetadataImage, replicas: Sequence[Replicas], factor: int) -> None:
     for partition in replicas:
         if not partition or len(partition) != factor:
-            text = f"partitions have {len(partition)} and {factor} replicas"
+            text = f"each partition must have {factor} replicas, got {list(partition)}"
             raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, text)
         check_replicas(image, partition)
         if not any(map(image.can_lead, partition)):
-            raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"all brokers of {list(partition)} are fenced")
+            raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"none of the replicas {list(partition)} can lead")
 
 
 def _partition_records(
@@ -183,17 +183,18 @@ def _partition_records(
 
 
 def delete_topics(controller: ControllerState, request: m.DeleteTopicsRequest) -> Decision[m.DeleteTopicsResponse]:
-    """DeleteTopics: by name or by id."""
+    """Decide DeleteTopics: delete topics by name or id. Errors are in the response, per topic."""
     records: list[r.Record] = []
     results = []
     seen: set[bytes] = set()
-    for asked in request.topics:
+    for requested in request.topics:
         try:
-            topic = _to_delete(controller.image, asked)
+            topic = _to_delete(controller.image, requested)
             if topic.topic_id in seen:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, f"the request has topic {topic.name!r} more than once")
         except KafkaError as error:
-            results.append(m.DeletableTopicResult(asked.name, asked.topic_id, error.code, refusal(error.message)))
+            text = error_text(error.message)
+            results.append(m.DeletableTopicResult(requested.name, requested.topic_id, error.code, text))
             continue
         seen.add(topic.topic_id)
         records.append(r.RemoveTopicRecord(topic.topic_id))
@@ -201,57 +202,57 @@ def delete_topics(controller: ControllerState, request: m.DeleteTopicsRequest) -
     return Decision(records, m.DeleteTopicsResponse(responses=tuple(results)))
 
 
-def _to_delete(image: MetadataImage, asked: m.DeleteTopicState) -> TopicState:
-    name = asked.name or ""
+def _to_delete(image: MetadataImage, requested: m.DeleteTopicState) -> TopicState:
+    name = requested.name or ""
     _check_not_internal(name)
-    if not asked.topic_id:
+    if not requested.topic_id:
         return find_topic(image, name)
-    if asked.name is not None:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "a topic is named by its name or by its id, not by both")
-    topic = image.topics.get(asked.topic_id)
+    if requested.name is not None:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "name a topic by its name or its id, not both")
+    topic = image.topics.get(requested.topic_id)
     if topic is None:
-        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, f"no topic of id {asked.topic_id.hex()}")
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, f"no topic has id {requested.topic_id.hex()}")
     return topic
 
 
 def create_partitions(
     controller: ControllerState, request: m.CreatePartitionsRequest
 ) -> Decision[m.CreatePartitionsResponse]:
-    """CreatePartitions: give topics more partitions."""
+    """Decide CreatePartitions: add partitions to topics, or only validate. Errors are in the response, per topic."""
     records: list[r.Record] = []
     results = []
     seen: set[str] = set()
     room = controller.config.max_partitions_per_request
-    for asked in request.topics:
+    for requested in request.topics:
         try:
-            if asked.name in seen:
-                raise KafkaError(ErrorCode.INVALID_REQUEST, f"the request has topic {asked.name!r} more than once")
-            seen.add(asked.name)
-            added = _more_partitions(controller.image, asked, room)
+            if requested.name in seen:
+                raise KafkaError(ErrorCode.INVALID_REQUEST, f"the request has topic {requested.name!r} more than once")
+            seen.add(requested.name)
+            added = _more_partitions(controller.image, requested, room)
         except KafkaError as error:
-            results.append(m.CreatePartitionsTopicResult(asked.name, error.code, refusal(error.message)))
+            results.append(m.CreatePartitionsTopicResult(requested.name, error.code, error_text(error.message)))
             continue
         room -= len(added)
         if not request.validate_only:
             records += added
-        results.append(m.CreatePartitionsTopicResult(asked.name))
+        results.append(m.CreatePartitionsTopicResult(requested.name))
     return Decision(records, m.CreatePartitionsResponse(results=tuple(results)))
 
 
-def _more_partitions(image: MetadataImage, asked: m.CreatePartitionsTopic, room: int) -> list[r.PartitionRecord]:
-    _check_not_internal(asked.name)
-    topic = find_topic(image, asked.name)
+def _more_partitions(image: MetadataImage, requested: m.CreatePartitionsTopic, room: int) -> list[r.PartitionRecord]:
+    _check_not_internal(requested.name)
+    topic = find_topic(image, requested.name)
     before = len(topic.partitions)
-    if asked.count <= before:
-        text = f"topic {asked.name!r} has {before} partitions, which cannot become {asked.count}"
+    if requested.count <= before:
+        text = f"topic {requested.name!r} already has {before} partitions; request more, not {requested.count}"
         raise KafkaError(ErrorCode.INVALID_PARTITIONS, text)
-    more = asked.count - before
+    more = requested.count - before
     _check_room(more, room)
     factor = len(topic.partitions[0].replicas)
-    if asked.assignments:
-        replicas: list[Replicas] = [tuple(assignment.broker_ids) for assignment in asked.assignments]
+    if requested.assignments:
+        replicas: list[Replicas] = [tuple(assignment.broker_ids) for assignment in requested.assignments]
         if len(replicas) != more:
-            text = f"{more} partitions are new, {len(replicas)} are assigned"
+            text = f"{more} new partitions need {more} assignments, got {len(replicas)}"
             raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, text)
         _check_assignment(image, replicas, factor)
     else:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
-from kipmesh.core.metadata.image import RecordKey
+from kipmesh.core.metadata.states import RecordKey
 
 RETRY_MS = 60_000
 """How long after a failure, as of a full disk, the next attempt is made."""

@@ -214,7 +214,7 @@ async def test_the_only_member_of_an_isr_is_waited_for(disks: tuple[Mesh, Any]) 
     await eventually(lambda: is_lost(state(mesh, topic_id, where), 1), "lost")
     await asyncio.sleep(0.5)
     assert state(mesh, topic_id, where).leader == -1
-    assert mesh.controller.image.waiting_for(topic_id, where) == (1,)
+    assert mesh.controller.image.required_brokers(topic_id, where) == (1,)
     await mesh.brokers.pop(1).abort()
     systems[1].faults.clear()
     await mesh.start_broker(1, fs=systems[1], **{"log.dirs": DIRS})
@@ -254,7 +254,7 @@ async def test_a_wiped_broker_does_not_lead_with_nothing(disks: tuple[Mesh, Any]
     await mesh.ready(leader)
     await asyncio.sleep(0.5)
     assert state(mesh, topic_id, 0).leader == -1
-    assert mesh.controller.image.waiting_for(topic_id, 0) == (leader,)
+    assert mesh.controller.image.required_brokers(topic_id, 0) == (leader,)
 
 
 @pytest.mark.parametrize("path", ["/m", "/b"])

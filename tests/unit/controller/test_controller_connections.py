@@ -15,7 +15,7 @@ import pytest
 from kipmesh import messages as m
 from kipmesh.cluster import ports
 from kipmesh.controller import ControllerNode
-from kipmesh.controller.active import PROBES, LeaderProbes
+from kipmesh.controller.active import PROBES, BrokerProbes
 from kipmesh.core.errors import ErrorCode
 from kipmesh.node.liveness_probe import LivenessProber
 from kipmesh.testing import until
@@ -230,16 +230,16 @@ async def test_only_who_is_refused_everywhere_and_every_time_is_gone(monkeypatch
         assert [await prober.refuses(one, 30) for one in everywhere] == [False, True, False]
         found: list[int] = []
         asked: list[list[int]] = []
-        unheard = {1: [open_], 2: [closed], 3: [closed, open_], 4: [], 5: [opening], 6: [closed], 7: [closed]}
+        unconfirmed = {1: [open_], 2: [closed], 3: [closed, open_], 4: [], 5: [opening], 6: [closed], 7: [closed]}
 
         def unheard_brokers() -> dict[int, Any]:
-            asked.append(list(unheard))
+            asked.append(list(unconfirmed))
             if len(asked) == PROBES:
-                del unheard[6]  # was heard of between two probes
-                unheard[5] = [open_]  # is there by now
-            return unheard
+                del unconfirmed[6]  # was heard of between two probes
+                unconfirmed[5] = [open_]  # is there by now
+            return unconfirmed
 
-        probes = LeaderProbes(unheard=unheard_brokers, refused=found.append, interval_s=0.05)
+        probes = BrokerProbes(unconfirmed=unheard_brokers, refused=found.append, interval_s=0.05)
         await asyncio.wait_for(probes.run(), 60)
         prober.close()
     assert found == [2, 7]

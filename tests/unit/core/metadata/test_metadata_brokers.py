@@ -143,12 +143,12 @@ def test_the_last_member_stays_and_leads_at_once_when_it_is_back(three: Controll
     silence(three, 1)
     state = three.state(topic)
     assert (state.leader, state.isr, state.leader_epoch) == (-1, (1,), 1)
-    assert three.image.waiting_for(topic, 0) == (1,)
+    assert three.image.required_brokers(topic, 0) == (1,)
     assert three.heartbeat(2).wanted_log_ends == []
     assert not three.heartbeat(1).is_fenced
     state = three.state(topic)
     assert (state.leader, state.isr, state.leader_epoch) == (1, (1,), 2)
-    assert three.image.waiting_for(topic, 0) == ()
+    assert three.image.required_brokers(topic, 0) == ()
 
 
 def test_brokers_that_fall_silent_together_are_not_elected_in_turn(three: Controller) -> None:
@@ -191,7 +191,7 @@ def test_a_wrong_clean_epoch_is_unclean(three: Controller) -> None:
     three.restart()
     three.register(1, incarnation=2, previous=epoch + 1)
     assert three.state(topic).isr == ()
-    assert three.image.waiting_for(topic, 0) == (1,)
+    assert three.image.required_brokers(topic, 0) == (1,)
 
 
 def test_a_clean_return_keeps_the_last_membership(three: Controller) -> None:
@@ -225,7 +225,7 @@ def test_a_power_cut_of_everything(three: Controller, *, fenced_first: bool) -> 
         three.heartbeat(2)
         three.expire()
     assert three.state(topic).leader == -1
-    assert three.image.waiting_for(topic, 0) == (3,)
+    assert three.image.required_brokers(topic, 0) == (3,)
     three.register(3, incarnation=2)
     state = three.state(topic)
     assert (state.isr, state.last_isr) == ((), (1, 2, 3))
@@ -335,7 +335,7 @@ def test_a_changed_configuration_allows_an_unclean_election(three: Controller) -
     three.heartbeat(2)
     three.heartbeat(2, log_ends=[log_end(topic, 0, 5)])
     assert three.state(topic).leader == -1
-    assert three.image.waiting_for(topic, 0) == (1,)
+    assert three.image.required_brokers(topic, 0) == (1,)
     setting = m.AlterableConfig("unclean.leader.election.enable", 0, "true")
     three.run(
         three.core.incremental_alter_configs(

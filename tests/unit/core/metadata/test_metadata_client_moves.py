@@ -141,7 +141,7 @@ async def test_what_is_refused_holds_up_nothing_else_and_is_told(monkeypatch: py
 async def test_a_drain_asks_as_often_as_there_are_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once over all to check, once to move, once to see that all leaves."""
     monkeypatch.setattr(draining, "PLANNED_MAX", 5)
-    monkeypatch.setattr(draining, "LOOKED_MAX", 10)
+    monkeypatch.setattr(draining, "CHECKED_MAX", 10)
     link = cluster(45)
     said: list[DrainProgress] = []
     await Admin(link, 10.0).drain_broker(1, wait=False, on_progress=said.append)
@@ -154,7 +154,7 @@ async def test_a_drain_asks_as_often_as_there_are_parts(monkeypatch: pytest.Monk
 
 async def test_nothing_is_moved_when_one_has_nowhere_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draining, "PLANNED_MAX", 5)
-    monkeypatch.setattr(draining, "LOOKED_MAX", 5)
+    monkeypatch.setattr(draining, "CHECKED_MAX", 5)
     link = cluster(25)
     link.controller.assigned("u", (1, 2, 3, 4))
     with pytest.raises(KafkaError, match="'u'"):

@@ -138,7 +138,7 @@ def test_loads_are_evened_out_over_a_walk(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_step_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a huge topic some partitions are counted, and what leaves already, or is only checked, counts as looked at."""
-    monkeypatch.setattr(draining, "LOOKED_MAX", 10)
+    monkeypatch.setattr(draining, "CHECKED_MAX", 10)
     controller = cluster(max_partitions_per_request=100)
     controller.assigned("t", *[(1, 2, 3)] * 35)
     assert [len(wanted(one)) for one in walk(controller, 1, is_check=True)] == [0] * 4

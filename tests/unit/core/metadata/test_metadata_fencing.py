@@ -135,7 +135,7 @@ def test_an_event_is_the_records_that_it_stands_for(log: list[r.Record], happene
         assert found.changed_partitions == expected.changed_partitions == before.keys()
         assert found.outdated == expected.outdated
         assert found.changed_brokers == expected.changed_brokers
-        (departure,) = found.departures
+        (departure,) = found.fencing_effects
         leaders = [record.leader for record in records[1:] if record.leader != r.NO_LEADER_CHANGE]
         assert departure.partitions == len(before)
         assert departure.without_leader == leaders.count(-1)
@@ -175,7 +175,7 @@ def test_without_the_level_the_record_is_about_the_broker_alone(
     delta = apply(image, [event, event._replace(proven=True)])
     assert {topic_id: topic.partitions for topic_id, topic in image.topics.items()} == topics
     assert not delta.changed_partitions
-    assert not delta.departures
+    assert not delta.fencing_effects
     # The level counts from its record on.
     apply(image, [LEVEL_1, event])
     assert_same(image, image_of(*log, LEVEL_1, event))
@@ -192,7 +192,7 @@ def test_a_proof_is_the_records_that_it_stands_for(log: list[r.Record], broker_i
         for partition, state in topic.partitions.items()
         if state.leader == broker_id and state.last_known_elr
     ]
-    expected = apply(older, [proof, *[elections.proven(key) for key in led]])
+    expected = apply(older, [proof, *[elections.clear_last_known_elr(key) for key in led]])
     found = apply(ours, [proof])
     assert_same(ours, older)
     assert not ours.unproven(broker_id)
@@ -413,7 +413,7 @@ def test_elections_of_an_event_are_counted_and_logged(three: Controller) -> None
     assert fenced["event"] == "broker fenced"
     assert (elected["event"], elected["partitions"], elected["without_leader"]) == ("leaders elected", 2, 1)
     assert elected["examples"] == ["t-0: 1 -> 2", "t-1: 1 -> 3", "single-0: 1 -> -1, waits for [1]"]
-    assert delta.departures[0].examples[2] == LeaderExample((single, 0), 1, -1)
+    assert delta.fencing_effects[0].examples[2] == LeaderExample((single, 0), 1, -1)
     proof = r.BrokerRegistrationChangeRecord(2, three.image.brokers[2].broker_epoch, proven=True)
     with capture_logs() as lines:
         assert log_decided(three.image, [proof], [None], apply(three.image, [proof])) == (0, 0)

@@ -130,7 +130,7 @@ class ControllerMachine(RuleBasedStateMachine):
     @rule(count_max=st.integers(1, 3))
     def balance(self, count_max: int) -> None:
         core = self.controller.core
-        keys = core.returnable().response
+        keys = core.preferred_candidates().response
         moved = self.controller.run(core.elect_preferred(keys, count_max))
         assert moved <= count_max
         for record in self.controller.last_records:
@@ -147,7 +147,7 @@ class ControllerMachine(RuleBasedStateMachine):
             state = image.topics[topic_id].partitions[partition]
             assert state.last_isr
             if state.isr:
-                assert image.waiting_for(topic_id, partition), "a clean member is here and does not lead"
+                assert image.required_brokers(topic_id, partition), "a clean member is here and does not lead"
 
     def teardown(self) -> None:
         image = MetadataImage()

@@ -65,10 +65,10 @@ def test_a_preferred_leader_that_is_lost_is_said_to_be_so(controller: Controller
     assign(controller, 1, LOST_DIRECTORY, topic_id, 0)
     (said,) = controller.run(controller.core.elect_leaders(ElectionType.PREFERRED, [("t", 0)]))
     assert said.code is ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
-    assert said.message == "broker 1, the preferred one, has lost this replica: its data folder failed"
+    assert said.message == "the preferred leader, broker 1, has lost this replica: its log directory failed"
     assign(controller, 1, NEW, topic_id, 0)
     (said,) = controller.run(controller.core.elect_leaders(ElectionType.PREFERRED, [("t", 0)]))
-    assert "is behind" in said.message
+    assert "is not in the ISR" in said.message
 
 
 def test_the_last_member_of_an_isr_is_waited_for(controller: Controller) -> None:
@@ -78,7 +78,7 @@ def test_the_last_member_of_an_isr_is_waited_for(controller: Controller) -> None
     assign(controller, leader, LOST_DIRECTORY, topic_id, 0)
     state = controller.state(topic_id)
     assert (state.leader, tuple(state.isr), state.last_isr) == (r.NO_LEADER, (), (leader,))
-    assert controller.image.waiting_for(topic_id, 0) == (leader,)
+    assert controller.image.required_brokers(topic_id, 0) == (leader,)
     for broker_id in (1, 2, 3):  # nobody else is elected, whatever happens to the others
         controller.heartbeat(broker_id, log_ends=[m.PartitionLogEnd(topic_id, 0, 0, 5)] if broker_id != leader else ())
     other = next(broker for broker in (1, 2, 3) if broker != leader)
@@ -108,7 +108,7 @@ def test_what_a_replica_told_before_it_was_lost_elects_nobody(controller: Contro
     controller.heartbeat(2)
     controller.heartbeat(2, log_ends=(m.PartitionLogEnd(topic_id, 0, 0, 5),))
     assert controller.state(topic_id).leader == r.NO_LEADER
-    assert controller.image.waiting_for(topic_id, 0) == (1,)
+    assert controller.image.required_brokers(topic_id, 0) == (1,)
     assert not controller.heartbeat(1).wanted_log_ends, "there is no log to ask for"
     controller.register(1, 3, log_dirs=(A, B))
     controller.pass_ms(SESSION_MS)

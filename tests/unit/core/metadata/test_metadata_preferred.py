@@ -33,7 +33,7 @@ def codes(controller: Controller, kind: ElectionType, *wanted: tuple[str, int]) 
 
 
 def balance(controller: Controller, count_max: int = 1000) -> int:
-    keys = controller.core.returnable().response
+    keys = controller.core.preferred_candidates().response
     moved: int = controller.run(controller.core.elect_preferred(keys, count_max))
     return moved
 
@@ -53,7 +53,7 @@ def test_a_placed_partition_is_led_by_its_leader_service(three: Controller) -> N
     assert not three.image.imbalanced
     assert codes(three, PREFERRED, ("t", 0)) == [ErrorCode.ELECTION_NOT_NEEDED]
     assert not three.last_records
-    assert three.core.electable(PREFERRED).response == []
+    assert three.core.partitions_to_elect(PREFERRED).response == []
 
 
 def test_leadership_returns_when_the_leader_service_is_in_sync_again(three: Controller) -> None:
@@ -63,7 +63,7 @@ def test_leadership_returns_when_the_leader_service_is_in_sync_again(three: Cont
     assert three.image.imbalance_count == 2
     behind = elect(three, PREFERRED, ("t", 0))
     assert [each.code for each in behind] == [ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE]
-    assert "is behind" in (behind[0].message or "")
+    assert "is not in the ISR" in (behind[0].message or "")
     assert balance(three) == 0
     three.alter_isr(topic, 0, [2, 3, 1])
     assert balance(three) == 1
@@ -80,7 +80,7 @@ def test_a_leader_service_that_is_away_or_stops_does_not_get_it(three: Controlle
     topic = three.assigned("t", (1, 2, 3))
     three.run(three.core_fence(1))
     assert codes(three, PREFERRED, ("t", 0)) == [ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE]
-    assert three.core.returnable().response == []
+    assert three.core.preferred_candidates().response == []
     three.heartbeat(1)
     three.alter_isr(topic, 0, [1, 2, 3])
     epoch = three.image.brokers[1].broker_epoch
@@ -138,7 +138,7 @@ def offline(controller: Controller) -> bytes:
 
 def test_an_unclean_election_waits_for_log_ends_and_takes_the_greatest(three: Controller) -> None:
     topic = offline(three)
-    assert three.core.electable(UNCLEAN).response == [("t", 0)]
+    assert three.core.partitions_to_elect(UNCLEAN).response == [("t", 0)]
     assert not three.heartbeat(2).wanted_log_ends
     waits = elect(three, UNCLEAN, ("t", 0))[0]
     assert (waits.code, waits.is_pending) == (ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, True)

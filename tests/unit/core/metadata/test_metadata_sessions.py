@@ -140,7 +140,7 @@ def test_who_was_not_heard_of_and_refuses_is_missing() -> None:
     for broker_id in (1, 2, 3):
         sessions.grant(broker_id, 5, 0)
     sessions.touch(2, 5, 10)
-    assert sessions.unheard() == [1, 3]
+    assert sessions.unconfirmed() == [1, 3]
     assert [sessions.refused(broker_id, 100) for broker_id in (1, 2, 3, 4)] == [True, False, True, False]
     assert not sessions.refused(1, 150)  # it is already
     sessions.touch(3, 5, 299)
