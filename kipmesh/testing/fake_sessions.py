@@ -77,10 +77,10 @@ class FakeReader:
         if follower is None:
             preferred = self.prefers(found)
             if preferred >= 0:
-                return PartitionRead(data._replace(preferred_read_replica=preferred), has_news=True)
+                return PartitionRead(data._replace(preferred_read_replica=preferred), completes_fetch=True)
         diverging = epoch_end(found, asked.last_fetched_epoch) if asked.last_fetched_epoch >= 0 else None
         if diverging is not None and follower is None and start <= diverging.end_offset < asked.fetch_offset:
-            return PartitionRead(data._replace(diverging_epoch=diverging), has_news=True)
+            return PartitionRead(data._replace(diverging_epoch=diverging), completes_fetch=True)
         code = offset_case(
             asked.fetch_offset,
             log_start_offset=start,
@@ -89,7 +89,7 @@ class FakeReader:
             leader_high_watermark=told,
         ).error_code
         if code:
-            return PartitionRead(data._replace(error_code=code), has_news=True)
+            return PartitionRead(data._replace(error_code=code), completes_fetch=True)
         records: list[bytes] = []
         is_cut = False
         for header, batch in found.batches:
@@ -112,7 +112,7 @@ class FakeReader:
 
 
 def _error(index: int, code: ErrorCode, leader: m.LeaderIdAndEpoch | None = None) -> PartitionRead:
-    return PartitionRead(m.PartitionData(index, code, current_leader=leader), has_news=True)
+    return PartitionRead(m.PartitionData(index, code, current_leader=leader), completes_fetch=True)
 
 
 class FakeSessions:

@@ -153,7 +153,7 @@ class Pair:
         records = 0
         for one in answer.partitions:
             if one.data.records:
-                at = self._index[one.topic_id, one.asked.partition]
+                at = self._index[one.topic_id, one.requested.partition]
                 self._positions[at] += len(one.data.records) // self._batch_bytes
                 self._moved.append(at)
                 records += len(one.data.records)

@@ -1,11 +1,12 @@
-"""A follower's fetches from one leader, over one stream and in one fetch session ("Log truth", 227-07, 227-19, 227-21).
+"""A follower's fetcher for one leader: one stream, one fetch session. Rules REP-01, 227-07, 227-19 and 227-21.
 
-All partitions that follow the same leader share one request at a time. A request names those whose position changed,
-and an answer those with news: a round costs O(changed) here, too. Whatever goes wrong with the session, the next
-request is a full one, at once, and nobody needs to know but the metrics.
+All partitions that follow the leader share one request at a time. A request lists the partitions whose position
+changed, and the response those with news, so a round costs O(changed). After any session error the next request is a
+full fetch, sent without backoff and counted (227-19).
 
-A new or re-elected partition does not wait for the running long poll: the stream is dropped and opened anew. That loses
-the session, and where the full fetch would cost more than the wait, the poll runs to its end.
+A partition that is new or has a new leader epoch does not wait for the pending long poll: the fetcher reopens the
+stream. That gives up the session, so it does not happen if a full fetch would cost more than the wait
+(`INTERRUPT_PARTITIONS_MAX`).
 """
 
 from __future__ import annotations
@@ -30,17 +31,21 @@ from kipmesh.transport.grpc.client import Connection, FetchStream, TransportErro
 log = structlog.get_logger(__name__)
 
 DELAY_MS_MAX = 5000
+"""Maximum delay of a partition after failures in a row."""
 FAILURES_TO_WARN = 5
+"""Number of failures in a row that is logged as a warning. All others are logged at DEBUG."""
 CLOSE_TIMEOUT_S = 0.3
 INTERRUPT_PARTITIONS_MAX = 1000
-"""A session with more partitions is not given up to end a long poll early."""
+"""Largest session that is given up to end a long poll early."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class ReplicaFetcher:
-    """Follows one leader for any number of partitions until stopped.
+    """Replicates partitions from one leader, from its construction until `stop`.
 
-    `reach_changed` is told of the leader when its stream breaks, and when it answers again or at the end.
+    Args: broker_epoch: returns the epoch of this broker's registration; after_truncation: runs after logs were
+    truncated; on_done: receives the task when it ends; on_reachability_changed: receives the leader id and whether it
+    is unreachable, when the stream breaks, when the leader responds again, and at the end.
     """
 
     leader_id: int
@@ -53,19 +58,22 @@ class ReplicaFetcher:
     after_truncation: Callable[[], Awaitable[None]]
     on_done: Callable[[asyncio.Task[None]], None]
     throttle: ReplicationThrottle
-    reach_changed: Callable[[int, bool], None] = lambda _leader_id, _is_lost: None
+    on_reachability_changed: Callable[[int, bool], None]
 
     def __post_init__(self) -> None:
         self.address = self.connection.address
-        self._is_lost = False
-        self._held: dict[Replica, None] = {}  # no room for them now
+        self._is_unreachable = False
+        self._throttled: dict[Replica, None] = {}
+        """Partitions that wait for the replication throttle."""
         self._release: asyncio.TimerHandle | None = None
         self._has_truncated = False
         self._session = FetchSessionHandler(enabled=self.config.enable_incremental_fetch)
         self._by_key: dict[tuple[bytes, int], Replica] = {}
-        self._moved: dict[Replica, None] = {}  # what is asked of them is to be made anew
+        self._moved: dict[Replica, None] = {}
+        """Partitions whose position in the session must be updated."""
         self._delayed: set[Replica] = set()
-        self._failures: dict[Replica, int] = {}  # in a row
+        self._failures: dict[Replica, int] = {}
+        """Consecutive failures by partition."""
         self._stream: FetchStream | None = None
         self._wake = asyncio.Event()
         self._is_waiting = False
@@ -74,55 +82,56 @@ class ReplicaFetcher:
 
     @property
     def partition_count(self) -> int:
-        """Partitions that follow this leader here."""
+        """Number of partitions that follow this leader."""
         return len(self._by_key)
 
     def follow(self, replicas: Iterable[Replica]) -> None:
-        """Fetch these from now on, in their present leader epoch."""
+        """Fetch these replicas, in their current leader epoch."""
         for replica in replicas:
-            self._by_key[replica.topic_id, replica.partition] = replica
+            self._by_key[replica.key] = replica
+            self._clear_waits(replica)
             self._moved[replica] = None
-            self._held.pop(replica, None)
-            self._delayed.discard(replica)
-            self._failures.pop(replica, None)
         self._interrupt()
 
-    def forget(self, replica: Replica) -> None:
-        """Fetch it no more."""
+    def unfollow(self, replica: Replica) -> None:
+        """Stop fetching a replica. No effect if it does not follow this leader."""
         if self._follows(replica):
-            del self._by_key[replica.topic_id, replica.partition]
-            self._session.unwant(replica.topic, replica.topic_id, replica.partition)
+            del self._by_key[replica.key]
+            self._session.unwant(replica.topic, *replica.key)
             self._moved.pop(replica, None)
-            self._held.pop(replica, None)
-            self._delayed.discard(replica)
-            self._failures.pop(replica, None)
+            self._clear_waits(replica)
+
+    def _clear_waits(self, replica: Replica) -> None:
+        self._throttled.pop(replica, None)
+        self._delayed.discard(replica)
+        self._failures.pop(replica, None)
 
     def _follows(self, replica: Replica) -> bool:
-        return self._by_key.get((replica.topic_id, replica.partition)) is replica
+        return self._by_key.get(replica.key) is replica
 
     def reconnect(self, connection: Connection) -> None:
-        """The leader has moved to another address."""
+        """Fetch from the leader's new address."""
         self.connection = connection
         self.address = connection.address
         self._wake.set()
         self._drop_stream()
 
     async def stop(self) -> None:
-        """End the task and the stream; the leader keeps the session until `close`."""
+        """End the task and the stream. The leader keeps the session until `close`."""
         if self._release is not None:
             self._release.cancel()
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._drop_stream()
-        self._reached(is_lost=False)
+        self._set_unreachable(False)
 
-    def _reached(self, *, is_lost: bool) -> None:
-        if is_lost != self._is_lost:
-            self._is_lost = is_lost
-            self.reach_changed(self.leader_id, is_lost)
+    def _set_unreachable(self, is_unreachable: bool) -> None:
+        if is_unreachable != self._is_unreachable:
+            self._is_unreachable = is_unreachable
+            self.on_reachability_changed(self.leader_id, is_unreachable)
 
     async def close(self) -> None:
-        """After `stop`: tell the leader, if it is there, that the session is over (227-17)."""
+        """Close the session at the leader, if it can be reached (227-17). Call it after `stop`."""
         request = self._session.close()
         if request is not None:
             with contextlib.suppress(TransportError):
@@ -139,22 +148,22 @@ class ReplicaFetcher:
             self._stream = None
 
     def _delay(self, replica: Replica, reason: ErrorCode) -> None:
-        """Leave a partition out for `replica.fetch.backoff.ms`, twice as long after each failure in a row."""
+        """Leave a partition out for `replica.fetch.backoff.ms`, doubled with each failure in a row."""
         if replica in self._delayed or not self._follows(replica):
             return
         self._moved.pop(replica, None)
-        self._session.unwant(replica.topic, replica.topic_id, replica.partition)
+        self._session.unwant(replica.topic, *replica.key)
         failures = self._failures[replica] = self._failures.get(replica, 0) + 1
         delay_ms = min(self.config.replica_fetch_backoff_ms << min(failures - 1, 10), DELAY_MS_MAX)
-        note = log.warning if failures == FAILURES_TO_WARN else log.debug
-        note(
-            "partition cannot be fetched",
+        write_log = log.warning if failures == FAILURES_TO_WARN else log.debug
+        write_log(
+            "partition fetch failed",
             topic=replica.topic,
             partition=replica.partition,
             leader=self.leader_id,
             error=reason.name,
             failures=failures,
-            again_in_ms=delay_ms,
+            retry_in_ms=delay_ms,
         )
         self._delayed.add(replica)
         asyncio.get_running_loop().call_later(delay_ms / 1000, self._end_delay, replica)
@@ -166,10 +175,10 @@ class ReplicaFetcher:
             self._interrupt()
 
     async def _run(self) -> None:
-        failures = 0  # once is the session's fault, or a connection's: the next request goes at once
+        failures = 0  # a first failure may be a stale session or connection: the next request is sent without backoff
         while True:
             self._wake.clear()
-            self._say_what_moved()
+            self._update_session()
             if not len(self._session):
                 await self._wake.wait()
                 continue
@@ -182,30 +191,30 @@ class ReplicaFetcher:
                 self.metrics.session_resets.labels(TRANSPORT).inc()
                 if not self._wake.is_set():
                     failures += 1
-                    self._reached(is_lost=True)
-                    note = log.warning if failures == FAILURES_TO_WARN else log.debug
-                    note("fetch failed", leader=self.leader_id, error=str(error), failures=failures)
+                    self._set_unreachable(True)
+                    write_log = log.warning if failures == FAILURES_TO_WARN else log.debug
+                    write_log("fetch failed", leader=self.leader_id, error=str(error), failures=failures)
                     self.metrics.fetches_failed.inc()
                     if failures > 1:
                         await self._pause()
                 continue
             failures = 0
-            self._reached(is_lost=False)
-            taken = self._take(request, response)
-            if taken.is_accepted:
-                await self._process(taken.partitions)
-            elif not taken.again_at_once:
+            self._set_unreachable(False)
+            result = self._handle_response(request, response)
+            if result.is_accepted:
+                await self._process(result.partitions)
+            elif not result.retry_immediately:
                 await self._pause()
 
-    def _take(self, request: SessionRequest, response: m.FetchResponse) -> SessionResponse:
-        """What an answer means for the session; a session that was lost is no news to anybody (227-19)."""
-        taken = self._session.handle_response(request, response)
+    def _handle_response(self, request: SessionRequest, response: m.FetchResponse) -> SessionResponse:
+        """Apply a response to the session, and log and count a session error (227-19)."""
+        result = self._session.handle_response(request, response)
         self.metrics.session_fetched(is_full=request.is_full)
-        if not taken.is_accepted:
-            note = log.debug if taken.again_at_once or not taken.error else log.warning
-            note("fetch refused", leader=self.leader_id, error=taken.error.name, session=request.session_id)
-            self.metrics.session_resets.labels(taken.error.name if taken.error else MALFORMED).inc()
-        return taken
+        if not result.is_accepted:
+            write_log = log.debug if result.retry_immediately or not result.error else log.warning
+            write_log("fetch refused", leader=self.leader_id, error=result.error.name, session=request.session_id)
+            self.metrics.session_resets.labels(result.error.name if result.error else MALFORMED).inc()
+        return result
 
     async def _pause(self) -> None:
         await asyncio.sleep(self.config.replica_fetch_backoff_ms / 1000)
@@ -222,38 +231,38 @@ class ReplicaFetcher:
         finally:
             self._is_waiting = False
 
-    def _say_what_moved(self) -> None:
-        """Tell the session the positions of the partitions whose logs or epochs changed: O(changed)."""
+    def _update_session(self) -> None:
+        """Set the fetch positions of the partitions whose log or epoch changed: O(changed)."""
         moved, self._moved = self._moved, {}
         throttled_bytes = 0
         for replica in moved:
             if self.throttle.applies_to(replica):
                 if not self.throttle.has_room(throttled_bytes):
-                    self._hold(replica)
+                    self._postpone(replica)
                     continue
                 throttled_bytes += self.config.replica_fetch_max_bytes
-            held = replica.log
-            asked = m.FetchPartition(
+            replica_log = replica.log
+            position = m.FetchPartition(
                 replica.partition,
                 replica.leader_epoch,
-                held.log_end_offset,
-                held.latest_epoch,
-                held.log_start_offset,
+                replica_log.log_end_offset,
+                replica_log.latest_epoch,
+                replica_log.log_start_offset,
                 self.config.replica_fetch_max_bytes,
             )
-            self._session.want(replica.topic, replica.topic_id, asked)
+            self._session.want(replica.topic, replica.topic_id, position)
 
-    def _hold(self, replica: Replica) -> None:
-        """Leave it out of the session until there is room. Nothing else waits for that, no running poll is ended."""
-        self._session.unwant(replica.topic, replica.topic_id, replica.partition)
-        self._held[replica] = None
+    def _postpone(self, replica: Replica) -> None:
+        """Leave a partition out of the session until the throttle has room, without a delay for the others."""
+        self._session.unwant(replica.topic, *replica.key)
+        self._throttled[replica] = None
         if self._release is None:
-            self._release = asyncio.get_running_loop().call_later(self.throttle.wait_s, self._release_held)
+            self._release = asyncio.get_running_loop().call_later(self.throttle.wait_s, self._release_throttled)
 
-    def _release_held(self) -> None:
+    def _release_throttled(self) -> None:
         self._release = None
-        self._moved.update(self._held)
-        self._held.clear()
+        self._moved.update(self._throttled)
+        self._throttled.clear()
         self._wake.set()
 
     def _request(self) -> m.FetchRequest:
@@ -271,17 +280,17 @@ class ReplicaFetcher:
         now_ms = self.now_ms()
         unsynced = []
         for fetched in partitions:
-            asked, data = fetched.asked, fetched.data
-            replica = self._by_key.get((fetched.topic_id, asked.partition))
+            requested, data = fetched.requested, fetched.data
+            replica = self._by_key.get((fetched.topic_id, requested.partition))
             if replica is None:
-                continue  # left this leader while the answer was under way
+                continue  # it stopped following this leader during the request
             if replica in self._moved or replica in self._delayed:
-                # In another epoch by now: the leader takes the high watermark as told, and so it is.
+                # The position is outdated. The leader counts the high watermark as sent, so it must be applied.
                 if not data.error_code and data.diverging_epoch is None:
-                    replica.high_watermark_told(data.high_watermark)
+                    replica.update_leader_high_watermark(data.high_watermark)
                 continue
             try:
-                self._apply(replica, asked, data, now_ms)
+                self._apply(replica, requested, data, now_ms)
             except KafkaError as error:
                 log.warning("append failed", topic=replica.topic, partition=replica.partition, error=str(error))
                 self.metrics.replication_failed.labels(error.code.name).inc()
@@ -298,44 +307,36 @@ class ReplicaFetcher:
             except KafkaError as error:
                 self._delay(replica, error.code)
 
-    def _apply(self, replica: Replica, asked: m.FetchPartition, data: m.PartitionData, now_ms: int) -> None:
-        if data.diverging_epoch is not None:
-            self._has_truncated = True
-            end = replica.truncate_diverged(data.diverging_epoch)
-            log.info(
-                "truncated",
-                topic=replica.topic,
-                partition=replica.partition,
-                leader_epoch=replica.leader_epoch,
-                diverging_epoch=data.diverging_epoch.epoch,
-                before=asked.fetch_offset,
-                log_end_offset=end,
-            )
-            self._moved[replica] = None
-        elif data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and replica.restart_in_range(
-            data.log_start_offset, data.high_watermark
-        ):
-            self._has_truncated = True
-            log.info("restarted at the leader's log start", topic=replica.topic, partition=replica.partition)
-            self._moved[replica] = None
-        elif data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and replica.truncate_future_epochs():
-            self._has_truncated = True
-            log.warning(
-                "truncated a leader epoch that there has not been yet",
-                topic=replica.topic,
-                partition=replica.partition,
-                leader_epoch=replica.leader_epoch,
-                before=asked.fetch_offset,
-                log_end_offset=replica.log.log_end_offset,
-            )
-            self._moved[replica] = None
-        elif data.error_code:
-            self._delay(replica, ErrorCode.of(data.error_code))
-        else:
+    def _apply(self, replica: Replica, requested: m.FetchPartition, data: m.PartitionData, now_ms: int) -> None:
+        if not data.error_code and data.diverging_epoch is None:
             self._failures.pop(replica, None)
-            was_held = self.throttle.applies_to(replica)
+            was_throttled = self.throttle.applies_to(replica)
             size_bytes = replica.append_from_leader(data, now_ms)
             self.metrics.replicated(size_bytes)
-            self.throttle.received(replica, size_bytes, was_held=was_held)
-            if data.records or replica.log.log_start_offset != asked.log_start_offset:
+            self.throttle.received(replica, size_bytes, was_throttled=was_throttled)
+            if data.records or replica.log.log_start_offset != requested.log_start_offset:
                 self._moved[replica] = None
+            return
+        is_out_of_range = data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+        write_log = log.info
+        if data.diverging_epoch is not None:
+            self._has_truncated = True  # even if it raises
+            replica.truncate_diverged(data.diverging_epoch)
+            event = "truncated to the diverging epoch"
+        elif is_out_of_range and replica.restart_in_range(data.log_start_offset, data.high_watermark):
+            event = "restarted at the leader's log start"
+        elif is_out_of_range and replica.truncate_future_epochs():
+            event, write_log = "truncated batches of a future leader epoch", log.warning
+        else:
+            self._delay(replica, ErrorCode.of(data.error_code))
+            return
+        self._has_truncated = True
+        self._moved[replica] = None
+        write_log(
+            event,
+            topic=replica.topic,
+            partition=replica.partition,
+            leader_epoch=replica.leader_epoch,
+            fetch_offset=requested.fetch_offset,
+            log_end_offset=replica.log.log_end_offset,
+        )

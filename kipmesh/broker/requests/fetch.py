@@ -1,8 +1,8 @@
-"""Fetch (API key 1), for followers on leaders, for consumers on any replica: full, or within a session (227-04).
+"""Fetch (API key 1): from followers to leaders, from consumers to any replica; full or within a session (227-04).
 
-The rules are the session cache's; here are the partitions that it reads, the waiting, and what a follower's fetch says
-to the leaders of its partitions. A fetch waits by events only: what changes wakes it, and only that is read (227-10,
-227-21), on followers as on leaders. What a partition answers is `kipmesh.broker.requests.reading`.
+The session cache decides about sessions and completion. This module reads the partitions, waits, and applies the
+acknowledgements that a follower's fetch implies. A waiting fetch is woken by events and reads only the partitions that
+changed (227-10, 227-21), on leaders and followers. `kipmesh.broker.requests.reading` reads a partition.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from kipmesh.core.replica.leader import FollowerFetches, IsrChange
 from kipmesh.transport.grpc.server import RequestContext
 
 WAIT_MS_MAX = 300_000
-"""Longest wait of a fetch, whatever it asks for."""
+"""Maximum wait of a fetch, whatever `max_wait_ms` requests."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Reader:
-    """Reads this broker's partitions for one request."""
+    """Reads partitions of this broker for one request. Implements `kipmesh.core.fetch_session.Reader`."""
 
     hosted_replicas: HostedReplicas
     propose_isr: Callable[[Replica, IsrChange], None]
@@ -40,45 +40,47 @@ class _Reader:
     consumer_reads: ConsumerReads
     consumer: Consumer | None
     redirects: set[int] = field(default_factory=set)
-    """Brokers that the client was sent to."""
+    """Preferred read replicas in the response."""
     leaders: set[m.LeaderIdAndEpoch | None] = field(default_factory=set)
-    """Leaders of partitions that the client requested elsewhere."""
+    """Leaders of partitions that this broker could not serve."""
 
     def read(
-        self, topic: str, topic_id: bytes, asked: m.FetchPartition, max_bytes: int, min_one_batch: bool
+        self, topic: str, topic_id: bytes, requested: m.FetchPartition, max_bytes: int, min_one_batch: bool
     ) -> PartitionRead:
-        """See `kipmesh.core.fetch_session.Reader`."""
+        """Read one partition within `max_bytes`. See `kipmesh.core.fetch_session.Reader`."""
         replicas, code = self.hosted_replicas.find_topic(topic_id, topic)
-        replica = replicas.get(asked.partition)
+        replica = replicas.get(requested.partition)
         if replica is None:
-            code = code or self.hosted_replicas.missing_code(topic_id, topic, asked.partition)
-            leader = self.hosted_replicas.leader_hint(code, topic_id, topic, asked.partition)
+            code = code or self.hosted_replicas.missing_code(topic_id, topic, requested.partition)
+            leader = self.hosted_replicas.leader_hint(code, topic_id, topic, requested.partition)
             self.leaders.add(leader)
-            return PartitionRead(m.PartitionData(asked.partition, code, current_leader=leader), has_news=True)
+            return PartitionRead(
+                m.PartitionData(requested.partition, code, current_leader=leader), completes_fetch=True
+            )
         if self.consumer is not None:
-            found = self.consumer_reads.read(replica, asked, self.consumer, max_bytes, min_one_batch)
-            if found.data.error_code:
-                self.leaders.add(found.data.current_leader)
-            elif found.data.preferred_read_replica >= 0:
-                self.redirects.add(found.data.preferred_read_replica)
-            return found
-        found = read_for_follower(
-            replica, asked, self.replica_id, self.replica_epoch, max_bytes, min_one_batch, self.fetches
+            result = self.consumer_reads.read(replica, requested, self.consumer, max_bytes, min_one_batch)
+            if result.data.error_code:
+                self.leaders.add(result.data.current_leader)
+            elif result.data.preferred_read_replica >= 0:
+                self.redirects.add(result.data.preferred_read_replica)
+            return result
+        result = read_for_follower(
+            replica, requested, self.replica_id, self.replica_epoch, max_bytes, min_one_batch, self.fetches
         )
-        if found.again:  # a follower outside of the ISR
+        if result.again:  # the follower is not in the ISR
             isr = replica.isr_to_join(self.replica_id)
             if isr is not None:
                 self.propose_isr(replica, isr)
-        return found
+        return result
 
     def topic_name(self, topic_id: bytes) -> str:
-        """See `kipmesh.core.fetch_session.Reader`."""
+        """Return the name of a topic, or an empty string. See `kipmesh.core.fetch_session.Reader`."""
         topic = self.hosted_replicas.image.topics.get(topic_id)
         return "" if topic is None else topic.name
 
 
 class _Wait:
-    """Until something happens or the time is over; `wake` only remembers."""
+    """Waits for events or a timeout. An event during a read is remembered."""
 
     __slots__ = ("_done", "_loop", "expired", "is_awake")
 
@@ -89,18 +91,18 @@ class _Wait:
         self.expired = False
 
     def wake(self) -> None:
-        """Something happened."""
+        """Signal an event."""
         self.is_awake = True
         if self._done is not None and not self._done.done():
             self._done.set_result(None)
 
     def expire(self) -> None:
-        """The time is over."""
+        """Signal the timeout."""
         self.expired = True
         self.wake()
 
     async def next(self) -> None:
-        """Until `wake` was called since the last return."""
+        """Wait for an event since the last return."""
         if not self.is_awake:
             self._done = self._loop.create_future()
             await self._done
@@ -109,7 +111,7 @@ class _Wait:
 
 @dataclass(eq=False)
 class FetchHandler:
-    """Responds to Fetch, and lists the sessions."""
+    """Responds to Fetch and ListFetchSessions."""
 
     config: BrokerConfig
     hosted_replicas: HostedReplicas
@@ -117,20 +119,20 @@ class FetchHandler:
     metrics: BrokerMetrics
     propose_isr: Callable[[Replica, IsrChange], None]
     now_ms: Callable[[], int]
-    """Monotonic."""
+    """Monotonic clock."""
     selection: ReplicaSelection | None = None
 
     def __post_init__(self) -> None:
         self._consumer_reads = ConsumerReads(self.metrics, self.selection)
-        # By session, as long as the leader of a partition uses it.
         self._followers: WeakValueDictionary[int, FollowerFetches] = WeakValueDictionary()
+        """Fetch state of followers by session id. Entries live while a partition's leader uses them."""
 
     async def fetch(
         self, request: m.FetchRequest, context: RequestContext, *, names_rack: bool = True
     ) -> m.FetchResponse:
-        """Respond to one request; waits up to `max_wait_ms` for `min_bytes`.
+        """Respond to one request. Waits up to `max_wait_ms` for `min_bytes`. Errors are in the response.
 
-        `names_rack`: the client's protocol can name a rack (392-01).
+        Args: names_rack: whether the client's protocol version can name a rack (392-01).
         """
         if request.cluster_id is not None and request.cluster_id != self.config.cluster_id:
             return m.FetchResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID)
@@ -138,13 +140,13 @@ class FetchHandler:
         if is_follower:
             broker_epoch = self.hosted_replicas.broker_epoch(request.replica_id)
             if request.replica_epoch < broker_epoch:
-                # A registration that is no more: what it says of its log is not true of the one that followed.
+                # An earlier process: the log of the current one may be shorter.
                 return m.FetchResponse(error_code=ErrorCode.STALE_BROKER_EPOCH)
             if request.session_epoch <= 0:
-                self.sessions.end_older(request.replica_id, broker_epoch)
+                self.sessions.close_superseded(request.replica_id, broker_epoch)
         known = self._followers.get(request.session_id) if is_follower and request.session_epoch > 0 else None
         if known is not None and known.broker_epoch != request.replica_epoch:
-            # Sessions are not handed on: the partitions that this request does not name are another process's.
+            # The session belongs to an earlier process, whose acknowledgements do not apply to this one.
             return self.sessions.refuse(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
         config = self.config
         bytes_max = config.replica_fetch_response_max_bytes if is_follower else config.fetch_max_bytes
@@ -169,7 +171,7 @@ class FetchHandler:
             if not fetch.is_complete and request.max_wait_ms > 0:
                 await self._wait(fetch, reader, request.max_wait_ms)
         except BaseException:
-            fetch.cancel()  # the client is gone: as if it had never asked
+            fetch.cancel()  # the client disconnected: the session does not change
             raise
         response = fetch.respond(self.now_ms())
         if fetches is not None and response.session_id:
@@ -190,7 +192,7 @@ class FetchHandler:
         return Consumer(request.replica_id, client, True, self.selection.redirects(request.replica_id, client))
 
     def _count_bytes(self, response: m.FetchResponse, client_rack: str) -> None:
-        """Bytes by role and rack (392-18): nothing was awaited since the last read, so roles are as they were."""
+        """Count bytes by role and rack (392-18). No await since the last read, so roles have not changed."""
         rack = "unknown"
         if client_rack and self.config.broker_rack:
             rack = "same" if client_rack == self.config.broker_rack else "cross"
@@ -203,7 +205,11 @@ class FetchHandler:
     def _follower_fetched(
         self, fetch: Fetch, request: m.FetchRequest, known: FollowerFetches | None
     ) -> FollowerFetches | None:
-        """Who speaks from now on for what this fetch reads: the session for what it does not read, too."""
+        """Return the state by which this follower's requests acknowledge records, or None after a session error.
+
+        It covers the whole session, also partitions that the request does not list. Forgotten partitions are removed
+        from it.
+        """
         if fetch.kind is FetchKind.ERROR:
             return None
         for topic in request.forgotten_topics_data:
@@ -233,6 +239,6 @@ class FetchHandler:
     async def list_fetch_sessions(
         self, request: m.ListFetchSessionsRequest, context: RequestContext
     ) -> m.ListFetchSessionsResponse:
-        """The sessions of this broker. O(their partitions): for people, not for scrapes."""
+        """List the sessions of this broker. O(partitions in sessions): meant for operators, not for scrapes."""
         sessions = [m.FetchSession(*session) for session in self.sessions.list(self.now_ms())]
         return m.ListFetchSessionsResponse(node_id=self.config.node_id, sessions=sessions)

@@ -1,4 +1,4 @@
-"""A broker's session cache as it is configured (227-13 to 227-15), and its metrics (227-20)."""
+"""The broker's fetch session cache as configured (227-13 to 227-15), and its metrics (227-20)."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def make_session_cache(
     config: BrokerConfig,
     subscriptions: Subscriptions,
     hosted_replicas: HostedReplicas,
-    tell: Callable[[SessionEvent], None] | None = None,
+    on_event: Callable[[SessionEvent], None] | None = None,
 ) -> FetchSessionCache:
-    """The cache of one broker; brokers are those in the image of `hosted_replicas`."""
+    """Create the session cache of a broker. Followers are recognized by the brokers in the metadata image."""
     policy: EvictionPolicy
     if config.fetch_session_cache_policy == "adopted":
         unused_ms_max = config.min_incremental_fetch_session_eviction_ms
@@ -54,55 +54,70 @@ def make_session_cache(
         lambda: secrets.randbits(31),
         sessions_per_client_id=config.max_incremental_fetch_sessions_per_client_id,
         unused_ms_max=unused_ms_max,
-        answers_stale_high_watermark=config.replica_fetch_high_watermark_wakeup,
-        tell=tell,
+        wakes_on_high_watermark=config.replica_fetch_high_watermark_wakeup,
+        on_event=on_event,
     )
 
 
 def log_session(event: SessionEvent) -> None:
-    """Whose session was made, closed or evicted, and whether it is a follower's (227-02)."""
+    """Log a created, closed or evicted session with its client id and whether it is a follower's (227-02)."""
     about = {name: value for name, value in event._asdict().items() if value is not None}
-    log.debug(f"fetch session {about.pop('what')}", **about)
+    log.debug("fetch session changed", **about)
 
 
 class FetchSessionCollector(Collector):
-    """What the cache counts, read at each scrape: in another thread, so tables are copied before they are walked."""
+    """Exports the cache's counters. Scrapes run on another thread, so tables are copied before iteration."""
 
     def __init__(self, sessions: FetchSessionCache) -> None:
         self._sessions = sessions
 
     def collect(self) -> Iterator[Metric]:
-        """Kafka's names where Kafka has some."""
+        """Yield the metrics, under Kafka's names where Kafka has them."""
         prefix, counted = "kafka_server_fetchsessioncache_", self._sessions.metrics
         yield GaugeMetricFamily(prefix + "numincrementalfetchsessions", "Fetch sessions.", len(self._sessions))
         yield GaugeMetricFamily(
             prefix + "numincrementalfetchpartitionscached", "Partitions in fetch sessions.", self._sessions.partitions
         )
         yield CounterMetricFamily(
-            prefix + "incrementalfetchsessionevictions", "Fetch sessions that lost their slots.", counted.evictions
+            prefix + "incrementalfetchsessionevictions", "Fetch sessions that were evicted.", counted.evictions
         )
         held = GaugeMetricFamily(
-            "kipmesh_broker_fetch_sessions", "Fetch sessions, by whether they are followers'.", labels=["privileged"]
+            "kipmesh_broker_fetch_sessions",
+            "Fetch sessions, by whether a follower created them.",
+            labels=["privileged"],
         )
         for privileged, count in dict(self._sessions.by_privilege).items():
             held.add_metric([str(privileged).lower()], count)
         yield held
         prefix = "kipmesh_broker_fetch_session_"
-        yield CounterMetricFamily(prefix + "created", "Fetch sessions made.", counted.created)
-        yield CounterMetricFamily(prefix + "closed", "Fetch sessions closed by or for their clients.", counted.closed)
-        yield _family(prefix + "evictions_by_reason", "Evictions.", "reason", _named(counted.evictions_by_reason))
-        yield _family(
-            prefix + "evictions_by_evictor", "Evictions, by who got the slot.", "client_id", counted.evictions_by_client
+        yield CounterMetricFamily(prefix + "created", "Fetch sessions created.", counted.created)
+        yield CounterMetricFamily(
+            prefix + "closed", "Fetch sessions closed, by their clients or after a new full fetch.", counted.closed
         )
-        yield _family(prefix + "refusals", "Sessions that were not made.", "reason", _named(counted.refusals))
         yield _family(
-            prefix + "quota_refusals", "Sessions refused for the quota.", "client_id", counted.quota_refusals_by_client
+            prefix + "evictions_by_reason",
+            "Fetch sessions evicted, by reason.",
+            "reason",
+            _named(counted.evictions_by_reason),
+        )
+        yield _family(
+            prefix + "evictions_by_evictor",
+            "Fetch sessions evicted, by the client id that took the slot.",
+            "client_id",
+            counted.evictions_by_client,
+        )
+        yield _family(prefix + "refusals", "Fetch sessions not created, by reason.", "reason", _named(counted.refusals))
+        yield _family(
+            prefix + "quota_refusals",
+            "Fetch sessions not created because of the quota, by client id.",
+            "client_id",
+            counted.quota_refusals_by_client,
         )
         errors = {code.name: count for code, count in dict(counted.errors).items()}
-        yield _family(prefix + "errors", "Fetches refused with a session error.", "error", errors)
-        yield _family("kipmesh_broker_fetches", "Fetches answered, by kind.", "kind", _named(counted.fetches))
+        yield _family(prefix + "errors", "Fetches with a session error, by error.", "error", errors)
+        yield _family("kipmesh_broker_fetches", "Fetch responses, by kind.", "kind", _named(counted.fetches))
         yield CounterMetricFamily(
-            prefix + "saved_bytes", "Bytes that full fetches would have had in addition, at least.", counted.bytes_saved
+            prefix + "saved_bytes", "Bytes that full fetches would have added, at least.", counted.bytes_saved
         )
 
 

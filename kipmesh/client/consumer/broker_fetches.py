@@ -430,7 +430,7 @@ class BrokerFetches:
 
     def state_of(self, states: dict[Any, PartitionState], one: FetchedPartition) -> PartitionState | None:
         """Whom an answer is for: a partition of this broker, or one that has just left."""
-        where = one.topic, one.asked.partition
+        where = one.topic, one.requested.partition
         state = self._left.get(where)
         if state is None:
             state = states.get(where)
@@ -549,7 +549,7 @@ class BrokerFetches:
                 self._attempts = 0
             else:
                 self._lost(before, answer.error.name if answer.error else "the answer made no sense")
-                if not answer.again_at_once:
+                if not answer.retry_immediately:
                     self._failed(answer.error or ErrorCode.NETWORK_EXCEPTION, f"the answer of broker {self.node_id}")
             self._listener.take(self, answer.partitions, response.node_endpoints)
             return

@@ -35,7 +35,7 @@ from kipmesh.client.consumer.leader_requests import LeaderQuestions, Question
 from kipmesh.client.consumer.replica_selection import ReplicaReturn, ReplicaSelection
 from kipmesh.client.consumer.rules import values as reading
 from kipmesh.client.consumer.rules.states import State
-from kipmesh.client.metadata import UNKNOWN_ANSWERS_MAX
+from kipmesh.client.metadata import UNKNOWN_RESPONSES_MAX
 from kipmesh.client.types import TIMESTAMP_EARLIEST, FetchStats, TopicPartition
 from kipmesh.core.config import ConsumerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
@@ -293,14 +293,14 @@ class Fetcher:
         """There is nobody to ask: metadata will say more, or that there is no such partition."""
         if self._metadata.topic(state.topic) is None:
             return False
-        if self._cluster.knows(state.where):
+        if self._metadata.partition(*state.where) is not None:
             stale.add(state.topic)
             return False
         if state.retry_at_s <= now:
             state.attempts += 1
             state.retry_at_s = now + self._cluster.backoff.delay_s(state.attempts)
             stale.add(state.topic)
-            if state.attempts >= UNKNOWN_ANSWERS_MAX:
+            if state.attempts >= UNKNOWN_RESPONSES_MAX:
                 state.attempts = 0
                 text = f"topic {state.topic!r} has no partition {state.partition}"
                 self._fail(state, KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text))
@@ -372,7 +372,7 @@ class Fetcher:
     ) -> None:
         """Partitions' answers; one to what the partition does not ask any more tells its watermarks only."""
         leaders = [
-            (one.topic, one.asked.partition, one.data.current_leader)
+            (one.topic, one.requested.partition, one.data.current_leader)
             for one in partitions
             if one.data.current_leader is not None
         ]
@@ -382,7 +382,7 @@ class Fetcher:
             state = broker.state_of(self.states, one)
             if state is None:
                 continue
-            if state.broker is broker and state.asked == one.asked:
+            if state.broker is broker and state.asked == one.requested:
                 self._answered(state, one.data)
             elif not one.data.error_code:
                 reader = state.reader

@@ -1,6 +1,6 @@
-"""Incremental fetch sessions (KIP-227), sans-IO: `server` for brokers, `handler` for their clients.
+"""Incremental fetch sessions (KIP-227), sans-IO: `server` for brokers, `handler` for clients.
 
-docs/fetch_sessions.md says how it fits together and who has to call what.
+docs/fetch_sessions.md explains the design and what callers must do.
 """
 
 from kipmesh.core.fetch_session.handler import FetchedPartition, FetchSessionHandler, SessionRequest, SessionResponse

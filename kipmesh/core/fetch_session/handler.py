@@ -1,22 +1,17 @@
-"""The client's side of a fetch session with one server (227-07, 227-12, 227-17 to 227-19): what to send next.
+"""Client side of a fetch session with one server (227-07, 227-12, 227-17 to 227-19).
 
-One handler for each session: a follower's fetcher of a leader, a consumer's or Spark reader's connection to a broker.
-The user says which partitions it wants and from where (`want`, `unwant`), at any time, and sends one request at a time:
+There is one handler per session: a follower's fetcher of one leader, or a consumer's or Spark reader's connection to
+one broker. The user calls `want` and `unwant` at any time, and sends one request at a time:
 
     request = handler.next_request()
     response = ...send request.fill(...)
     outcome = handler.handle_response(request, response)   # or handler.handle_error(request)
 
-What was said stays said: only what changed since the server was last told goes into an incremental request, so that a
-request costs O(changed). Whatever goes wrong makes the next request a full one; it carries the positions that are
-wanted then, so no record is skipped or returned twice.
+An incremental request contains only differences from what was last sent, so it costs O(changed). After any error the
+next request is a full one with the positions wanted by then: no record is skipped or returned twice.
 
-| state | next request |
-|---|---|
-| no session | `(0,0)` |
-| session `id`, `n` requests so far | `(id,n)` |
-| something was wrong with session `id` | `(id,0)` |
-| switched off (227-18) | `(0,-1)` |
+Next request: `(0,0)` without a session; `(id,n)` after `n` requests of session `id`; `(id,0)` after an error in session
+`id`; `(0,-1)` if sessions are disabled (227-18).
 """
 
 from __future__ import annotations
@@ -39,19 +34,19 @@ TRANSPORT = "TRANSPORT"
 MALFORMED = "MALFORMED"
 
 _Key: TypeAlias = "tuple[bytes | str, int]"
-"""Topic id, or the name where there is no id, and partition."""
+"""Topic id, or name if the id is unknown, and partition."""
 
 
 class WantedPartition(NamedTuple):
-    """A partition and what is asked of it."""
+    """A partition and its position and limits in requests."""
 
     topic: str
     topic_id: bytes
-    asked: m.FetchPartition
+    requested: m.FetchPartition
 
 
 class SessionRequest(NamedTuple):
-    """What the session has to say in a request; the other fields are the user's."""
+    """Session fields of a Fetch request; `fill` adds them to the other fields."""
 
     session_id: int
     session_epoch: int
@@ -60,41 +55,36 @@ class SessionRequest(NamedTuple):
 
     @property
     def is_full(self) -> bool:
-        """Whether it names all partitions."""
+        """Whether the request names all partitions."""
         return self.session_epoch <= INITIAL_EPOCH
 
     def fill(self, request: m.FetchRequest) -> m.FetchRequest:
-        """The request with these fields."""
-        return request._replace(
-            session_id=self.session_id,
-            session_epoch=self.session_epoch,
-            topics=self.topics,
-            forgotten_topics_data=self.forgotten_topics_data,
-        )
+        """Return `request` with these session fields."""
+        return request._replace(**self._asdict())
 
 
 class FetchedPartition(NamedTuple):
-    """A partition in an accepted response, under the names that the user gave."""
+    """A partition of an accepted response, with the topic name and id that the user passed to `want`."""
 
     topic: str
     topic_id: bytes
-    asked: m.FetchPartition
-    """What the answer is to: it may be wanted otherwise by now, or no longer."""
+    requested: m.FetchPartition
+    """Partition as requested. The user may want another position, or no longer want it, by now."""
     data: m.PartitionData
 
 
 class SessionResponse(NamedTuple):
-    """What a response means.
+    """Outcome of a response.
 
-    - `is_accepted`: `partitions` are the news; all others of the session have none. Otherwise there are no partitions.
-    - `error`: the top-level error; NONE for a response that made no sense.
-    - `again_at_once`: the session only was lost, and the next request heals it (227-19). Where it is False a full fetch
-      went wrong, and the user backs off.
+    - `is_accepted`: `partitions` has all partitions with news. If False, it is empty.
+    - `error`: top-level error; NONE for a malformed response.
+    - `retry_immediately`: only the session was lost; send the next request without backoff (227-19). If False, a full
+      fetch failed and the user backs off.
     """
 
     is_accepted: bool
     error: ErrorCode = ErrorCode.NONE
-    again_at_once: bool = False
+    retry_immediately: bool = False
     partitions: list[FetchedPartition] = []  # noqa: RUF012 - never changed
 
 
@@ -103,11 +93,12 @@ class FetchSessionHandler:
 
     def __init__(self, *, enabled: bool = True) -> None:
         self.resets: Counter[str] = Counter()
-        """Sessions that were given up, by error name, TRANSPORT or MALFORMED (227-19)."""
+        """Sessions given up, by error name, TRANSPORT or MALFORMED (227-19)."""
         self.full_requests = 0
         self.incremental_requests = 0
         self._first_epoch = INITIAL_EPOCH if enabled else FINAL_EPOCH
-        self._session_id = INVALID_SESSION_ID
+        self.session_id = INVALID_SESSION_ID
+        """Last known session id, 0 without a session."""
         self._epoch = self._first_epoch
         self._by_id = True
         self._in_flight: SessionRequest | None = None
@@ -115,44 +106,39 @@ class FetchSessionHandler:
         self._wanted: dict[_Key, WantedPartition] = {}  # in fetch order
         self._without_id = 0
         self._changed: dict[_Key, None] = {}
-        self._dropped: dict[_Key, WantedPartition] = {}
-        # What the server was told in this session, by what stands in requests and responses.
-        self._told: dict[_Key, WantedPartition] = {}
+        self._removed: dict[_Key, WantedPartition] = {}
+        # Partitions last sent in this session, keyed as in requests and responses.
+        self._sent: dict[_Key, WantedPartition] = {}
 
-    # -- what is wanted
+    # -- wanted partitions
 
     def __len__(self) -> int:
-        """Partitions that are wanted."""
+        """Number of wanted partitions."""
         return len(self._wanted)
 
     @property
-    def session_id(self) -> int:
-        """Of the session as far as we know, 0 without one."""
-        return self._session_id
-
-    @property
     def is_waiting(self) -> bool:
-        """Whether a request is under way."""
+        """Whether a request is in flight."""
         return self._in_flight is not None
 
-    def want(self, topic: str, topic_id: bytes, asked: m.FetchPartition) -> None:
-        """Fetch a partition from now on, or otherwise than before; an empty id if it is not known."""
-        key: _Key = (topic_id or topic, asked.partition)
+    def want(self, topic: str, topic_id: bytes, requested: m.FetchPartition) -> None:
+        """Add a partition to fetch, or update its position and limits. `topic_id` is empty if it is unknown."""
+        key: _Key = (topic_id or topic, requested.partition)
         before = self._wanted.get(key)
-        wanted = WantedPartition(topic, topic_id, asked)
+        wanted = WantedPartition(topic, topic_id, requested)
         if before == wanted:
             return
         if before is None and not topic_id:
             self._without_id += 1
         self._wanted[key] = wanted
         self._changed[key] = None
-        self._dropped.pop(key, None)
+        self._removed.pop(key, None)
 
     def unwant(self, topic: str, topic_id: bytes, partition: int) -> None:
-        """Fetch a partition no more.
+        """Stop fetching a partition. Ignored if it is not wanted.
 
-        Wanted again, and the same, before the next request, the server never hears of it: the user keeps what it was
-        told of the partition until then.
+        If the same partition is wanted again, unchanged, before the next request, the server does not notice. The user
+        must then keep the values that the server last sent for it.
         """
         key: _Key = (topic_id or topic, partition)
         wanted = self._wanted.pop(key, None)
@@ -161,12 +147,12 @@ class FetchSessionHandler:
         if not topic_id:
             self._without_id -= 1
         self._changed.pop(key, None)
-        self._dropped[key] = wanted
+        self._removed[key] = wanted
 
     # -- requests
 
     def next_request(self) -> SessionRequest:
-        """The next one to send: O(changed), or all partitions. One that is under way counts as failed."""
+        """Return the next request: incremental in O(changed), or full. A request still in flight counts as failed."""
         if self._in_flight is not None:
             self.handle_error(self._in_flight)
         self._is_closed = False
@@ -175,58 +161,63 @@ class FetchSessionHandler:
             self._epoch = INITIAL_EPOCH  # a session has ids or names, never both (227-05)
         request = self._full(by_id) if self._epoch <= INITIAL_EPOCH else self._incremental()
         self._changed = {}
-        self._dropped = {}
+        self._removed = {}
         self._in_flight = request
         return request
 
     def _wire_key(self, wanted: WantedPartition) -> _Key:
-        return wanted.topic_id if self._by_id else wanted.topic, wanted.asked.partition
+        return wanted.topic_id if self._by_id else wanted.topic, wanted.requested.partition
 
     def _full(self, by_id: bool) -> SessionRequest:
         self.full_requests += 1
         self._by_id = by_id
-        self._told = {self._wire_key(wanted): wanted for wanted in self._wanted.values()}
-        return SessionRequest(self._session_id, self._epoch, self._topics(self._told.values()), [])
+        self._sent = {self._wire_key(wanted): wanted for wanted in self._wanted.values()}
+        return SessionRequest(self.session_id, self._epoch, self._topics(self._sent.values()), [])
 
     def _incremental(self) -> SessionRequest:
         self.incremental_requests += 1
         forgotten = []
-        for wanted in self._dropped.values():
-            told = self._told.get(self._wire_key(wanted))
-            if told is not None and told.topic_id == wanted.topic_id:
-                del self._told[self._wire_key(wanted)]
+        for wanted in self._removed.values():
+            sent = self._sent.get(self._wire_key(wanted))
+            if sent is not None and sent.topic_id == wanted.topic_id:
+                del self._sent[self._wire_key(wanted)]
                 forgotten.append(wanted)
         named = []
         for key in self._changed:
             wanted = self._wanted[key]
             wire_key = self._wire_key(wanted)
-            if self._told.get(wire_key) != wanted:
-                self._told[wire_key] = wanted
+            if self._sent.get(wire_key) != wanted:
+                self._sent[wire_key] = wanted
                 named.append(wanted)
         groups = groupby(forgotten, key=self._wire_topic)
-        forgets = [m.ForgottenTopic(*topic, [one.asked.partition for one in group]) for topic, group in groups]
-        return SessionRequest(self._session_id, self._epoch, self._topics(named), forgets)
+        forgotten_topics = [
+            m.ForgottenTopic(*topic, [wanted.requested.partition for wanted in group]) for topic, group in groups
+        ]
+        return SessionRequest(self.session_id, self._epoch, self._topics(named), forgotten_topics)
 
     def _wire_topic(self, wanted: WantedPartition) -> tuple[str, bytes]:
         return wanted.topic, wanted.topic_id if self._by_id else b""
 
     def _topics(self, partitions: Iterable[WantedPartition]) -> list[m.FetchTopic]:
         groups = groupby(partitions, key=self._wire_topic)
-        return [m.FetchTopic(*topic, [wanted.asked for wanted in group]) for topic, group in groups]
+        return [m.FetchTopic(*topic, [wanted.requested for wanted in group]) for topic, group in groups]
 
     # -- responses
 
     def handle_response(self, request: SessionRequest, response: m.FetchResponse) -> SessionResponse:
-        """Take the response to `request`; one that comes too late, or twice, is not accepted and changes nothing."""
+        """Process the response to `request`. A late or duplicate response is not accepted and changes nothing.
+
+        Never raises: session errors and malformed responses are in the result.
+        """
         if request is not self._in_flight:
             if self._is_closed and request.is_full and not response.error_code and response.session_id > 0:
-                self._session_id = response.session_id  # for another `close`
-            return SessionResponse(False, again_at_once=True)
+                self.session_id = response.session_id  # a further `close` ends this session
+            return SessionResponse(False, retry_immediately=True)
         self._in_flight = None
         if response.error_code:
             error = ErrorCode.of(response.error_code)
             if error is ErrorCode.FETCH_SESSION_ID_NOT_FOUND:
-                self._session_id = INVALID_SESSION_ID
+                self.session_id = INVALID_SESSION_ID
             self._reset(error.name)
             return SessionResponse(False, error, not request.is_full)
         if request.is_full:
@@ -235,57 +226,57 @@ class FetchSessionHandler:
 
     def _full_response(self, response: m.FetchResponse) -> SessionResponse:
         partitions = self._match(response)
-        # Whatever comes of this response: the session of before is closed, and this is the one that there is now.
+        # Even if the response is not accepted, it closed the previous session and opened this one.
         if self._first_epoch == INITIAL_EPOCH:
-            self._session_id = max(response.session_id, INVALID_SESSION_ID)
-        if partitions is None or len(partitions) != len(self._told):
-            # A server that only wants to slow us down answers with no partitions at all.
+            self.session_id = max(response.session_id, INVALID_SESSION_ID)
+        if partitions is None or len(partitions) != len(self._sent):
+            # A response without partitions but with a throttle time is no error: the server only throttles.
             if response.responses or not response.throttle_time_ms:
                 self._reset(MALFORMED)
             else:
                 self._epoch = self._first_epoch
             return SessionResponse(False)
-        self._epoch = next_epoch(INITIAL_EPOCH) if self._session_id else self._first_epoch
+        self._epoch = next_epoch(INITIAL_EPOCH) if self.session_id else self._first_epoch
         return self._accept(partitions)
 
     def _incremental_response(self, response: m.FetchResponse) -> SessionResponse:
         partitions = self._match(response)
-        if partitions is None or response.session_id not in (INVALID_SESSION_ID, self._session_id):
+        if partitions is None or response.session_id not in (INVALID_SESSION_ID, self.session_id):
             self._reset(MALFORMED)
-            return SessionResponse(False, again_at_once=True)
-        if response.session_id == INVALID_SESSION_ID:  # its last partition was forgotten (227-06)
-            self._session_id = INVALID_SESSION_ID
+            return SessionResponse(False, retry_immediately=True)
+        if response.session_id == INVALID_SESSION_ID:  # closed: the last partition was forgotten (227-06)
+            self.session_id = INVALID_SESSION_ID
             self._epoch = self._first_epoch
         else:
             self._epoch = next_epoch(self._epoch)
         return self._accept(partitions)
 
     def _match(self, response: m.FetchResponse) -> list[FetchedPartition] | None:
-        """The response's partitions, None if it has one twice or one that the server was not told of."""
-        found: dict[_Key, FetchedPartition] = {}
+        """Return the partitions of a response, or None if one is duplicate or was not requested."""
+        matched: dict[_Key, FetchedPartition] = {}
         count = 0
         for topic in response.responses:
             wire_topic: bytes | str = topic.topic_id if self._by_id else topic.topic
             for data in topic.partitions:
                 key = wire_topic, data.partition_index
-                told = self._told.get(key)
-                if told is None:
+                sent = self._sent.get(key)
+                if sent is None:
                     return None
-                found[key] = FetchedPartition(*told, data)
+                matched[key] = FetchedPartition(*sent, data)
                 count += 1
-        return list(found.values()) if len(found) == count else None
+        return list(matched.values()) if len(matched) == count else None
 
     def _accept(self, partitions: list[FetchedPartition]) -> SessionResponse:
-        for one in partitions:
-            if one.data.records:  # to the back of the next full request (227-11)
-                key: _Key = (one.topic_id or one.topic, one.data.partition_index)
+        for partition in partitions:
+            if partition.data.records:  # moves to the end of the next full request (227-11)
+                key: _Key = (partition.topic_id or partition.topic, partition.data.partition_index)
                 wanted = self._wanted.pop(key, None)
                 if wanted is not None:
                     self._wanted[key] = wanted
         return SessionResponse(True, partitions=partitions)
 
     def handle_error(self, request: SessionRequest) -> None:
-        """There will be no response: transport failure, timeout, or the user gave up."""
+        """Record that `request` will get no response: transport failure, timeout or cancellation."""
         if request is self._in_flight:
             self._in_flight = None
             self._reset(TRANSPORT)
@@ -295,13 +286,13 @@ class FetchSessionHandler:
         self._epoch = self._first_epoch
 
     def close(self) -> SessionRequest | None:
-        """The request that ends the session (227-17), to be sent without waiting for what comes; None without one.
+        """Return the request that closes the session (227-17), or None without a session. Its response can be ignored.
 
-        A response that arrives later may say that there is another session: then `close` has another request. The
-        handler may be used again; from its next request on, such a response is none of its business.
+        If a late response opened another session, a further `close` returns a request for that one. The handler may be
+        reused; from its next request on, such a late response is ignored.
         """
         self._is_closed = True
-        session_id, self._session_id = self._session_id, INVALID_SESSION_ID
+        session_id, self.session_id = self.session_id, INVALID_SESSION_ID
         self._epoch = self._first_epoch
         self._in_flight = None
         return SessionRequest(session_id, FINAL_EPOCH, [], []) if session_id else None

@@ -1,4 +1,4 @@
-"""What a node's session cache counts (227-20), as plain numbers: whoever exports them reads them at each scrape."""
+"""Counters of a node's fetch session cache (227-20). Plain numbers, read by the exporter at each scrape."""
 
 from __future__ import annotations
 
@@ -9,58 +9,58 @@ from kipmesh.core.fetch_session.policy import Eviction, Refusal
 from kipmesh.core.fetch_session.types import FetchKind
 
 CLIENT_IDS_MAX = 1000
-"""Distinct client ids that are counted by name."""
+"""Number of client ids with a counter each."""
 OTHERS = "(others)"
-"""Where clients beyond that are counted."""
+"""Label under which all further client ids are counted."""
 
-# What a partition takes at least, by the widths of the protocol's fields: partition, leader epoch, fetch offset, last
-# fetched epoch, log start, maximum bytes; partition, error, three offsets, and the lengths of what is empty.
+# Minimum encoded size of a partition. Request: partition, leader epoch, fetch offset, last fetched epoch, log start,
+# maximum bytes. Response: partition, error, three offsets, lengths of empty fields.
 REQUEST_PARTITION_BYTES = 32
 RESPONSE_PARTITION_BYTES = 42
 
 
 class FetchSessionMetrics:
-    """Counters since the node's start. `sessions` and `partitions` are read from the cache itself."""
+    """Counters since the node started. Current numbers of sessions and partitions are attributes of the cache."""
 
     def __init__(self) -> None:
         self.fetches: Counter[FetchKind] = Counter()
-        """Answered fetches by kind; ERROR are those with a session error."""
+        """Responses by kind; ERROR counts session errors."""
         self.errors: Counter[ErrorCode] = Counter()
         """Session errors by code."""
         self.created = 0
         self.closed = 0
-        """Closed by their clients, or because their broker has registered anew."""
+        """Sessions closed by their client, or because their broker registered again."""
         self.evictions = 0
-        """`IncrementalFetchSessionEvictionsPerSec` is the rate of this."""
+        """Count behind `IncrementalFetchSessionEvictionsPerSec`."""
         self.evictions_by_reason: Counter[Eviction] = Counter()
         self.evictions_by_client: Counter[str] = Counter()
-        """By the client id of the session that took the slot (KAFKA-12797)."""
+        """By client id of the session that took the slot (KAFKA-12797)."""
         self.refusals: Counter[Refusal] = Counter()
         self.quota_refusals_by_client: Counter[str] = Counter()
         self.bytes_saved = 0
-        """Bytes that full fetches would have had in addition, topic names not counted: a lower bound."""
+        """Bytes that full fetches would have needed in addition. A lower bound, without topic names."""
 
-    def answered(self, kind: FetchKind) -> None:
-        """A fetch was answered."""
+    def completed(self, kind: FetchKind) -> None:
+        """Count a completed fetch."""
         self.fetches[kind] += 1
 
     def failed(self, error: ErrorCode) -> None:
-        """A fetch was answered with a session error."""
+        """Count a response with a session error."""
         self.fetches[FetchKind.ERROR] += 1
         self.errors[error] += 1
 
-    def saved(self, not_asked: int, not_answered: int) -> None:
-        """An incremental fetch left these many partitions out of its request and of its response."""
-        self.bytes_saved += not_asked * REQUEST_PARTITION_BYTES + not_answered * RESPONSE_PARTITION_BYTES
+    def saved(self, omitted_requested: int, omitted_returned: int) -> None:
+        """Count the partitions that an incremental fetch omitted from its request and from its response."""
+        self.bytes_saved += omitted_requested * REQUEST_PARTITION_BYTES + omitted_returned * RESPONSE_PARTITION_BYTES
 
     def evicted(self, reason: Eviction, evictor: str) -> None:
-        """A session was evicted by one of this client id."""
+        """Count an eviction; `evictor` is the client id that took the slot."""
         self.evictions += 1
         self.evictions_by_reason[reason] += 1
         _count(self.evictions_by_client, evictor)
 
     def refused(self, reason: Refusal, client_id: str) -> None:
-        """No session was made for this client id."""
+        """Count a client id that got no session."""
         self.refusals[reason] += 1
         if reason is Refusal.QUOTA:
             _count(self.quota_refusals_by_client, client_id)

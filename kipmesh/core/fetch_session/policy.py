@@ -1,9 +1,9 @@
-"""Who gets a slot: the policies `adopted` (227-14) and `reserved` (227-15), and what a third one would have to be.
+"""Eviction policies of fetch sessions: `adopted` (227-14) and `reserved` (227-15).
 
-A policy holds the sessions of the cache in the orders that it needs, so that a decision costs O(log sessions) also when
-10,000 of them are there and clients come by the thousand. It decides, and the cache does: `room` changes nothing.
+A policy keeps the sessions of the cache ordered, so that a decision costs O(log sessions) even with 10,000 sessions and
+thousands of new clients. It only decides; the cache evicts.
 
-Ages are compared with "more than": a session whose time is up exactly now is not old, nor unused for too long, yet.
+Ages are compared with "more than": a session exactly at the limit is neither old nor inactive yet.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from kipmesh.core.fetch_session.types import SESSION_SLOTS, UNUSED_MS_MAX
 
 
 class Eviction(Enum):
-    """Why a session lost its slot."""
+    """Why a session was evicted; the value is its label in metrics."""
 
     INACTIVE = "inactive"
     PRIVILEGE = "privilege"
-    """A follower took a consumer's."""
+    """A follower took the slot of a consumer."""
     SIZE = "size"
-    """An old one was smaller."""
+    """A larger session took the slot of an old, smaller one."""
 
 
 class Refusal(Enum):
-    """Why there was no session for who wanted one."""
+    """Why no session was created; the value is its label in metrics."""
 
     OFF = "off"
-    """There are no slots at all."""
+    """There are no slots: sessions are disabled."""
     FULL = "full"
     TOO_SMALL = "too_small"
     QUOTA = "quota"
-    """`max.incremental.fetch.sessions.per.client.id`, which is the cache's."""
+    """`max.incremental.fetch.sessions.per.client.id`; checked by the cache."""
     TOO_LARGE = "too_large"
-    """More partitions than a session may have, also the cache's."""
+    """Too many partitions for one session; checked by the cache."""
 
 
-class Room(NamedTuple):
-    """The decision: a refusal, or a slot, which the victim has to leave first if there is one."""
+class SlotDecision(NamedTuple):
+    """Decision about a slot: a refusal, or a slot. If there is a victim, it must be evicted first."""
 
     refusal: Refusal | None = None
     victim: Session | None = None
@@ -51,27 +51,27 @@ class Room(NamedTuple):
 
 
 class EvictionPolicy(Protocol):
-    """Decides about slots. `now_ms` never goes back."""
+    """Decides which sessions get a slot. `now_ms` never decreases."""
 
-    def room(self, owner: Owner, size: int, now_ms: int) -> Room:
-        """Whether a session of `size` partitions gets a slot, and whose."""
+    def room(self, owner: Owner, size: int, now_ms: int) -> SlotDecision:
+        """Decide whether a session of `size` partitions gets a slot, and which session it replaces. Changes nothing."""
         ...
 
     def added(self, session: Session) -> None:
-        """The session has a slot; its `last_used_ms` is now."""
+        """Add a session that got a slot and was used now."""
         ...
 
     def used(self, session: Session) -> None:
-        """Its `last_used_ms` is now (227-16), and its size may be another."""
+        """Update a session whose `last_used_ms` is now (227-16) and whose size may have changed."""
         ...
 
     def removed(self, session: Session) -> None:
-        """It has left its slot."""
+        """Remove a session that was closed or evicted."""
         ...
 
 
-class ByUse:
-    """Sessions in the order of their last use."""
+class SessionsByUse:
+    """Sessions ordered by their last use."""
 
     __slots__ = ("_sessions",)
 
@@ -82,19 +82,19 @@ class ByUse:
         return len(self._sessions)
 
     def used(self, session: Session) -> None:
-        """Now, or it is new."""
+        """Move a session, or add it, to the most recently used end."""
         self._sessions[session] = None
         self._sessions.move_to_end(session)
 
     def remove(self, session: Session) -> None:
-        """It is no more."""
+        """Remove a session if it is present."""
         self._sessions.pop(session, None)
 
     def unused(self, now_ms: int, unused_ms_max: int) -> Session | None:
-        """The one to be evicted as inactive: unused for the longest time, and longer than `unused_ms_max`.
+        """Return the session to evict as inactive, or None if none is unused for more than `unused_ms_max`.
 
-        Of several, a consumer's before a follower's, then the smallest, then the lowest id. A session whose fetch
-        waits here is in use (227-16).
+        That is the least recently used one. Ties: consumers before followers, then fewest partitions, then lowest id. A
+        session with a waiting fetch counts as in use (227-16).
         """
         while self._sessions:
             first = next(iter(self._sessions))
@@ -120,8 +120,8 @@ def _rank(session: Session) -> tuple[bool, int, int]:
     return session.owner.privileged, session.size, session.session_id
 
 
-class BySize:
-    """Sessions by size, then id. A heap whose outdated entries are dropped when they come up."""
+class SessionsBySize:
+    """Sessions ordered by size, then id. A heap whose outdated entries are dropped when they reach the top."""
 
     __slots__ = ("_heap", "_sessions", "_sizes")
 
@@ -134,7 +134,7 @@ class BySize:
         return session.session_id in self._sizes
 
     def put(self, session: Session) -> None:
-        """It is new, or its size is."""
+        """Add a session or update its size."""
         session_id, size = session.session_id, session.size
         if self._sizes.get(session_id) == size:
             return
@@ -146,12 +146,12 @@ class BySize:
             heapq.heapify(self._heap)
 
     def remove(self, session: Session) -> None:
-        """It is no more."""
+        """Remove a session if it is present."""
         if self._sizes.pop(session.session_id, None) is not None:
             del self._sessions[session.session_id]
 
     def smallest(self) -> Session | None:
-        """The smallest; the lowest id of several."""
+        """Return the session with the fewest partitions, then the lowest id; None if there is none."""
         while self._heap:
             size, session_id = self._heap[0]
             if self._sizes.get(session_id) == size:
@@ -161,34 +161,34 @@ class BySize:
 
 
 class AdoptedPolicy:
-    """227-13 and 227-14: one cache for all, followers before consumers, large before small, used before unused."""
+    """One cache for all: followers before consumers, large before small, used before unused (227-13, 227-14)."""
 
     def __init__(self, slots: int = SESSION_SLOTS, eviction_ms: int = UNUSED_MS_MAX) -> None:
         self._slots = slots
         self._eviction_ms = eviction_ms
-        self._by_use = ByUse()
-        self._young: OrderedDict[Session, None] = OrderedDict()  # in the order in which they were made
-        self._consumers = BySize()
-        self._old_consumers = BySize()
-        self._old_followers = BySize()
+        self._by_use = SessionsByUse()
+        self._young: OrderedDict[Session, None] = OrderedDict()  # in order of creation
+        self._consumers = SessionsBySize()
+        self._old_consumers = SessionsBySize()
+        self._old_followers = SessionsBySize()
 
-    def room(self, owner: Owner, size: int, now_ms: int) -> Room:
-        """See 227-14; the order of the branches is the order in which victims are chosen."""
+    def room(self, owner: Owner, size: int, now_ms: int) -> SlotDecision:
+        """Decide by 227-14. The branches are in the order in which victims are chosen."""
         if self._slots <= 0:
-            return Room(Refusal.OFF)
+            return SlotDecision(Refusal.OFF)
         if len(self._by_use) < self._slots:
-            return Room()
+            return SlotDecision()
         victim = self._by_use.unused(now_ms, self._eviction_ms)
         if victim is not None:
-            return Room(victim=victim, eviction=Eviction.INACTIVE)
+            return SlotDecision(victim=victim, eviction=Eviction.INACTIVE)
         self._age(now_ms)
         victim = self._consumers.smallest() if owner.privileged else None
         if victim is not None:
-            return Room(victim=victim, eviction=Eviction.PRIVILEGE)
+            return SlotDecision(victim=victim, eviction=Eviction.PRIVILEGE)
         victim = (self._old_followers if owner.privileged else self._old_consumers).smallest()
         if victim is not None and victim.size < size:
-            return Room(victim=victim, eviction=Eviction.SIZE)
-        return Room(Refusal.FULL)
+            return SlotDecision(victim=victim, eviction=Eviction.SIZE)
+        return SlotDecision(Refusal.FULL)
 
     def _age(self, now_ms: int) -> None:
         while self._young:
@@ -199,21 +199,21 @@ class AdoptedPolicy:
             (self._old_followers if session.owner.privileged else self._old_consumers).put(session)
 
     def added(self, session: Session) -> None:
-        """It is young and used."""
+        """Add a session as young and just used."""
         self._by_use.used(session)
         self._young[session] = None
         if not session.owner.privileged:
             self._consumers.put(session)
 
     def used(self, session: Session) -> None:
-        """It is used, and sorted by its size anew."""
+        """Mark a session as just used, and update its size."""
         self._by_use.used(session)
         for table in (self._consumers, self._old_consumers, self._old_followers):
             if session in table:
                 table.put(session)
 
     def removed(self, session: Session) -> None:
-        """It leaves all orders."""
+        """Remove a session from all orders."""
         self._by_use.remove(session)
         self._young.pop(session, None)
         for table in (self._consumers, self._old_consumers, self._old_followers):
@@ -222,10 +222,10 @@ class AdoptedPolicy:
 
 @dataclass(eq=False, repr=False)
 class ReservedPolicy:
-    """227-15: slots for each broker, a pool for the clients, and nobody evicts who is in use.
+    """Reserved slots for each broker and a common pool for clients; only inactive sessions are evicted (227-15).
 
-    `is_broker` says whether an id is that of a registered broker; whoever only says so is a client, or anybody could
-    have as many slots as there are numbers.
+    Args: is_broker: whether an id belongs to a registered broker. A request with any other replica id uses the client
+    pool; otherwise a client could claim slots with arbitrary ids. size_min: minimum partitions of a session.
     """
 
     is_broker: Callable[[int], bool]
@@ -236,30 +236,30 @@ class ReservedPolicy:
     unused_ms_max: int = UNUSED_MS_MAX
 
     def __post_init__(self) -> None:
-        self._clients = ByUse()
-        self._brokers: dict[int, ByUse] = {}
-        self._pools: dict[int, ByUse] = {}
-        """Each session's pool: a broker's sessions stay in its pool when its registration ends."""
+        self._clients = SessionsByUse()
+        self._brokers: dict[int, SessionsByUse] = {}
+        self._pools: dict[int, SessionsByUse] = {}
+        """Pool of each session by id. A broker's session stays in its pool when the registration ends."""
 
-    def _pool(self, owner: Owner) -> tuple[ByUse, int]:
+    def _pool(self, owner: Owner) -> tuple[SessionsByUse, int]:
         if owner.privileged and self.is_broker(owner.replica_id):
-            return self._brokers.get(owner.replica_id) or ByUse(), self.slots_per_broker
+            return self._brokers.get(owner.replica_id) or SessionsByUse(), self.slots_per_broker
         return self._clients, self.consumer_slots
 
-    def room(self, owner: Owner, size: int, now_ms: int) -> Room:
-        """A slot of the owner's own pool, free or of one that was unused for too long."""
+    def room(self, owner: Owner, size: int, now_ms: int) -> SlotDecision:
+        """Return a slot in the owner's pool: a free one, or that of an inactive session."""
         pool, slots = self._pool(owner)
         if slots <= 0:
-            return Room(Refusal.OFF)
+            return SlotDecision(Refusal.OFF)
         if size < self.size_min:
-            return Room(Refusal.TOO_SMALL)
+            return SlotDecision(Refusal.TOO_SMALL)
         if len(pool) < slots:
-            return Room()
+            return SlotDecision()
         victim = pool.unused(now_ms, self.unused_ms_max)
-        return Room(Refusal.FULL) if victim is None else Room(victim=victim, eviction=Eviction.INACTIVE)
+        return SlotDecision(Refusal.FULL) if victim is None else SlotDecision(victim=victim, eviction=Eviction.INACTIVE)
 
     def added(self, session: Session) -> None:
-        """It is in its pool."""
+        """Add a session to its pool."""
         pool, _ = self._pool(session.owner)
         if pool is not self._clients:
             self._brokers[session.owner.replica_id] = pool
@@ -267,11 +267,11 @@ class ReservedPolicy:
         pool.used(session)
 
     def used(self, session: Session) -> None:
-        """It is the last of its pool to be evicted."""
+        """Mark a session as the most recently used of its pool."""
         self._pools[session.session_id].used(session)
 
     def removed(self, session: Session) -> None:
-        """It leaves its pool; a broker's empty pool goes."""
+        """Remove a session from its pool, and a broker's pool when it becomes empty."""
         pool = self._pools.pop(session.session_id)
         pool.remove(session)
         if not pool and self._brokers.get(session.owner.replica_id) is pool:

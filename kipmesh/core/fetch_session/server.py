@@ -1,24 +1,22 @@
-"""Fetch sessions of one node (server side): from a request to its response. Rules 227-01 to 227-11 and 227-21.
+"""Fetch sessions of one node (server side), from request to response. Rules 227-01 to 227-11 and 227-21.
 
 Classifies each Fetch request, creates and closes sessions, and evicts them according to the policy. Sans-IO: the caller
 supplies time, ids and partitions. Requests never raise; an invalid request returns an error and leaves all sessions
-unchanged.
-
-The driver's part, always in this order, all on the task that owns the partitions:
+unchanged. The driver calls, in this order and on the task that owns the partitions:
 
     fetch = cache.begin(request, client_id, now_ms)
     fetch.read(reader)
     if not fetch.is_complete and request.max_wait_ms > 0:
-        fetch.wait(wake)              # from now on `wake` is called when there is reason to read again
+        fetch.wait(wake)              # `wake` is called when `read` should be called again
         while not fetch.is_complete and not expired:
             ... await wake, or the end of max_wait_ms ...
             fetch.read(reader)
-    response = fetch.respond(now_ms)  # or fetch.cancel(), if nobody wants the answer any more
+    response = fetch.respond(now_ms)  # or fetch.cancel() if the client is gone
 
-Between the last `read` and `respond`, and between the first `read` and `wait`, nothing may be awaited: a partition that
-changes there would not be seen. `wake` must do no more than remember that it was called.
+The driver must not await between the last `read` and `respond`, or between the first `read` and `wait`: changes in
+between would be missed. `wake` may only record that it was called.
 
-Invariants: a session is in the cache, its policy and the subscriptions of all its partitions, or in none of them. Its
+Invariants: a session is in the cache, its policy and the subscriptions of all its partitions, or in none. Its
 epoch is the epoch of the next valid request.
 """
 
@@ -27,13 +25,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal, TypeVar
 
 from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.fetch_session.metrics import FetchSessionMetrics
-from kipmesh.core.fetch_session.policy import Eviction, EvictionPolicy, Refusal
-from kipmesh.core.fetch_session.session import Owner, Session, must_react
+from kipmesh.core.fetch_session.policy import Eviction, EvictionPolicy, Refusal, SlotDecision
+from kipmesh.core.fetch_session.session import Owner, Session, requires_action
 from kipmesh.core.fetch_session.subscriptions import Key, Subscriptions, name_bytes, partition_key, topic_of
 from kipmesh.core.fetch_session.types import (
     FINAL_EPOCH,
@@ -48,6 +45,7 @@ from kipmesh.core.fetch_session.types import (
     PartitionRead,
     Reader,
     SessionEvent,
+    SessionEventKind,
 )
 
 CLIENT_ID_LENGTH_MAX = 255
@@ -58,9 +56,10 @@ _ID_ATTEMPTS_MAX = 100
 class FetchSessionCache:
     """All fetch sessions of one node.
 
-    `new_id` gives random int32 above 0 from a cryptographic source (227-01). `sessions_per_client_id` is ours, 0 for no
-    quota; followers are not under it. `unused_ms_max`: a client at its quota may take the slot of a session of its own
-    that was unused for longer. `tell` hears of each session that is made, closed or evicted.
+    Args: new_id: returns a random positive int32 from a cryptographic source (227-01). sessions_per_client_id: quota
+    per client id, 0 disables it, followers are exempt. unused_ms_max: a client at its quota may replace its own session
+    after this idle time. partitions_max: limit per session. wakes_on_high_watermark: a new high watermark
+    completes a follower's waiting fetch (392-02). on_event: called for each created, closed or evicted session.
     """
 
     subscriptions: Subscriptions
@@ -70,33 +69,36 @@ class FetchSessionCache:
     sessions_per_client_id: int = 0
     unused_ms_max: int = UNUSED_MS_MAX
     partitions_max: int = SESSION_PARTITIONS_MAX
-    answers_stale_high_watermark: bool = True
-    tell: Callable[[SessionEvent], None] | None = None
+    wakes_on_high_watermark: bool = True
+    on_event: Callable[[SessionEvent], None] | None = None
 
     def __post_init__(self) -> None:
         self.metrics = FetchSessionMetrics()
         self._sessions: dict[int, Session] = {}
         self._sizes: dict[int, int] = {}
-        self._by_client: dict[str, dict[Session, None]] = {}
-        self._by_follower: dict[int, dict[Session, None]] = {}
+        self._by_owner: dict[str | int, dict[Session, None]] = {}
         self.partitions = 0
         """`NumIncrementalFetchPartitionsCached`."""
         self.by_privilege: Counter[bool] = Counter({False: 0, True: 0})
-        """How many sessions are consumers', and how many followers' (227-02)."""
+        """Number of consumers' sessions (False) and followers' sessions (True) (227-02)."""
 
     def __len__(self) -> int:
         """`NumIncrementalFetchSessions`."""
         return len(self._sessions)
 
     def list(self, now_ms: int) -> Iterator[FetchSessionDescription]:
-        """The sessions by id. O(partitions): for people, not for scrapes."""
+        """Yield a description of each session, by id. O(partitions)."""
         for session_id in sorted(self._sessions):
             yield self._sessions[session_id].info(now_ms)
 
     # -- requests
 
     def begin(self, request: m.FetchRequest, client_id: str, now_ms: int) -> Fetch:
-        """What to do for a request (227-04). An incremental one is taken into its session here."""
+        """Classify a request (227-04) and return the fetch that handles it.
+
+        Closes the request's session, or applies an incremental request to it. A session error is returned as an
+        `ErrorFetch`.
+        """
         session_id, epoch = request.session_id, request.session_epoch
         if any(len(topic_bytes(topic)) > TOPIC_BYTES_MAX for topic in request.topics):
             return ErrorFetch(self, request, ErrorCode.INVALID_REQUEST)
@@ -109,25 +111,26 @@ class FetchSessionCache:
             begins = wants_session and self._has_room(owner, size, now_ms)
             return FullFetch(self, request, owner, wants_session, begins_session=begins)
         session = self._find(session_id, request.replica_id)
+        if session is None:
+            return ErrorFetch(self, request, ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
         error = self._check(session, request)
-        if error or session is None:
-            return ErrorFetch(self, request, error or ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
-        return self._take(session, request, client_id, now_ms)
+        if error:
+            return ErrorFetch(self, request, error)
+        return self._apply_incremental(session, request, client_id, now_ms)
 
     def _find(self, session_id: int, replica_id: int) -> Session | None:
-        """A session is known to whom it was made for only: what a follower and a consumer are told differs."""
+        """Return a session of this replica id: followers and consumers receive different data, so cannot share one."""
         session = self._sessions.get(session_id)
         return session if session is not None and session.owner.replica_id == replica_id else None
 
     def _owner(self, request: m.FetchRequest, client_id: str) -> Owner:
         by_id = bool(request.topics) and bool(request.topics[0].topic_id)
         client_id = client_id[:CLIENT_ID_LENGTH_MAX]
-        return Owner(client_id, request.replica_id, by_id, self.answers_stale_high_watermark)
+        return Owner(client_id, request.replica_id, by_id, self.wakes_on_high_watermark)
 
-    def _check(self, session: Session | None, request: m.FetchRequest) -> ErrorCode:
-        """227-05; nothing is changed."""
-        if session is None:
-            return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    @staticmethod
+    def _check(session: Session, request: m.FetchRequest) -> ErrorCode:
+        """Check an incremental request by 227-05 without changing anything."""
         if session.epoch != request.session_epoch:
             return ErrorCode.INVALID_FETCH_SESSION_EPOCH
         by_id = session.owner.uses_topic_ids
@@ -136,11 +139,11 @@ class FetchSessionCache:
             return ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
         return ErrorCode.NONE
 
-    def _take(self, session: Session, request: m.FetchRequest, client_id: str, now_ms: int) -> Fetch:
-        overtaken, session.fetch = session.fetch, None
-        if overtaken is not None:
-            overtaken.ended()
-        # First forget, then add: a topic that was made anew under its name is both (227-07).
+    def _apply_incremental(self, session: Session, request: m.FetchRequest, client_id: str, now_ms: int) -> Fetch:
+        superseded, session.fetch = session.fetch, None
+        if superseded is not None:
+            superseded.on_session_end()
+        # Forget before adding: a topic that was recreated under its name is in both lists (227-07).
         for topic in request.forgotten_topics_data:
             prefix = topic_bytes(topic)
             for partition in topic.partitions:
@@ -148,76 +151,83 @@ class FetchSessionCache:
         named: dict[Key, m.FetchPartition] = {}
         for wanted in request.topics:
             prefix = topic_bytes(wanted)
-            for asked in wanted.partitions:
-                named[partition_key(prefix, asked.partition)] = asked
-        size_max = session.size + len(named)  # counts partitions twice that are in the session already
+            for requested in wanted.partitions:
+                named[partition_key(prefix, requested.partition)] = requested
+        size_max = session.size + len(named)  # counts partitions that are already in the session twice
         if size_max > self.partitions_max and size_max - sum(key in session for key in named) > self.partitions_max:
             self._remove(session, "closed", Refusal.TOO_LARGE.value)
             self.metrics.refused(Refusal.TOO_LARGE, session.owner.client_id)
             return ErrorFetch(self, request, ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
-        for key, asked in named.items():
-            session.put(key, asked)
+        for key, requested in named.items():
+            session.put(key, requested)
         if not session.size:
             self._close(session)
             return FullFetch(self, request, self._owner(request, client_id), False)
-        terms = terms_of(request)
-        if session.terms != terms:
-            session.terms = terms
-            session.all_changed()
+        options = read_options(request)
+        if session.read_options != options:
+            session.read_options = options
+            session.mark_all()
         session.advance()
         self.used(session, now_ms)
         return IncrementalFetch(self, session, request, named)
 
-    def end_older(self, replica_id: int, broker_epoch: int) -> None:
-        """A broker has this registration now: the sessions of its older ones are nobody's, and would stay for ever."""
-        for session in list(self._by_follower.get(replica_id, ())):
-            if session.terms[2] < broker_epoch:
-                self._close(session, "registered anew")
+    def close_superseded(self, replica_id: int, broker_epoch: int) -> None:
+        """Close the sessions of older registrations of broker `replica_id`: their broker epoch is below `broker_epoch`.
 
-    # -- for the fetches
+        No request will use or close them.
+        """
+        for session in list(self._by_owner.get(replica_id, ())):
+            if session.read_options[2] < broker_epoch:
+                self._close(session, "broker registered again")
+
+    # -- called by fetches
 
     def is_open(self, session: Session) -> bool:
         """Whether the session is still in the cache."""
         return self._sessions.get(session.session_id) is session
 
     def refuse(self, error: ErrorCode) -> m.FetchResponse:
-        """The response with a session error."""
+        """Count a session error and return the response with it."""
         self.metrics.failed(error)
         return m.FetchResponse(error_code=error, session_id=INVALID_SESSION_ID)
 
     def used(self, session: Session, now_ms: int) -> None:
-        """A request was taken, or answered (227-16)."""
+        """Record that a request was accepted or responded to (227-16), and update the size of the session."""
         session.last_used_ms = now_ms
         self.partitions += session.size - self._sizes[session.session_id]
         self._sizes[session.session_id] = session.size
         self.policy.used(session)
 
     def _has_room(self, owner: Owner, size: int, now_ms: int) -> bool:
-        """Whether a follower's session of this size will get a slot; without one, its full fetches wait like others."""
+        """Whether the owner is a follower that would get a session of this size."""
         fits = owner.privileged and size <= self.partitions_max
         return fits and self.policy.room(owner, size, now_ms).refusal is None
 
     def make_room(self, owner: Owner, size: int, now_ms: int) -> bool:
-        """Whether there is a slot for a session of this size; evicts who has to leave it."""
-        if size > self.partitions_max:
-            self.metrics.refused(Refusal.TOO_LARGE, owner.client_id)
-            return False
-        own = self._unused_of(owner, now_ms)
-        if own is Refusal.QUOTA:
-            self.metrics.refused(Refusal.QUOTA, owner.client_id)
-            return False
-        if isinstance(own, Session):
-            self._evict(own, Eviction.INACTIVE, owner.client_id)
-        room = self.policy.room(owner, size, now_ms)
-        if room.refusal is not None:
-            self.metrics.refused(room.refusal, owner.client_id)
-            return False
-        if room.victim is not None and room.eviction is not None:
-            self._evict(room.victim, room.eviction, owner.client_id)
+        """Evict a session if necessary to free a slot for one of `size` partitions; return whether there is a slot."""
+        for decide in (self._check_limits, self.policy.room):
+            decision = decide(owner, size, now_ms)
+            if decision.refusal is not None:
+                self.metrics.refused(decision.refusal, owner.client_id)
+                return False
+            if decision.victim is not None and decision.eviction is not None:
+                self._evict(decision.victim, decision.eviction, owner.client_id)
         return True
 
+    def _check_limits(self, owner: Owner, size: int, now_ms: int) -> SlotDecision:
+        """Check size and quota. A client at its quota may replace its own session if that is inactive."""
+        if size > self.partitions_max:
+            return SlotDecision(Refusal.TOO_LARGE)
+        owned = self._by_owner.get(owner.key, {})
+        if owner.privileged or not self.sessions_per_client_id or len(owned) < self.sessions_per_client_id:
+            return SlotDecision()
+        oldest = min(owned, key=lambda session: session.last_used_ms)
+        if oldest.fetch is None and now_ms - oldest.last_used_ms > self.unused_ms_max:
+            return SlotDecision(victim=oldest, eviction=Eviction.INACTIVE)
+        return SlotDecision(Refusal.QUOTA)
+
     def admit(self, session: Session) -> bool:
-        """Give a session its id and its slot, after `make_room`; False if no unused id was to be had."""
+        """Add a session under a new id after `make_room`; return False and close it if no unused id was found."""
         for _ in range(_ID_ATTEMPTS_MAX):
             session_id = self.new_id()
             if 0 < session_id <= INT_MAX and session_id not in self._sessions:
@@ -229,26 +239,12 @@ class FetchSessionCache:
         self._sessions[session_id] = session
         self._sizes[session_id] = session.size
         self.partitions += session.size
-        if self.sessions_per_client_id and not session.owner.privileged:
-            self._by_client.setdefault(session.owner.client_id, {})[session] = None
-        if session.owner.privileged:
-            self._by_follower.setdefault(session.owner.replica_id, {})[session] = None
+        self._by_owner.setdefault(session.owner.key, {})[session] = None
         self.policy.added(session)
         self.metrics.created += 1
         self.by_privilege[session.owner.privileged] += 1
-        self._notify("made", session)
+        self._notify("created", session)
         return True
-
-    def _unused_of(self, owner: Owner, now_ms: int) -> Session | Refusal | None:
-        """Under the quota None; at it a session of the same client id that may go, or the refusal."""
-        if not self.sessions_per_client_id or owner.privileged:
-            return None
-        own = self._by_client.get(owner.client_id, {})
-        if len(own) < self.sessions_per_client_id:
-            return None
-        oldest = min(own, key=lambda session: session.last_used_ms)
-        is_unused = oldest.fetch is None and now_ms - oldest.last_used_ms > self.unused_ms_max
-        return oldest if is_unused else Refusal.QUOTA
 
     def _close(self, session: Session, reason: str | None = None) -> None:
         self._remove(session, "closed", reason)
@@ -260,112 +256,101 @@ class FetchSessionCache:
 
     def _notify(
         self,
-        what: Literal["made", "closed", "evicted"],
+        kind: SessionEventKind,
         session: Session,
         reason: str | None = None,
         evictor: str | None = None,
     ) -> None:
-        if self.tell is not None:
+        if self.on_event is not None:
             client_id, privileged = session.owner.client_id, session.owner.privileged
-            self.tell(SessionEvent(what, session.session_id, client_id, privileged, session.size, reason, evictor))
+            self.on_event(SessionEvent(kind, session.session_id, client_id, privileged, session.size, reason, evictor))
 
-    def _remove(
-        self, session: Session, what: Literal["closed", "evicted"], reason: str | None, evictor: str | None = None
-    ) -> None:
-        self._notify(what, session, reason, evictor)
+    def _remove(self, session: Session, kind: SessionEventKind, reason: str | None, evictor: str | None = None) -> None:
+        self._notify(kind, session, reason, evictor)
         session_id = session.session_id
         del self._sessions[session_id]
         self.partitions -= self._sizes.pop(session_id)
         owner = session.owner
         self.by_privilege[owner.privileged] -= 1
-        _drop(self._by_client, owner.client_id, session)
-        _drop(self._by_follower, owner.replica_id, session)
+        siblings = self._by_owner[owner.key]
+        del siblings[session]
+        if not siblings:
+            del self._by_owner[owner.key]
         self.policy.removed(session)
         session.close()
 
 
-_Name = TypeVar("_Name", str, int)
-
-
-def _drop(table: dict[_Name, dict[Session, None]], name: _Name, session: Session) -> None:
-    own = table.get(name)
-    if own is not None:
-        own.pop(session, None)
-        if not own:
-            del table[name]
-
-
-# -- one fetch
+# -- fetches
 
 
 def topic_bytes(topic: m.FetchTopic | m.ForgottenTopic) -> bytes:
-    """What the keys of a topic's partitions begin with, as the request names it: its id, or its name if it has none."""
+    """Return the prefix of a topic's partition keys: its id, or its name if the request has no id."""
     return topic.topic_id or name_bytes(topic.topic)
 
 
 def key_of(topic: m.FetchTopic, partition: int) -> Key:
-    """The key of a partition as the request names its topic."""
+    """Return the key of a partition of a topic in a request."""
     return partition_key(topic_bytes(topic), partition)
 
 
-def terms_of(request: m.FetchRequest) -> tuple[int, str, int]:
-    """What the answer of each partition depends on beside the partition: with others, all have to be read again."""
+def read_options(request: m.FetchRequest) -> tuple[int, str, int]:
+    """Return request fields that every read depends on: a change makes all partitions of a session dirty."""
     return request.isolation_level, request.rack_id, request.replica_epoch
 
 
 class Fetch:
-    """What the kinds share: bytes against limits, and when a fetch is to be answered."""
+    """One Fetch request from its first read to its response. Subclasses are the kinds of fetch."""
 
     kind: FetchKind
 
     def __init__(self, cache: FetchSessionCache, request: m.FetchRequest) -> None:
         self._cache = cache
         self.error = ErrorCode.NONE
-        """The top-level error, once it is known."""
+        """Top-level error, NONE while there is none."""
         self.size_bytes = 0
-        """Bytes of records found."""
+        """Bytes of records read so far."""
         self._max_bytes = max(request.max_bytes, 0)
-        # More than the maximum never comes, so it is not waited for.
+        # A fetch never returns more than the maximum, so it must not wait for more.
         self._min_bytes = min(request.min_bytes, self._max_bytes)
-        self._has_news = False
+        self._must_respond = False
         self._has_read = False
         self._is_limited = False
         self._wake: Callable[[], None] | None = None
 
     @property
     def is_complete(self) -> bool:
-        """Whether it is answered now: enough bytes, no room for more, news, or nothing to wait for."""
-        return self._has_news or self._is_limited or self.size_bytes >= self._min_bytes
+        """Whether to respond now: minimum bytes read, byte limit reached, news, or nothing to wait for (227-21)."""
+        return self._must_respond or self._is_limited or self.size_bytes >= self._min_bytes
 
     def read(self, reader: Reader) -> None:
-        """Read what was not read yet, and again what changed since."""
+        """Read partitions that were not read yet or have changed since."""
         raise NotImplementedError
 
     def wait(self, wake: Callable[[], None]) -> None:
-        """Call `wake` when it should read again."""
+        """Register `wake`, which is called when `read` should be called again."""
         self._wake = wake
 
     def respond(self, now_ms: int) -> m.FetchResponse:
-        """The answer. Once, and then the fetch is over."""
+        """Return the response and end the fetch. Must be called at most once."""
         raise NotImplementedError
 
     def cancel(self) -> None:
-        """It will not be answered: as if it had never read anything."""
+        """End the fetch without a response; its partitions stay as if they had not been read."""
 
     def _read_limited(
-        self, reader: Reader, topic: str, topic_id: bytes, asked: m.FetchPartition, before: PartitionRead | None
+        self, reader: Reader, topic: str, topic_id: bytes, requested: m.FetchPartition, before: PartitionRead | None
     ) -> PartitionRead:
-        """Read one partition within the limits; `before` is what this replaces."""
+        """Read one partition within the byte limits; `before` is the earlier result that this one replaces."""
         if before is not None:
             self.size_bytes -= len(before.data.records)
         room = self._max_bytes - self.size_bytes
-        limit = 0 if self._is_limited else max(min(asked.partition_max_bytes, room), 0)
-        found = reader.read(topic, topic_id, asked, limit, self.size_bytes == 0 and not self._is_limited)
-        self.size_bytes += len(found.data.records)
-        self._has_news |= found.has_news
-        if self.size_bytes and (self.size_bytes >= self._max_bytes or (found.is_cut and limit >= room)):
+        limit = 0 if self._is_limited else max(min(requested.partition_max_bytes, room), 0)
+        result = reader.read(topic, topic_id, requested, limit, self.size_bytes == 0 and not self._is_limited)
+        self.size_bytes += len(result.data.records)
+        self._must_respond |= result.completes_fetch
+        if self.size_bytes and (self.size_bytes >= self._max_bytes or (result.is_cut and limit >= room)):
             self._is_limited = True
-        return found
+        return result
 
     def _notify(self) -> None:
         if self._wake is not None:
@@ -373,27 +358,27 @@ class Fetch:
 
 
 class ErrorFetch(Fetch):
-    """A request whose session is not as it thinks (227-05): nothing is read."""
+    """A request with a session error (227-05). Reads nothing."""
 
     kind = FetchKind.ERROR
 
     def __init__(self, cache: FetchSessionCache, request: m.FetchRequest, error: ErrorCode) -> None:
         super().__init__(cache, request)
-        self._has_news = True
+        self._must_respond = True
         self.error = error
 
     def read(self, reader: Reader) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def respond(self, now_ms: int) -> m.FetchResponse:
-        """The error, without partitions."""
+        """Return the error without partitions."""
         return self._cache.refuse(self.error)
 
 
 class FullFetch(Fetch):
-    """A request that names all its partitions, with a session for the next ones or without.
+    """A request that names all its partitions, with or without creating a session.
 
-    The response names them all, in the request's order. Whether there is a session is decided when it is answered.
+    The response contains all of them in the request's order. The session is created when the response is.
     """
 
     def __init__(
@@ -410,90 +395,93 @@ class FullFetch(Fetch):
         self._owner = owner
         self._interests = owner.interests
         self._request = request
-        self._asked = [(topic, asked) for topic in request.topics for asked in topic.partitions]
+        self._partitions = [(topic, requested) for topic in request.topics for requested in topic.partitions]
         self._reads: list[PartitionRead] = []
-        self._places: dict[Key, int] = {}
-        self._fresh: dict[int, None] = {}
-        # No partitions: nothing to wait for (227-21). A follower's first fetch of a session tells it all high
-        # watermarks (392-02); one for which there is no slot would be answered at once for ever.
-        self._has_news = not self._asked or (begins_session and owner.privileged and owner.answers_stale_high_watermark)
+        self._indexes: dict[Key, int] = {}
+        self._changed: dict[int, None] = {}
+        # Without partitions there is nothing to wait for (227-21). A follower's first fetch of a session never waits
+        # (392-02); if it cannot get a session it must wait, or it would poll in a loop.
+        is_first_of_session = begins_session and owner.privileged and owner.wakes_on_high_watermark
+        self._must_respond = not self._partitions or is_first_of_session
 
     def read(self, reader: Reader) -> None:
-        """All partitions at first, then those that changed."""
+        """Read all partitions on the first call, then those that changed."""
         if not self._has_read:
             self._has_read = True
-            for topic, asked in self._asked:
-                self._reads.append(self._read_limited(reader, topic.topic, topic.topic_id, asked, None))
-        while self._fresh and not self.is_complete:
-            for place in list(self._fresh):  # one by one off its front would be O(changed ** 2)
+            for topic, requested in self._partitions:
+                self._reads.append(self._read_limited(reader, topic.topic, topic.topic_id, requested, None))
+        while self._changed and not self.is_complete:
+            for index in list(self._changed):  # popping the first key of a dict repeatedly is O(changed ** 2)
                 if self.is_complete:
                     break
-                topic, asked = self._asked[place]
-                self._reads[place] = self._read_limited(reader, topic.topic, topic.topic_id, asked, self._reads[place])
-                del self._fresh[place]
+                topic, requested = self._partitions[index]
+                self._reads[index] = self._read_limited(
+                    reader, topic.topic, topic.topic_id, requested, self._reads[index]
+                )
+                del self._changed[index]
 
     def wait(self, wake: Callable[[], None]) -> None:
-        """Watch all partitions: O(partitions), as reading them was."""
+        """Subscribe to all partitions. O(partitions), like the first read."""
         super().wait(wake)
         subscriptions = self._cache.subscriptions
-        for place, (topic, asked) in enumerate(self._asked):
-            key = key_of(topic, asked.partition)
-            self._places[key] = place
+        for index, (topic, requested) in enumerate(self._partitions):
+            key = key_of(topic, requested.partition)
+            self._indexes[key] = index
             subscriptions.subscribe(key, self, bool(topic.topic_id))
 
     def mark(self, key: Key, change: int) -> None:
-        """A partition changed."""
-        hears, wakes = self._interests
-        if change & hears:
-            self._fresh[self._places[key]] = None
-        if change & wakes:
+        """Record that a partition changed."""
+        dirty_changes, wake_changes = self._interests
+        if change & dirty_changes:
+            self._changed[self._indexes[key]] = None
+        if change & wake_changes:
             self._notify()
 
     def cancel(self) -> None:
-        """Watch no more."""
-        if self._places:
+        """Unsubscribe from all partitions."""
+        if self._indexes:
             subscriptions = self._cache.subscriptions
-            for topic, asked in self._asked:
-                subscriptions.unsubscribe(key_of(topic, asked.partition), self, bool(topic.topic_id))
-            self._places = {}
+            for topic, requested in self._partitions:
+                subscriptions.unsubscribe(key_of(topic, requested.partition), self, bool(topic.topic_id))
+            self._indexes = {}
         self._wake = None
 
     def respond(self, now_ms: int) -> m.FetchResponse:
-        """All partitions; with a session's id if one was wanted and could be had."""
+        """Return all partitions, with a session id if a session was requested and created."""
         self.cancel()
         session = self._open_session(now_ms) if self.kind is FetchKind.FULL else None
         session_id = INVALID_SESSION_ID if session is None else session.session_id
-        responses, place = [], 0
+        responses, index = [], 0
         for topic in self._request.topics:
-            end = place + len(topic.partitions)
-            data = [found.data for found in self._reads[place:end]]
+            end = index + len(topic.partitions)
+            data = [result.data for result in self._reads[index:end]]
             responses.append(m.FetchableTopicResponse(topic.topic, topic.topic_id, data))
-            place = end
-        self._cache.metrics.answered(self.kind)
+            index = end
+        self._cache.metrics.completed(self.kind)
         return m.FetchResponse(session_id=session_id, responses=responses)
 
     def _open_session(self, now_ms: int) -> Session | None:
-        asked = self._asked
+        requested = self._partitions
         by_id = self._owner.uses_topic_ids
-        if not asked or any(bool(topic.topic_id) is not by_id for topic in self._request.topics):
+        if not requested or any(bool(topic.topic_id) is not by_id for topic in self._request.topics):
             return None
-        if not self._cache.make_room(self._owner, len(asked), now_ms):
+        if not self._cache.make_room(self._owner, len(requested), now_ms):
             return None
         results: dict[Key, PartitionRead] = {}
         session = Session(self._owner, self._cache.subscriptions, now_ms)
-        session.terms = terms_of(self._request)
-        for place, (topic, one) in enumerate(asked):
-            key = key_of(topic, one.partition)
-            session.put(key, one)  # if it is named twice, the last one counts
-            results[key] = self._reads[place]
-        session.queue.clear()  # every partition was read: only what `settle` gives back is dirty
-        fresh = {key_of(asked[place][0], asked[place][1].partition): None for place in self._fresh}
-        settle(session, results, fresh)
+        session.read_options = read_options(self._request)
+        for index, (topic, partition) in enumerate(requested):
+            key = key_of(topic, partition.partition)
+            session.put(key, partition)  # the last one counts if a partition is named twice
+            results[key] = self._reads[index]
+        session.queue.clear()  # all partitions were read: only those that `apply_results` requeues are dirty
+        changed = {key_of(requested[index][0], requested[index][1].partition): None for index in self._changed}
+        apply_results(session, results, changed)
         return session if self._cache.admit(session) else None
 
 
 class IncrementalFetch(Fetch):
-    """A request within a session: it reads what is dirty, and answers what is news."""
+    """A request within a session: reads dirty partitions and returns those with news."""
 
     kind = FetchKind.INCREMENTAL
 
@@ -504,29 +492,30 @@ class IncrementalFetch(Fetch):
         self._session = session
         self._named = named
         self._results: dict[Key, PartitionRead] = {}
-        # Named by the request and read for their positions only, as the limit was reached; they are in the queue.
-        self._peeked: dict[Key, PartitionRead] = {}
-        self._fresh: dict[Key, None] = {}
+        # Named by the request but read without records, because the limit was reached; they stay in the queue.
+        self._position_reads: dict[Key, PartitionRead] = {}
+        self._changed: dict[Key, None] = {}
         self._reader: Reader | None = None
-        self._stale_counts = session.owner.privileged and session.owner.answers_stale_high_watermark
+        self._wakes_on_high_watermark = session.owner.privileged and session.owner.wakes_on_high_watermark
         session.fetch = self
 
     def read(self, reader: Reader) -> None:
-        """What changed under the fetch, then the queue until a limit is reached, then who else the request names.
+        """Read partitions that changed during the fetch, then the queue, until a limit is reached.
 
-        The latter for the followers' positions in them, without records: the high watermark must not wait for a limit.
+        Partitions named by the request that did not fit are read without records: a follower's new position must
+        advance the high watermark regardless of the limit.
         """
         self._reader = reader
         if self.error or (self._has_read and self.is_complete):
             return
-        session, results, fresh = self._session, self._results, self._fresh
+        session, results, changed = self._session, self._results, self._changed
         self._has_read = True
-        while fresh and not self._is_limited:
-            for key in list(fresh):  # one by one off its front would be O(changed ** 2)
+        while changed and not self._is_limited:
+            for key in list(changed):  # popping the first key of a dict repeatedly is O(changed ** 2)
                 if self._is_limited:
                     break
                 results[key] = self._read(reader, key, results.get(key))
-                fresh.pop(key, None)
+                changed.pop(key, None)
         while not self._is_limited:
             taken = session.take()
             if taken is None:
@@ -535,69 +524,68 @@ class IncrementalFetch(Fetch):
                 results[taken] = self._read(reader, taken, None)
         if self._is_limited:
             for key in self._named:
-                if key not in results and key not in self._peeked:
-                    self._peeked[key] = self._read(reader, key, None)
+                if key not in results and key not in self._position_reads:
+                    self._position_reads[key] = self._read(reader, key, None)
 
     def _read(self, reader: Reader, key: Key, before: PartitionRead | None) -> PartitionRead:
         session = self._session
         topic, topic_id = session.topic_of(key)
-        asked = self._named.get(key) or session.asked(key)
-        found = self._read_limited(reader, topic, topic_id, asked, before)
-        if self._stale_counts and not self._has_news:
-            self._has_news = found.data.high_watermark > session.sent_high_watermark(key)
-        return found
+        requested = self._named.get(key) or session.requested(key)
+        result = self._read_limited(reader, topic, topic_id, requested, before)
+        if self._wakes_on_high_watermark and not self._must_respond:
+            self._must_respond = result.data.high_watermark > session.sent_high_watermark(key)
+        return result
 
-    def marked(self, key: Key, was_clean: bool, wakes: bool) -> bool:
-        """A partition of the session changed."""
-        takes = was_clean or key in self._results or key in self._peeked
+    def on_change(self, key: Key, was_clean: bool, wakes: bool) -> bool:
+        """See `RunningFetch.on_change`."""
+        takes = was_clean or key in self._results or key in self._position_reads
         if takes:
-            self._fresh[key] = None
+            self._changed[key] = None
         if wakes:
             self._notify()
         return takes
 
-    def ended(self) -> None:
-        """A later request has overtaken it, or the session is closed: answered at once with that error (227-05)."""
+    def on_session_end(self) -> None:
+        """End with a session error, because a later request uses the session or it was closed (227-05)."""
         if not self.error:
             is_open = self._cache.is_open(self._session)
             self.error = ErrorCode.INVALID_FETCH_SESSION_EPOCH if is_open else ErrorCode.FETCH_SESSION_ID_NOT_FOUND
-            self._has_news = True
-            self._give_back()
+            self._must_respond = True
+            self._requeue()
             self._notify()
 
     def cancel(self) -> None:
-        """Nobody waits any more: what it looked at stays dirty."""
+        """End the fetch; the partitions that it read stay dirty."""
         self._wake = None
         if self._session.fetch is self:
             self._session.fetch = None
-            self._give_back()
+            self._requeue()
 
-    def _give_back(self) -> None:
+    def _requeue(self) -> None:
         results, self._results = self._results, {}
         queue = self._session.queue
         queue.extendleft(reversed(results))
-        queue.extend([key for key in self._fresh if key not in results and key not in self._peeked])
-        self._fresh, self._peeked = {}, {}
+        queue.extend([key for key in self._changed if key not in results and key not in self._position_reads])
+        self._changed, self._position_reads = {}, {}
 
     def respond(self, now_ms: int) -> m.FetchResponse:
-        """What is news, or that another request was faster."""
+        """Return the partitions with news, or the session error of a fetch that was superseded."""
         self._wake = None
         session = self._session
         if session.fetch is self:
             session.fetch = None
         if self.error:
             return self._cache.refuse(self.error)
-        fresh = {key: None for key in self._fresh if key not in self._peeked}
-        news = settle(session, self._results, fresh)
-        for key, found in self._peeked.items():
-            stays = found.data.records or found.is_cut or found.again or must_react(found.data) or key in self._fresh
-            is_clean = not stays
-            if session.tell(key, found.data, is_clean):
-                news.append((key, found.data))
-            if is_clean:
-                session.left_in_queue()
+        changed = {key: None for key in self._changed if key not in self._position_reads}
+        news = apply_results(session, self._results, changed)
+        for key, result in self._position_reads.items():
+            stays_dirty = key in self._changed or _stays_dirty(result)
+            if session.record_sent(key, result.data, not stays_dirty):
+                news.append((key, result.data))
+            if not stays_dirty:
+                session.count_outdated()
         self._cache.used(session, now_ms)
-        self._cache.metrics.answered(self.kind)
+        self._cache.metrics.completed(self.kind)
         self._cache.metrics.saved(session.size - len(self._named), session.size - len(news))
         return m.FetchResponse(session_id=session.session_id, responses=self._by_topic(news))
 
@@ -606,40 +594,43 @@ class IncrementalFetch(Fetch):
         names: dict[bytes, tuple[str, bytes]] = {}
         for key, data in news:
             topic = topic_of(key)
-            found = topics.get(topic)
-            if found is None:
+            partitions = topics.get(topic)
+            if partitions is None:
                 topics[topic] = [data]
                 name, topic_id = self._session.topic_of(key)
                 if topic_id and self._reader is not None:
                     name = self._reader.topic_name(topic_id)
                 names[topic] = name, topic_id
             else:
-                found.append(data)
+                partitions.append(data)
         return [m.FetchableTopicResponse(*names[topic], partitions) for topic, partitions in topics.items()]
 
 
-def settle(
-    session: Session, results: dict[Key, PartitionRead], fresh: dict[Key, None]
-) -> list[tuple[Key, m.PartitionData]]:
-    """Take results as sent, and queue who stays dirty (227-10); what is news, for an incremental response (227-08).
+def _stays_dirty(result: PartitionRead) -> bool:
+    return bool(result.data.records) or result.is_cut or result.again or requires_action(result.data)
 
-    Who was cut is next, in the old order; who got records is last (227-11). `fresh` changed since it was read.
+
+def apply_results(
+    session: Session, results: dict[Key, PartitionRead], changed: dict[Key, None]
+) -> list[tuple[Key, m.PartitionData]]:
+    """Apply a fetch's results to its session, requeue dirty partitions; return those with news (227-08, 227-10).
+
+    Order of the queue: partitions left out by the limit first, in their old order; partitions that returned records
+    last (227-11). `changed`: partitions that changed after they were read.
     """
     news: list[tuple[Key, m.PartitionData]] = []
     cut: list[Key] = []
-    others = [key for key in fresh if key not in results]
+    others = [key for key in changed if key not in results]
     served: list[Key] = []
-    for key, found in results.items():
-        data = found.data
-        has_records = bool(data.records)
-        stays = has_records or found.is_cut or found.again or must_react(data) or key in fresh
-        if session.tell(key, data, not stays):
-            news.append((key, data))
-        if has_records:
+    for key, result in results.items():
+        stays_dirty = key in changed or _stays_dirty(result)
+        if session.record_sent(key, result.data, not stays_dirty):
+            news.append((key, result.data))
+        if result.data.records:
             served.append(key)
-        elif found.is_cut:
+        elif result.is_cut:
             cut.append(key)
-        elif stays:
+        elif stays_dirty:
             others.append(key)
     session.queue.extendleft(reversed(cut))
     session.queue.extend(others)

@@ -1,13 +1,13 @@
-"""A session as the server keeps it: what the client asked for, what it was told, and what has changed since (227-10).
+"""A fetch session on the server: partitions as last requested, values last sent, and pending changes (227-10).
 
-A partition of a session is one row, a bytes object of fixed layout: all of a partition's state in 96 bytes that the
-garbage collector never looks at. The row's last field is the mark: the epoch of the response that the change is for, 0
-while the partition is clean.
+A partition of a session is one row of bytes with a fixed layout: 96 bytes of state that the garbage collector does not
+traverse. The last field of a row is the mark: the session epoch of the response in which the change is due, or 0 if the
+partition is clean.
 
-Invariant: a dirty partition is in exactly one place: the queue, the results of the fetch that runs, or what changed
-under that fetch (it may be in both of the latter). A clean one is in none, but for keys that the queue drops when it
-meets them, as their partitions were forgotten or cleaned meanwhile. Hence a fetch never looks at a clean partition,
-and a byte limit only decides how far the queue is served: who got records goes to its end (227-11).
+Invariant: a dirty partition is in the queue, in the results of the running fetch, or among the changes during that
+fetch (possibly in both of the latter). A clean partition is in none, except for queue entries that `take` drops
+because the partition was forgotten or cleaned. So a fetch never reads a clean partition, and a byte limit only decides
+how much of the queue is served. Partitions that returned records move to its end (227-11).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from kipmesh.core.fetch_session.types import (
 )
 from kipmesh.messages import FetchPartition, PartitionData
 
-# fetch offset, log start, sent high watermark, last stable offset and log start; leader epoch, last fetched epoch,
-# maximum bytes; the mark
+# Requested fetch offset and log start; sent high watermark, last stable offset and log start; requested leader epoch,
+# last fetched epoch and maximum bytes; mark.
 _ROW: Final = Struct("<qq24siii4s")
 _ASKED: Final = Struct("<qq24xiii")
 _SENT_HIGH_WATERMARK: Final = Struct("<16xq")
@@ -40,51 +40,60 @@ _SENT_AT: Final = 16
 _SENT_END: Final = _SENT_AT + _SENT.size
 _CLEAN: Final = bytes(4)
 NEVER_SENT: Final = -(1 << 63)
-"""No offset: what was never told, or an error that may end."""
+"""Sent value of a partition that was never sent, or last sent with an error."""
 _NOTHING_SENT: Final = _SENT.pack(NEVER_SENT, NEVER_SENT, NEVER_SENT)
 
-_STALE_MIN: Final = 32
+_OUTDATED_MIN: Final = 32
 
 
 class RunningFetch(Protocol):
-    """The fetch that a session is working on."""
+    """The fetch that is using a session."""
 
-    def marked(self, key: Key, was_clean: bool, wakes: bool) -> bool:
-        """A partition changed. True if the fetch takes care of it; else it goes to the queue, or is there."""
+    def on_change(self, key: Key, was_clean: bool, wakes: bool) -> bool:
+        """Notify the fetch that a partition changed.
+
+        `wakes`: the change completes a wait. Returns True if the fetch will read the partition; otherwise it belongs in
+        the queue.
+        """
         ...
 
-    def ended(self) -> None:
-        """The session was closed, or a later request overtook this one: give everything back, and wake."""
+    def on_session_end(self) -> None:
+        """End the fetch because its session was closed or is used by a later request. Requeues its partitions."""
         ...
 
 
 class Owner(NamedTuple):
-    """Who a session is for (227-02)."""
+    """Client that a session belongs to, and how it names topics (227-02)."""
 
     client_id: str
     replica_id: int
-    """A broker's id for its followers, below 0 for clients."""
+    """Broker id of a follower, below 0 for clients."""
     uses_topic_ids: bool
-    answers_stale_high_watermark: bool
-    """Whether a follower that waits is told a new high watermark at once (392-02)."""
+    wakes_on_high_watermark: bool
+    """Whether a new high watermark completes a waiting fetch of a follower (392-02)."""
+
+    @property
+    def key(self) -> str | int:
+        """Broker id of a follower, client id of any other client."""
+        return self.replica_id if self.privileged else self.client_id
 
     @property
     def privileged(self) -> bool:
-        """Whether it is a follower."""
+        """Whether the owner is a follower."""
         return self.replica_id >= 0
 
     @property
     def interests(self) -> tuple[int, int]:
-        """Flags of the changes that it is told, and of those that a fetch of it does not wait through (227-21)."""
+        """Change flags that make a partition dirty, and those of them that complete a waiting fetch (227-21)."""
         if not self.privileged:
             return HIGH_WATERMARK | LOG_START | LEADERSHIP, HIGH_WATERMARK | LEADERSHIP
-        wakes = LOG_END | LEADERSHIP | (HIGH_WATERMARK if self.answers_stale_high_watermark else 0)
+        wakes = LOG_END | LEADERSHIP | (HIGH_WATERMARK if self.wakes_on_high_watermark else 0)
         return LOG_END | HIGH_WATERMARK | LOG_START | LEADERSHIP, wakes
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Session:
-    """One session. It is made for a full fetch, and has no id until the cache has admitted it."""
+    """One fetch session. It has id 0 until the cache has admitted it."""
 
     owner: Owner
     _subscriptions: Subscriptions
@@ -92,35 +101,35 @@ class Session:
     last_used_ms: int = field(init=False)
     session_id: int = 0
     epoch: int = next_epoch(INITIAL_EPOCH)
-    """Of the next request (227-03)."""
+    """Session epoch of the next request (227-03)."""
     fetch: RunningFetch | None = None
-    terms: tuple[int, str, int] = (0, "", -1)
-    """Isolation level, rack and broker epoch of the last request: what a read depends on beside the partition."""
+    read_options: tuple[int, str, int] = (0, "", -1)
+    """Isolation level, rack and broker epoch of the last request. A change makes all partitions dirty."""
     queue: deque[Key] = field(default_factory=deque)
-    """Dirty partitions in the order of service, with keys that `take` drops."""
+    """Dirty partitions in order of service, with outdated entries that `take` drops."""
     _rows: dict[Key, bytes] = field(default_factory=dict)
-    _stale: int = 0
+    _outdated: int = 0
     _mark: bytes = field(init=False)
-    _hears: int = field(init=False)
-    _wakes: int = field(init=False)
+    _dirty_changes: int = field(init=False)
+    _wake_changes: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.last_used_ms = self.created_ms
         self._mark = self.epoch.to_bytes(4, "little")
-        self._hears, self._wakes = self.owner.interests
+        self._dirty_changes, self._wake_changes = self.owner.interests
 
-    # -- what it is
+    # -- properties
 
     @property
     def size(self) -> int:
-        """Partitions in it."""
+        """Number of partitions."""
         return len(self._rows)
 
     def __contains__(self, key: Key) -> bool:
         return key in self._rows
 
     def info(self, now_ms: int) -> FetchSessionDescription:
-        """For the listing."""
+        """Describe the session for the listing; `dirty_partitions` costs O(partitions)."""
         owner = self.owner
         return FetchSessionDescription(
             self.session_id,
@@ -137,41 +146,41 @@ class Session:
 
     @property
     def keys(self) -> Iterable[Key]:
-        """All its partitions."""
+        """Keys of all partitions."""
         return self._rows.keys()
 
     def topic_of(self, key: Key) -> tuple[str, bytes]:
-        """How a request of this session names the topic: (name, b"") or ("", id)."""
+        """Return the topic as requests of this session name it: (name, b"") or ("", id)."""
         return ("", topic_of(key)) if self.owner.uses_topic_ids else (name_of(key), b"")
 
-    def asked(self, key: Key) -> FetchPartition:
-        """What the client last asked of the partition."""
+    def requested(self, key: Key) -> FetchPartition:
+        """Return the partition as the client last requested it."""
         offset, log_start, leader_epoch, fetched_epoch, max_bytes = _ASKED.unpack_from(self._rows[key])
         return FetchPartition(partition_of(key), leader_epoch, offset, fetched_epoch, log_start, max_bytes)
 
     def is_dirty(self, key: Key) -> bool:
-        """Whether the next fetch looks at it."""
+        """Whether the next fetch reads the partition."""
         return not self._rows[key].endswith(_CLEAN)
 
     def sent_high_watermark(self, key: Key) -> int:
-        """The first of `sent`."""
+        """Return the high watermark last sent, NEVER_SENT if there is none."""
         sent: int = _SENT_HIGH_WATERMARK.unpack_from(self._rows[key])[0]
         return sent
 
     def sent(self, key: Key) -> tuple[int, int, int]:
-        """High watermark, last stable offset and log start as the session was last told, NEVER_SENT if it was not."""
+        """Return high watermark, last stable offset and log start offset last sent; NEVER_SENT if never sent."""
         high_watermark, last_stable, log_start = _SENT.unpack_from(self._rows[key], _SENT_AT)
         return high_watermark, last_stable, log_start
 
     # -- requests
 
     def advance(self) -> None:
-        """A request was taken; the next one has the next epoch (227-03)."""
+        """Advance the session epoch after accepting a request (227-03)."""
         self.epoch = next_epoch(self.epoch)
         self._mark = self.epoch.to_bytes(4, "little")
 
-    def put(self, key: Key, asked: FetchPartition) -> None:
-        """A request names the partition: it is new, or something about it is; so it is dirty."""
+    def put(self, key: Key, requested: FetchPartition) -> None:
+        """Add or update a partition that a request names, and mark it dirty."""
         row = self._rows.get(key)
         if row is None:
             sent, dirty = _NOTHING_SENT, False
@@ -179,44 +188,44 @@ class Session:
         else:
             sent, dirty = row[_SENT_AT:_SENT_END], not row.endswith(_CLEAN)
         self._rows[key] = _ROW.pack(
-            asked.fetch_offset,
-            asked.log_start_offset,
+            requested.fetch_offset,
+            requested.log_start_offset,
             sent,
-            asked.current_leader_epoch,
-            asked.last_fetched_epoch,
-            asked.partition_max_bytes,
+            requested.current_leader_epoch,
+            requested.last_fetched_epoch,
+            requested.partition_max_bytes,
             self._mark,
         )
         if not dirty:
             self.queue.append(key)
 
     def forget(self, key: Key) -> None:
-        """A request drops the partition."""
+        """Remove a partition that a request forgets. Ignored if it is not in the session."""
         row = self._rows.pop(key, None)
         if row is None:
             return
         self._subscriptions.unsubscribe(key, self, self.owner.uses_topic_ids)
         if not row.endswith(_CLEAN):
-            self.left_in_queue()
+            self.count_outdated()
 
-    def all_changed(self) -> None:
-        """What a request asks of every partition is another than before: all are dirty. O(partitions)."""
+    def mark_all(self) -> None:
+        """Mark all partitions dirty. O(partitions)."""
         for key, row in self._rows.items():
             if row.endswith(_CLEAN):
                 self._rows[key] = row[:-4] + self._mark
                 self.queue.append(key)
 
-    # -- events
+    # -- changes
 
     def mark(self, key: Key, change: int) -> None:
-        """The partition changed."""
-        if not change & self._hears:
+        """Mark a partition dirty if the owner is interested in the change, and notify the running fetch."""
+        if not change & self._dirty_changes:
             return
         row = self._rows[key]
         was_clean = row.endswith(_CLEAN)
         if was_clean:
             self._rows[key] = row[:-4] + self._mark
-        if self.fetch is not None and self.fetch.marked(key, was_clean, bool(change & self._wakes)):
+        if self.fetch is not None and self.fetch.on_change(key, was_clean, bool(change & self._wake_changes)):
             return
         if was_clean:
             self.queue.append(key)
@@ -224,58 +233,62 @@ class Session:
     # -- the queue
 
     def take(self) -> Key | None:
-        """The next dirty partition, None if there is none left. It must come back to the queue if it stays dirty."""
+        """Remove the next dirty partition from the queue and return it; None if there is none.
+
+        The caller must put it back into the queue if it stays dirty.
+        """
         rows, queue = self._rows, self.queue
         while queue:
             key = queue.popleft()
             row = rows.get(key)
             if row is not None and not row.endswith(_CLEAN):
                 return key
-        self._stale = 0
+        self._outdated = 0
         return None
 
-    def left_in_queue(self) -> None:
-        """A partition was forgotten or cleaned while it is queued: `take` drops it, and too many are swept out here."""
-        self._stale += 1
-        if self._stale > _STALE_MIN and self._stale * 2 > len(self.queue):
+    def count_outdated(self) -> None:
+        """Count a queue entry whose partition was forgotten or cleaned. Rebuilds the queue if too many are outdated."""
+        self._outdated += 1
+        if self._outdated > _OUTDATED_MIN and self._outdated * 2 > len(self.queue):
             rows = self._rows
             self.queue = deque(
                 [key for key in dict.fromkeys(self.queue) if key in rows and not rows[key].endswith(_CLEAN)]
             )
-            self._stale = 0
+            self._outdated = 0
 
-    def tell(self, key: Key, data: PartitionData, is_clean: bool) -> bool:
-        """The answer for a partition: whether it is to be in an incremental response (227-08). Takes it as sent.
+    def record_sent(self, key: Key, data: PartitionData, is_clean: bool) -> bool:
+        """Record a partition's data as sent; return whether an incremental response must contain it (227-08).
 
-        What stays dirty without being cut or looked at again has to be there in any case: records, or `must_react`.
+        `is_clean`: the partition becomes clean. It is contained if its offsets differ from those last sent, or if it
+        has records or `requires_action` is true.
         """
         row = self._rows[key]
         if data.error_code:
             sent = _NOTHING_SENT
         else:
             sent = _SENT.pack(data.high_watermark, data.last_stable_offset, data.log_start_offset)
-        is_told = row[_SENT_AT:_SENT_END] == sent
+        is_sent = row[_SENT_AT:_SENT_END] == sent
         if is_clean:
-            self._rows[key] = row[:-4] + _CLEAN if is_told else row[:_SENT_AT] + sent + row[_SENT_END:-4] + _CLEAN
-            return not is_told
-        if not is_told:
+            self._rows[key] = row[:-4] + _CLEAN if is_sent else row[:_SENT_AT] + sent + row[_SENT_END:-4] + _CLEAN
+            return not is_sent
+        if not is_sent:
             self._rows[key] = row[:_SENT_AT] + sent + row[_SENT_END:]
             return True
-        return bool(data.records) or must_react(data)
+        return bool(data.records) or requires_action(data)
 
     def close(self) -> None:
-        """It is no more: the partitions know it no longer, and a fetch that waits is ended."""
+        """Unsubscribe from all partitions and end the running fetch."""
         for key in self._rows:
             self._subscriptions.unsubscribe(key, self, self.owner.uses_topic_ids)
         fetch, self.fetch = self.fetch, None
         if fetch is not None:
-            fetch.ended()
+            fetch.on_session_end()
         self._rows = {}
         self.queue.clear()
 
 
-def must_react(data: PartitionData) -> bool:
-    """Whether the answer asks the client to do something, records aside."""
+def requires_action(data: PartitionData) -> bool:
+    """Whether the client must act on the data apart from reading records: error, divergence, snapshot or redirect."""
     return bool(
         data.error_code
         or data.diverging_epoch is not None

@@ -1,11 +1,11 @@
-"""Which sessions have a partition, and how they learn that it changed (227-10).
+"""Partition changes and the sessions that they affect (227-10).
 
-A partition's owner calls `changed(key, ...)`; that costs O(sessions of that partition). Sessions subscribe under the
-key that they use themselves: topic id and partition, or topic name and partition. The two kinds are kept apart, so that
-an id that happens to be the bytes of a name is not taken for it.
+The owner of a partition calls `changed(key, ...)`, which costs O(sessions that contain the partition). Sessions
+subscribe by topic id and partition, or by topic name and partition. The two kinds of key are kept apart, because an id
+may equal the bytes of a name.
 
-Keys are flat bytes and not tuples: with 100,000 partitions they are most of a session's memory, and no work for the
-garbage collector.
+Keys are flat bytes instead of tuples: with 100,000 partitions they dominate a session's memory, and the garbage
+collector does not traverse them.
 """
 
 from __future__ import annotations
@@ -13,115 +13,115 @@ from __future__ import annotations
 from typing import Protocol, TypeAlias
 
 Key: TypeAlias = bytes
-"""Topic id (or UTF-8 name) and partition, as `partition_key` makes it."""
+"""Topic id or UTF-8 topic name, followed by the partition. See `partition_key`."""
 
-_FEW = 4
+_TUPLE_MAX = 4
 
 
 def partition_key(topic: bytes, partition: int) -> Key:
-    """The key of a partition of a topic id, or of an encoded name; any int32 is a partition here."""
+    """Return the key of a partition; `topic` is a topic id or encoded name, `partition` any int32."""
     return topic + partition.to_bytes(4, "big", signed=True)
 
 
 def name_bytes(topic: str) -> bytes:
-    """A name as it stands in keys."""
+    """Return a topic name as it is encoded in keys."""
     return topic.encode("utf-8", "surrogatepass")
 
 
 def topic_of(key: Key) -> bytes:
-    """The topic id, or the encoded name."""
+    """Return the topic id or encoded topic name of a key."""
     return key[:-4]
 
 
 def name_of(key: Key) -> str:
-    """The name, if the key has one."""
+    """Return the topic name of a key that was made from a name."""
     return key[:-4].decode("utf-8", "surrogatepass")
 
 
 def partition_of(key: Key) -> int:
-    """The partition's number."""
+    """Return the partition number of a key."""
     return int.from_bytes(key[-4:], "big", signed=True)
 
 
-class Watcher(Protocol):
-    """Who is told, by identity: a session."""
+class Subscriber(Protocol):
+    """A session or fetch that is notified of partition changes. Compared by identity."""
 
     def mark(self, key: Key, change: int) -> None:
-        """The partition changed. Only remembers it: nothing is read, sent or unsubscribed in this call."""
+        """Record that the partition changed. Must not read, respond or unsubscribe during the call."""
         ...
 
 
-_Watchers: TypeAlias = "Watcher | tuple[Watcher, ...] | dict[Watcher, None]"
-"""One watcher, a few, or many: most partitions have as many as they have followers."""
+_Subscribers: TypeAlias = "Subscriber | tuple[Subscriber, ...] | dict[Subscriber, None]"
+"""One subscriber, a tuple of a few, or a dict of many: most partitions have as many as they have followers."""
 
 
-def _subscribe(table: dict[Key, _Watchers], key: Key, watcher: Watcher) -> None:
-    present = table.get(key)
-    if present is None:
-        table[key] = watcher
-    elif isinstance(present, dict):
-        present[watcher] = None
-    elif isinstance(present, tuple):
-        if watcher not in present:
-            more = (*present, watcher)
-            table[key] = dict.fromkeys(more) if len(more) > _FEW else more
-    elif present is not watcher:
-        table[key] = (present, watcher)
+def _subscribe(table: dict[Key, _Subscribers], key: Key, subscriber: Subscriber) -> None:
+    current = table.get(key)
+    if current is None:
+        table[key] = subscriber
+    elif isinstance(current, dict):
+        current[subscriber] = None
+    elif isinstance(current, tuple):
+        if subscriber not in current:
+            extended = (*current, subscriber)
+            table[key] = dict.fromkeys(extended) if len(extended) > _TUPLE_MAX else extended
+    elif current is not subscriber:
+        table[key] = (current, subscriber)
 
 
-def _unsubscribe(table: dict[Key, _Watchers], key: Key, watcher: Watcher) -> None:
-    present = table.get(key)
-    if present is None:
+def _unsubscribe(table: dict[Key, _Subscribers], key: Key, subscriber: Subscriber) -> None:
+    current = table.get(key)
+    if current is None:
         return
-    if isinstance(present, dict):
-        present.pop(watcher, None)
-        if not present:
+    if isinstance(current, dict):
+        current.pop(subscriber, None)
+        if not current:
             del table[key]
-    elif isinstance(present, tuple):
-        left = tuple([one for one in present if one is not watcher])
-        table[key] = left[0] if len(left) == 1 else left
-    elif present is watcher:
+    elif isinstance(current, tuple):
+        remaining = tuple([other for other in current if other is not subscriber])
+        table[key] = remaining[0] if len(remaining) == 1 else remaining
+    elif current is subscriber:
         del table[key]
 
 
 class Subscriptions:
-    """Partitions to the sessions that have them. Invariant: no key without a watcher."""
+    """Partitions and the subscribers of each. Invariant: every key has at least one subscriber."""
 
     __slots__ = ("_by_id", "_by_name")
 
     def __init__(self) -> None:
-        self._by_id: dict[Key, _Watchers] = {}
-        self._by_name: dict[Key, _Watchers] = {}
+        self._by_id: dict[Key, _Subscribers] = {}
+        self._by_name: dict[Key, _Subscribers] = {}
 
     def __len__(self) -> int:
         return len(self._by_id) + len(self._by_name)
 
     def changed(self, key: Key, topic: str, change: int) -> None:
-        """Something happened to a partition: `key` is that of its topic id, `topic` its topic's name.
+        """Notify all subscribers of a partition, given the key of its topic id and its topic name.
 
-        `change` are flags: LOG_END, HIGH_WATERMARK, LOG_START, LEADERSHIP.
+        `change` is a combination of LOG_END, HIGH_WATERMARK, LOG_START and LEADERSHIP.
         """
-        watchers = self._by_id.get(key)
-        if watchers is not None:
-            _tell(watchers, key, change)
+        subscribers = self._by_id.get(key)
+        if subscribers is not None:
+            _notify(subscribers, key, change)
         if self._by_name:
             key = topic.encode() + key[-4:]
-            watchers = self._by_name.get(key)
-            if watchers is not None:
-                _tell(watchers, key, change)
+            subscribers = self._by_name.get(key)
+            if subscribers is not None:
+                _notify(subscribers, key, change)
 
-    def subscribe(self, key: Key, watcher: Watcher, by_id: bool) -> None:
-        """Tell `watcher` of the partition from now on."""
-        _subscribe(self._by_id if by_id else self._by_name, key, watcher)
+    def subscribe(self, key: Key, subscriber: Subscriber, by_id: bool) -> None:
+        """Notify `subscriber` of changes of the partition; `by_id`: `key` has a topic id instead of a name."""
+        _subscribe(self._by_id if by_id else self._by_name, key, subscriber)
 
-    def unsubscribe(self, key: Key, watcher: Watcher, by_id: bool) -> None:
-        """Tell it no more."""
-        _unsubscribe(self._by_id if by_id else self._by_name, key, watcher)
+    def unsubscribe(self, key: Key, subscriber: Subscriber, by_id: bool) -> None:
+        """Stop notifying `subscriber`. Does nothing if it is not subscribed."""
+        _unsubscribe(self._by_id if by_id else self._by_name, key, subscriber)
 
 
-def _tell(watchers: _Watchers, key: Key, change: int) -> None:
-    if isinstance(watchers, tuple | dict):
-        for watcher in watchers:
-            watcher.mark(key, change)
+def _notify(subscribers: _Subscribers, key: Key, change: int) -> None:
+    if isinstance(subscribers, tuple | dict):
+        for subscriber in subscribers:
+            subscriber.mark(key, change)
     else:
-        watchers.mark(key, change)
+        subscribers.mark(key, change)

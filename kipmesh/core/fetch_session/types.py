@@ -1,55 +1,57 @@
-"""Values of fetch sessions that server and client share, and what the server's driver gives and gets (227-03, 227-04).
+"""Values of fetch sessions shared by server and client, and the interface of the server's driver (227-03, 227-04).
 
-`Reader` is the driver's side of a fetch: it knows the partitions. Times are milliseconds of the caller's monotonic
-clock.
+The driver implements `Reader`, which reads partitions for one request. Times are milliseconds of a monotonic clock.
 """
 
 from __future__ import annotations
 
 from enum import Enum
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from kipmesh.messages import FetchPartition, PartitionData
 
 INVALID_SESSION_ID: Final = 0
-"""No session: in a request none is used, in a response none was made or it is closed (227-06)."""
+"""No session: the request uses none, or the response created none or closed it (227-06)."""
 INITIAL_EPOCH: Final = 0
-"""A full fetch that wants a session."""
+"""Session epoch of a full fetch that creates a session."""
 FINAL_EPOCH: Final = -1
-"""A full fetch that wants none."""
+"""Session epoch of a full fetch without a session."""
 INT_MAX: Final = (1 << 31) - 1
 
 SESSION_SLOTS: Final = 10_000
 """Default of `max.incremental.fetch.session.cache.slots` (227-13)."""
 UNUSED_MS_MAX: Final = 120_000
-"""Default of `min.incremental.fetch.session.eviction.ms` (227-14) and of its sister in 227-15."""
+"""Default of `min.incremental.fetch.session.eviction.ms` (227-14) and its equivalent in 227-15."""
 SESSION_PARTITIONS_MAX: Final = 1_000_000
-"""No session has more partitions: a client cannot grow one without end."""
+"""Maximum number of partitions of a session, so that a client cannot grow its session without limit."""
 
 TOPIC_BYTES_MAX: Final = 249
-"""No topic has a longer name or id. A session keeps them once a partition, so a request of one long name and many
-partitions would take a multiple of its own size."""
+"""Maximum bytes of a topic name or id.
 
-# What may happen to a partition: flags, so that one event can be several. Plain integers, for events are frequent.
+A session stores them once per partition, so a long name in a request with many partitions would use a multiple of the
+request's size.
+"""
+
+# Flags of a partition change. Plain integers instead of enum.Flag, because changes are frequent.
 LOG_END: Final = 1
-"""Records were appended: news for followers."""
+"""Records were appended. Relevant for followers."""
 HIGH_WATERMARK: Final = 2
-"""It moved (the last stable offset with it): news for all; consumers have records to read."""
+"""The high watermark, and with it the last stable offset, moved. Consumers have new records to read."""
 LOG_START: Final = 4
-"""It moved: to be told, but nobody waits for it (227-21)."""
+"""The log start offset moved. Reported to clients, but completes no waiting fetch (227-21)."""
 LEADERSHIP: Final = 8
-"""Leader, leader epoch, what reads are answered with, or the log itself (truncation): what was sent may be wrong."""
+"""Leader, leader epoch, error, or log content (truncation) changed: values sent before may be wrong."""
 
 
 def next_epoch(epoch: int) -> int:
-    """The epoch of the request after one of `epoch`: plus 1, 1 after INT_MAX, FINAL_EPOCH after itself (227-03)."""
+    """Return the session epoch of the request after `epoch`: plus 1, 1 after INT_MAX; FINAL_EPOCH stays (227-03)."""
     if epoch < 0:
         return FINAL_EPOCH
     return 1 if epoch >= INT_MAX else epoch + 1
 
 
 class FetchKind(Enum):
-    """The four kinds of fetch."""
+    """Kind of a Fetch request; the value is its name in metrics."""
 
     SESSIONLESS = "sessionless"
     FULL = "full"
@@ -58,68 +60,72 @@ class FetchKind(Enum):
 
 
 class PartitionRead(NamedTuple):
-    """What a partition answers now. `data.partition_index` is that of the request.
+    """Result of reading one partition. `data.partition_index` is that of the request.
 
-    - `has_news`: the fetch is answered at once, however few bytes there are (227-21): error, divergence, snapshot id,
+    - `completes_fetch`: respond immediately, however few bytes there are (227-21): error, diverging epoch, snapshot id,
       redirect.
-    - `is_cut`: there are readable records that `max_bytes` left no room for (227-11), with or without others before
-      them. Without others it must be said, or they would never come; with others it ends a wait for what has no room.
-    - `again`: read it at the next fetch, too, even if nothing happens to it until then.
+    - `is_cut`: `max_bytes` left out readable records (227-11). Required if `data` has no records although some are
+      readable; otherwise the partition would become clean. With records it is optional, and stops the fetch from
+      waiting for bytes that have no room.
+    - `again`: the next fetch reads the partition again, even if it does not change until then.
     """
 
     data: PartitionData
-    has_news: bool = False
+    completes_fetch: bool = False
     is_cut: bool = False
     again: bool = False
 
 
 class Reader(Protocol):
-    """Reads partitions for one request; errors are in the result, nothing is raised."""
+    """Reads partitions for one request. Errors are in the results; methods do not raise."""
 
     def read(
-        self, topic: str, topic_id: bytes, asked: FetchPartition, max_bytes: int, min_one_batch: bool
+        self, topic: str, topic_id: bytes, requested: FetchPartition, max_bytes: int, min_one_batch: bool, /
     ) -> PartitionRead:
-        """Whole batches from `asked.fetch_offset` on: at most `max_bytes`, or one batch if it `min_one_batch`.
+        """Read whole batches from `requested.fetch_offset`, up to `max_bytes`; a larger first batch if `min_one_batch`.
 
-        The topic is meant by its id; by its name if the id is empty. A follower's read moves its position at the
-        leader, even when `max_bytes` is 0. Events that the read itself causes for this partition are in its result.
+        The topic is identified by its id, or by name if the id is empty. A read by a follower updates its position at
+        the leader, even if `max_bytes` is 0. Changes of this partition caused by the read itself are in its result.
         """
         ...
 
     def topic_name(self, topic_id: bytes) -> str:
-        """The name of the topic, empty if there is none."""
+        """Return the topic's name, or an empty string if the topic does not exist."""
         ...
 
 
-class SessionEvent(NamedTuple):
-    """A session was made, or is over: for logs (227-02)."""
+SessionEventKind: TypeAlias = Literal["created", "closed", "evicted"]
 
-    what: Literal["made", "closed", "evicted"]
+
+class SessionEvent(NamedTuple):
+    """A session was created, closed or evicted. For logging (227-02)."""
+
+    kind: SessionEventKind
     session_id: int
     client_id: str
     privileged: bool
     partitions: int
     reason: str | None = None
-    """Why it was evicted, or closed although its client did not ask for it."""
+    """Why the session was evicted, or closed without a request of its client."""
     evictor: str | None = None
-    """The client id that got the slot."""
+    """Client id of the session that replaced an evicted one."""
 
 
 class FetchSessionDescription(NamedTuple):
-    """A fetch session as its broker lists it; `epoch` is that of its next request."""
+    """A fetch session as listed by its broker. `epoch` is the session epoch of its next request."""
 
     session_id: int
     client_id: str
     replica_id: int
-    """The broker id of a follower, below 0 for clients."""
+    """Broker id of a follower, below 0 for clients."""
     privileged: bool
     partitions: int
     dirty_partitions: int
-    """Partitions that the next fetch looks at."""
+    """Partitions that the next fetch will read."""
     epoch: int
     age_ms: int
-    """Since it was made."""
+    """Time since the session was created."""
     idle_ms: int
-    """Since its last use."""
+    """Time since the session was last used."""
     is_waiting: bool
-    """Whether a fetch of it waits at the broker."""
+    """Whether a fetch of the session is waiting at the broker."""

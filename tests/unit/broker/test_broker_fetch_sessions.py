@@ -258,11 +258,11 @@ async def test_a_follower_that_comes_back_evicts_a_consumer(small: Mesh) -> None
     lost = mine[codes.index(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)]
     consumer = {"client_id": "tests", "privileged": False, "partitions": 1, "session_id": lost, "log_level": "debug"}
     why = {"reason": "privilege", "evictor": "broker-2"}
-    assert told["made", lost] == consumer | {"event": "fetch session made"}
+    assert told["created", lost] == consumer | {"event": "fetch session created"}
     assert told["evicted", lost] == consumer | {"event": "fetch session evicted"} | why
     follower = ("broker-2", True)
     assert (told["closed", before]["client_id"], told["closed", before]["privileged"]) == follower
-    assert follower in {(line["client_id"], line["privileged"]) for (what, _), line in told.items() if what == "made"}
+    assert follower in {(line["client_id"], line["privileged"]) for (what, _), line in told.items() if what == "created"}
 
 
 async def test_a_follower_that_was_killed_takes_no_second_slot(small: Mesh) -> None:

@@ -164,9 +164,9 @@ class Leaders(RuleBasedStateMachine):
             return
         for one in follower.session.handle_response(request, response).partitions:
             if one.data.error_code in (ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH):
-                follower.leader_epochs[one.asked.partition] = self.states[one.asked.partition].leader_epoch
+                follower.leader_epochs[one.requested.partition] = self.states[one.requested.partition].leader_epoch
             for _, header in iterate(one.data.records):
-                follower.ends[one.asked.partition] = header.base_offset + header.last_offset_delta + 1
+                follower.ends[one.requested.partition] = header.base_offset + header.last_offset_delta + 1
 
     def dumb_fetch(self, follower: Follower, *, is_limited: bool) -> None:
         """What a full fetch says; the same followers are asked for, though a byte limit may delay it."""

@@ -150,7 +150,7 @@ class World:
         partition = self.find(topic, topic_id, asked.partition)
         if partition is None:
             code = ErrorCode.UNKNOWN_TOPIC_ID if topic_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            return PartitionRead(PartitionData(asked.partition, code), has_news=True)
+            return PartitionRead(PartitionData(asked.partition, code), completes_fetch=True)
         code = self._check(partition, asked)
         diverging = None
         if not code and asked.last_fetched_epoch >= 0:
@@ -241,7 +241,7 @@ class Server:
             lambda: next(self._ids),
             sessions_per_client_id=settings.get("quota", 0),
             partitions_max=settings.get("partitions_max", 1 << 20),
-            answers_stale_high_watermark=bool(settings.get("answers_stale_high_watermark", 1)),
+            wakes_on_high_watermark=bool(settings.get("wakes_on_high_watermark", 1)),
         )
         self.waiting: list[Waiting] = []
 

@@ -99,7 +99,7 @@ def test_after_a_burst_a_session_is_as_quick_as_before() -> None:
     for _ in range(50):
         partitions.change_all()
         for key in keys:
-            asked = session.asked(key)
+            asked = session.requested(key)
             session.forget(key)
             session.put(key, asked)
     assert len(session.queue) <= 3 * len(keys)

@@ -55,7 +55,7 @@ def test_full_then_incremental() -> None:
     both = response(0, 1)
     both = both._replace(responses=[*both.responses, FetchableTopicResponse("", OTHER_ID, [PartitionData(0)])])
     answer = handler.handle_response(first, both)
-    assert [(one.topic, one.topic_id, one.asked.partition) for one in answer.partitions] == [
+    assert [(one.topic, one.topic_id, one.requested.partition) for one in answer.partitions] == [
         ("t", ID, 0),
         ("t", ID, 1),
         ("u", OTHER_ID, 0),
@@ -96,7 +96,7 @@ def test_what_is_wanted_meanwhile_waits_for_the_next_request() -> None:
     handler.want("t", ID, asked(8))
     handler.unwant("t", ID, 8)
     answer = handler.handle_response(request, response(0))
-    assert answer.partitions[0].asked == asked(0)
+    assert answer.partitions[0].requested == asked(0)
     assert handler.next_request() == (5, 2, [FetchTopic("t", ID, [asked(0, 3)])], [])
 
 
@@ -156,12 +156,12 @@ def test_names_for_all_while_one_id_is_not_known() -> None:
 def test_after_an_error(error: ErrorCode, after: tuple[int, int]) -> None:
     handler = opened()
     answer = handler.handle_response(handler.next_request(), FetchResponse(error_code=error))
-    assert (answer.is_accepted, answer.error, answer.again_at_once) == (False, error, True)
+    assert (answer.is_accepted, answer.error, answer.retry_immediately) == (False, error, True)
     assert handler.resets == {error.name: 1}
     request = handler.next_request()
     assert stands(request) == after
     assert len(request.topics[0].partitions) == 3
-    assert not handler.handle_response(request, FetchResponse(error_code=error)).again_at_once
+    assert not handler.handle_response(request, FetchResponse(error_code=error)).retry_immediately
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_after_an_error(error: ErrorCode, after: tuple[int, int]) -> None:
 def test_after_a_malformed_incremental_response(malformed: FetchResponse) -> None:
     handler = opened()
     answer = handler.handle_response(handler.next_request(), malformed)
-    assert (answer.is_accepted, answer.again_at_once, answer.partitions) == (False, True, [])
+    assert (answer.is_accepted, answer.retry_immediately, answer.partitions) == (False, True, [])
     assert handler.resets == {MALFORMED: 1}
     assert stands(handler.next_request()) == (5, 0)
 
@@ -199,7 +199,7 @@ def test_after_a_malformed_full_response(malformed: FetchResponse, after: tuple[
     for number in range(3):
         handler.want("t", ID, asked(number))
     answer = handler.handle_response(handler.next_request(), malformed)
-    assert (answer.is_accepted, answer.again_at_once) == (False, False)
+    assert (answer.is_accepted, answer.retry_immediately) == (False, False)
     assert stands(handler.next_request()) == after
 
 

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.fetch_session import AdoptedPolicy, SessionRequest, Subscriptions
 from kipmesh.core.fetch_session.server import FullFetch, IncrementalFetch
-from kipmesh.core.fetch_session.session import Session, must_react
+from kipmesh.core.fetch_session.session import Session, requires_action
 from kipmesh.core.fetch_session.types import INT_MAX
 from kipmesh.messages import FetchRequest, FetchResponse
 from tests.unit.core.fetch_session.fetch_session_support import MORE, Client, Partition, Server, Waiting, World
@@ -264,9 +264,9 @@ class FetchSessionMachine(RuleBasedStateMachine):
                     self._check_clean(session, key)
 
     def _check_clean(self, session: Session, key: bytes) -> None:
-        found = self.world.read(*session.topic_of(key), session.asked(key), replica_id=session.owner.replica_id).data
+        found = self.world.read(*session.topic_of(key), session.requested(key), replica_id=session.owner.replica_id).data
         assert not found.records
-        assert not must_react(found)
+        assert not requires_action(found)
         assert session.sent(key) == (found.high_watermark, found.last_stable_offset, found.log_start_offset)
 
     @invariant()
@@ -275,7 +275,7 @@ class FetchSessionMachine(RuleBasedStateMachine):
             fetch = session.fetch
             held = set()
             if isinstance(fetch, IncrementalFetch):
-                held = {*fetch._results, *fetch._fresh}
+                held = {*fetch._results, *fetch._changed}
             for key in session.keys:
                 if session.is_dirty(key):
                     assert (key in session.queue) != (key in held)
@@ -291,7 +291,7 @@ class FetchSessionMachine(RuleBasedStateMachine):
         fetch, total = waiting.fetch, 0
         if isinstance(fetch, IncrementalFetch):
             session = fetch._session
-            asked = [(*session.topic_of(key), session.asked(key)) for key in session.keys]
+            asked = [(*session.topic_of(key), session.requested(key)) for key in session.keys]
         else:
             assert isinstance(fetch, FullFetch)
             asked = [(topic.topic, topic.topic_id, one) for topic, one in fetch._asked]
@@ -300,7 +300,7 @@ class FetchSessionMachine(RuleBasedStateMachine):
                 topic, topic_id, one, one.partition_max_bytes, not total, replica_id=waiting.request.replica_id
             )
             # A log start wakes nobody, not even whom it overtakes (227-21).
-            assert not must_react(found.data) or found.data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+            assert not requires_action(found.data) or found.data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
             total += len(found.data.records)
         return total
 

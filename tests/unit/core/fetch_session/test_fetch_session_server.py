@@ -314,7 +314,7 @@ def test_a_fetch_waits_no_longer_for_an_error_but_for_a_log_start(epoch: int) ->
 @pytest.mark.parametrize("answers_at_once", [True, False])
 def test_a_followers_stale_high_watermark(answers_at_once: bool) -> None:
     """392-02, which can be switched off."""
-    server = new_server(1, answers_stale_high_watermark=int(answers_at_once))
+    server = new_server(1, wakes_on_high_watermark=int(answers_at_once))
     world, partition = server.world, server.world.get("t", 0)
     topics = [asking(world, "t", 0)]
     answers = wait(server, fetch_request(topics, replica_id=FOLLOWER, min_bytes=1))
@@ -401,12 +401,12 @@ def test_a_broker_that_registered_anew_leaves_no_session_behind() -> None:
         server.ask(fetch_request(topics, replica_id=broker)._replace(replica_epoch=epoch))
     old, *others = [info.session_id for info in server.cache.list(0)]
     waiting = server.cache.begin(fetch_request([], old, 1, replica_id=FOLLOWER)._replace(replica_epoch=1), "", 0)
-    server.cache.end_older(FOLLOWER, 1)
+    server.cache.close_superseded(FOLLOWER, 1)
     assert len(server.cache) == 5
-    server.cache.end_older(FOLLOWER, 2)
+    server.cache.close_superseded(FOLLOWER, 2)
     assert [info.session_id for info in server.cache.list(0)] == others
     assert error_of(waiting.respond(0)) is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
-    server.cache.end_older(-1, 5)
+    server.cache.close_superseded(-1, 5)
     assert (len(server.cache), server.cache.partitions, server.cache.metrics.closed) == (4, 8, 1)
 
 
