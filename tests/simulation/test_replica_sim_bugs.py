@@ -108,12 +108,12 @@ def epochs_are_not_truncated(patch: Patch) -> None:
 
 
 def followers_serve_all_that_they_have(patch: Patch) -> None:
-    original = FollowerWatermarks.heard
+    original = FollowerWatermarks.observe_leader
 
-    def heard(self: FollowerWatermarks, leader_high_watermark: int, log_end_offset: int) -> FollowerWatermarks:
+    def observe_leader(self: FollowerWatermarks, leader_high_watermark: int, log_end_offset: int) -> FollowerWatermarks:
         return original(self, max(leader_high_watermark, log_end_offset), log_end_offset)
 
-    patch.setattr(FollowerWatermarks, "heard", heard)
+    patch.setattr(FollowerWatermarks, "observe_leader", observe_leader)
 
 
 def unclean_stops_count_as_clean(patch: Patch) -> None:

@@ -18,7 +18,7 @@ from kipmesh.core.config import ConsumerConfig
 from kipmesh.core.errors import InvalidConfigError
 from kipmesh.core.replica import selection
 from kipmesh.core.replica.selection import ClientMetadata, GuardedSelector, SelectorFailure
-from kipmesh.core.replica.selection_views import NO_REPLICA, preferred_read_replica, view_of_metadata
+from kipmesh.core.replica.selection_views import NO_REPLICA, preferred_read_replica, view_of
 from kipmesh.core.replica.selector_loader import load_selector
 from kipmesh.messages import NodeEndpoint
 
@@ -127,7 +127,7 @@ class ReplicaSelection:
             for node in known.replicas
             if node not in offline
         }
-        view = view_of_metadata(leader_id=known.leader_id, replicas=known.replicas, isr=known.isr, endpoints=endpoints)
+        view = view_of(leader_id=known.leader_id, replicas=known.replicas, isr=known.isr, endpoints=endpoints)
         return preferred_read_replica(selector, where, self._client, view)
 
     def _failed(self, where: selection.TopicPartition, failure: SelectorFailure, what: object) -> None:

@@ -1,1 +1,1 @@
-"""Log truth: what a leader knows of its replicas, and what a follower does with the leader's answers."""
+"""Replication rules of a partition's leader and followers, replica selection, and responses to readers. Sans-IO."""

@@ -1,7 +1,7 @@
-"""What a follower does with its leader's responses ("Log truth" in docs/rules.md), and how much it may fetch.
+"""A follower's handling of its leader's responses (REP-01, 392-01) and the throttle of its fetches.
 
-Pure decisions over numbers; the driver holds the log. A follower never keeps a record that the leader has not: on a
-diverging epoch it truncates and fetches again, as often as it takes, epoch by epoch.
+Pure decisions over numbers; the driver owns the log. A follower never keeps a record that its leader does not have: on
+a diverging epoch it truncates and fetches again until the epochs match.
 """
 
 from __future__ import annotations
@@ -11,117 +11,117 @@ from typing import NamedTuple
 from kipmesh.messages import EpochEndOffset
 
 BURST_MS = 1000
+"""Size of the throttle's bucket: the bytes that accumulate in this time."""
 
 
 def truncation_offset(leader: EpochEndOffset, local: EpochEndOffset, log_end_offset: int) -> int:
-    """Where to cut a diverged log.
+    """Return the offset to which a follower truncates its diverged log.
 
-    `leader` is the end, at the leader, of the largest epoch that is not above the follower's; `local` the follower's
-    own answer to the same question (its end of the largest epoch not above `leader.epoch`).
+    `leader`: largest epoch in the leader's log that is not above the follower's last epoch, with its end offset.
+    `local`: largest epoch in the follower's log that is not above `leader.epoch`, with its end offset.
     """
     if leader.epoch < 0 or local.epoch < 0:
-        # No common epoch is known: nothing beyond the leader's offset can be trusted.
+        # Without a common epoch, records beyond the leader's offset cannot be trusted.
         return min(max(leader.end_offset, 0), log_end_offset)
     if local.epoch == leader.epoch:
         return min(leader.end_offset, local.end_offset, log_end_offset)
-    # The follower lacks the leader's epoch: cut back to the end of its own earlier one and compare again.
+    # The follower lacks the leader's epoch: truncate to the end of the earlier epoch and compare again.
     return min(local.end_offset, log_end_offset)
 
 
 def has_diverged(fetch_offset: int, last_fetched_epoch: int, at_leader: EpochEndOffset) -> bool:
-    """The leader's test: `at_leader` is its end of the largest epoch not above `last_fetched_epoch`."""
+    """Whether a fetch position is not in the leader's log.
+
+    `at_leader` is the largest epoch in the leader's log that is not above `last_fetched_epoch`, with its end offset.
+    """
     return at_leader.epoch < last_fetched_epoch or at_leader.end_offset < fetch_offset
 
 
-def follower_high_watermark(told: int, log_end_offset: int, before: int) -> int:
-    """A follower's own high watermark: what the leader told, as far as its log reaches; never back (392-01)."""
-    return max(before, min(told, log_end_offset))
+def follower_high_watermark(leader: int, log_end_offset: int, before: int) -> int:
+    """Return a follower's own high watermark: the leader's limited to the log end, but at least `before` (392-01)."""
+    return max(before, min(leader, log_end_offset))
 
 
 class FollowerWatermarks(NamedTuple):
-    """The two high watermarks of a follower (392-01), as a value that events replace.
+    """The two high watermarks of a follower (392-01). Immutable; events return a new value.
 
-    `own` bounds reads, and is what it leads with when it is promoted. `told` decides the four cases and is what readers
-    are told. Invariant: own <= told, but after an unclean election only once the new leader was heard.
+    `own` bounds reads and becomes the leader's high watermark after a promotion. `leader` is the leader's, as last
+    received; it decides the four cases of 392-03 to 392-06 and is reported to readers. Invariant: own <= leader, except
+    after an unclean election until the first response of the new leader.
     """
 
     leader_epoch: int
     own: int
-    told: int
+    leader: int
 
     @classmethod
     def start(cls, leader_epoch: int, high_watermark: int) -> FollowerWatermarks:
-        """Begin to follow in `leader_epoch` with the own high watermark that is known.
+        """Return the watermarks of a new follower in `leader_epoch` whose own high watermark is `high_watermark`.
 
-        What an earlier leader told is forgotten: after an unclean election nobody might ever reach it.
+        The value received from an earlier leader is dropped: after an unclean election no log may reach it.
         """
         return cls(leader_epoch, high_watermark, high_watermark)
 
-    def heard(self, leader_high_watermark: int, log_end_offset: int) -> FollowerWatermarks:
-        """An answer of the leader was applied, after which the log ends at `log_end_offset`."""
-        told = max(self.told, leader_high_watermark)
-        own = follower_high_watermark(told, log_end_offset, self.own)
-        return self if told == self.told and own == self.own else FollowerWatermarks(self.leader_epoch, own, told)
+    def observe_leader(self, leader_high_watermark: int, log_end_offset: int) -> FollowerWatermarks:
+        """Apply the high watermark of a leader's response, after which the local log ends at `log_end_offset`."""
+        leader = max(self.leader, leader_high_watermark)
+        own = follower_high_watermark(leader, log_end_offset, self.own)
+        return self if leader == self.leader and own == self.own else FollowerWatermarks(self.leader_epoch, own, leader)
 
     def truncated(self, log_end_offset: int) -> FollowerWatermarks:
-        """The log was cut: what is gone is not readable; below the own high watermark, it was not committed at all."""
+        """Apply a truncation to `log_end_offset`; if that is below the own high watermark, both move back to it."""
         if log_end_offset >= self.own:
             return self
         return FollowerWatermarks(self.leader_epoch, log_end_offset, log_end_offset)
 
     def restarted(self, leader_log_start: int) -> FollowerWatermarks:
-        """The log begins anew at the leader's log start."""
-        return FollowerWatermarks(self.leader_epoch, leader_log_start, max(self.told, leader_log_start))
+        """Apply a full truncation: the local log restarts at the leader's log start offset."""
+        return FollowerWatermarks(self.leader_epoch, leader_log_start, max(self.leader, leader_log_start))
 
 
 class Throttle:
-    """How many bytes replicas that are being added may fetch: a token bucket (KIP-73, KIP-455).
+    """Token bucket that limits the bytes fetched by replicas being added (KIP-73, KIP-455).
 
-    The bucket fills with `rate` bytes a second, up to what comes in one second. A fetch may begin while there is
-    something in it, and what comes is taken out of it, even below zero: a batch cannot be split. So over any time the
-    bytes are at most the rate times that time, one second's worth, and the last responses that were under way. Times
-    are ms of a clock that never jumps.
+    The bucket fills at `rate` bytes per second up to `BURST_MS`. A fetch may start while the bucket is not empty, and
+    its response may make it negative, because batches cannot be split. So any interval has at most `rate` times its
+    length, plus one burst and the responses in flight at its end. Times are milliseconds of a monotonic clock.
     """
 
-    __slots__ = ("_bytes", "_filled_ms", "_rate")
+    __slots__ = ("_bytes", "_filled_ms", "rate")
 
     def __init__(self, now_ms: int) -> None:
-        """Without a limit at first."""
-        self._rate: int | None = None
+        """Create a throttle without a limit."""
+        self.rate: int | None = None
+        """Bytes per second, or None without a limit."""
         self._bytes = 0.0
         self._filled_ms = now_ms
 
-    @property
-    def rate(self) -> int | None:
-        """Bytes a second; None for no limit."""
-        return self._rate
-
-    def limit(self, rate: int | None, now_ms: int) -> None:
-        """Let through `rate` (above 0) bytes a second from now on; what was let through too much is owed no more."""
-        if rate != self._rate:
-            self._rate = rate
+    def set_limit(self, rate: int | None, now_ms: int) -> None:
+        """Change the limit to `rate` > 0 bytes per second, or None. A new limit starts with a full bucket."""
+        if rate != self.rate:
+            self.rate = rate
             self._filled_ms = now_ms
             self._bytes = 0.0 if rate is None else rate * BURST_MS / 1000
 
     def available(self, now_ms: int) -> float:
-        """Bytes that may be asked for now: infinitely many without a limit, and none while it is not above 0."""
-        if self._rate is None:
+        """Return the bytes that may be fetched now: infinite without a limit, 0 or less if the caller must wait."""
+        if self.rate is None:
             return float("inf")
-        self._fill(self._rate, now_ms)
+        self._fill(self.rate, now_ms)
         return self._bytes
 
-    def took(self, size_bytes: int, now_ms: int) -> None:
-        """So many bytes came."""
-        if self._rate is not None:
-            self._fill(self._rate, now_ms)
+    def consume(self, size_bytes: int, now_ms: int) -> None:
+        """Remove received bytes from the bucket."""
+        if self.rate is not None:
+            self._fill(self.rate, now_ms)
             self._bytes -= size_bytes
 
     def wait_ms(self, now_ms: int) -> int:
-        """How long until something is available."""
-        if self._rate is None:
+        """Return the time until the bucket is not empty, in ms."""
+        if self.rate is None:
             return 0
-        self._fill(self._rate, now_ms)
-        return 0 if self._bytes > 0 else int(-self._bytes * 1000 / self._rate) + 1
+        self._fill(self.rate, now_ms)
+        return 0 if self._bytes > 0 else int(-self._bytes * 1000 / self.rate) + 1
 
     def _fill(self, rate: int, now_ms: int) -> None:
         passed_ms = max(now_ms - self._filled_ms, 0)

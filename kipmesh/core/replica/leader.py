@@ -1,12 +1,11 @@
-"""A partition's leader: replicas' log ends, ISR and high watermark ("Log truth" in docs/rules.md).
+"""A partition's leader: followers' log ends, ISR and high watermark (REP-01 to REP-04).
 
-Pure state: the driver tells it of appends, of followers' fetches and of the controller's answers, and asks it what
-to do. Invariants:
+Pure state: the driver reports appends, fetches and responses of the controller, and requests ISR changes. Invariants:
 
-- `high_watermark` never goes back within one leadership and never passes the leader's own log end;
-- it is the least log end over the maximal ISR (committed and pending members) and over joiners that are caught up,
-  and does not move while the ISR is below `min_insync_replicas`;
-- at most one ISR change is in flight; until the controller has answered, both ISRs count.
+- `high_watermark` never decreases within one leadership and never passes the leader's log end;
+- it is the lowest log end over the maximal ISR (committed and pending members) and over caught-up replicas that may
+  join, and does not move while the ISR is below `min_insync_replicas`;
+- at most one ISR change is in flight; until the controller has responded, both ISRs count.
 """
 
 from __future__ import annotations
@@ -20,28 +19,28 @@ UNKNOWN_EPOCH = -1
 
 
 class IsrChange(NamedTuple):
-    """An ISR to ask the controller for: what was known when it was decided, never looked up again.
+    """An ISR to request from the controller, with the epochs known when it was decided.
 
-    A member that registered anew since then may have lost its log; its epoch here tells the controller.
+    The controller rejects a member that has registered again since then, because it may have lost its log.
     """
 
     members: tuple[tuple[int, int], ...]
-    """(broker id, broker epoch) of each, by id; epoch -1 for a member that has not fetched from this leader yet."""
+    """(broker id, broker epoch) of each member, by id; epoch -1 if the member has not fetched from this leader yet."""
     leader_epoch: int
     partition_epoch: int
 
     @property
     def isr(self) -> frozenset[int]:
-        """The members' ids."""
+        """Broker ids of the members."""
         return frozenset([broker for broker, _ in self.members])
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class FollowerFetches:
-    """A follower's fetches in one session, shared by its partitions there: when the last one was taken.
+    """Last fetch of a follower's session, shared by all its partitions in that session.
 
-    A fetch of a session says again what was said before of every partition of it, but names and reads only what
-    changed (227-07, 227-10). So a partition that was not read stands where it stood, and was fetched all the same.
+    A session's fetch repeats the positions of all its partitions but names and reads only changed ones (227-07,
+    227-10). So it also acknowledges the positions of partitions that it does not read.
     """
 
     broker_epoch: int
@@ -50,11 +49,11 @@ class FollowerFetches:
 
 @dataclass(slots=True, eq=False)
 class FollowerProgress:
-    """How far one follower is, from its fetches. `last_caught_up_ms` is when it last had the leader's whole log.
+    """Progress of one follower. `last_caught_up_ms`: when it last had the leader's whole log.
 
-    While the follower has the leader's whole log, `last_caught_up_ms` may be older than its last fetch: `fetches` has
-    that, and `settle` takes it over before the log grows. Of a follower that is behind, each fetch that brings a new
-    position is read, and each that is answered with records: others say nothing new.
+    While the follower has the whole log, fetches of its session that do not read this partition prove that it still
+    does: `apply_session_fetches` applies the time of the last such fetch before the leader's log grows. A follower that
+    lags is read by each fetch that has a new position or returned records before; other fetches carry no information.
     """
 
     last_caught_up_ms: int
@@ -65,7 +64,7 @@ class FollowerProgress:
     last_fetch_ms: int = 0
     last_fetch_leader_end: int = UNKNOWN_OFFSET
 
-    def fetched(
+    def record_fetch(
         self,
         fetch_offset: int,
         log_start_offset: int,
@@ -74,40 +73,40 @@ class FollowerProgress:
         now_ms: int,
         fetches: FollowerFetches | None,
     ) -> None:
-        """A fetch from `fetch_offset`, read: the follower has everything below it."""
-        self.settle(leader_end)
+        """Record a fetch that read this partition from `fetch_offset`: the follower has all records below it."""
+        self.apply_session_fetches(leader_end)
         self.broker_epoch = broker_epoch
         self.fetches = fetches
         if fetch_offset >= leader_end:
             self.last_caught_up_ms = max(self.last_caught_up_ms, now_ms)
         elif fetch_offset >= self.last_fetch_leader_end >= 0:
-            # It has by now what the leader had at its last fetch: it was caught up then.
+            # It has reached the leader's log end as of its previous fetch, so it was caught up at that time.
             self.last_caught_up_ms = max(self.last_caught_up_ms, self.last_fetch_ms)
         self.log_end_offset = fetch_offset
         self.log_start_offset = log_start_offset
         self.last_fetch_ms = now_ms
         self.last_fetch_leader_end = leader_end
 
-    def settle(self, leader_end: int) -> None:
-        """Take over what fetches that did not read this have shown; the leader's log still ends at `leader_end`."""
+    def apply_session_fetches(self, leader_end: int) -> None:
+        """Apply later fetches of the session that did not read this partition. `leader_end` is the current log end."""
         fetches = self.fetches
         if fetches is not None and self.log_end_offset == leader_end and fetches.last_fetch_ms > self.last_fetch_ms:
             self.last_fetch_ms = fetches.last_fetch_ms
             self.last_fetch_leader_end = leader_end
             self.last_caught_up_ms = max(self.last_caught_up_ms, fetches.last_fetch_ms)
 
-    def left(self, leader_end: int) -> None:
-        """Fetches of its session do not speak for this partition any more."""
-        self.settle(leader_end)
+    def detach_session(self, leader_end: int) -> None:
+        """Detach from the session, whose fetches no longer cover this partition."""
+        self.apply_session_fetches(leader_end)
         self.fetches = None
 
     @property
-    def heard_ms(self) -> int:
-        """When it fetched last, this or anything else of its session; 0 for never."""
+    def last_session_fetch_ms(self) -> int:
+        """Time of the last fetch of this partition or of its session, 0 for never."""
         return max(self.last_fetch_ms, self.fetches.last_fetch_ms if self.fetches is not None else 0)
 
     def is_caught_up(self, leader_end: int, now_ms: int, lag_max_ms: int) -> bool:
-        """Whether it has the whole log, or had within `lag_max_ms`."""
+        """Whether the follower has the whole log, or had it within the last `lag_max_ms`."""
         return self.log_end_offset == leader_end or now_ms - self.last_caught_up_ms <= lag_max_ms
 
 
@@ -125,11 +124,11 @@ class PartitionLeader:
     min_insync_replicas: int
     lag_max_ms: int
     eligible_epoch: Callable[[int], int]
-    """The broker epoch of a broker that may be an ISR member now (registered, not fenced, not shutting down), or -1."""
+    """Broker epoch of a broker that may join the ISR (registered, not fenced, not shutting down), else -1."""
     now_ms: InitVar[int]
     pending: IsrChange | None = None
-    lost: frozenset[int] = frozenset()
-    """Replicas in data folders that have failed: whatever they fetched, they are not waited for and do not join."""
+    offline: frozenset[int] = frozenset()
+    """Replicas in failed log directories. They may not join the ISR."""
     epoch_start_offset: int = field(init=False)
     followers: dict[int, FollowerProgress] = field(init=False)
 
@@ -139,7 +138,7 @@ class PartitionLeader:
         self.high_watermark = min(self.high_watermark, self.log_end_offset)
         self.min_insync_replicas = min(self.min_insync_replicas, len(replicas))
         self.followers = {
-            # A member of the ISR is given the whole lag time to show itself.
+            # An ISR member has the full lag time to send its first fetch.
             replica: FollowerProgress(now_ms if replica in self.isr else -self.lag_max_ms)
             for replica in replicas
             if replica != self.broker_id
@@ -148,27 +147,27 @@ class PartitionLeader:
 
     @property
     def maximal_isr(self) -> frozenset[int]:
-        """Committed and pending members: whoever of them is elected must have what we acknowledged."""
+        """Committed and pending ISR members. Each may be elected, so each must have all acknowledged records."""
         return self.isr | self.pending.isr if self.pending else self.isr
 
     @property
     def is_under_min_isr(self) -> bool:
-        """Whether writes with acks=all are to be refused."""
+        """Whether writes with acks=all must be refused (REP-04)."""
         return len(self.isr) < self.min_insync_replicas
 
     @property
     def high_watermark_is_known(self) -> bool:
-        """Whether the high watermark has reached this leader's epoch (392-09, ListOffsets on a new leader)."""
+        """Whether the high watermark has reached the start of this leader's epoch (392-09, 392-10)."""
         return self.high_watermark >= self.epoch_start_offset
 
-    def members_heard_ms(self) -> list[int]:
-        """When each other member of the ISR fetched last."""
-        return [self.followers[member].heard_ms for member in self.isr if member in self.followers]
+    def members_last_fetch_ms(self) -> list[int]:
+        """Return the time of the last fetch of each other ISR member."""
+        return [self.followers[member].last_session_fetch_ms for member in self.isr if member in self.followers]
 
     def appended(self, log_end_offset: int, now_ms: int) -> bool:
-        """The leader's own log grew; returns whether the high watermark moved (it is the whole ISR)."""
+        """Record that the leader's log grew; return whether the high watermark moved."""
         for progress in self.followers.values():
-            progress.settle(self.log_end_offset)
+            progress.apply_session_fetches(self.log_end_offset)
         self.log_end_offset = log_end_offset
         return self.advance(now_ms)
 
@@ -181,35 +180,35 @@ class PartitionLeader:
         now_ms: int,
         fetches: FollowerFetches | None = None,
     ) -> bool:
-        """A follower's fetch; returns whether the high watermark moved. The replica must be in `followers`.
+        """Record a follower's fetch; return whether the high watermark moved. `replica` must be in `followers`.
 
-        `fetches` speaks for later fetches of the same session that do not read this partition. A fetch that waited
-        here while its broker registered anew is of another process: what that one had says nothing any more.
+        `fetches`: session whose later fetches cover this partition without reading it. Ignored if the broker has
+        registered again since the fetch was sent: its old process may have had another log.
         """
         progress = self.followers[replica]
         if broker_epoch < progress.broker_epoch and broker_epoch != self.eligible_epoch(replica):
             return False
-        progress.fetched(fetch_offset, log_start_offset, broker_epoch, self.log_end_offset, now_ms, fetches)
+        progress.record_fetch(fetch_offset, log_start_offset, broker_epoch, self.log_end_offset, now_ms, fetches)
         return self.advance(now_ms)
 
     def follower_left(self, replica: int) -> None:
-        """A follower's session has this partition no more."""
+        """Record that a follower's session no longer contains this partition."""
         progress = self.followers.get(replica)
         if progress is not None:
-            progress.left(self.log_end_offset)
+            progress.detach_session(self.log_end_offset)
 
     @property
     def has_followers_behind(self) -> bool:
-        """Whether a follower lacks records: only then time decides who is in sync."""
+        """Whether any follower lacks records. If not, no member can fall out of sync by time."""
         return any(progress.log_end_offset != self.log_end_offset for progress in self.followers.values())
 
     def _is_eligible(self, replica: int) -> bool:
-        """Whether it may join, as the very registration that fetched: an older one's log end says nothing."""
+        """Whether the replica may join the ISR under the registration with which it fetched."""
         epoch = self.followers[replica].broker_epoch
-        return replica not in self.lost and epoch != UNKNOWN_EPOCH and epoch == self.eligible_epoch(replica)
+        return replica not in self.offline and epoch != UNKNOWN_EPOCH and epoch == self.eligible_epoch(replica)
 
     def advance(self, now_ms: int) -> bool:
-        """Move the high watermark as far as followers, their lag and registrations allow; return whether it moved."""
+        """Advance the high watermark as far as log ends and ISR allow (REP-02); return whether it moved."""
         if self.is_under_min_isr:
             return False
         least = self.log_end_offset
@@ -234,7 +233,7 @@ class PartitionLeader:
         return IsrChange(tuple(members), self.leader_epoch, self.partition_epoch)
 
     def isr_to_join(self, replica: int) -> IsrChange | None:
-        """What to ask the controller for after a fetch of `replica`: the ISR with it, if it is in sync and outside."""
+        """Return the ISR change that adds `replica` after its fetch, or None if it is a member or not in sync."""
         if self.pending is not None or replica in self.isr or not self._is_eligible(replica):
             return None
         end = self.followers[replica].log_end_offset
@@ -243,31 +242,31 @@ class PartitionLeader:
         return None
 
     def isr_without_laggards(self, now_ms: int) -> IsrChange | None:
-        """What to ask for without members that are behind for longer than `lag_max_ms`; None for no change."""
+        """Return the ISR change that removes members that lag for more than `lag_max_ms`, or None if there are none."""
         if self.pending is not None:
             return None
-        out = {
+        laggards = {
             replica
             for replica in self.isr
             if replica in self.followers
             and not self.followers[replica].is_caught_up(self.log_end_offset, now_ms, self.lag_max_ms)
         }
-        return self._change(self.isr - out) if out else None
+        return self._change(self.isr - laggards) if laggards else None
 
     def isr_change_sent(self, change: IsrChange) -> None:
-        """The controller was asked."""
+        """Record that the change was sent to the controller."""
         self.pending = change
 
     def isr_change_refused(self) -> None:
-        """The controller certainly did not make the change (INELIGIBLE_REPLICA).
+        """Record that the controller definitely rejected the pending change (INELIGIBLE_REPLICA).
 
-        After any other failure the pending ISR goes on counting: the change may have been made, and the metadata log
-        will tell.
+        After any other error the pending ISR still counts: the change may have been made, and the metadata log will
+        show it.
         """
         self.pending = None
 
     def isr_changed(self, isr: Collection[int], partition_epoch: int, now_ms: int) -> bool:
-        """What the controller holds now; older news is ignored. Returns whether the high watermark moved."""
+        """Apply an ISR of the metadata log unless `partition_epoch` is old; return whether the high watermark moved."""
         if partition_epoch <= self.partition_epoch:
             return False
         self.partition_epoch = partition_epoch
@@ -276,11 +275,11 @@ class PartitionLeader:
         return self.advance(now_ms)
 
     def replicas_changed(self, replicas: Sequence[int], min_insync_replicas: int, now_ms: int) -> bool:
-        """The assignment or the topic's configuration changed; returns whether the high watermark moved."""
+        """Apply a new assignment or `min.insync.replicas`; return whether the high watermark moved."""
         self.min_insync_replicas = min(min_insync_replicas, len(replicas))
         wanted = set(replicas) - {self.broker_id}
-        for gone in self.followers.keys() - wanted:
-            del self.followers[gone]
-        for new in wanted - self.followers.keys():
-            self.followers[new] = FollowerProgress(-self.lag_max_ms)
+        for removed in self.followers.keys() - wanted:
+            del self.followers[removed]
+        for added in wanted - self.followers.keys():
+            self.followers[added] = FollowerProgress(-self.lag_max_ms)
         return self.advance(now_ms)

@@ -1,10 +1,9 @@
-"""Which replica a client should read from: the plugin interface, the two selectors that are there, and their guard.
+"""Replica selection (392-11, 392-12): plugin interface, the two included selectors, and a guard around plugins.
 
-Rules: 392-11, 392-12. Loading a plugin by its name is `kipmesh.core.replica.selector_loader`; what a selector is shown
-is made by `kipmesh.core.replica.selection_views`. A selector is called on the event loop, for each fetch that a leader
-may redirect: it must be quick and must not block.
+`kipmesh.core.replica.selector_loader` loads a plugin by name, `kipmesh.core.replica.selection_views` builds its input.
+A selector is called on the event loop for each fetch that a leader may redirect: it must be fast and must not block.
 
-Invariant: a `GuardedSelector` always answers with a replica of the view, and never raises.
+Invariant: a `GuardedSelector` always returns a replica of the view and never raises.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class TopicPartition(NamedTuple):
 
 
 class ClientMetadata(NamedTuple):
-    """Who asks. Text is empty where it is not known."""
+    """The client that sent a request. Strings are empty if unknown."""
 
     rack_id: str = ""
     client_id: str = ""
@@ -37,10 +36,10 @@ class ClientMetadata(NamedTuple):
 
 
 class ReplicaView(NamedTuple):
-    """One online replica; None where whoever answers does not know (392-15)."""
+    """One online replica. Fields are None if the selecting broker or client does not know them (392-15)."""
 
     endpoint: NodeEndpoint
-    """Its broker's id, address on the client's listener, and rack."""
+    """Broker id, address on the client's listener, and rack."""
     is_in_sync: bool = False
     log_start_offset: int | None = None
     log_end_offset: int | None = None
@@ -49,91 +48,91 @@ class ReplicaView(NamedTuple):
 
     @property
     def node_id(self) -> int:
-        """The broker's id."""
+        """Broker id."""
         return self.endpoint.node_id
 
     @property
     def rack(self) -> str | None:
-        """The broker's rack."""
+        """Rack of the broker."""
         return self.endpoint.rack
 
     def holds(self, fetch_offset: int | None) -> bool:
-        """Whether log start <= fetch offset <= log end; what is not known does not speak against it."""
+        """Whether log start <= fetch offset <= log end. Unknown values are ignored."""
         if fetch_offset is None:
             return True
         if self.log_start_offset is not None and fetch_offset < self.log_start_offset:
             return False
         return self.log_end_offset is None or fetch_offset <= self.log_end_offset
 
+    def is_eligible(self, fetch_offset: int | None) -> bool:
+        """Whether the replica is in sync and has the fetch offset."""
+        return self.is_in_sync and self.holds(fetch_offset)
+
 
 class PartitionView(NamedTuple):
-    """A partition's online replicas, the leader among them, in the order of the assignment."""
+    """The online replicas of a partition, including the leader, in the order of the assignment."""
 
     replicas: Sequence[ReplicaView]
     leader: ReplicaView
     fetch_offset: int | None = None
-    """Where the client reads; None where there is no fetch yet (392-15, 392-16)."""
+    """Offset of the client's fetch; None outside of Fetch requests (392-15, 392-16)."""
 
     def candidates(self) -> list[ReplicaView]:
-        """The replicas that can serve the client well: in sync and holding its offset, and always the leader.
+        """Return the leader and all in-sync replicas that have the fetch offset.
 
-        A replica outside of these makes a consumer wait, or sends it back to the leader (392-04, 392-05).
+        Any other replica would make a consumer wait, or send it back to the leader (392-04, 392-05).
         """
         leader, offset = self.leader, self.fetch_offset
-        return [replica for replica in self.replicas if replica is leader or _is_good(replica, offset)]
-
-
-def _is_good(replica: ReplicaView, fetch_offset: int | None) -> bool:
-    return replica.is_in_sync and replica.holds(fetch_offset)
+        return [replica for replica in self.replicas if replica is leader or replica.is_eligible(offset)]
 
 
 class ReplicaSelector(Protocol):
-    """The plugin (392-11). A class without arguments; subclassing this one brings the two optional methods."""
+    """Interface and base class of a plugin (392-11). The constructor has no arguments; only `select` is required."""
 
     def configure(self, configs: Mapping[str, Any]) -> None:
-        """Called once, before all else, with the service's configuration: dotted keys to values."""
+        """Receive the service's configuration (dotted keys to values). Called once before any other method."""
         return
 
     def select(
         self, topic_partition: TopicPartition, client: ClientMetadata, view: PartitionView
     ) -> ReplicaView | None:
-        """The replica of `view.replicas` that the client should read from; None has no preference: the leader."""
+        """Return the replica of `view.replicas` that the client should read from, or None for the leader."""
         ...
 
     def close(self) -> None:
-        """Called once, when the service stops."""
+        """Release resources. Called once when the service stops."""
         return
 
 
 class LeaderSelector(ReplicaSelector):
-    """Always the leader; the default (392-12)."""
+    """Always selects the leader. The default (392-12)."""
 
     def select(self, topic_partition: TopicPartition, client: ClientMetadata, view: PartitionView) -> ReplicaView:
-        """The leader."""
+        """Return the leader."""
         return view.leader
 
 
 class RackAwareReplicaSelector(ReplicaSelector):
-    """A replica in exactly the client's rack (392-12).
+    """Selects a replica in exactly the client's rack (392-12).
 
-    The leader if it is there; else, of the in-sync replicas there that hold the offset, the one that a stable hash of
-    client id and partition picks; else the leader. The hash ranks replicas one by one (rendezvous), so that a client
-    moves only when its own replica comes or goes.
+    The leader if it is in that rack. Otherwise an in-sync replica in the rack that has the fetch offset, chosen by a
+    stable hash of client id and partition. Otherwise the leader. The hash ranks each replica separately (rendezvous
+    hashing), so a client moves only if its own replica is added or removed.
     """
 
     def select(self, topic_partition: TopicPartition, client: ClientMetadata, view: PartitionView) -> ReplicaView:
-        """A replica in the client's rack, or the leader."""
+        """Return a replica in the client's rack, or the leader."""
         leader, rack = view.leader, client.rack_id
         if not rack or leader.rack == rack:
             return leader
-        near = [replica for replica in view.replicas if replica.rack == rack and _is_good(replica, view.fetch_offset)]
+        near = [replica for replica in view.replicas if replica.rack == rack and replica.is_eligible(view.fetch_offset)]
         if len(near) < 2:
             return near[0] if near else leader
         return max(near, key=lambda replica: stable_rank(client.client_id, topic_partition, replica.node_id))
 
 
 def stable_rank(client_id: str, topic_partition: TopicPartition, node_id: int) -> bytes:
-    """The replica's rank for this client and partition: the same in every process, to be compared only."""
+    """Return the rank of a replica for this client and partition. Equal in every process; only for comparison."""
     text = f"{topic_partition.topic}\0{topic_partition.partition}\0{node_id}\0{client_id}"
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
@@ -145,11 +144,11 @@ SELECTORS: Final[Mapping[str, Callable[[], ReplicaSelector]]] = {
     "org.apache.kafka.common.replica.LeaderSelector": LeaderSelector,
     "org.apache.kafka.common.replica.RackAwareReplicaSelector": RackAwareReplicaSelector,
 }
-"""Values of `replica.selector.class` that mean the given ones: Kafka's class names among them."""
+"""Included selectors by value of `replica.selector.class`, with Kafka's class names as aliases."""
 
 
 class SelectorFailure(Enum):
-    """What a plugin did wrong; the value is the label in metrics."""
+    """How a plugin failed; the value is the label in metrics."""
 
     RAISED = "raised"
     UNKNOWN_REPLICA = "unknown-replica"
@@ -157,23 +156,23 @@ class SelectorFailure(Enum):
 
 @dataclass(eq=False, slots=True)
 class GuardedSelector:
-    """A selector that cannot do harm: whatever it does wrong is told, counted, and means "the leader" (392-11).
+    """Wraps a selector so that any failure is counted and reported, and selects the leader (392-11).
 
-    `on_failure` logs: it gets the partition, what was wrong, and the exception or what was returned. It should not log
-    each one: a broken plugin fails at every fetch.
+    `on_failure(topic_partition, failure, detail)` receives the exception or the invalid return value. It should limit
+    its log output: a broken plugin fails on every fetch.
     """
 
     selector: ReplicaSelector
-    on_failure: Callable[[TopicPartition, SelectorFailure, object], None] = lambda partition, failure, what: None
+    on_failure: Callable[[TopicPartition, SelectorFailure, object], None] = lambda partition, failure, detail: None
     failures: dict[SelectorFailure, int] = field(init=False, default_factory=lambda: dict.fromkeys(SelectorFailure, 0))
 
     @property
     def always_leader(self) -> bool:
-        """Whether no view needs to be made, for the answer is the leader anyway."""
+        """Whether the selector always selects the leader, so that no view is needed."""
         return type(self.selector) is LeaderSelector
 
     def select(self, topic_partition: TopicPartition, client: ClientMetadata, view: PartitionView) -> ReplicaView:
-        """The selector's choice, as the view has it."""
+        """Return the replica of the view that the selector chose, or the leader."""
         try:
             chosen: object = self.selector.select(topic_partition, client, view)
         except Exception as error:
@@ -189,12 +188,12 @@ class GuardedSelector:
         return view.leader
 
     def close(self) -> None:
-        """End the plugin; one that fails at that is told of, and no more."""
+        """Close the plugin. An exception is only reported."""
         try:
             self.selector.close()
         except Exception as error:
             self._failed(TopicPartition("", -1), SelectorFailure.RAISED, error)
 
-    def _failed(self, topic_partition: TopicPartition, failure: SelectorFailure, what: object) -> None:
+    def _failed(self, topic_partition: TopicPartition, failure: SelectorFailure, detail: object) -> None:
         self.failures[failure] += 1
-        self.on_failure(topic_partition, failure, what)
+        self.on_failure(topic_partition, failure, detail)

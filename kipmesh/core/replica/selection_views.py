@@ -1,14 +1,15 @@
-"""What a selector is shown, and the two places on a broker that ask one (392-13, 392-15).
+"""Input of replica selectors, and the calls that use them on brokers (392-13, 392-15).
 
-A leader knows how far its followers are; whoever answers Metadata knows the assignment, the ISR and the brokers, and
-leaves the rest None. A consumer that selects for itself (392-16) makes its view with `view_of_metadata`, too.
+A leader knows its followers' progress. A broker that responds to Metadata knows only assignment, ISR and brokers, and
+leaves the other fields None, as does a consumer that selects for itself (392-16).
 
-Invariant: a view has online replicas only: those with an endpoint.
+Invariant: a view has only online replicas, which are those with an endpoint.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from kipmesh.core.replica.leader import PartitionLeader
@@ -17,11 +18,11 @@ from kipmesh.core.replica.serving import CONSUMER_ID
 from kipmesh.messages import NodeEndpoint
 
 NO_REPLICA = -1
-"""`preferred_read_replica` when there is none."""
+"""Value of `preferred_read_replica` if there is none."""
 
 
 class ReplicaProgress(NamedTuple):
-    """How far a replica is, where that is known."""
+    """Log offsets and lag of a replica, None if unknown."""
 
     log_start_offset: int | None = None
     log_end_offset: int | None = None
@@ -36,10 +37,13 @@ def _known(offset: int) -> int | None:
 
 
 def progress_of_leader(leader: PartitionLeader, log_start_offset: int, now_ms: int) -> dict[int, ReplicaProgress]:
-    """What a leader knows of all replicas; `log_start_offset` is its own, `now_ms` of the clock that it was given."""
+    """Return the progress of all replicas as known by the leader.
+
+    `log_start_offset` is the leader's own; `now_ms` is of the clock used by `leader`.
+    """
     progress = {leader.broker_id: ReplicaProgress(log_start_offset, leader.log_end_offset, 0)}
     for replica, follower in leader.followers.items():
-        follower.settle(leader.log_end_offset)  # fetches of its session that did not read this partition count, too
+        follower.apply_session_fetches(leader.log_end_offset)
         progress[replica] = ReplicaProgress(
             _known(follower.log_start_offset),
             _known(follower.log_end_offset),
@@ -54,12 +58,13 @@ def view_of(
     replicas: Sequence[int],
     isr: Collection[int],
     endpoints: Mapping[int, NodeEndpoint],
-    progress: Mapping[int, ReplicaProgress],
-    fetch_offset: int | None,
+    progress: Mapping[int, ReplicaProgress] = MappingProxyType({}),
+    fetch_offset: int | None = None,
 ) -> PartitionView | None:
-    """The view; None without an online leader, for then there is nothing to fall back on.
+    """Return the view of a partition, or None if its leader is not online.
 
-    `endpoints` has the online brokers that listen where the client asked.
+    `endpoints` has the online brokers that have the client's listener. Without `progress` and `fetch_offset`, those
+    fields of the view are None (392-15, 392-16).
     """
     if leader_id not in endpoints:
         return None
@@ -72,17 +77,11 @@ def view_of(
     return PartitionView(tuple(views), leader, fetch_offset) if leader is not None else None
 
 
-def view_of_metadata(
-    *, leader_id: int, replicas: Sequence[int], isr: Collection[int], endpoints: Mapping[int, NodeEndpoint]
-) -> PartitionView | None:
-    """The view of somebody who has only metadata: offsets and times are None (392-15, 392-16)."""
-    return view_of(leader_id=leader_id, replicas=replicas, isr=isr, endpoints=endpoints, progress={}, fetch_offset=None)
-
-
 def may_redirect(replica_id: int, client: ClientMetadata, selector: GuardedSelector) -> bool:
-    """Whether a leader asks its selector about a fetch: a consumer's that has named its rack (392-13, 392-17).
+    """Whether a leader consults its selector for a fetch: a consumer's with a rack (392-13, 392-17).
 
-    Brokers replicate from leaders; replica id -2 has chosen already. Cheap: asked before any view is made.
+    Not for brokers, nor for replica id -2, whose client has already selected. Cheap, to be called before building a
+    view.
     """
     return replica_id == CONSUMER_ID and bool(client.rack_id) and not selector.always_leader
 
@@ -93,11 +92,7 @@ def preferred_read_replica(
     client: ClientMetadata,
     view: PartitionView | None,
 ) -> int:
-    """The replica to send the client to, -1 to serve it here.
-
-    A leader that gets another one answers at once, with it and without records (392-13). Metadata carries what this
-    gives when it is another than the leader (392-15).
-    """
+    """Return the replica to send the client to, or -1 to serve it here (392-13, 392-15)."""
     if view is None:
         return NO_REPLICA
     chosen = selector.select(topic_partition, client, view).node_id
@@ -117,15 +112,16 @@ def redirect_by_leader(
     fetch_offset: int,
     now_ms: int,
 ) -> int:
-    """392-13 as a leader's read calls it, after the epochs were checked and before the offset is: -1 to serve it here.
+    """Return the replica to redirect a fetch to, or -1 if the leader serves it (392-13).
 
-    Before the offset, because a follower may still hold what the leader's retention has deleted.
+    A leader calls it after checking epochs and before checking the offset, because a follower may still have records
+    that the leader's retention has deleted.
     """
     if not may_redirect(replica_id, client, selector):
         return NO_REPLICA
     view = view_of(
         leader_id=leader.broker_id,
-        replicas=[replica for replica in replicas if replica not in leader.lost],
+        replicas=[replica for replica in replicas if replica not in leader.offline],
         isr=leader.isr,
         endpoints=endpoints(),
         progress=progress_of_leader(leader, log_start_offset, now_ms),

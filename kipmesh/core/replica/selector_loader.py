@@ -1,7 +1,7 @@
-"""Loads the replica selector that `replica.selector.class` names (392-11, 392-12); each service loads its own.
+"""Loads the replica selector named by `replica.selector.class` (392-11, 392-12).
 
-The value is one of the given selectors (by Kafka's class name or the short one), an entry point of the group
-`kipmesh.replica_selectors`, or a dotted path `package.module.Class` (or `package.module:Class`), in this order.
+The value is, in this order: the name of an included selector (short or Kafka's class name), an entry point in the group
+`kipmesh.replica_selectors`, or a dotted path `package.module.Class` (or `package.module:Class`).
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from kipmesh.core.errors import InvalidConfigError
 from kipmesh.core.replica.selection import SELECTORS, ReplicaSelector
 
 GROUP: Final = "kipmesh.replica_selectors"
-"""The group of entry points."""
+"""Entry point group of replica selectors."""
 KEY: Final = "replica.selector.class"
 
 
 def selector_names() -> list[str]:
-    """What the installed packages offer by entry point."""
+    """Return the names of all installed selectors (entry points), sorted."""
     return sorted({entry.name for entry in entry_points(group=GROUP)})
 
 
 def load_selector(name: str | None, configs: Mapping[str, Any]) -> ReplicaSelector:
-    """The selector of that name, configured; None and empty text mean the leader.
+    """Return the configured selector named `name`; None or an empty name selects the leader.
 
-    Raises InvalidConfigError with one line for a name that leads nowhere, and for a plugin that fails to load, is no
-    selector, or refuses its configuration.
+    Raises InvalidConfigError with a one-line message if the name is unknown, or if the plugin cannot be loaded, lacks a
+    method, or fails in its constructor or in `configure`.
     """
-    found = _find((name or "").strip())
+    factory = _find((name or "").strip())
     try:
-        selector = found()
+        selector = factory()
     except Exception as error:
-        raise _refused(name, f"cannot be made: {_text(error)}") from error
+        raise _error(name, f"failed in its constructor: {_text(error)}") from error
     for method in ("configure", "select", "close"):
         if not callable(getattr(selector, method, None)):
-            raise _refused(name, f"has no method {method}")
+            raise _error(name, f"has no method {method}(), which a replica selector must have")
     try:
         selector.configure(configs)
     except Exception as error:
-        raise _refused(name, f"refuses its configuration: {_text(error)}") from error
+        raise _error(name, f"failed in configure(): {_text(error)}") from error
     return selector  # type: ignore[no-any-return]
 
 
@@ -50,29 +50,29 @@ def _find(name: str) -> Any:
         return SELECTORS[name]
     entries = {entry.value: entry for entry in entry_points(group=GROUP, name=name)}
     if len(entries) > 1:
-        raise _refused(name, f"is offered more than once: {', '.join(sorted(entries))}")
+        raise _error(name, f"is an ambiguous entry point, uninstall all but one of: {', '.join(sorted(entries))}")
     for entry in entries.values():
         return _load(name, entry)
     module, _, attribute = name.partition(":") if ":" in name else name.rpartition(".")
     if not (module and attribute):
         known = ", ".join([*(known for known in SELECTORS if known and "." not in known), *selector_names()])
-        raise _refused(name, f"is neither a dotted path nor one of: {known}")
+        raise _error(name, f"is neither a dotted path package.module.Class nor one of: {known}")
     return _load(name, EntryPoint(name, f"{module}:{attribute}", GROUP))
 
 
 def _load(name: str, entry: EntryPoint) -> Any:
     try:
         import_module(entry.module)
-        found = entry.load()
+        factory = entry.load()
     except Exception as error:
-        raise _refused(name, f"cannot be loaded: {_text(error)}") from error
-    if not callable(found):
-        raise _refused(name, "is no class")
-    return found
+        raise _error(name, f"cannot be loaded: {_text(error)}") from error
+    if not callable(factory):
+        raise _error(name, "is not a class")
+    return factory
 
 
-def _refused(name: str | None, why: str) -> InvalidConfigError:
-    return InvalidConfigError(f"configuration key {KEY!r}: {name!r} {why}")
+def _error(name: str | None, problem: str) -> InvalidConfigError:
+    return InvalidConfigError(f"configuration key {KEY!r}: {name!r} {problem}")
 
 
 def _text(error: BaseException) -> str:

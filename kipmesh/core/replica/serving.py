@@ -1,12 +1,10 @@
-"""What a replica answers to readers: who may read, the four cases of an offset, and where epochs end.
+"""A replica's responses to readers: permission, the four offset cases, and epoch end offsets.
 
-Rules: 392-01, 392-03 to 392-07, 392-09.
+Rules: 392-01, 392-03 to 392-07, 392-09. Pure functions over numbers; the driver owns the log. They apply to leaders and
+followers alike: for a leader, the leader's high watermark is its own.
 
-Pure functions over numbers; the driver holds the log. They hold for leaders and followers alike: a leader is a replica
-whose leader's high watermark is its own.
-
-Invariants: records at or above a replica's own high watermark are never readable by consumers; what is reported to them
-never goes back within one leadership (392-10).
+Invariants: consumers never read records at or above the replica's own high watermark; the reported high watermark never
+decreases within one leadership (392-10).
 """
 
 from __future__ import annotations
@@ -21,16 +19,16 @@ from kipmesh.messages import EpochEndOffset
 CONSUMER_ID: Final = -1
 """Replica id of a consumer."""
 FOLLOWER_READER_ID: Final = -2
-"""Replica id of a consumer that chose the replica itself (392-16); Kafka's debugging consumer."""
+"""Replica id of a consumer that selected the replica itself (392-16); in Kafka, the debugging consumer."""
 
 
 class OffsetCase(Enum):
-    """Where a fetch offset is in a replica's log; the value is the name in metrics (392-18)."""
+    """Position of a fetch offset in a replica's log; the value is its name in metrics (392-18)."""
 
     READABLE = "readable"
-    """Below the replica's high watermark: there are records."""
+    """Below the replica's high watermark: there are records to read."""
     CAUGHT_UP = "caught-up"
-    """At the end of everything that is known: nothing to read, and none of the four cases."""
+    """At the log end and the high watermark: nothing to read, and none of the four cases."""
     UNCOMMITTED = "uncommitted"
     """Case 1 (392-03)."""
     UNAVAILABLE = "unavailable"
@@ -42,7 +40,7 @@ class OffsetCase(Enum):
 
     @property
     def error_code(self) -> ErrorCode:
-        """What the partition is answered with."""
+        """Error code of the partition in the response."""
         return _ERRORS.get(self, ErrorCode.NONE)
 
     @property
@@ -66,10 +64,10 @@ def offset_case(
     high_watermark: int,
     leader_high_watermark: int,
 ) -> OffsetCase:
-    """The decision table of 392-03 to 392-06, for a consumer's fetch.
+    """Classify a consumer's fetch offset by 392-03 to 392-06.
 
-    `high_watermark` is the replica's own, `leader_high_watermark` the leader's as it was last told (on a leader, both
-    are the same). The first row that fits decides.
+    `high_watermark` is the replica's own, `leader_high_watermark` the leader's as last received; on a leader both are
+    equal.
     """
     if fetch_offset < log_start_offset:
         return OffsetCase.TOO_SMALL
@@ -82,19 +80,22 @@ def offset_case(
     return OffsetCase.UNAVAILABLE if fetch_offset <= leader_high_watermark else OffsetCase.TOO_LARGE
 
 
-def check_reader(*, is_leader: bool, replica_id: int, names_rack: bool) -> ErrorCode:
-    """Whether this replica answers a Fetch of `replica_id` (392-01): NONE, or NOT_LEADER_OR_FOLLOWER.
+def check_fetch(*, is_leader: bool, replica_id: int, names_rack: bool) -> ErrorCode:
+    """Check whether this replica serves a Fetch of `replica_id` (392-01): NONE or NOT_LEADER_OR_FOLLOWER.
 
-    `names_rack`: the request's protocol version can name a rack (Kafka's Fetch v11 and above, and all of the mesh's
-    own), whether it does or not. Brokers replicate from leaders only.
+    `names_rack`: the request's version can name a rack (Kafka's Fetch v11 and above, and gRPC), whether or not it does.
+    Brokers are served by leaders only.
     """
     if is_leader or (replica_id < 0 and names_rack):
         return ErrorCode.NONE
     return ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
-def check_lister(*, is_leader: bool, replica_id: int) -> ErrorCode:
-    """Whether this replica answers ListOffsets: leaders all, followers only readers that chose them (392-16)."""
+def check_list_offsets(*, is_leader: bool, replica_id: int) -> ErrorCode:
+    """Check whether this replica serves ListOffsets of `replica_id`: NONE or NOT_LEADER_OR_FOLLOWER.
+
+    A follower serves only consumers that selected it themselves (392-16).
+    """
     if is_leader or replica_id == FOLLOWER_READER_ID:
         return ErrorCode.NONE
     return ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -103,65 +104,69 @@ def check_lister(*, is_leader: bool, replica_id: int) -> ErrorCode:
 def compares_epochs(
     fetch_offset: int, last_fetched_epoch: int, *, is_leader: bool, log_start_offset: int, log_end_offset: int
 ) -> bool:
-    """Whether a fetch's last fetched epoch is to be compared with this log (`follower.has_diverged`).
+    """Whether to compare a fetch's last fetched epoch with this log (`follower.has_diverged`).
 
-    A leader's log is the truth. A follower that lags does not know how an epoch goes on, and one whose log begins at
-    the offset not what was before: there the four cases decide. A divergence that it does find is one more reason for
-    the reader to ask the leader (392-08).
+    A leader always does. A follower does only for offsets within its log: beyond its end it does not know how the epoch
+    continues, and at its start it does not know the epoch before. There the four cases decide. A consumer that receives
+    a diverging epoch from a follower verifies it with the leader (392-08).
     """
     return last_fetched_epoch >= 0 and (is_leader or log_start_offset < fetch_offset <= log_end_offset)
 
 
 def epoch_end_for(
     replica_id: int,
-    asked_epoch: int,
-    found: EpochEndOffset,
+    requested_epoch: int,
+    log_epoch: EpochEndOffset,
     *,
     leader_epoch: int,
     high_watermark: int,
     high_watermark_is_known: bool,
 ) -> EpochEndOffset:
-    """A leader's answer to OffsetsForLeaderEpoch (392-09); raises KafkaError OFFSET_NOT_AVAILABLE.
+    """Return a leader's response to OffsetsForLeaderEpoch for `requested_epoch` (392-09).
 
-    `found` is the largest epoch of the log that is not above `asked_epoch`, and its end. A broker gets that, always. A
-    consumer's answer ends at the high watermark. While that is not known (it is below the start of the leader's epoch),
-    cutting an end down to it would tell a consumer that records it has read are gone: not only the latest epoch is
-    withheld then, but every end that is above the high watermark.
+    `log_epoch` is the largest epoch in the log that is not above `requested_epoch`, with its end offset. Brokers get it
+    unchanged; for consumers the end is limited to the high watermark.
+
+    Raises KafkaError OFFSET_NOT_AVAILABLE for a consumer while the high watermark is not known, if the limit would
+    apply: it would report records as truncated that the consumer may have read.
     """
     if replica_id >= 0:
-        return found
-    if not high_watermark_is_known and (asked_epoch >= leader_epoch or found.end_offset > high_watermark):
-        raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE, f"the high watermark of epoch {leader_epoch} is not known yet")
-    return EpochEndOffset(found.epoch, min(found.end_offset, high_watermark))
+        return log_epoch
+    if not high_watermark_is_known and (requested_epoch >= leader_epoch or log_epoch.end_offset > high_watermark):
+        raise KafkaError(
+            ErrorCode.OFFSET_NOT_AVAILABLE,
+            f"high watermark {high_watermark} has not reached the start of leader epoch {leader_epoch}, retry later",
+        )
+    return EpochEndOffset(log_epoch.epoch, min(log_epoch.end_offset, high_watermark))
 
 
-# -- isolated brokers (ADR 7)
+# -- isolated brokers (ADR 0007)
 
 
-def isolated_at_ms(answered_ms: int, controller_changed_ms: int, timeout_ms: int) -> int:
-    """When a broker is cut off from the controllers if it hears nothing more; both times are the last of their kind.
+def isolated_at_ms(responded_ms: int, controller_changed_ms: int, timeout_ms: int) -> int:
+    """Return when a broker becomes isolated from the controllers unless it receives a heartbeat response before.
 
-    Times count from the sending of the heartbeat that was answered, as leases do: the controller's own time for the
-    broker begins later. Another controller, or another epoch of it, that becomes known counts like a heartbeat.
+    `responded_ms`: sending time of the last heartbeat that got a response. Like a lease, this is earlier than the
+    controller's own start time. `controller_changed_ms`: when a new controller or controller epoch last became known.
     """
-    return max(answered_ms, controller_changed_ms) + timeout_ms
+    return max(responded_ms, controller_changed_ms) + timeout_ms
 
 
-def sends_clients_away(
-    *, is_isolated: bool, is_leader: bool, members_heard_ms: Collection[int], now_ms: int, timeout_ms: int
+def refuses_clients(
+    *, is_isolated: bool, is_leader: bool, members_last_fetch_ms: Collection[int], now_ms: int, timeout_ms: int
 ) -> bool:
     """Whether a replica refuses producers and consumers with NOT_LEADER_OR_FOLLOWER.
 
-    | replica of an isolated broker                        | then                                |
-    | ---------------------------------------------------- | ----------------------------------- |
-    | follows, or has no leader                            | refuses                             |
-    | leads, a member of the ISR fetched within the time   | serves: no other replica can lead   |
-    | leads, is the only member of the ISR                 | serves: no other replica may lead   |
-    | leads, no member of the ISR fetched within the time  | refuses                             |
+    | replica of an isolated broker                             | result                            |
+    | --------------------------------------------------------- | --------------------------------- |
+    | follower, or no leader known                              | refuses                           |
+    | leader, an ISR member fetched within `timeout_ms`         | serves: no other replica can lead |
+    | leader, only member of the ISR                            | serves: no other replica may lead |
+    | leader, no ISR member fetched within `timeout_ms`         | refuses                           |
 
-    So the loss of all controllers stops no partition whose replicas still reach each other. `members_heard_ms`:
-    when each other member of a leader's ISR fetched last; empty on followers.
+    So the loss of all controllers stops no partition whose replicas can reach each other. `members_last_fetch_ms`: time
+    of the last fetch of each other ISR member; empty on followers.
     """
     if not is_isolated or not is_leader:
         return is_isolated
-    return bool(members_heard_ms) and now_ms - max(members_heard_ms) >= timeout_ms
+    return bool(members_last_fetch_ms) and now_ms - max(members_last_fetch_ms) >= timeout_ms

@@ -32,6 +32,6 @@ async def all_have_fetched(led: Replica, since_ms: int) -> None:
     """Wait until all members of the ISR have fetched from the partition's leader since then."""
 
     def have() -> bool:
-        return led.leader is not None and all(heard_ms >= since_ms for heard_ms in led.leader.members_heard_ms())
+        return led.leader is not None and all(heard_ms >= since_ms for heard_ms in led.leader.members_last_fetch_ms())
 
     await until(have, "all followers have fetched")

@@ -150,8 +150,8 @@ class World:
         first = it.end - leader.start
         it.append(leader.log[first : first + limit])
         before = it.marks
-        it.marks = it.marks.heard(self.high_watermark, it.end)
-        assert it.marks.own == follower_high_watermark(it.marks.told, it.end, before.own)
+        it.marks = it.marks.observe_leader(self.high_watermark, it.end)
+        assert it.marks.own == follower_high_watermark(it.marks.leader, it.end, before.own)
 
     def retain(self, broker_id: int, records: int) -> None:
         it = self.brokers[broker_id]
@@ -173,11 +173,11 @@ class World:
         if not it.is_up:
             return PartitionData(error_code=ErrorCode.NETWORK_EXCEPTION)
         is_leader = ask.node_id == self.leader_id
-        told = PartitionData(0, 0, it.marks.told, it.marks.told, it.start)
+        told = PartitionData(0, 0, it.marks.leader, it.marks.leader, it.start)
         if ask.current_leader_epoch != it.epoch:
             older = ask.current_leader_epoch < it.epoch
             return told._replace(error_code=ErrorCode.FENCED_LEADER_EPOCH if older else ErrorCode.UNKNOWN_LEADER_EPOCH)
-        refused = serving.check_reader(is_leader=is_leader, replica_id=ask.replica_id, names_rack=self.names_rack)
+        refused = serving.check_fetch(is_leader=is_leader, replica_id=ask.replica_id, names_rack=self.names_rack)
         if refused:
             return told._replace(error_code=refused)
         offset, last = ask.fetch_offset, ask.last_fetched_epoch
@@ -197,7 +197,7 @@ class World:
             log_start_offset=it.start,
             log_end_offset=it.end,
             high_watermark=it.marks.own,
-            leader_high_watermark=it.marks.told,
+            leader_high_watermark=it.marks.leader,
         )
         if case is not serving.OffsetCase.READABLE:
             return told._replace(error_code=case.error_code)

@@ -129,13 +129,16 @@ def plugin() -> Iterator[str]:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("nothing-like-that", "is neither a dotted path nor one of: LeaderSelector, RackAwareReplicaSelector"),
+        (
+            "nothing-like-that",
+            "is neither a dotted path package.module.Class nor one of: LeaderSelector, RackAwareReplicaSelector",
+        ),
         ("no_such_module.Selector", "cannot be loaded: ModuleNotFoundError: No module named 'no_such_module'"),
         ("{}.Missing", "cannot be loaded: AttributeError"),
-        ("{}.constant", "is no class"),
+        ("{}.constant", "is not a class"),
         ("{}.Wrong", "has no method close"),
-        ("{}.Needy", "cannot be made: TypeError"),
-        ("{}.Picky", "refuses its configuration: ValueError: no zone is given"),
+        ("{}.Needy", "failed in its constructor: TypeError"),
+        ("{}.Picky", "failed in configure(): ValueError: no zone is given"),
     ],
 )
 def test_what_cannot_be_loaded_is_refused_with_one_line(plugin: str, name: str, why: str) -> None:

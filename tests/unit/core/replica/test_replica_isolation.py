@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kipmesh.core.replica.serving import isolated_at_ms, sends_clients_away
+from kipmesh.core.replica.serving import isolated_at_ms, refuses_clients
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ def test_when_a_broker_is_isolated(answered_ms: int, controller_changed_ms: int,
 
 
 @pytest.mark.parametrize(
-    ("is_isolated", "is_leader", "members_heard_ms", "expected"),
+    ("is_isolated", "is_leader", "members_last_fetch_ms", "expected"),
     [
         (False, True, [0], False),
         (False, False, [], False),
@@ -33,12 +33,12 @@ def test_when_a_broker_is_isolated(answered_ms: int, controller_changed_ms: int,
     ],
 )
 def test_whose_clients_are_sent_away(
-    is_isolated: bool, is_leader: bool, members_heard_ms: list[int], expected: bool
+    is_isolated: bool, is_leader: bool, members_last_fetch_ms: list[int], expected: bool
 ) -> None:
-    found = sends_clients_away(
+    found = refuses_clients(
         is_isolated=is_isolated,
         is_leader=is_leader,
-        members_heard_ms=members_heard_ms,
+        members_last_fetch_ms=members_last_fetch_ms,
         now_ms=10_000,
         timeout_ms=1000,
     )

@@ -25,7 +25,7 @@ from kipmesh.core.replica.selection_views import (
     may_redirect,
     preferred_read_replica,
     redirect_by_leader,
-    view_of_metadata,
+    view_of,
 )
 from kipmesh.messages import NodeEndpoint
 
@@ -197,10 +197,10 @@ def test_the_default_selector_costs_no_view() -> None:
 
 def test_metadata_says_a_preferred_replica_without_knowing_offsets() -> None:
     guard = GuardedSelector(SELECTORS["RackAwareReplicaSelector"]())
-    it = view_of_metadata(leader_id=1, replicas=(1, 2, 3, 4), isr=(1, 3), endpoints=ENDPOINTS)
+    it = view_of(leader_id=1, replicas=(1, 2, 3, 4), isr=(1, 3), endpoints=ENDPOINTS)
     assert it is not None
     assert it.replicas[1][2:] == (None, None, None)
     assert preferred_read_replica(guard, WHERE, ClientMetadata("b"), it) == 3
     assert preferred_read_replica(guard, WHERE, ClientMetadata("a"), it) == -1
-    gone = view_of_metadata(leader_id=-1, replicas=(1, 2), isr=(1,), endpoints=ENDPOINTS)
+    gone = view_of(leader_id=-1, replicas=(1, 2), isr=(1,), endpoints=ENDPOINTS)
     assert preferred_read_replica(guard, WHERE, ClientMetadata("b"), gone) == -1

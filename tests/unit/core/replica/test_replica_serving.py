@@ -10,8 +10,8 @@ from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.replica.follower import FollowerWatermarks
 from kipmesh.core.replica.serving import (
     OffsetCase,
-    check_lister,
-    check_reader,
+    check_list_offsets,
+    check_fetch,
     compares_epochs,
     epoch_end_for,
     offset_case,
@@ -72,14 +72,14 @@ def test_the_cases_are_what_the_rules_say_for_all_small_numbers() -> None:
     ],
 )
 def test_who_may_read(is_leader: bool, replica_id: int, names_rack: bool, code: int) -> None:
-    assert check_reader(is_leader=is_leader, replica_id=replica_id, names_rack=names_rack) == code
+    assert check_fetch(is_leader=is_leader, replica_id=replica_id, names_rack=names_rack) == code
 
 
 def test_followers_list_offsets_for_those_that_chose_them() -> None:
-    assert check_lister(is_leader=False, replica_id=-2) == 0
-    assert check_lister(is_leader=False, replica_id=-1) == ErrorCode.NOT_LEADER_OR_FOLLOWER
-    assert check_lister(is_leader=False, replica_id=7) == ErrorCode.NOT_LEADER_OR_FOLLOWER
-    assert check_lister(is_leader=True, replica_id=-1) == 0
+    assert check_list_offsets(is_leader=False, replica_id=-2) == 0
+    assert check_list_offsets(is_leader=False, replica_id=-1) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert check_list_offsets(is_leader=False, replica_id=7) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert check_list_offsets(is_leader=True, replica_id=-1) == 0
 
 
 def test_a_follower_compares_epochs_only_where_it_has_both_sides() -> None:
@@ -128,10 +128,10 @@ def test_a_new_leader_withholds_earlier_epochs_that_end_above_its_high_watermark
 def test_the_two_high_watermarks_of_a_follower() -> None:
     marks = FollowerWatermarks.start(3, 10)
     assert marks[1:] == (10, 10)
-    marks = marks.heard(30, 20)
+    marks = marks.observe_leader(30, 20)
     assert marks[1:] == (20, 30)
-    assert marks.heard(25, 20) is marks  # never back within one leadership
-    assert marks.heard(30, 28)[1:] == (28, 30)
+    assert marks.observe_leader(25, 20) is marks  # never back within one leadership
+    assert marks.observe_leader(30, 28)[1:] == (28, 30)
     assert marks.truncated(24) is marks
     assert marks.truncated(15)[1:] == (15, 15)  # not committed after all
     assert FollowerWatermarks.start(4, marks.own)[1:] == (20, 20)
