@@ -1,9 +1,8 @@
 """Consumer groups on a broker: the service Groups.
 
-A group belongs to the partition of `__consumer_offsets` that Kafka's hash of its id names, and that partition's leader
-is its coordinator (`group_shard`). The topic is made when somebody first looks for a coordinator. Any broker answers
-FindCoordinator; the other calls are for the coordinator, elsewhere they get NOT_COORDINATOR. ListGroups lists what one
-broker coordinates.
+Kafka's hash of the group id selects a partition of `__consumer_offsets`, and that partition's leader coordinates the
+group (`group_shard`). The topic is created at the first FindCoordinator. Any broker serves FindCoordinator; all other
+requests return NOT_COORDINATOR except on the coordinator. ListGroups returns the groups that this broker coordinates.
 
 The topic is compacted (`cleanup.policy=compact`): its log keeps the last record of each group and offset.
 """
@@ -18,7 +17,7 @@ from functools import partial
 from typing import TypeVar
 
 from kipmesh import messages as m
-from kipmesh.broker.groups.group_shard import Gone, GroupShard, Step
+from kipmesh.broker.groups.group_shard import GroupShard, OnDisconnect, RequestStep
 from kipmesh.broker.membership.forwarder import Forwarder
 from kipmesh.broker.replication.hosted_replicas import HostedReplicas
 from kipmesh.broker.replication.replica import Disk
@@ -40,7 +39,7 @@ CREATE_TIMEOUT_S = 5.0
 
 @dataclass(eq=False)
 class GroupsHandler:
-    """One broker's groups; `metadata_changed` follows what it leads."""
+    """The groups of one broker. `metadata_changed` follows the partitions that the broker leads."""
 
     config: BrokerConfig
     hosted_replicas: HostedReplicas
@@ -53,10 +52,10 @@ class GroupsHandler:
         self._creating = asyncio.Lock()
         self._is_stopped = False
 
-    # --- what this broker leads --------------------------------------------------------------------------------------
+    # --- led partitions ----------------------------------------------------------------------------------------------
 
     def metadata_changed(self, delta: MetadataDelta) -> None:
-        """Roles were given: load what this broker leads now, let go of what it leads no more."""
+        """Load the partitions that this broker now leads, and close those that it no longer leads."""
         if self._is_stopped:
             return
         topic = self._topic()
@@ -77,21 +76,21 @@ class GroupsHandler:
         names = [topic.name for topic in delta.deleted_topics]
         if names:
             for shard in self._shards.values():
-                shard.do(lambda coordinator, now: coordinator.topics_deleted(names, now))
+                shard.execute(lambda coordinator, now: coordinator.topics_deleted(names, now))
 
     def stop(self) -> None:
-        """The node ends: whoever waits is sent away."""
+        """Close all shards. Pending requests get NOT_COORDINATOR."""
         self._is_stopped = True
         for shard in self._shards.values():
             shard.close()
         self._shards.clear()
 
     async def expire(self) -> None:
-        """Look for offsets that expired, again and again."""
+        """Expire offsets periodically, until cancelled."""
         while True:
             await asyncio.sleep(self.config.offsets_retention_check_interval_ms / 1000)
             for shard in list(self._shards.values()):
-                shard.do(lambda coordinator, now: coordinator.expire_offsets(now))
+                shard.execute(lambda coordinator, now: coordinator.expire_offsets(now))
 
     def _topic(self) -> TopicState | None:
         return self.hosted_replicas.image.topic_by_name(GROUP_METADATA_TOPIC)
@@ -105,18 +104,22 @@ class GroupsHandler:
             raise KafkaError(ErrorCode.NOT_COORDINATOR)
         return shard
 
-    # --- finding -----------------------------------------------------------------------------------------------------
+    # --- coordinators ------------------------------------------------------------------------------------------------
 
     async def find_coordinator(
         self, request: m.FindCoordinatorRequest, context: RequestContext
     ) -> m.FindCoordinatorResponse:
-        """FindCoordinator (API key 10), of groups only."""
+        """FindCoordinator (API key 10), for groups.
+
+        Errors: INVALID_REQUEST for other key types, INVALID_GROUP_ID, COORDINATOR_NOT_AVAILABLE without the topic or a
+        leader.
+        """
         if request.key_type != GROUP_KEY_TYPE:
-            message = "only groups (key type 0) have coordinators"
+            message = f"key type must be 0 (group), got {request.key_type}"
             return _not_found(request.coordinator_keys, ErrorCode.INVALID_REQUEST, message)
         topic = self._topic() or await self._create(context)
         if topic is None:
-            message = f"{GROUP_METADATA_TOPIC} is being made"
+            message = f"topic {GROUP_METADATA_TOPIC} does not exist yet"
             return _not_found(request.coordinator_keys, ErrorCode.COORDINATOR_NOT_AVAILABLE, message)
         endpoints = self.hosted_replicas.endpoints(context.listener or self.config.inter_broker_listener_name)
         coordinators = []
@@ -128,13 +131,15 @@ class GroupsHandler:
             node = endpoints.get(state.leader)
             if node is None:
                 code = ErrorCode.COORDINATOR_NOT_AVAILABLE
-                coordinators.append(m.Coordinator(key, error_code=code, error_message="its partition has no leader"))
+                coordinators.append(
+                    m.Coordinator(key, error_code=code, error_message="the group's partition has no leader")
+                )
             else:
                 coordinators.append(m.Coordinator(key, node.node_id, node.host, node.port))
         return m.FindCoordinatorResponse(coordinators=coordinators)
 
     async def _create(self, context: RequestContext) -> TopicState | None:
-        """Make the topic; None where that did not come about in time."""
+        """Create the topic. Returns None if it does not exist in time."""
         async with self._creating:
             if self._topic() is None:
                 config = self.config
@@ -150,10 +155,12 @@ class GroupsHandler:
 
     # --- members -----------------------------------------------------------------------------------------------------
 
-    async def _ask(self, group_id: str, step: Step, refused: Callable[..., T], gone: Gone | None = None) -> T:
-        """The coordinator's response, or `refused(error_code=...)` where this broker is not it, or not yet."""
+    async def _request(
+        self, group_id: str, step: RequestStep, refused: Callable[..., T], on_disconnect: OnDisconnect | None = None
+    ) -> T:
+        """Return the coordinator's response, or `refused(error_code=...)` if this broker is not the coordinator."""
         try:
-            response: T = await self._shard(group_id).ask(step, gone)
+            response: T = await self._shard(group_id).request(step, on_disconnect)
         except KafkaError as error:
             return refused(error_code=error.code)
         return response
@@ -166,41 +173,42 @@ class GroupsHandler:
         requires_member_id: bool = True,
         skips_assignment: bool = True,
     ) -> m.JoinGroupResponse:
-        """JoinGroup (API key 11): waits for the others. The last two are what the request's version knows."""
+        """JoinGroup (API key 11). Waits for the other members.
+
+        Args: requires_member_id, skips_assignment: whether the request's version has these features.
+        """
         client = Client(context.client_id, _host(context.peer), requires_member_id, skips_assignment)
         unique = str(uuid.uuid4())
-        return await self._ask(
+        return await self._request(
             request.group_id,
             lambda coordinator, number, now: coordinator.join(request, client, unique, number, now),
             partial(m.JoinGroupResponse, member_id=request.member_id),
-            lambda coordinator, number: coordinator.hung_up(request.group_id, number),
+            lambda coordinator, number: coordinator.join_disconnected(request.group_id, number),
         )
 
     async def sync_group(self, request: m.SyncGroupRequest, context: RequestContext) -> m.SyncGroupResponse:
-        """SyncGroup (API key 14): waits for the leader's assignment."""
-        return await self._ask(
+        """SyncGroup (API key 14). Waits for the assignment of the group's leader."""
+        return await self._request(
             request.group_id,
             lambda coordinator, number, now: coordinator.sync(request, number, now),
             m.SyncGroupResponse,
         )
 
     async def heartbeat(self, request: m.HeartbeatRequest, context: RequestContext) -> m.HeartbeatResponse:
-        """Heartbeat (API key 12)."""
+        """Heartbeat (API key 12). Succeeds while the group is loading."""
 
         def refused(error_code: ErrorCode) -> m.HeartbeatResponse:
-            # While the groups are read nobody's session ends: members that joined before need not join again.
+            # Sessions do not expire while the groups load: members need not join again.
             is_loading = error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
             return m.HeartbeatResponse(error_code=ErrorCode.NONE if is_loading else error_code)
 
-        return await self._ask(
-            request.group_id,
-            lambda coordinator, number, now: coordinator.heartbeat(request, number, now),
-            refused,
+        return await self._request(
+            request.group_id, lambda coordinator, number, now: coordinator.heartbeat(request, number, now), refused
         )
 
     async def leave_group(self, request: m.LeaveGroupRequest, context: RequestContext) -> m.LeaveGroupResponse:
         """LeaveGroup (API key 13)."""
-        return await self._ask(
+        return await self._request(
             request.group_id,
             lambda coordinator, number, now: coordinator.leave(request, number, now),
             m.LeaveGroupResponse,
@@ -209,35 +217,39 @@ class GroupsHandler:
     # --- offsets -----------------------------------------------------------------------------------------------------
 
     async def offset_commit(self, request: m.OffsetCommitRequest, context: RequestContext) -> m.OffsetCommitResponse:
-        """OffsetCommit (API key 8); of topics that there are not, UNKNOWN_TOPIC_OR_PARTITION."""
+        """OffsetCommit (API key 8). Unknown partitions get UNKNOWN_TOPIC_OR_PARTITION."""
         known, results = [], {}
         for topic in request.topics:
-            found = self.hosted_replicas.image.topic_by_name(topic.name)
-            there = [one for one in topic.partitions if found is not None and one.partition_index in found.partitions]
-            known.append(topic._replace(partitions=there))
+            state = self.hosted_replicas.image.topic_by_name(topic.name)
+            existing = [
+                one for one in topic.partitions if state is not None and one.partition_index in state.partitions
+            ]
+            known.append(topic._replace(partitions=existing))
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             results[topic.name] = {
                 one.partition_index: m.OffsetCommitResponsePartition(one.partition_index, code)
                 for one in topic.partitions
             }
-        kept = request._replace(topics=[topic for topic in known if topic.partitions])
+        valid = request._replace(topics=[topic for topic in known if topic.partitions])
         try:
-            response: m.OffsetCommitResponse = await self._shard(request.group_id).ask(
-                lambda coordinator, number, now: coordinator.commit(kept, number, now)
+            response: m.OffsetCommitResponse = await self._shard(request.group_id).request(
+                lambda coordinator, number, now: coordinator.commit(valid, number, now)
             )
         except KafkaError as error:
             return commit_response(request, error.code)
         for topic_response in response.topics:
             results[topic_response.name].update({one.partition_index: one for one in topic_response.partitions})
         return m.OffsetCommitResponse(
-            topics=[m.OffsetCommitResponseTopic(name, list(found.values())) for name, found in results.items()]
+            topics=[
+                m.OffsetCommitResponseTopic(name, list(partitions.values())) for name, partitions in results.items()
+            ]
         )
 
     async def offset_fetch(self, request: m.OffsetFetchRequest, context: RequestContext) -> m.OffsetFetchResponse:
-        """OffsetFetch (API key 9), of several groups if they are here."""
+        """OffsetFetch (API key 9), for several groups of this coordinator."""
 
         async def respond(group: m.OffsetFetchRequestGroup) -> m.OffsetFetchResponseGroup:
-            return await self._ask(
+            return await self._request(
                 group.group_id,
                 lambda coordinator, number, now: coordinator.fetch(group, number),
                 partial(m.OffsetFetchResponseGroup, group.group_id, ()),
@@ -247,7 +259,7 @@ class GroupsHandler:
 
     async def offset_delete(self, request: m.OffsetDeleteRequest, context: RequestContext) -> m.OffsetDeleteResponse:
         """OffsetDelete (API key 47)."""
-        return await self._ask(
+        return await self._request(
             request.group_id,
             lambda coordinator, number, now: coordinator.delete_offsets(request, number, now),
             m.OffsetDeleteResponse,
@@ -256,7 +268,7 @@ class GroupsHandler:
     # --- groups ------------------------------------------------------------------------------------------------------
 
     async def list_groups(self, request: m.ListGroupsRequest, context: RequestContext) -> m.ListGroupsResponse:
-        """ListGroups (API key 16): the groups of this broker; COORDINATOR_LOAD_IN_PROGRESS while some are not known."""
+        """ListGroups (API key 16). Returns COORDINATOR_LOAD_IN_PROGRESS while a partition is loading."""
         groups = []
         for shard in list(self._shards.values()):
             try:
@@ -283,7 +295,7 @@ class GroupsHandler:
         """DeleteGroups (API key 42)."""
 
         async def respond(group_id: str) -> m.DeletableGroupResult:
-            return await self._ask(
+            return await self._request(
                 group_id,
                 lambda coordinator, number, now: coordinator.delete_group(group_id, number, now),
                 partial(m.DeletableGroupResult, group_id),
@@ -291,10 +303,10 @@ class GroupsHandler:
 
         return m.DeleteGroupsResponse(results=await asyncio.gather(*map(respond, dict.fromkeys(request.groups_names))))
 
-    # --- numbers -----------------------------------------------------------------------------------------------------
+    # --- metrics -----------------------------------------------------------------------------------------------------
 
     def coordinators(self) -> list[GroupCoordinator]:
-        """Those that are loaded, for a scrape on another thread."""
+        """Return the loaded coordinators. Callable from other threads."""
         return [one.coordinator for one in list(self._shards.values()) if one.coordinator]
 
 
@@ -305,6 +317,6 @@ def _not_found(keys: Sequence[str], code: ErrorCode, message: str) -> m.FindCoor
 
 
 def _host(peer: str) -> str:
-    """The host of a gRPC peer as Kafka writes those of members."""
+    """Return the host of a gRPC peer as Kafka describes members: `/127.0.0.1`."""
     host = peer_host(peer)
     return f"/{host}" if host else peer

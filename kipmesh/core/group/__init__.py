@@ -1,5 +1,5 @@
-"""Consumer groups by Kafka's classic protocol, sans-IO: coordinator, records, and how partitions are assigned.
+"""Consumer groups with Kafka's classic protocol, sans-IO.
 
-`coordinator` keeps the groups of one partition of `__consumer_offsets`; `records` are what that partition says, and
-`table` is what follows from them. `consumer_protocol`, `assignors` and `sticky` are what the members do with it.
+`coordinator` manages the groups of one partition of `__consumer_offsets`, `records` encodes that partition, and `table`
+is the state that follows from it. `assignors` assign partitions to members.
 """

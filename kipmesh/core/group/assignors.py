@@ -1,12 +1,14 @@
-"""How a group's leader shares out partitions: Kafka's range, roundrobin and cooperative-sticky, pure functions.
+"""Partition assignors of a group's leader: Kafka's range, roundrobin and cooperative-sticky.
 
-All give every partition of a subscribed topic to one member that subscribes to it, as long as there is one. Members are
-taken in Kafka's order: static ones by their names, then the others by their ids, so that range and roundrobin come out
-as Kafka's own clients' do. Racks are not looked at.
+Each assigns every partition of a subscribed topic to one subscribed member. Members are sorted as in Kafka: static
+members by instance id, then the others by member id, so that range and roundrobin equal Kafka's clients. Racks are
+ignored.
 
-`cooperative-sticky` is balanced first (no member could take one from another that has two or more partitions more), and
-then changes as little as it can. By the cooperative protocol a partition that changes hands is assigned to nobody in
-the generation in which its owner is to give it up, so that no two generations next to each other have it twice.
+`cooperative-sticky` first balances (no member has two partitions more than one that could take one) and then minimizes
+changes. A partition that changes its owner is assigned to no member until the old owner has revoked it, so consecutive
+generations never assign it twice.
+
+All functions are pure.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ from typing import NamedTuple, TypeAlias
 from kipmesh.core.group.records import Partition, Subscription, flat
 
 Assignments: TypeAlias = dict[str, list[Partition]]
-"""Member id -> what it gets; every member is in it."""
+"""Member id -> assigned partitions, for every member."""
 
 
 class GroupMember(NamedTuple):
-    """A member as the leader knows it."""
+    """A member in the leader's JoinGroup response."""
 
     member_id: str
     group_instance_id: str | None
@@ -32,21 +34,21 @@ class GroupMember(NamedTuple):
 
 
 class RebalanceProtocol(Enum):
-    """What members do with what they have when a rebalance begins."""
+    """How members treat owned partitions when a rebalance starts."""
 
     EAGER = "eager"
-    """They give up all of it before they join."""
+    """They revoke all partitions before they join."""
     COOPERATIVE = "cooperative"
-    """They keep it, and give up what their next assignment lacks."""
+    """They keep their partitions and revoke those that the next assignment lacks."""
 
 
 class Assignor(NamedTuple):
-    """A way to share out partitions, by the name that Kafka's clients know."""
+    """An assignment strategy, with the name that Kafka's clients use."""
 
     name: str
     protocol: RebalanceProtocol
     assign: Callable[[Mapping[str, int], Sequence[GroupMember]], Assignments]
-    """From partitions by topic and the members to the assignments."""
+    """(partition count by topic, members) -> assignments."""
 
 
 def _in_order(members: Sequence[GroupMember]) -> list[GroupMember]:
@@ -54,7 +56,7 @@ def _in_order(members: Sequence[GroupMember]) -> list[GroupMember]:
 
 
 def assign_range(partitions: Mapping[str, int], members: Sequence[GroupMember]) -> Assignments:
-    """Of each topic by itself a run of partitions to each of its subscribers, the first ones getting one more."""
+    """Assign each topic's partitions as consecutive ranges to its subscribers. The first ones get the remainder."""
     assignments: Assignments = {member.member_id: [] for member in members}
     ordered = _in_order(members)
     for topic in sorted(partitions):
@@ -71,7 +73,7 @@ def assign_range(partitions: Mapping[str, int], members: Sequence[GroupMember]) 
 
 
 def assign_round_robin(partitions: Mapping[str, int], members: Sequence[GroupMember]) -> Assignments:
-    """All partitions in order, one after the other to the next member that subscribes to it."""
+    """Assign all partitions in order, each to the next subscribed member."""
     assignments: Assignments = {member.member_id: [] for member in members}
     ordered = [(member.member_id, frozenset(member.subscription.topics)) for member in _in_order(members)]
     subscribed = {topic for _, topics in ordered for topic in topics}
@@ -86,23 +88,23 @@ def assign_round_robin(partitions: Mapping[str, int], members: Sequence[GroupMem
 
 
 def assign_cooperative_sticky(partitions: Mapping[str, int], members: Sequence[GroupMember]) -> Assignments:
-    """Balanced, near to what was, and without what another member still has to give up."""
+    """Assign balanced loads with few changes, omitting partitions that another member must revoke first."""
     ordered = _in_order(members)
     topics = {member.member_id: frozenset(member.subscription.topics) for member in ordered}
     claims = {member.member_id: flat(member.subscription.owned_partitions) for member in ordered}
-    wanted = StickyAssignment(partitions, topics, _owners(ordered)).solve()
+    target = StickyAssignment(partitions, topics, _owners(ordered)).solve()
     claimed_by: dict[Partition, set[str]] = {}
     for member_id, owned in claims.items():
         for partition in owned:
             claimed_by.setdefault(partition, set()).add(member_id)
     return {
-        member_id: sorted(one for one in wanted[member_id] if claimed_by.get(one, set()) <= {member_id})
+        member_id: sorted(one for one in target[member_id] if claimed_by.get(one, set()) <= {member_id})
         for member_id in topics
     }
 
 
 def _owners(members: Sequence[GroupMember]) -> dict[Partition, str]:
-    """Who had which partition last: of several that say so who was in the latest generation, of equals nobody."""
+    """Return partition -> last owner. Of several claims the latest generation counts; equal ones give no owner."""
     owners: dict[Partition, tuple[int, str | None]] = {}
     for member in members:
         generation = _generation(member.subscription)
@@ -116,24 +118,24 @@ def _owners(members: Sequence[GroupMember]) -> dict[Partition, str]:
 
 
 def _generation(subscription: Subscription) -> int:
-    """The generation that the owned partitions are of; older Java clients say it in their user data."""
+    """Return the generation of the owned partitions. Older Java clients store it in their user data."""
     if subscription.generation_id >= 0 or subscription.user_data is None or len(subscription.user_data) < 4:
         return subscription.generation_id
     return int.from_bytes(subscription.user_data[:4], "big", signed=True)
 
 
 class StickyAssignment:
-    """A balanced assignment that is near to the last one.
+    """A balanced assignment close to the last one.
 
-    Members first keep what they had. What nobody has goes to the least loaded that may have it. Then, as long as a
-    member has at least two partitions more than one that could be relieved by it - directly, or by a chain of members
-    of whom each hands one on to the next - one partition moves along. That ends in the most even loads that the
-    subscriptions allow.
+    Members keep their partitions first. Unowned partitions go to the least loaded eligible member. Then, while a member
+    has at least two partitions more than one that it can relieve, directly or by a chain of members that each pass one
+    on, one partition moves along the chain. The result has the most even loads that the subscriptions allow.
 
-    Invariants: each partition has one owner, who subscribes to its topic; when all subscriptions are equal, loads
-    differ by one at most, and nobody who has no more than its share loses anything.
+    Invariants: each partition has one owner, which subscribes to its topic; with equal subscriptions, loads differ by
+    at most one and no member below its share loses a partition.
 
-    Inside, members are known by their place in `topics`, which also breaks ties.
+    Internally, members are their index in `topics`, which also breaks ties. Args: partitions: topic -> partition count;
+    topics: member id -> subscribed topics; owners: partition -> last owner.
     """
 
     def __init__(
@@ -146,26 +148,27 @@ class StickyAssignment:
             topic: [place for place, wanted in enumerate(self._topics) if topic in wanted]
             for topic in sorted(partitions)
         }
-        self._held: list[dict[str, list[int]]] = [{} for _ in self._members]
-        """By member and topic the partitions, those that it had before first."""
+        self._assigned: list[dict[str, list[int]]] = [{} for _ in self._members]
+        """Per member: topic -> partitions, previously owned ones first."""
         self._loads = [0] * len(self._members)
         self._owners = owners
 
     def solve(self) -> dict[str, list[Partition]]:
-        """What each member is to have, from partitions by topic, members' topics and the last owners."""
-        self._hand_out(self._keep())
-        self._even_out()
+        """Return member id -> partitions. Call it once."""
+        self._assign_rest(self._assign_owned())
+        self._balance_loads()
         return {
-            member: [(topic, number) for topic, numbers in held.items() for number in numbers]
-            for member, held in zip(self._members, self._held, strict=True)
+            member: [(topic, number) for topic, numbers in assigned.items() for number in numbers]
+            for member, assigned in zip(self._members, self._assigned, strict=True)
         }
 
-    def _give(self, place: int, topic: str, number: int) -> None:
-        self._held[place].setdefault(topic, []).append(number)
+    def _assign(self, place: int, topic: str, number: int) -> None:
+        self._assigned[place].setdefault(topic, []).append(number)
         self._loads[place] += 1
 
-    def _keep(self) -> list[Partition]:
-        """Give the last owners what they may still have; the rest is returned, of the least wanted topics first."""
+    def _assign_owned(self) -> list[Partition]:
+        """Let owners keep partitions that they still subscribe to. Return the rest, topics with the fewest subscribers
+        first."""
         places = {member: place for place, member in enumerate(self._members)}
         rest = []
         for topic in sorted(self._eligible, key=lambda topic: (len(self._eligible[topic]), topic)):
@@ -174,12 +177,12 @@ class StickyAssignment:
             for number in range(self._partitions[topic]):
                 place = places.get(self._owners.get((topic, number), ""), -1)
                 if place >= 0 and topic in self._topics[place]:
-                    self._give(place, topic, number)
+                    self._assign(place, topic, number)
                 else:
                     rest.append((topic, number))
         return rest
 
-    def _hand_out(self, rest: list[Partition]) -> None:
+    def _assign_rest(self, rest: list[Partition]) -> None:
         heaps: dict[tuple[int, ...], list[tuple[int, int]]] = {}
         for topic, number in rest:
             eligible = tuple(self._eligible[topic])
@@ -187,14 +190,15 @@ class StickyAssignment:
             if heap is None:
                 heap = heaps[eligible] = [(self._loads[place], place) for place in eligible]
                 heapq.heapify(heap)
-            while heap[0][0] != self._loads[heap[0][1]]:  # it got some of another topic meanwhile
+            while heap[0][0] != self._loads[heap[0][1]]:  # it received partitions of another topic
                 heapq.heapreplace(heap, (self._loads[heap[0][1]], heap[0][1]))
             place = heap[0][1]
-            self._give(place, topic, number)
+            self._assign(place, topic, number)
             heapq.heapreplace(heap, (self._loads[place], place))
 
-    def _even_out(self) -> None:
-        """Relieve the most loaded who can be; who cannot is looked at again only after somebody else was."""
+    def _balance_loads(self) -> None:
+        """Move partitions from the most loaded members while possible. A member without a chain is retried after the
+        next move."""
         stuck: set[int] = set()
         while True:
             loaded = [place for place in range(len(self._members)) if place not in stuck]
@@ -210,39 +214,40 @@ class StickyAssignment:
                 stuck.add(source)
 
     def _chain(self, source: int) -> list[tuple[int, str, int]]:
-        """The shortest way from `source` to a member with at least two partitions less: (giver, topic, taker) each."""
-        enough = self._loads[source] - 2
-        came_by: dict[int, tuple[int, str]] = {source: (source, "")}
+        """Return the shortest chain from `source` to a member with at least two partitions less, as (giver, topic,
+        taker)."""
+        load_max = self._loads[source] - 2
+        reached_by: dict[int, tuple[int, str]] = {source: (source, "")}
         queue, best = deque([source]), -1
         seen_topics: set[str] = set()
         while queue and best < 0:
             giver = queue.popleft()
-            for topic, numbers in self._held[giver].items():
+            for topic, numbers in self._assigned[giver].items():
                 if not numbers or topic in seen_topics:
                     continue
                 seen_topics.add(topic)
                 for taker in self._eligible[topic]:
-                    if taker not in came_by:
-                        came_by[taker] = (giver, topic)
+                    if taker not in reached_by:
+                        reached_by[taker] = (giver, topic)
                         queue.append(taker)
-                        if self._loads[taker] <= enough and (best < 0 or self._loads[taker] < self._loads[best]):
+                        if self._loads[taker] <= load_max and (best < 0 or self._loads[taker] < self._loads[best]):
                             best = taker
         chain: list[tuple[int, str, int]] = []
         while best >= 0 and best != source:
-            giver, topic = came_by[best]
+            giver, topic = reached_by[best]
             chain.append((giver, topic, best))
             best = giver
         return chain
 
     def _move(self, giver: int, topic: str, taker: int) -> None:
-        """Hand over one that the taker had before, or else one that the giver had not, or the last."""
-        numbers = self._held[giver][topic]
-        numbers.sort(key=lambda number: self._reluctance(giver, taker, topic, number))
+        """Move a partition: preferably one that the taker owned before, then one that the giver did not own."""
+        numbers = self._assigned[giver][topic]
+        numbers.sort(key=lambda number: self._move_cost(giver, taker, topic, number))
         number = numbers.pop(0)
         self._loads[giver] -= 1
-        self._give(taker, topic, number)
+        self._assign(taker, topic, number)
 
-    def _reluctance(self, giver: int, taker: int, topic: str, number: int) -> tuple[int, int]:
+    def _move_cost(self, giver: int, taker: int, topic: str, number: int) -> tuple[int, int]:
         owner = self._owners.get((topic, number))
         rank = 0 if owner == self._members[taker] else 2 if owner == self._members[giver] else 1
         return rank, -number
@@ -253,4 +258,4 @@ ROUND_ROBIN = Assignor("roundrobin", RebalanceProtocol.EAGER, assign_round_robin
 COOPERATIVE_STICKY = Assignor("cooperative-sticky", RebalanceProtocol.COOPERATIVE, assign_cooperative_sticky)
 
 ASSIGNORS: Mapping[str, Assignor] = {one.name: one for one in (RANGE, ROUND_ROBIN, COOPERATIVE_STICKY)}
-"""By their names."""
+"""Assignor name -> assignor."""

@@ -1,15 +1,15 @@
-"""A group of Kafka's classic protocol while it lives: its members, its state, and which answers they wait for.
+"""A group of Kafka's classic protocol: members, state and pending requests.
 
-                  members join, leave or fail                all have joined, or the time is over
+                  members join, leave or fail                all have joined, or the wait timed out
     Empty, Stable, ------------------------> PreparingRebalance ------------------------> CompletingRebalance
     CompletingRebalance                               |                                          |
       ^    ^-----------------------------------------(all left)-- Empty                          |
       '-------------------- the leader's assignment is committed: Stable <-----------------------'
 
-Nothing here knows of time, records or the network; `coordinator` does. A request that waits is a number.
+This module knows no clock, log or network; `coordinator` does. A pending request is identified by its request id.
 
-Invariants: a static member's name belongs to one member; the leader is a member; `protocol_name` is one that every
-member supports from CompletingRebalance on; transitions are those of `TRANSITIONS`.
+Invariants: a `group.instance.id` belongs to one member; the leader is a member; from CompletingRebalance on, every
+member supports `protocol_name`; transitions follow `TRANSITIONS`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kipmesh.messages import JoinGroupRequestProtocol, JoinGroupResponseMember
 
 
 class GroupState(Enum):
-    """The states of a group, by Kafka's names."""
+    """States of a group, with Kafka's names."""
 
     EMPTY = "Empty"
     PREPARING_REBALANCE = "PreparingRebalance"
@@ -41,14 +41,14 @@ TRANSITIONS: dict[GroupState, frozenset[GroupState]] = {
     GroupState.STABLE: frozenset({GroupState.PREPARING_REBALANCE, GroupState.DEAD}),
     GroupState.DEAD: frozenset(),
 }
-"""State -> the states that may follow."""
+"""State -> states that may follow."""
 
 CAN_REBALANCE = frozenset(state for state, nexts in TRANSITIONS.items() if GroupState.PREPARING_REBALANCE in nexts)
 
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One member; `awaiting_join` and `awaiting_sync` are the requests it waits for, if any."""
+    """A member. `awaiting_join` and `awaiting_sync` are the ids of its pending requests."""
 
     member_id: str
     group_instance_id: str | None
@@ -57,35 +57,35 @@ class Member:
     rebalance_timeout_ms: int
     session_timeout_ms: int
     protocols: Mapping[str, bytes]
-    """Name -> metadata, in the member's order of preference (`unique`)."""
+    """Protocol name -> metadata, in the member's order of preference."""
     assignment: bytes = b""
     is_new: bool = field(default=False, init=False)
-    """It has had no JoinGroup response yet, and so cannot send heartbeats."""
-    has_hung_up: bool = field(default=False, init=False)
-    """It does not wait for the response to its JoinGroup any more: it may be dead."""
+    """Whether the member has received no JoinGroup response yet, and so cannot send heartbeats."""
+    is_disconnected: bool = field(default=False, init=False)
+    """Whether the connection of its pending JoinGroup broke, so the member may be dead."""
     awaiting_join: int | None = field(default=None, init=False)
     awaiting_sync: int | None = field(default=None, init=False)
 
     @property
     def needs_no_heartbeat(self) -> bool:
-        """Whether it waits for the coordinator, which is as good as a heartbeat but for new members."""
+        """Whether a pending request replaces heartbeats; never for new members."""
         return not self.is_new and (self.awaiting_join is not None or self.awaiting_sync is not None)
 
     def matches(self, protocols: Sequence[JoinGroupRequestProtocol]) -> bool:
-        """Whether it supports the same protocols with the same metadata in the same order."""
-        return list(self.protocols.items()) == list(unique(protocols).items())
+        """Return whether the member supports the same protocols with the same metadata in the same order."""
+        return list(self.protocols.items()) == list(first_per_name(protocols).items())
 
 
-def unique(protocols: Sequence[JoinGroupRequestProtocol]) -> dict[str, bytes]:
-    """Name -> metadata, of the first of each name."""
-    found: dict[str, bytes] = {}
+def first_per_name(protocols: Sequence[JoinGroupRequestProtocol]) -> dict[str, bytes]:
+    """Return protocol name -> metadata. The first entry of each name counts."""
+    protocols_by_name: dict[str, bytes] = {}
     for protocol in protocols:
-        found.setdefault(protocol.name, protocol.metadata)
-    return found
+        protocols_by_name.setdefault(protocol.name, protocol.metadata)
+    return protocols_by_name
 
 
 class ClassicGroup:
-    """One group."""
+    """One group. `wall_ms` is the creation time, -1 if unknown."""
 
     def __init__(self, group_id: str, wall_ms: int) -> None:
         self.group_id = group_id
@@ -98,23 +98,23 @@ class ClassicGroup:
         self.leader_id: str | None = None
         self.members: dict[str, Member] = {}
         self.pending_join: set[str] = set()
-        """Member ids given out by a MEMBER_ID_REQUIRED, whose owners have not come back yet (KIP-394)."""
+        """Member ids sent with MEMBER_ID_REQUIRED whose members have not joined again yet (KIP-394)."""
         self.pending_sync: set[str] = set()
-        """Members of this generation that have not asked for their assignment."""
+        """Members of this generation that have not sent SyncGroup."""
         self.new_member_added = False
-        """A member came during the first rebalance, which may wait a little more for others."""
+        """Whether a member joined during the first rebalance, which extends its wait."""
         self.is_assigning = False
-        """The assignment of this generation is being written: there is no other one."""
+        """Whether the assignment of this generation is being written. There is only one per generation."""
         self.initial_wait_ms: tuple[int, int] | None = None
-        """During the first rebalance: the present wait for more members, and what may be left after it."""
+        """During the first rebalance: (current wait for more members, maximum wait after it)."""
         self.subscribed_topics: frozenset[str] | None = None
-        """The topics of all subscriptions; None where they are not known."""
+        """Topics of all subscriptions, or None if unknown."""
         self.static_members: dict[str, str] = {}
         """`group.instance.id` -> member id."""
 
     @classmethod
     def from_record(cls, group_id: str, value: records.GroupMetadataValue) -> ClassicGroup:
-        """The group as its last record says: Stable with its members, or Empty."""
+        """Return the group of its last record: Stable with members, else Empty."""
         group = cls(group_id, value.current_state_timestamp)
         group.generation_id = value.generation
         group.protocol_type = value.protocol_type or None
@@ -139,35 +139,36 @@ class ClassicGroup:
         group.subscribed_topics = group._subscribed_topics()
         return group
 
-    # --- questions -------------------------------------------------------------------------------------------------
+    # --- queries ---------------------------------------------------------------------------------------------------
 
     @property
     def is_empty(self) -> bool:
-        """Without members, and with nobody about to become one."""
+        """Whether the group has neither members nor pending members."""
         return self.state is GroupState.EMPTY and not self.pending_join
 
     @property
     def is_consumer(self) -> bool:
-        """Whether its members speak the consumers' protocol."""
+        """Whether the members use the consumer protocol."""
         return self.protocol_type == records.PROTOCOL_TYPE
 
     @property
     def has_all_joined(self) -> bool:
-        """Whether every member waits for the next generation, and nobody else is announced."""
+        """Whether every member has a pending JoinGroup and no member id is pending."""
         return not self.pending_join and all(member.awaiting_join is not None for member in self.members.values())
 
     @property
     def awaiting_join_count(self) -> int:
-        """Members that wait for the next generation."""
+        """Number of members with a pending JoinGroup."""
         return sum(member.awaiting_join is not None for member in self.members.values())
 
     @property
     def rebalance_timeout_ms(self) -> int:
-        """The longest of the members'."""
+        """Maximum rebalance timeout of the members, 0 without members."""
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
 
     def check_member(self, member_id: str, group_instance_id: str | None) -> ErrorCode:
-        """UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID where another has taken the name since."""
+        """Return NONE for a current member, UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID if another member now has the
+        instance id."""
         if group_instance_id is not None:
             existing = self.static_members.get(group_instance_id)
             if existing is None:
@@ -177,7 +178,10 @@ class ClassicGroup:
         return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
 
     def check_commit(self, member_id: str, group_instance_id: str | None, generation_id: int) -> ErrorCode:
-        """Whether who says so may commit offsets now; whoever has no generation, only while the group is empty."""
+        """Return NONE if the sender may commit offsets now. Without a generation (-1) only an empty group allows it.
+
+        Other codes: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, ILLEGAL_GENERATION, REBALANCE_IN_PROGRESS.
+        """
         if generation_id < 0 and self.state is GroupState.EMPTY:
             return ErrorCode.NONE
         if generation_id < 0 and not member_id and group_instance_id is None:
@@ -187,30 +191,31 @@ class ClassicGroup:
             return code
         if generation_id != self.generation_id:
             return ErrorCode.ILLEGAL_GENERATION
-        in_between = self.state is GroupState.COMPLETING_REBALANCE
-        return ErrorCode.REBALANCE_IN_PROGRESS if in_between else ErrorCode.NONE
+        is_completing = self.state is GroupState.COMPLETING_REBALANCE
+        return ErrorCode.REBALANCE_IN_PROGRESS if is_completing else ErrorCode.NONE
 
     def supports(self, protocol_type: str, protocols: Sequence[JoinGroupRequestProtocol]) -> bool:
-        """Whether a member with these could be in the group: one of them is supported by all that are."""
+        """Return whether a member with these protocols can join: all current members support one of them."""
         if self.state is GroupState.EMPTY:
             return bool(protocol_type and protocols)
-        candidates = self._candidates()
+        candidates = self._common_protocols()
         return self.protocol_type == protocol_type and any(protocol.name in candidates for protocol in protocols)
 
-    def _candidates(self) -> set[str]:
+    def _common_protocols(self) -> set[str]:
         supported = Counter(name for member in self.members.values() for name in member.protocols)
         return {name for name, count in supported.items() if count == len(self.members)}
 
     def select_protocol(self) -> str:
-        """Of those that all support, the one that most like best; ties go to who joined first."""
-        candidates = self._candidates()
+        """Return the protocol that most members prefer among those that all support. Ties go to the earliest member."""
+        candidates = self._common_protocols()
         votes = Counter(
             next(name for name in member.protocols if name in candidates) for member in self.members.values()
         )
         return votes.most_common(1)[0][0]
 
     def is_subscribed(self, topic: str) -> bool:
-        """Whether members read that topic; a consumer group that nobody understands reads all."""
+        """Return whether a member subscribes to the topic. Unknown subscriptions of a consumer group count as all
+        topics."""
         return self.is_consumer if self.subscribed_topics is None else topic in self.subscribed_topics
 
     def _subscribed_topics(self) -> frozenset[str] | None:
@@ -218,14 +223,14 @@ class ClassicGroup:
             return None
         topics: set[str] = set()
         for member in self.members.values():
-            found = records.subscribed_topics(member.protocols.get(self.protocol_name or "", b""))
-            if found is None:
+            of_member = records.subscribed_topics(member.protocols.get(self.protocol_name or "", b""))
+            if of_member is None:
                 return None
-            topics |= found
+            topics |= of_member
         return frozenset(topics)
 
     def join_members(self) -> list[JoinGroupResponseMember]:
-        """What the leader is told of the members."""
+        """Return the members for the leader's JoinGroup response."""
         assert self.protocol_name is not None
         return [
             JoinGroupResponseMember(member.member_id, member.group_instance_id, member.protocols[self.protocol_name])
@@ -233,7 +238,7 @@ class ClassicGroup:
         ]
 
     def record(self, assignment: dict[str, bytes]) -> records.GroupRecord:
-        """The record of the present generation with this assignment (member id -> bytes)."""
+        """Return the record of the current generation with this assignment (member id -> bytes)."""
         name = self.protocol_name or ""
         members = [
             records.MemberMetadata(
@@ -263,14 +268,14 @@ class ClassicGroup:
     # --- changes ---------------------------------------------------------------------------------------------------
 
     def transition_to(self, state: GroupState, wall_ms: int) -> None:
-        """Go on to `state`; raises ValueError where that may not follow."""
+        """Change the state. Raises ValueError for a transition that `TRANSITIONS` lacks."""
         if state not in TRANSITIONS[self.state]:
-            raise ValueError(f"group {self.group_id}: {state.value} does not follow {self.state.value}")
+            raise ValueError(f"group {self.group_id} cannot go from {self.state.value} to {state.value}")
         self.previous_state, self.state = self.state, state
         self.current_state_timestamp = wall_ms
 
     def add(self, member: Member, protocol_type: str) -> None:
-        """A new member; the first one brings the protocol type and leads."""
+        """Add a new member. The first member sets the protocol type and becomes the leader."""
         if not self.members:
             self.protocol_type = protocol_type
         self._put(member)
@@ -284,7 +289,7 @@ class ClassicGroup:
             self.static_members[member.group_instance_id] = member.member_id
 
     def remove(self, member_id: str) -> None:
-        """A member, or one that was announced, is gone; another one leads."""
+        """Remove a member or pending member. If it led, the next member becomes the leader."""
         member = self.members.pop(member_id, None)
         if member is not None and member.group_instance_id is not None:
             self.static_members.pop(member.group_instance_id, None)
@@ -294,7 +299,7 @@ class ClassicGroup:
         self.pending_sync.discard(member_id)
 
     def replace_static(self, group_instance_id: str, new_member_id: str) -> Member:
-        """The member of that name gets a new id, and keeps its place, its assignment and the lead if it had it."""
+        """Give a static member a new id; it keeps its position, assignment and leadership. Return the new member."""
         old = self.members[self.static_members[group_instance_id]]
         new = replace(old, member_id=new_member_id)
         self.members = {
@@ -308,13 +313,13 @@ class ClassicGroup:
         return new
 
     def elect_joined_leader(self) -> bool:
-        """See to it that the leader is one that has joined; whether there is one.
+        """Make a member with a pending JoinGroup the leader. Return False if that is impossible.
 
-        One that waits is preferred to one that hung up: a dead leader would assign nothing until its session ends, and
-        where members come and go all the time the next one would be dead by then, too. Kafka does not look at that.
+        Unlike Kafka, this prefers members that are still connected: a dead leader would assign nothing until its
+        session expires. In a group with constant joins, the next leader would be dead by then, too.
         """
         joined = [member for member in self.members.values() if member.awaiting_join is not None]
-        candidates = [member for member in joined if not member.has_hung_up] or joined
+        candidates = [member for member in joined if not member.is_disconnected] or joined
         if self.leader_id not in {member.member_id for member in candidates}:
             if not candidates or self.leader_id is None:
                 return False
@@ -322,7 +327,7 @@ class ClassicGroup:
         return True
 
     def begin_generation(self, wall_ms: int) -> None:
-        """The next generation: of those who are members now, or an empty one."""
+        """Start the next generation with the current members, or an empty one."""
         self.generation_id += 1
         self.is_assigning = False
         self.protocol_name = self.select_protocol() if self.members else None

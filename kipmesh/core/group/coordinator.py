@@ -1,13 +1,12 @@
-"""The coordinator of the groups of one partition of `__consumer_offsets`, sans-IO.
+"""Coordinator of the groups of one partition of `__consumer_offsets`, sans-IO.
 
-Each method is an event with the time at which it happens, and returns a `Decision`: writes, which the driver appends in
-their order and reports with `committed` or `failed`, and answers by the numbers that the driver gave the requests. A
-request is answered once, by this step or a later one. `tick` is due at `next_deadline_ms`.
+Each method is an event with its time and returns a `Decision`: writes, which the driver appends in order and reports
+with `committed` or `failed`, and responses by request id. Each request gets one response, from this event or a later
+one. `tick` is due at `next_deadline_ms`.
 
-What is durable is `table`, which follows from the records alone; a coordinator made from a table that was read from the
-log goes on where the last one stopped: with stable groups as they were, and members' sessions beginning anew. What was
-between two generations is lost with the broker; its members are told ILLEGAL_GENERATION or UNKNOWN_MEMBER_ID and join
-again.
+`table` holds the durable state and follows from the records alone. A coordinator with a table loaded from the log
+continues with the stable groups; sessions restart. A rebalance in progress is lost with the broker: its members receive
+ILLEGAL_GENERATION or UNKNOWN_MEMBER_ID and join again.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from kipmesh.core.group.types import Decision, Instant, Settings
 
 GROUP_METADATA_TOPIC = "__consumer_offsets"
 INTERNAL_TOPICS = frozenset({GROUP_METADATA_TOPIC})
-"""Topics that brokers write for themselves: clients may read them, and not produce to them."""
+"""Topics that only brokers write. Clients may read them but not produce to them."""
 GROUP_TYPE = "classic"
 
 Event = ParamSpec("Event")
 
 
 def partition_for(group_id: str, partitions: int) -> int:
-    """Which partition of `__consumer_offsets` has the group: by Java's hash of its id, as with every Kafka broker."""
+    """Return the partition of `__consumer_offsets` that stores the group: Java's hash of its id, as in Kafka."""
     value = 0
     for (unit,) in struct.iter_unpack(">H", group_id.encode("utf-16-be")):
         value = (31 * value + unit) & 0xFFFFFFFF
@@ -45,17 +44,17 @@ def partition_for(group_id: str, partitions: int) -> int:
 
 
 class GroupCoordinator:
-    """The groups of one partition."""
+    """Coordinator of the groups of one partition. `table` is the state loaded from the log."""
 
     def __init__(self, settings: Settings, table: GroupTable) -> None:
         state = self._state = CoordinatorState(settings, table)
         self._rebalances = rebalances.Rebalances(state)
         membership, offsets = Membership(state, self._rebalances), Offsets(state, self._rebalances)
         self.table = table
-        """What is committed."""
+        """Committed state."""
         self.next_deadline_ms = state.timers.next_deadline_ms
-        """When, by the monotonic clock, `tick` is due."""
-        # The events: those of members, of offsets, of groups and of writes.
+        """Returns when `tick` is due (monotonic ms), or None."""
+        # Events of members, offsets, groups and writes.
         self.join = self._event(membership.join)
         self.sync = self._event(membership.sync)
         self.heartbeat = self._event(membership.heartbeat)
@@ -70,7 +69,7 @@ class GroupCoordinator:
         self.failed = self._event(state.failed)
 
     def _event(self, step: Callable[Event, None]) -> Callable[Event, Decision]:
-        """A step of one of the parts as an event: with what it writes and answers."""
+        """Wrap a step so that it returns its writes and responses."""
 
         def event(*args: Event.args, **values: Event.kwargs) -> Decision:
             step(*args, **values)
@@ -79,7 +78,7 @@ class GroupCoordinator:
         return event
 
     def loaded(self, now: Instant) -> Decision:
-        """The first event: sessions begin now."""
+        """Start the sessions of all members. Must be the first event."""
         for group_id, value in self.table.groups.items():
             group = self._state.group(group_id) if value.members else None
             if group is not None:
@@ -87,7 +86,8 @@ class GroupCoordinator:
         return self._state.take()
 
     def unloaded(self, now: Instant) -> Decision:
-        """The last event: this broker does not lead the partition any more. Waiting requests get NOT_COORDINATOR."""
+        """Fail all pending requests with NOT_COORDINATOR, because this broker no longer leads the partition. The last
+        event."""
         self._state.is_closed = True
         for group in self._state.live.values():
             self._rebalances.unloaded(group, now)
@@ -95,28 +95,29 @@ class GroupCoordinator:
         return self._state.take()
 
     def tick(self, now: Instant) -> Decision:
-        """Whatever is due."""
+        """Handle all timers that are due."""
         while (name := self._state.timers.pop_due(now.monotonic_ms)) is not None:
             match name:
                 case (rebalances.HEARTBEAT, group_id, member_id):
-                    self._rebalances.session_over(group_id, member_id, now)
+                    self._rebalances.session_expired(group_id, member_id, now)
                 case (rebalances.JOIN, group_id):
-                    self._rebalances.join_over(group_id, now)
+                    self._rebalances.join_expired(group_id, now)
                 case (rebalances.SYNC, group_id):
-                    self._rebalances.sync_over(group_id, now)
+                    self._rebalances.sync_expired(group_id, now)
         return self._state.take()
 
-    def hung_up(self, group_id: str, request_id: int) -> None:
-        """Who sent that JoinGroup waits for the answer no more: it keeps its place, but is not to lead."""
+    def join_disconnected(self, group_id: str, request_id: int) -> None:
+        """Mark the member with this pending JoinGroup as disconnected: it stays a member, but is not preferred as
+        leader."""
         group = self._state.live.get(group_id)
         for member in group.members.values() if group is not None else ():
             if member.awaiting_join == request_id:
-                member.has_hung_up = True
+                member.is_disconnected = True
 
     # --- groups ----------------------------------------------------------------------------------------------------
 
     def list_groups(self, states: Collection[str] = (), types: Collection[str] = ()) -> list[m.ListedGroup]:
-        """The groups in one of the states and of one of the types; no states or types are all."""
+        """Return the groups in any of the states and types (case-insensitive). Empty filters match all."""
         wanted = {state.lower() for state in states}
         if types and GROUP_TYPE not in {type_.lower() for type_ in types}:
             return []
@@ -128,7 +129,7 @@ class GroupCoordinator:
         return listed
 
     def describe(self, group_id: str) -> m.DescribedGroup:
-        """One group of DescribeGroups (API key 15); a group that there is not is Dead, which is no error."""
+        """Return one group of a DescribeGroups response. An unknown group has the state Dead and no error."""
         group = self._state.group(group_id)
         if group is None:
             return m.DescribedGroup(group_id=group_id, group_state=GroupState.DEAD.value)
@@ -148,9 +149,9 @@ class GroupCoordinator:
         return m.DescribedGroup(0, None, group_id, group.state.value, group.protocol_type or "", name or "", members)
 
     def group_states(self) -> Counter[GroupState]:
-        """How many groups are in which state."""
+        """Return the number of groups per state."""
         states = Counter(group.state for group in self._state.live.values())
-        sleeping = sum(group_id not in self._state.live for group_id in self.table.group_ids())
-        if sleeping:
-            states[GroupState.EMPTY] += sleeping
+        not_live = sum(group_id not in self._state.live for group_id in self.table.group_ids())
+        if not_live:
+            states[GroupState.EMPTY] += not_live
         return states

@@ -1,9 +1,9 @@
-"""JoinGroup, SyncGroup, Heartbeat and LeaveGroup: Kafka's classic protocol.
+"""JoinGroup, SyncGroup, Heartbeat and LeaveGroup of Kafka's classic protocol.
 
-A join is answered with the next generation (`rebalances`), a sync with the leader's assignment once that is committed.
+A JoinGroup completes with the next generation (`rebalances`), a SyncGroup once the leader's assignment is committed.
 
-Invariants: a generation has one assignment, which is in the log before any member is told of it; a request of a member
-that was replaced (KIP-345) is answered FENCED_INSTANCE_ID, one of an older generation ILLEGAL_GENERATION.
+Invariants: a generation has one assignment, which is committed before any member receives it; requests of a replaced
+static member (KIP-345) get FENCED_INSTANCE_ID, those of an older generation ILLEGAL_GENERATION.
 """
 
 from __future__ import annotations
@@ -13,52 +13,52 @@ from typing import NamedTuple
 
 from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
-from kipmesh.core.group.classic import ClassicGroup, GroupState, Member, unique
+from kipmesh.core.group.classic import ClassicGroup, GroupState, Member, first_per_name
 from kipmesh.core.group.coordinator_state import CoordinatorState
 from kipmesh.core.group.rebalances import HEARTBEAT, SYNC, Rebalances
 from kipmesh.core.group.records import GroupMetadataKey, GroupRecord
 from kipmesh.core.group.types import Client, Instant
 
 TEXT_BYTES_MAX = 8192
-"""Of a group's, member's, client's or protocol's name: more than their records could say is refused."""
+"""Maximum UTF-8 bytes of a group, member, client or protocol name, because records cannot hold longer ones."""
 
 
 def is_too_long(*names: str | None) -> bool:
-    """Whether one of the names is longer than records can hold."""
+    """Return whether a name exceeds TEXT_BYTES_MAX."""
     return any(name is not None and len(name.encode()) > TEXT_BYTES_MAX for name in names)
 
 
 class _Join(NamedTuple):
-    """A JoinGroup request that is not answered yet."""
+    """A pending JoinGroup request."""
 
     request: m.JoinGroupRequest
     client: Client
     unique: str
-    """A text that no other member's id has, should this one get an id."""
+    """Unique suffix for a new member id."""
     request_id: int
 
 
 class Membership:
-    """Who is in which group; `state` has the groups."""
+    """Membership of the groups in `state`."""
 
     def __init__(self, state: CoordinatorState, rebalances: Rebalances) -> None:
         self._state = state
         self._rebalances = rebalances
 
-    # --- joining ---------------------------------------------------------------------------------------------------
+    # --- JoinGroup -------------------------------------------------------------------------------------------------
 
     def join(self, request: m.JoinGroupRequest, client: Client, unique: str, request_id: int, now: Instant) -> None:
-        """JoinGroup (API key 11); `unique` makes a new member's id unique."""
+        """Handle JoinGroup (API key 11). `unique` is a unique suffix for a new member id."""
         self._join(_Join(request, client, unique, request_id), now)
 
     def _join(self, join: _Join, now: Instant) -> None:
         state, request, group_id, member_id = self._state, join.request, join.request.group_id, join.request.member_id
-        code = self._refusal(request, join.client)
+        code = self._error(request, join.client)
         if code:
             self._refuse(join, code)
             return
         if group_id in state.deleting:
-            state.when_quiet(group_id, partial(self._join, join), now)
+            state.when_idle(group_id, partial(self._join, join), now)
             return
         group = state.group(group_id)
         if group is None and member_id:
@@ -69,7 +69,7 @@ class Membership:
         if not self._has_room(group, member_id):
             group.remove(member_id)
             state.timers.cancel((HEARTBEAT, group_id, member_id))
-            state.answer(join.request_id, m.JoinGroupResponse(error_code=ErrorCode.GROUP_MAX_SIZE_REACHED))
+            state.respond(join.request_id, m.JoinGroupResponse(error_code=ErrorCode.GROUP_MAX_SIZE_REACHED))
         elif not group.supports(request.protocol_type, request.protocols):
             self._refuse(join, ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         elif member_id:
@@ -79,9 +79,9 @@ class Membership:
         state.forget_if_unused(group_id)
 
     def _refuse(self, join: _Join, code: ErrorCode) -> None:
-        self._state.answer(join.request_id, m.JoinGroupResponse(error_code=code, member_id=join.request.member_id))
+        self._state.respond(join.request_id, m.JoinGroupResponse(error_code=code, member_id=join.request.member_id))
 
-    def _refusal(self, request: m.JoinGroupRequest, client: Client) -> ErrorCode:
+    def _error(self, request: m.JoinGroupRequest, client: Client) -> ErrorCode:
         settings = self._state.settings
         if self._state.is_closed:
             return ErrorCode.NOT_COORDINATOR
@@ -95,7 +95,8 @@ class Membership:
         return ErrorCode.NONE if is_allowed else ErrorCode.INVALID_SESSION_TIMEOUT
 
     def _has_room(self, group: ClassicGroup, member_id: str) -> bool:
-        """While a group is rebalanced those who wait count, so that the last to come back go when it is too large."""
+        """Return whether `group.max.size` allows the member. In a rebalance only members with a pending JoinGroup
+        count, so that the last to join are refused."""
         limit, member = self._state.settings.group_max_size, group.members.get(member_id)
         if group.state is GroupState.EMPTY:
             return True
@@ -113,7 +114,7 @@ class Membership:
             within_ms = min(request.session_timeout_ms, self._state.settings.pending_join_timeout_ms)
             self._rebalances.expect_heartbeat(group, new_id, within_ms, now)
             response = m.JoinGroupResponse(error_code=ErrorCode.MEMBER_ID_REQUIRED, member_id=new_id)
-            self._state.answer(join.request_id, response)
+            self._state.respond(join.request_id, response)
         else:
             self._add(group, join, new_id, now)
 
@@ -129,17 +130,17 @@ class Membership:
         member = group.members[member_id]
         is_same = member.matches(request.protocols)
         if group.state is GroupState.STABLE:
-            # The leader asks for a rebalance by joining: topics may have changed, which nobody's metadata says.
+            # A leader joins again to force a rebalance, for example after its topics changed.
             is_same = is_same and group.leader_id != member_id
         if is_same and group.state is not GroupState.PREPARING_REBALANCE:
-            self._state.answer(join.request_id, self._rebalances.joined(group, member))
+            self._state.respond(join.request_id, self._rebalances.join_response(group, member))
             return
         self._update(member, join)
         self._rebalances.rebalance(group, now)
 
     def _update(self, member: Member, join: _Join) -> None:
-        """The member joins again: what it says of itself holds, and it waits for the next generation."""
-        member.protocols = unique(join.request.protocols)
+        """Update the member from its new JoinGroup, and hold the request until the next generation."""
+        member.protocols = first_per_name(join.request.protocols)
         member.rebalance_timeout_ms = _rebalance_timeout_ms(join.request)
         member.session_timeout_ms = join.request.session_timeout_ms
         self._rebalances.park_join(member, join.request_id)
@@ -153,7 +154,7 @@ class Membership:
             join.client.host,
             _rebalance_timeout_ms(request),
             request.session_timeout_ms,
-            unique(request.protocols),
+            first_per_name(request.protocols),
         )
         member.is_new = True
         if group.state is GroupState.PREPARING_REBALANCE and group.previous_state is GroupState.EMPTY:
@@ -164,7 +165,7 @@ class Membership:
         self._rebalances.rebalance(group, now)
 
     def _replace(self, group: ClassicGroup, join: _Join, new_id: str, now: Instant) -> None:
-        """A static member came back without its id: it gets a new one, and who has the old one is fenced."""
+        """Give a static member that joined without its id a new one, and fence the old id."""
         instance_id = join.request.group_instance_id or ""
         old_id, leader_before = group.static_members[instance_id], group.leader_id
         self._rebalances.dismiss(group.members[old_id], ErrorCode.FENCED_INSTANCE_ID)
@@ -174,18 +175,20 @@ class Membership:
         self._rebalances.expect_heartbeat(group, new_id, member.session_timeout_ms, now)
         if group.state is GroupState.STABLE and group.select_protocol() == group.protocol_name:
             assignment = {one.member_id: one.assignment for one in group.members.values()}
-            outcome = partial(self._replaced, group, member, group.generation_id, join.client, leader_before or "")
+            outcome = partial(
+                self._static_member_written, group, member, group.generation_id, join.client, leader_before or ""
+            )
             self._state.write(group.group_id, [group.record(assignment)], outcome)
             return
-        self._state.when_quiet(group.group_id, partial(self._keep_name, group, instance_id), now)
+        self._state.when_idle(group.group_id, partial(self._rewrite_member_id, group, instance_id), now)
         if group.state is GroupState.COMPLETING_REBALANCE:
-            # The leader may assign to the old id already, which is nobody now.
+            # The leader may already assign partitions to the old id.
             self._rebalances.prepare(group, now)
         else:
             self._rebalances.rebalance(group, now)
 
-    def _keep_name(self, group: ClassicGroup, instance_id: str, now: Instant) -> None:
-        """Between generations: the last one's record gets the new id, or the next coordinator would fence it."""
+    def _rewrite_member_id(self, group: ClassicGroup, instance_id: str, now: Instant) -> None:
+        """Write the new member id into the last generation's record, or the next coordinator would fence it."""
         value, new_id = self._state.table.groups.get(group.group_id), group.static_members.get(instance_id)
         if self._state.is_closed or value is None or new_id is None:
             return
@@ -197,7 +200,7 @@ class Membership:
         record = GroupRecord(GroupMetadataKey(group.group_id), value._replace(members=members, leader=leader))
         self._state.write(group.group_id, [record])
 
-    def _replaced(
+    def _static_member_written(
         self,
         group: ClassicGroup,
         member: Member,
@@ -209,45 +212,45 @@ class Membership:
     ) -> None:
         is_current = group.members.get(member.member_id) is member and group.generation_id == generation_id
         if group.state is not GroupState.STABLE or not is_current:
-            return  # the rebalance that came between has answered, or will
-        response = self._rebalances.joined(group, member)
+            return  # a rebalance in between completes the request
+        response = self._rebalances.join_response(group, member)
         if code:
             response = m.JoinGroupResponse(error_code=code)
         elif client.skips_assignment:
             response = response._replace(skip_assignment=group.leader_id == member.member_id)
         else:
-            # It cannot be told to leave the assignment alone: so it is not told that it leads (its old id does).
+            # Old versions cannot skip the assignment, so the response names the old id as the leader.
             response = response._replace(leader=leader_before, members=())
-        self._rebalances.answer_join(member, response)
+        self._rebalances.respond_join(member, response)
         if code:
             self._rebalances.prepare(group, now)
 
-    # --- syncing ---------------------------------------------------------------------------------------------------
+    # --- SyncGroup -------------------------------------------------------------------------------------------------
 
     def sync(self, request: m.SyncGroupRequest, request_id: int, now: Instant) -> None:
-        """SyncGroup (API key 14): the leader's assignment is written, then everybody has theirs."""
+        """Handle SyncGroup (API key 14): write the leader's assignment, then complete all members' requests."""
         group = self._state.group(request.group_id)
-        code = self._sync_refusal(group, request)
+        code = self._sync_error(group, request)
         if code or group is None:
-            self._state.answer(request_id, m.SyncGroupResponse(error_code=code))
+            self._state.respond(request_id, m.SyncGroupResponse(error_code=code))
             return
         member = group.members[request.member_id]
         group.pending_sync.discard(member.member_id)
         if not group.pending_sync:
             self._state.timers.cancel((SYNC, group.group_id))
         if group.state is GroupState.STABLE:
-            self._state.answer(request_id, self._rebalances.synced(group, member))
+            self._state.respond(request_id, self._rebalances.sync_response(group, member))
             return
         self._rebalances.park_sync(member, request_id)
         if group.leader_id == member.member_id and not group.is_assigning:
             group.is_assigning = True
-            given = {one.member_id: one.assignment for one in request.assignments}
-            assignment = {member_id: given.get(member_id, b"") for member_id in group.members}
+            by_member = {one.member_id: one.assignment for one in request.assignments}
+            assignment = {member_id: by_member.get(member_id, b"") for member_id in group.members}
             outcome = partial(self._assigned, group, group.generation_id, assignment)
             self._state.write(group.group_id, [group.record(assignment)], outcome)
 
     def _check_member(self, group: ClassicGroup | None, request: m.SyncGroupRequest | m.HeartbeatRequest) -> ErrorCode:
-        """Whether a member of this generation sends the request."""
+        """Return NONE if the sender is a member of the current generation, else the error."""
         if self._state.is_closed:
             return ErrorCode.NOT_COORDINATOR
         if not request.group_id:
@@ -259,15 +262,15 @@ class Membership:
             return ErrorCode.ILLEGAL_GENERATION
         return code
 
-    def _sync_refusal(self, group: ClassicGroup | None, request: m.SyncGroupRequest) -> ErrorCode:
+    def _sync_error(self, group: ClassicGroup | None, request: m.SyncGroupRequest) -> ErrorCode:
         code = self._check_member(group, request)
         if code or group is None:
             return code
-        for asked, has in (
+        for requested, current in (
             (request.protocol_type, group.protocol_type),
             (request.protocol_name, group.protocol_name),
         ):
-            if asked is not None and has is not None and asked != has:
+            if requested is not None and current is not None and requested != current:
                 return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         is_preparing = group.state is GroupState.PREPARING_REBALANCE
         return ErrorCode.REBALANCE_IN_PROGRESS if is_preparing else ErrorCode.NONE
@@ -275,7 +278,7 @@ class Membership:
     def _assigned(
         self, group: ClassicGroup, generation_id: int, assignment: dict[str, bytes], code: ErrorCode, now: Instant
     ) -> None:
-        """The leader's assignment is committed, or is not; if a rebalance came between, it is history."""
+        """Handle the outcome of writing the assignment. Ignored if a rebalance started meanwhile."""
         if group.state is not GroupState.COMPLETING_REBALANCE or group.generation_id != generation_id:
             return
         if code:
@@ -287,36 +290,36 @@ class Membership:
         self._rebalances.propagate(group, ErrorCode.NONE, now)
         group.transition_to(GroupState.STABLE, now.wall_ms)
 
-    # --- heartbeats and leaving ------------------------------------------------------------------------------------
+    # --- Heartbeat and LeaveGroup ----------------------------------------------------------------------------------
 
     def heartbeat(self, request: m.HeartbeatRequest, request_id: int, now: Instant) -> None:
-        """Heartbeat (API key 12): the member lives, and learns of a rebalance."""
+        """Handle Heartbeat (API key 12): restart the session. REBALANCE_IN_PROGRESS tells the member to join again."""
         group = self._state.group(request.group_id)
         code = self._check_member(group, request)
         if group is not None and not code:
-            self._rebalances.heard_of(group, request.member_id, now)
+            self._rebalances.reset_session(group, request.member_id, now)
             if group.state is GroupState.PREPARING_REBALANCE:
                 code = ErrorCode.REBALANCE_IN_PROGRESS
-        self._state.answer(request_id, m.HeartbeatResponse(error_code=code))
+        self._state.respond(request_id, m.HeartbeatResponse(error_code=code))
 
     def leave(self, request: m.LeaveGroupRequest, request_id: int, now: Instant) -> None:
-        """LeaveGroup (API key 13): members that leave, or static ones that an administrator removes by name."""
+        """Handle LeaveGroup (API key 13): remove members, or static members by their instance id."""
         group = self._state.group(request.group_id)
         if self._state.is_closed or not request.group_id:
             code = ErrorCode.NOT_COORDINATOR if self._state.is_closed else ErrorCode.INVALID_GROUP_ID
-            self._state.answer(request_id, m.LeaveGroupResponse(error_code=code))
+            self._state.respond(request_id, m.LeaveGroupResponse(error_code=code))
             return
-        answers = []
+        responses = []
         for one in request.members:
             code = ErrorCode.UNKNOWN_MEMBER_ID if group is None else self._leave_one(group, one)
-            answers.append(m.MemberResponse(one.member_id, one.group_instance_id, code))
-        if group is not None and any(not answer.error_code for answer in answers):
+            responses.append(m.MemberResponse(one.member_id, one.group_instance_id, code))
+        if group is not None and any(not response.error_code for response in responses):
             if group.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
                 self._rebalances.prepare(group, now)
             else:
                 self._rebalances.maybe_complete_join(group, now)
             self._state.forget_if_unused(request.group_id)
-        self._state.answer(request_id, m.LeaveGroupResponse(members=answers))
+        self._state.respond(request_id, m.LeaveGroupResponse(members=responses))
 
     def _leave_one(self, group: ClassicGroup, one: m.MemberIdentity) -> ErrorCode:
         member_id = one.member_id

@@ -1,8 +1,8 @@
-"""OffsetCommit, OffsetFetch and OffsetDelete, and the offsets that are too old (Kafka's rules).
+"""OffsetCommit, OffsetFetch, OffsetDelete and DeleteGroups, and the expiry of offsets, as in Kafka.
 
-Members commit in their generation; others only while the group is empty ("simple" consumers, generation -1). An offset
-expires when its group has been empty, or if it never had members when it has not been committed again, or while the
-group is stable when nobody subscribes to the topic any more, for `offsets.retention.minutes`.
+Members commit in their generation; other clients only while the group is empty ("simple" consumers, generation -1). An
+offset expires `offsets.retention.minutes` after the group became empty. In a group that never had members the time
+counts from the commit, and in a stable group from the commit for topics without a subscriber.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from kipmesh.core.group.table import TopicPartition
 from kipmesh.core.group.types import Instant
 
 TOMBSTONES_PER_WRITE = 1000
-"""Of offsets that expire or whose topics are gone; the next look takes the next ones."""
+"""Maximum tombstones in one write. Expiry continues at the next check."""
 
 
 class Offsets:
-    """The offsets of the groups in `state`."""
+    """Committed offsets of the groups in `state`."""
 
     def __init__(self, state: CoordinatorState, rebalances: Rebalances) -> None:
         self._state = state
         self._rebalances = rebalances
 
-    # --- committing ------------------------------------------------------------------------------------------------
+    # --- OffsetCommit ----------------------------------------------------------------------------------------------
 
     def commit(self, request: m.OffsetCommitRequest, request_id: int, now: Instant) -> None:
-        """OffsetCommit (API key 8): answered when the offsets are durable."""
+        """Handle OffsetCommit (API key 8). The request completes when the offsets are committed."""
         state, group_id = self._state, request.group_id
         if group_id in state.deleting:
-            state.when_quiet(group_id, partial(self.commit, request, request_id), now)
+            state.when_idle(group_id, partial(self.commit, request, request_id), now)
             return
         group = state.group(group_id)
-        code = self._refusal(group, request)
+        code = self._error(group, request)
         if code:
-            state.answer(request_id, commit_response(request, code))
+            state.respond(request_id, commit_response(request, code))
             return
         if group is not None and group.state in (GroupState.STABLE, GroupState.PREPARING_REBALANCE):
-            self._rebalances.heard_of(group, request.member_id, now)
+            self._rebalances.reset_session(group, request.member_id, now)
         records: list[r.Record] = []
         topics = []
         for topic in request.topics:
             results = []
             for partition in topic.partitions:
-                code = self._partition_refusal(topic.name, partition)
+                code = self._partition_error(topic.name, partition)
                 results.append(m.OffsetCommitResponsePartition(partition.partition_index, code))
                 if not code:
                     key = r.OffsetCommitKey(group_id, topic.name, partition.partition_index)
@@ -61,21 +61,15 @@ class Offsets:
             topics.append(m.OffsetCommitResponseTopic(topic.name, results))
         response = m.OffsetCommitResponse(topics=topics)
         if records:
-            state.write(group_id, records, partial(self._committed, request, response, request_id))
+            state.write(
+                group_id,
+                records,
+                lambda code, _now: state.respond(request_id, commit_response(request, code) if code else response),
+            )
         else:
-            state.answer(request_id, response)
+            state.respond(request_id, response)
 
-    def _committed(
-        self,
-        request: m.OffsetCommitRequest,
-        response: m.OffsetCommitResponse,
-        request_id: int,
-        code: ErrorCode,
-        now: Instant,
-    ) -> None:
-        self._state.answer(request_id, commit_response(request, code) if code else response)
-
-    def _refusal(self, group: ClassicGroup | None, request: m.OffsetCommitRequest) -> ErrorCode:
+    def _error(self, group: ClassicGroup | None, request: m.OffsetCommitRequest) -> ErrorCode:
         if self._state.is_closed:
             return ErrorCode.NOT_COORDINATOR
         if is_too_long(request.group_id):
@@ -85,19 +79,19 @@ class Offsets:
             return ErrorCode.NONE if generation_id < 0 else ErrorCode.GROUP_ID_NOT_FOUND
         return group.check_commit(request.member_id, request.group_instance_id, generation_id)
 
-    def _partition_refusal(self, topic: str, partition: m.OffsetCommitRequestPartition) -> ErrorCode:
+    def _partition_error(self, topic: str, partition: m.OffsetCommitRequestPartition) -> ErrorCode:
         if is_too_long(topic):
             return ErrorCode.INVALID_TOPIC_EXCEPTION
         size = len((partition.committed_metadata or "").encode())
         is_large = size > self._state.settings.offset_metadata_max_bytes
         return ErrorCode.OFFSET_METADATA_TOO_LARGE if is_large else ErrorCode.NONE
 
-    # --- reading ---------------------------------------------------------------------------------------------------
+    # --- OffsetFetch -----------------------------------------------------------------------------------------------
 
     def fetch(self, request: m.OffsetFetchRequestGroup, request_id: int) -> None:
-        """One group of an OffsetFetch (API key 9): what is committed; -1 where nothing is."""
+        """Handle one group of an OffsetFetch (API key 9). Partitions without a committed offset get -1."""
         if self._state.is_closed:
-            self._state.answer(request_id, m.OffsetFetchResponseGroup(request.group_id, (), ErrorCode.NOT_COORDINATOR))
+            self._state.respond(request_id, m.OffsetFetchResponseGroup(request.group_id, (), ErrorCode.NOT_COORDINATOR))
             return
         offsets = self._state.table.offsets(request.group_id)
         wanted: dict[str, Sequence[int]] = {}
@@ -110,54 +104,56 @@ class Offsets:
             m.OffsetFetchResponseTopics(name, [_fetched(offsets.get((name, index)), index) for index in indexes])
             for name, indexes in wanted.items()
         ]
-        self._state.answer(request_id, m.OffsetFetchResponseGroup(request.group_id, topics))
+        self._state.respond(request_id, m.OffsetFetchResponseGroup(request.group_id, topics))
 
-    # --- deleting --------------------------------------------------------------------------------------------------
+    # --- OffsetDelete ----------------------------------------------------------------------------------------------
 
     def delete(self, request: m.OffsetDeleteRequest, request_id: int, now: Instant) -> None:
-        """OffsetDelete (API key 47): of topics that no member subscribes to."""
+        """Handle OffsetDelete (API key 47): delete offsets of topics without a subscribed member."""
         state, group_id = self._state, request.group_id
         if state.is_busy(group_id) and not state.is_closed:
-            state.when_quiet(group_id, partial(self.delete, request, request_id), now)
+            state.when_idle(group_id, partial(self.delete, request, request_id), now)
             return
         group = state.group(group_id)
-        code = self._delete_refusal(group)
+        code = self._delete_error(group)
         if code or group is None:
-            state.answer(request_id, m.OffsetDeleteResponse(code))
+            state.respond(request_id, m.OffsetDeleteResponse(code))
             return
         offsets = state.table.offsets(group_id)
-        gone: list[TopicPartition] = []
+        deleted: list[TopicPartition] = []
         topics = []
         for topic in request.topics:
             code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if group.is_subscribed(topic.name) else ErrorCode.NONE
             results = [m.OffsetDeleteResponsePartition(one.partition_index, code) for one in topic.partitions]
             topics.append(m.OffsetDeleteResponseTopic(topic.name, results))
             places = [(topic.name, one.partition_index) for one in topic.partitions]
-            gone.extend(place for place in places if not code and place in offsets)
+            deleted.extend(place for place in places if not code and place in offsets)
         response = m.OffsetDeleteResponse(topics=topics)
-        if gone:
-            state.write(group_id, tombstones(group_id, gone), partial(self._deleted, group_id, response, request_id))
+        if deleted:
+            outcome = partial(self._deleted, group_id, response, request_id)
+            state.write(group_id, tombstones(group_id, deleted), outcome)
         else:
-            state.answer(request_id, response)
+            state.respond(request_id, response)
 
-    def _delete_refusal(self, group: ClassicGroup | None) -> ErrorCode:
+    def _delete_error(self, group: ClassicGroup | None) -> ErrorCode:
         if self._state.is_closed:
             return ErrorCode.NOT_COORDINATOR
         if group is None:
             return ErrorCode.GROUP_ID_NOT_FOUND
-        is_foreign = group.state is not GroupState.EMPTY and not group.is_consumer
-        return ErrorCode.NON_EMPTY_GROUP if is_foreign else ErrorCode.NONE
+        is_other_protocol = group.state is not GroupState.EMPTY and not group.is_consumer
+        return ErrorCode.NON_EMPTY_GROUP if is_other_protocol else ErrorCode.NONE
 
     def _deleted(
         self, group_id: str, response: m.OffsetDeleteResponse, request_id: int, code: ErrorCode, now: Instant
     ) -> None:
-        self._state.answer(request_id, m.OffsetDeleteResponse(code) if code else response)
+        self._state.respond(request_id, m.OffsetDeleteResponse(code) if code else response)
         self._state.forget_if_unused(group_id)
 
     # --- expiry ----------------------------------------------------------------------------------------------------
 
     def expire(self, now: Instant) -> None:
-        """Delete the offsets that are too old, and empty groups that have none; busy groups wait for the next look."""
+        """Delete expired offsets, and empty groups without offsets. Groups with pending writes wait for the next
+        check."""
         for group_id in self._state.table.group_ids():
             if not self._state.is_busy(group_id) and group_id not in self._state.deleting:
                 self._expire_group(group_id, now)
@@ -166,8 +162,8 @@ class Offsets:
         group = self._state.group(group_id)
         assert group is not None  # the table has it
         offsets = self._state.table.offsets(group_id)
-        gone = [place for place, value in offsets.items() if self._is_expired(group, place, value, now)]
-        records: list[r.Record] = tombstones(group_id, gone[:TOMBSTONES_PER_WRITE])
+        expired = [place for place, value in offsets.items() if self._is_expired(group, place, value, now)]
+        records: list[r.Record] = tombstones(group_id, expired[:TOMBSTONES_PER_WRITE])
         if len(records) == len(offsets) and group.is_empty:
             self._end_group(group_id, records)
         elif records:
@@ -187,27 +183,27 @@ class Offsets:
         return now.wall_ms - since >= self._state.settings.offsets_retention_ms
 
     def topics_deleted(self, names: Collection[str], now: Instant) -> None:
-        """The topics are gone for good, and so are their offsets: a topic made again begins anew."""
-        gone = frozenset(names)
+        """Delete the offsets of deleted topics, so that a recreated topic starts without offsets."""
+        deleted = frozenset(names)
         for group_id in self._state.table.group_ids():
-            if any(topic in gone for topic, _ in self._state.table.offsets(group_id)):
-                self._state.when_quiet(group_id, partial(self._forget_topics, group_id, gone), now)
+            if any(topic in deleted for topic, _ in self._state.table.offsets(group_id)):
+                self._state.when_idle(group_id, partial(self._delete_topics, group_id, deleted), now)
 
-    def _forget_topics(self, group_id: str, names: Collection[str], now: Instant) -> None:
+    def _delete_topics(self, group_id: str, names: Collection[str], now: Instant) -> None:
         if self._state.is_closed:
             return
-        gone = [place for place in self._state.table.offsets(group_id) if place[0] in names]
-        for start in range(0, len(gone), TOMBSTONES_PER_WRITE):
-            records = tombstones(group_id, gone[start : start + TOMBSTONES_PER_WRITE])
+        deleted = [place for place in self._state.table.offsets(group_id) if place[0] in names]
+        for start in range(0, len(deleted), TOMBSTONES_PER_WRITE):
+            records = tombstones(group_id, deleted[start : start + TOMBSTONES_PER_WRITE])
             self._state.write(group_id, records, lambda _code, _now: self._state.forget_if_unused(group_id))
 
-    # --- whole groups ----------------------------------------------------------------------------------------------
+    # --- DeleteGroups ----------------------------------------------------------------------------------------------
 
     def delete_group(self, group_id: str, request_id: int, now: Instant) -> None:
-        """One group of DeleteGroups (API key 42): answered with a DeletableGroupResult."""
+        """Handle one group of DeleteGroups (API key 42). The response is a DeletableGroupResult."""
         state = self._state
         if state.is_busy(group_id) and not state.is_closed:
-            state.when_quiet(group_id, partial(self.delete_group, group_id, request_id), now)
+            state.when_idle(group_id, partial(self.delete_group, group_id, request_id), now)
             return
         group = state.group(group_id)
         code = ErrorCode.NONE
@@ -218,12 +214,12 @@ class Offsets:
         elif not group.is_empty:
             code = ErrorCode.NON_EMPTY_GROUP
         if code:
-            state.answer(request_id, m.DeletableGroupResult(group_id, code))
+            state.respond(request_id, m.DeletableGroupResult(group_id, code))
         else:
             self._end_group(group_id, tombstones(group_id, list(state.table.offsets(group_id))), request_id)
 
     def _end_group(self, group_id: str, records: list[r.Record], request_id: int | None = None) -> None:
-        """Write the tombstones, and the group's own; nobody may join the group meanwhile."""
+        """Write these tombstones and the group's tombstone. Joins wait meanwhile."""
         self._state.deleting.add(group_id)
         records.append(r.GroupRecord(r.GroupMetadataKey(group_id), None))
         self._state.write(group_id, records, partial(self._group_ended, group_id, request_id))
@@ -233,16 +229,16 @@ class Offsets:
         if not code:
             self._state.live.pop(group_id, None)
         if request_id is not None:
-            self._state.answer(request_id, m.DeletableGroupResult(group_id, code))
+            self._state.respond(request_id, m.DeletableGroupResult(group_id, code))
 
 
 def tombstones(group_id: str, places: Collection[TopicPartition]) -> list[r.Record]:
-    """Records that take those offsets away."""
+    """Return the records that delete these offsets."""
     return [r.OffsetRecord(r.OffsetCommitKey(group_id, *place), None) for place in places]
 
 
 def commit_response(request: m.OffsetCommitRequest, code: ErrorCode) -> m.OffsetCommitResponse:
-    """The same error for every partition."""
+    """Return a response with the same error for every partition."""
     return m.OffsetCommitResponse(
         topics=[
             m.OffsetCommitResponseTopic(

@@ -1,11 +1,11 @@
-"""How a group gets from one generation to the next, and what time does to it.
+"""Rebalances: how a group gets from one generation to the next, and its timeouts.
 
-A join waits until all members have joined or `rebalance.timeout.ms` is over. A member that is not heard for its session
-timeout is removed; one that waits for an answer is not looked for, but for new members, whose joins have
+A JoinGroup waits until all members have joined or the rebalance timeout expires. A member without a heartbeat for its
+session timeout is removed. A pending request replaces heartbeats, except for new members, whose JoinGroup waits at most
 `new_member_join_timeout_ms`. The first rebalance of an empty group waits `group.initial.rebalance.delay.ms` for more
-members, and again as long as some come, up to the rebalance timeout.
+members, and again while more join, up to the rebalance timeout.
 
-Invariant: who is removed or replaced is answered.
+Invariant: a removed or replaced member gets a response to its pending requests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HEARTBEAT, JOIN, SYNC = "heartbeat", "join", "sync"
 
 
 class Rebalances:
-    """The groups' generations; `state` has the groups."""
+    """Rebalances of the groups in `state`."""
 
     def __init__(self, state: CoordinatorState) -> None:
         self._state = state
@@ -28,20 +28,20 @@ class Rebalances:
     # --- rebalances ------------------------------------------------------------------------------------------------
 
     def rebalance(self, group: ClassicGroup, now: Instant) -> None:
-        """Begin one, or go on with the one that is under way."""
+        """Start a rebalance, or continue the current one."""
         if group.state in CAN_REBALANCE:
             self.prepare(group, now)
         else:
             self.maybe_complete_join(group, now)
 
     def maybe_complete_join(self, group: ClassicGroup, now: Instant) -> None:
-        """End the wait for joins if nobody is missing; the first rebalance waits for its time."""
+        """Complete the join phase if all members have joined. The first rebalance always waits for its delay."""
         is_first = group.previous_state is GroupState.EMPTY
         if group.state is GroupState.PREPARING_REBALANCE and not is_first and group.has_all_joined:
             self._complete_join(group, now)
 
     def prepare(self, group: ClassicGroup, now: Instant) -> None:
-        """Begin a rebalance: who has an assignment coming joins again."""
+        """Start a rebalance. Pending SyncGroups get REBALANCE_IN_PROGRESS."""
         if group.state is GroupState.COMPLETING_REBALANCE:
             self.propagate(group, ErrorCode.REBALANCE_IN_PROGRESS, now)
         group.pending_sync.clear()
@@ -62,7 +62,7 @@ class Rebalances:
         self._state.timers.set((JOIN, group.group_id), now.monotonic_ms + delay_ms)
 
     def _complete_join(self, group: ClassicGroup, now: Instant) -> None:
-        """The next generation is of those who have joined, and of static members that are not lost yet."""
+        """Start the next generation with the members that have joined and static members whose session is alive."""
         state, group_id = self._state, group.group_id
         group.initial_wait_ms = None
         state.timers.cancel((JOIN, group_id))
@@ -71,7 +71,7 @@ class Rebalances:
                 group.remove(member.member_id)
                 state.timers.cancel((HEARTBEAT, group_id, member.member_id))
         if not group.elect_joined_leader() and group.members:
-            # Static members only, and none has joined: their sessions end the wait.
+            # Only static members are left and none has joined: wait until their sessions expire.
             state.timers.set((JOIN, group_id), now.monotonic_ms + group.rebalance_timeout_ms)
             return
         group.begin_generation(now.wall_ms)
@@ -79,57 +79,57 @@ class Rebalances:
             state.write(group_id, [group.record({})])
             return
         for member in group.members.values():
-            self.answer_join(member, self.joined(group, member))
+            self.respond_join(member, self.join_response(group, member))
             self.expect_heartbeat(group, member.member_id, member.session_timeout_ms, now)
             member.is_new = False
         state.timers.set((SYNC, group_id), now.monotonic_ms + group.rebalance_timeout_ms)
 
     def propagate(self, group: ClassicGroup, code: ErrorCode, now: Instant) -> None:
-        """Tell those who wait for their assignment; with an error nobody has one."""
+        """Complete all pending SyncGroups. With an error, assignments are cleared."""
         for member in group.members.values():
             if code:
                 member.assignment = b""
             if member.awaiting_sync is not None:
-                self.answer_sync(member, self.synced(group, member) if not code else SyncGroupResponse(0, code))
-                # A session that ended during the wait was not looked at.
+                self.respond_sync(member, self.sync_response(group, member) if not code else SyncGroupResponse(0, code))
+                # Sessions are not checked during the wait.
                 self.expect_heartbeat(group, member.member_id, member.session_timeout_ms, now)
 
-    # --- time ------------------------------------------------------------------------------------------------------
+    # --- timeouts --------------------------------------------------------------------------------------------------
 
     def expect_heartbeat(self, group: ClassicGroup, member_id: str, within_ms: int, now: Instant) -> None:
-        """Remove that member if nothing is heard of it in so many ms."""
+        """Remove the member unless its session is reset within `within_ms`."""
         self._state.timers.set((HEARTBEAT, group.group_id, member_id), now.monotonic_ms + within_ms)
 
-    def heard_of(self, group: ClassicGroup, member_id: str, now: Instant) -> None:
-        """A member has shown that it lives."""
+    def reset_session(self, group: ClassicGroup, member_id: str, now: Instant) -> None:
+        """Restart the member's session timeout."""
         member = group.members.get(member_id)
         if member is not None:
             self.expect_heartbeat(group, member_id, member.session_timeout_ms, now)
 
-    def session_over(self, group_id: str, member_id: str, now: Instant) -> None:
-        """A member, or one that was announced, was not heard in time."""
+    def session_expired(self, group_id: str, member_id: str, now: Instant) -> None:
+        """Handle the expired session of a member or pending member."""
         group = self._state.live.get(group_id)
         if group is None:
             return
         member = group.members.get(member_id)
         if member is None:
             group.remove(member_id)
-            self._join_timeless(group, now)
+            self._complete_join_if_all_joined(group, now)
         elif not member.needs_no_heartbeat:
             self.remove(group, member_id)
             if group.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
                 self.prepare(group, now)
             else:
-                self._join_timeless(group, now)
+                self._complete_join_if_all_joined(group, now)
         self._state.forget_if_unused(group_id)
 
-    def _join_timeless(self, group: ClassicGroup, now: Instant) -> None:
-        """Nobody is missing any more: also the first rebalance waits for nothing else then."""
+    def _complete_join_if_all_joined(self, group: ClassicGroup, now: Instant) -> None:
+        """Complete the join phase if all have joined, even in the first rebalance."""
         if group.state is GroupState.PREPARING_REBALANCE and group.has_all_joined:
             self._complete_join(group, now)
 
-    def join_over(self, group_id: str, now: Instant) -> None:
-        """The wait for members to join is over, or the first rebalance's is and may be prolonged."""
+    def join_expired(self, group_id: str, now: Instant) -> None:
+        """Handle the expired join timer. The first rebalance extends it while new members join."""
         group = self._state.live.get(group_id)
         if group is None or group.state is not GroupState.PREPARING_REBALANCE:
             return
@@ -142,8 +142,8 @@ class Rebalances:
                 return
         self._complete_join(group, now)
 
-    def sync_over(self, group_id: str, now: Instant) -> None:
-        """Members that did not ask for their assignment in time go, and the others rebalance."""
+    def sync_expired(self, group_id: str, now: Instant) -> None:
+        """Handle the expired sync timer: remove members that sent no SyncGroup, and rebalance."""
         group = self._state.live.get(group_id)
         if group is None or not group.pending_sync:
             return
@@ -151,37 +151,37 @@ class Rebalances:
             self.remove(group, member_id)
         self.prepare(group, now)
 
-    # --- answers ---------------------------------------------------------------------------------------------------
+    # --- responses -------------------------------------------------------------------------------------------------
 
     def park_join(self, member: Member, request_id: int) -> None:
-        """The join waits for the next generation; who asks twice has given up the first request."""
-        self.answer_join(member, JoinGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS))
-        member.awaiting_join, member.has_hung_up = request_id, False
+        """Hold a JoinGroup until the next generation. An earlier pending one gets REBALANCE_IN_PROGRESS."""
+        self.respond_join(member, JoinGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS))
+        member.awaiting_join, member.is_disconnected = request_id, False
 
     def park_sync(self, member: Member, request_id: int) -> None:
-        """The sync waits for the assignment; who asks twice has given up the first request."""
-        self.answer_sync(member, SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS))
+        """Hold a SyncGroup until the assignment is committed. An earlier pending one gets REBALANCE_IN_PROGRESS."""
+        self.respond_sync(member, SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS))
         member.awaiting_sync = request_id
 
-    def answer_join(self, member: Member, response: JoinGroupResponse) -> None:
-        """Answer the join that the member waits for, if it does."""
+    def respond_join(self, member: Member, response: JoinGroupResponse) -> None:
+        """Complete the member's pending JoinGroup, if any."""
         if member.awaiting_join is not None:
-            self._state.answer(member.awaiting_join, response)
+            self._state.respond(member.awaiting_join, response)
             member.awaiting_join = None
 
-    def answer_sync(self, member: Member, response: SyncGroupResponse) -> None:
-        """Answer the sync that the member waits for, if it does."""
+    def respond_sync(self, member: Member, response: SyncGroupResponse) -> None:
+        """Complete the member's pending SyncGroup, if any."""
         if member.awaiting_sync is not None:
-            self._state.answer(member.awaiting_sync, response)
+            self._state.respond(member.awaiting_sync, response)
             member.awaiting_sync = None
 
     def dismiss(self, member: Member, code: ErrorCode) -> None:
-        """The member is no more: whatever it waits for fails."""
-        self.answer_join(member, JoinGroupResponse(error_code=code, member_id=member.member_id))
-        self.answer_sync(member, SyncGroupResponse(error_code=code))
+        """Fail the pending requests of a member that is removed or replaced."""
+        self.respond_join(member, JoinGroupResponse(error_code=code, member_id=member.member_id))
+        self.respond_sync(member, SyncGroupResponse(error_code=code))
 
-    def joined(self, group: ClassicGroup, member: Member) -> JoinGroupResponse:
-        """The answer to a join: the present generation, for its leader with the members."""
+    def join_response(self, group: ClassicGroup, member: Member) -> JoinGroupResponse:
+        """Return the JoinGroup response of the current generation. The leader's response has the members."""
         is_leader = group.leader_id == member.member_id
         return JoinGroupResponse(
             generation_id=group.generation_id,
@@ -192,29 +192,29 @@ class Rebalances:
             members=group.join_members() if is_leader else (),
         )
 
-    def synced(self, group: ClassicGroup, member: Member) -> SyncGroupResponse:
-        """The answer to a sync: what the member is assigned."""
+    def sync_response(self, group: ClassicGroup, member: Member) -> SyncGroupResponse:
+        """Return the SyncGroup response with the member's assignment."""
         return SyncGroupResponse(0, 0, group.protocol_type, group.protocol_name, member.assignment)
 
     def remove(self, group: ClassicGroup, member_id: str) -> None:
-        """A member, or one that was announced, leaves the group."""
+        """Remove a member or pending member, and fail its pending requests with UNKNOWN_MEMBER_ID."""
         member = group.members.get(member_id)
         if member is not None:
             self.dismiss(member, ErrorCode.UNKNOWN_MEMBER_ID)
         self._state.timers.cancel((HEARTBEAT, group.group_id, member_id))
         group.remove(member_id)
 
-    # --- beginning and end -----------------------------------------------------------------------------------------
+    # --- loading and unloading -------------------------------------------------------------------------------------
 
     def loaded(self, group: ClassicGroup, now: Instant) -> None:
-        """The group was read from the log: its members have their session timeouts from now."""
+        """Start the sessions of a group that was loaded from the log."""
         for member in group.members.values():
             self.expect_heartbeat(group, member.member_id, member.session_timeout_ms, now)
         if len(group.members) > self._state.settings.group_max_size:
             self.prepare(group, now)
 
     def unloaded(self, group: ClassicGroup, now: Instant) -> None:
-        """Another broker is the coordinator: whoever waits is sent there."""
+        """Fail all pending requests of the group with NOT_COORDINATOR; it becomes Dead."""
         for member in group.members.values():
             self.dismiss(member, ErrorCode.NOT_COORDINATOR)
         group.transition_to(GroupState.DEAD, now.wall_ms)

@@ -1,16 +1,14 @@
-"""The bytes of consumer groups: the records of `__consumer_offsets`, and what consumers exchange in a group.
+"""Encoding of the records of `__consumer_offsets`, and of subscriptions and assignments that consumers exchange.
 
-A record's key starts with its type: OffsetCommitKey (0 and 1, they are the same), GroupMetadataKey (2). A record
-without a value is a tombstone. What other types say (3 and above: Kafka's newer group protocols) is not ours, and is
-skipped by `decode_record`.
+A record's key starts with its type: OffsetCommitKey (0 and 1, which are equal) or GroupMetadataKey (2). A record
+without a value is a tombstone. `decode_record` skips other types (3 and above: Kafka's newer group protocols).
 
-Consumers exchange Kafka's ConsumerProtocolSubscription and -Assignment through the coordinator. To the coordinator both
-are bytes, but for the topics of a subscription, which it needs to expire offsets. Versions 0 to 3 are written, newer
-ones are read as version 3, as Kafka's consumers do: they may only add to the end.
+ConsumerProtocolSubscription and -Assignment are opaque to the coordinator, except for the subscribed topics, which it
+needs to expire offsets. Versions 0 to 3 are written; newer versions are read as version 3, because they only append
+fields.
 
-Invariants: `decode_record(*encode_record(r)) == r` for each record that the coordinator makes;
-`decode(of, encode(value, v)) == value` for each value whose fields `v` has; bytes that are not a whole message raise
-CorruptRecordError only.
+Invariants: `decode_record(*encode_record(r)) == r` for each record of the coordinator; `decode(type, encode(value, v))
+== value` if version `v` has all fields; malformed bytes raise only CorruptRecordError.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ OFFSET_COMMIT_KEY_VERSIONS = (0, 1)
 GROUP_METADATA_KEY_VERSION = 2
 OFFSET_COMMIT_VALUE_VERSION = 3
 OFFSET_COMMIT_EXPIRING_VERSION = 1
-"""The one version that can say when an offset expires; written only for offsets that came with it."""
+"""The only version with an expiry time; written only for offsets that were committed with one."""
 GROUP_METADATA_VALUE_VERSION = 3
 
 PROTOCOL_TYPE = "consumer"
@@ -50,9 +48,9 @@ Partition = tuple[str, int]
 
 
 def encode(value: Message, version: int) -> bytes:
-    """Return the version and the value, without fields that the version lacks.
+    """Return the encoded version and value, without fields that the version lacks.
 
-    Raises ValueError for a value that a field cannot state.
+    Raises ValueError for a value that does not fit its field.
     """
     out = Out()
     out += _VERSION.pack(version)
@@ -64,18 +62,18 @@ def encode(value: Message, version: int) -> bytes:
 
 
 def decode(of: type[_M], data: bytes, *, newer_versions_extend: bool = False, is_prefix: bool = False) -> _M:
-    """Return the value of a whole message. Raises CorruptRecordError, also for an unknown version.
+    """Return the value of a versioned message. Raises CorruptRecordError for malformed bytes and unknown versions.
 
-    With `newer_versions_extend` a newer version is read as the last known one, and what follows is ignored. With
-    `is_prefix` whatever follows the value is ignored.
+    `newer_versions_extend`: read a newer version as the last known one and ignore the rest. `is_prefix`: ignore bytes
+    after the value.
     """
     key = of.record_key
     if len(data) < _VERSION.size:
-        raise CorruptRecordError(f"{of.__name__}: {len(data)} bytes")
+        raise CorruptRecordError(f"{of.__name__} has no version: {len(data)} bytes")
     (version,) = _VERSION.unpack_from(data)
     is_newer = version > key.versions.last
     if version < key.versions.first or (is_newer and not newer_versions_extend):
-        raise CorruptRecordError(f"version {version} of {of.__name__}")
+        raise CorruptRecordError(f"unknown version {version} of {of.__name__}")
     try:
         value, end = record_codec(of, min(version, key.versions.last), strict=False).read(
             data, _VERSION.size, max(ITEMS_MAX, len(data))
@@ -84,22 +82,22 @@ def decode(of: type[_M], data: bytes, *, newer_versions_extend: bool = False, is
         raise CorruptRecordError(str(error)) from None
     if end != len(data) and not is_newer and not is_prefix:
         raise CorruptRecordError(f"{len(data) - end} bytes are left after {of.__name__}")
-    found: _M = value
-    return found
+    decoded: _M = value
+    return decoded
 
 
 # --- records of __consumer_offsets
 
 
 class OffsetRecord(NamedTuple):
-    """An offset, or that it is gone (None)."""
+    """A committed offset; without a value, its tombstone."""
 
     key: OffsetCommitKey
     value: OffsetCommitValue | None
 
 
 class GroupRecord(NamedTuple):
-    """A group's generation, or that the group is gone (None)."""
+    """A group's generation; without a value, the group's tombstone."""
 
     key: GroupMetadataKey
     value: GroupMetadataValue | None
@@ -109,7 +107,7 @@ Record: TypeAlias = OffsetRecord | GroupRecord
 
 
 def encode_record(record: Record) -> tuple[bytes, bytes | None]:
-    """Key and value as they are in the log; raises ValueError for what they cannot say."""
+    """Return the encoded key and value. Raises ValueError for a value that does not fit its field."""
     if isinstance(record, OffsetRecord):
         key = encode(record.key, OFFSET_COMMIT_KEY_VERSIONS[1])
         if record.value is None:
@@ -122,9 +120,9 @@ def encode_record(record: Record) -> tuple[bytes, bytes | None]:
 
 
 def decode_record(key: bytes | None, value: bytes | None) -> Record | None:
-    """The record, None for one of another kind of group; raises CorruptRecordError."""
+    """Return the record, or None for another group protocol. Raises CorruptRecordError."""
     if key is None or len(key) < 2:
-        raise CorruptRecordError("a record of __consumer_offsets without a key")
+        raise CorruptRecordError("record of __consumer_offsets has no key")
     kind = int.from_bytes(key[:2], "big", signed=True)
     if kind in OFFSET_COMMIT_KEY_VERSIONS:
         return OffsetRecord(decode(OffsetCommitKey, key), None if value is None else decode(OffsetCommitValue, value))
@@ -133,33 +131,33 @@ def decode_record(key: bytes | None, value: bytes | None) -> Record | None:
     return None
 
 
-# --- what consumers exchange
+# --- consumer protocol
 
 
 def encode_subscription(subscription: Subscription, version: int = HIGHEST_VERSION) -> bytes:
-    """The bytes of JoinGroup's metadata."""
+    """Return the metadata of a JoinGroup request."""
     return encode(subscription, version)
 
 
 def decode_subscription(data: bytes) -> Subscription:
-    """What JoinGroup's metadata says; raises CorruptRecordError."""
+    """Return the subscription in a JoinGroup request's metadata. Raises CorruptRecordError."""
     return decode(Subscription, data, newer_versions_extend=True)
 
 
 def encode_assignment(assignment: Assignment, version: int = HIGHEST_VERSION) -> bytes:
-    """The bytes of SyncGroup's assignment."""
+    """Return the assignment of a SyncGroup request."""
     return encode(assignment, version)
 
 
 def decode_assignment(data: bytes) -> Assignment:
-    """What SyncGroup's assignment says, nothing at all for no bytes; raises CorruptRecordError."""
+    """Return the assignment of a SyncGroup response; no bytes are an empty assignment. Raises CorruptRecordError."""
     if not data:
         return Assignment()
     return decode(Assignment, data, newer_versions_extend=True)
 
 
 def subscribed_topics(data: bytes) -> frozenset[str] | None:
-    """The topics of a subscription of whatever version, None where the bytes are not one."""
+    """Return the topics of a subscription of any version, or None if the bytes are not a subscription."""
     try:
         found = decode(SubscribedTopics, data, newer_versions_extend=True, is_prefix=True)
     except CorruptRecordError:
@@ -168,7 +166,7 @@ def subscribed_topics(data: bytes) -> frozenset[str] | None:
 
 
 def by_topic(partitions: Iterable[Partition]) -> tuple[TopicPartitionList, ...]:
-    """Partitions as the protocol lists them, in order."""
+    """Return the partitions grouped by topic, sorted."""
     topics: dict[str, list[int]] = {}
     for topic, partition in sorted(partitions):
         topics.setdefault(topic, []).append(partition)
@@ -176,5 +174,5 @@ def by_topic(partitions: Iterable[Partition]) -> tuple[TopicPartitionList, ...]:
 
 
 def flat(lists: Iterable[TopicPartitionList]) -> list[Partition]:
-    """The same, one by one."""
+    """Return the (topic, partition) pairs of lists grouped by topic."""
     return [(one.topic, partition) for one in lists for partition in one.partitions]

@@ -1,7 +1,7 @@
-"""What a partition of `__consumer_offsets` says: its groups and their offsets, record by record.
+"""Groups and committed offsets of one partition of `__consumer_offsets`.
 
-Invariants: the table is a function of the records in their order, and of nothing else; a group is in it as long as it
-has a generation or an offset.
+Invariants: the table is a function of the records in their order; a group is in it while it has a generation or an
+offset.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ _NO_OFFSETS: Mapping[TopicPartition, OffsetCommitValue] = {}
 
 
 class GroupTable:
-    """Groups and offsets of one partition."""
+    """Groups and committed offsets, replayed from records."""
 
     def __init__(self) -> None:
         self.groups: dict[str, GroupMetadataValue] = {}
-        """Groups that had a generation, with the last one."""
+        """Group id -> last generation."""
         self._offsets: dict[str, dict[TopicPartition, OffsetCommitValue]] = {}
         self.offset_count = 0
 
     def replay(self, record: Record) -> None:
-        """Follow the next record."""
+        """Apply the next record."""
         if isinstance(record, OffsetRecord):
             self._replay_offset(record.key, record.value)
         elif record.value is None:
@@ -49,15 +49,15 @@ class GroupTable:
         return group_id in self.groups or group_id in self._offsets
 
     def group_ids(self) -> list[str]:
-        """All groups, also those that have nothing but offsets."""
+        """Return the ids of all groups, including those with offsets only."""
         return [*self.groups, *(group for group in self._offsets if group not in self.groups)]
 
     def offsets(self, group_id: str) -> Mapping[TopicPartition, OffsetCommitValue]:
-        """The group's committed offsets by (topic, partition)."""
+        """Return the group's committed offsets by (topic, partition)."""
         return self._offsets.get(group_id, _NO_OFFSETS)
 
     def committed(self) -> Iterator[tuple[str, TopicPartition, int]]:
-        """Group, (topic, partition) and offset of all that is committed. May be called while another thread replays."""
+        """Yield (group id, (topic, partition), offset) of all committed offsets. Safe while another thread replays."""
         for group_id, offsets in list(self._offsets.items()):
             for place, value in list(offsets.items()):
                 yield group_id, place, value.offset

@@ -1,4 +1,4 @@
-"""What goes into the coordinator and comes out of it."""
+"""Inputs and results of the coordinator."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from kipmesh.core.group.records import Record
 
 
 class Instant(NamedTuple):
-    """A moment by both clocks: records are stamped by the wall's, time is measured by one that never goes back."""
+    """A moment by both clocks. `wall_ms` stamps records; `monotonic_ms` measures time."""
 
     wall_ms: int
     monotonic_ms: int
 
 
 class Client(NamedTuple):
-    """Who asks. The last two are what the version of its request knows; the mesh's own calls know both."""
+    """The sender of a JoinGroup request. The flags follow from the request's version; gRPC clients have both."""
 
     client_id: str
     host: str
     requires_member_id: bool = True
-    """It comes back with the id that it is given (KIP-394)."""
+    """Whether a new member must join again with the member id that it receives (KIP-394)."""
     skips_assignment: bool = True
-    """As the leader it can be told that there is nothing to assign (KIP-814)."""
+    """Whether the response can tell the leader to skip the assignment (KIP-814)."""
 
 
 class Settings(NamedTuple):
-    """The broker's configuration, by Kafka's names and defaults."""
+    """The broker's group configuration, with Kafka's names and defaults."""
 
     group_min_session_timeout_ms: int = 6000
     group_max_session_timeout_ms: int = 1_800_000
@@ -37,35 +37,35 @@ class Settings(NamedTuple):
     offset_metadata_max_bytes: int = 4096
     offsets_retention_ms: int = 7 * 24 * 3600 * 1000
     new_member_join_timeout_ms: int = 300_000
-    """How long a new member's JoinGroup waits, which cannot send heartbeats yet."""
+    """Maximum time that a new member's JoinGroup waits. Such a member cannot send heartbeats yet."""
     pending_join_timeout_ms: int = 60_000
-    """How long an id that was given to a new member is kept, if its session is not shorter. It comes back at once, or
-    never; a session may be of half an hour, and every request makes another id."""
+    """Maximum time that the id of a pending member is kept, if its session timeout is not shorter. Sessions may last
+    half an hour, and every first JoinGroup creates another id."""
 
 
 class Write(NamedTuple):
-    """Records to append as one batch, after those of the writes before; `id` counts up."""
+    """Records to append as one batch, after earlier writes. `id` increases."""
 
     id: int
     group_id: str
     records: Sequence[Record]
 
 
-class Answer(NamedTuple):
-    """The response to the request of that number."""
+class Completion(NamedTuple):
+    """The response to a request."""
 
     request_id: int
     response: Any
 
 
 class Decision(NamedTuple):
-    """What a step asks for: writes in their order, each of which is to be reported, and answers to give at once.
+    """Result of an event: writes to append in order and report, and responses to send immediately.
 
-    An answer that depends on a write comes out of the step that reports the write.
+    A response that depends on a write is in the result of the event that reports the write.
     """
 
     writes: Sequence[Write] = ()
-    answers: Sequence[Answer] = ()
+    completions: Sequence[Completion] = ()
 
 
 _WRITE_ERRORS = {
@@ -82,5 +82,5 @@ _WRITE_ERRORS = {
 
 
 def write_error(code: ErrorCode) -> ErrorCode:
-    """What a member is told when the append of its group's records ended with `code`."""
+    """Return the error for members when the append of a group's records failed with `code`."""
     return _WRITE_ERRORS.get(code, code)

@@ -148,7 +148,7 @@ async def test_a_heartbeat_without_an_answer_is_soon_repeated(bootstrap: str, mo
                 await consumer.poll(20)
         assert consumer._group is not None
         coordinator = consumer._group.coordinator
-        right, once, asked_in_vain = coordinator.node, coordinator.once, 0
+        right, once, asked_in_vain = coordinator.node, coordinator.call_once, 0
 
         async def ask_the_wrong_one(request: Any, timeout_s: float) -> Any:
             nonlocal asked_in_vain
@@ -157,7 +157,7 @@ async def test_a_heartbeat_without_an_answer_is_soon_repeated(bootstrap: str, mo
                 coordinator.node = Node(99, "127.0.0.1", 1)
             return await once(request, timeout_s)
 
-        monkeypatch.setattr(coordinator, "once", ask_the_wrong_one)
+        monkeypatch.setattr(coordinator, "call_once", ask_the_wrong_one)
         await until(lambda: asked_in_vain, "the first heartbeat")
         # Each fails and forgets the coordinator, so that the next looks for it; as seldom as others all take longer.
         await until(lambda: asked_in_vain == times and coordinator.node == right, "an answer", (times - 2) * interval_s)
@@ -185,7 +185,7 @@ async def test_who_died_while_it_waited_does_not_lead() -> None:
                 while len(members()) < count:
                     await one.poll(20)
             await second.close(commit=False, leave=False)
-            while not any(one.has_hung_up for one in members()):
+            while not any(one.is_disconnected for one in members()):
                 await third.poll(20)
             await first.close()  # the second one was there next, and would lead
             while not third.assignment():

@@ -57,10 +57,10 @@ class World:
         return number
 
     def take(self, decision: Decision) -> None:
-        for answer in decision.answers:
-            assert answer.request_id in self.asked, "an answer to nobody"
-            assert answer.request_id not in self.answers, "answered twice"
-            self.answers[answer.request_id] = answer.response
+        for completion in decision.completions:
+            assert completion.request_id in self.asked, "a response to an unknown request"
+            assert completion.request_id not in self.answers, "two responses to one request"
+            self.answers[completion.request_id] = completion.response
         self.waiting.extend(decision.writes)
         if self.commits:
             self.commit_all()

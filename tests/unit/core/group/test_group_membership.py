@@ -68,8 +68,8 @@ def test_the_leader_alone_is_told_of_the_members() -> None:
 def test_who_hung_up_while_it_waited_keeps_its_place_and_does_not_lead() -> None:
     world = World()
     (first, gone), (second, number), (third, _) = (world.join_new() for _ in range(3))
-    world.coordinator.hung_up(GROUP, gone)
-    world.coordinator.hung_up("nowhere", gone)
+    world.coordinator.join_disconnected(GROUP, gone)
+    world.coordinator.join_disconnected("nowhere", gone)
     world.pass_ms(9001)
     answer = world.joined(number)
     assert answer.leader == second
@@ -77,13 +77,13 @@ def test_who_hung_up_while_it_waited_keeps_its_place_and_does_not_lead() -> None
     again = world.join(second)  # the leader asks for another rebalance, and the others join again: who is back may lead
     back, _ = world.join(first), world.join(third)
     assert world.joined(again).leader == second
-    world.coordinator.hung_up(GROUP, back)  # answered before: nothing to hang up
+    world.coordinator.join_disconnected(GROUP, back)  # answered before: nothing to hang up
 
 
 def test_if_all_hung_up_one_of_them_leads() -> None:
     world = World()
     member, number = world.join_new()
-    world.coordinator.hung_up(GROUP, number)
+    world.coordinator.join_disconnected(GROUP, number)
     world.pass_ms(9001)
     assert world.joined(number).leader == member
 
