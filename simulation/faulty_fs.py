@@ -1,10 +1,10 @@
 """A file system in memory that fails on demand and forgets on a crash what was not synced.
 
-It knows for each file what is durable and what was written since, and for each folder which names are. `crash` keeps
-the durable state and, given a random generator, for each file and folder some of what came later: the first of the
+It knows for each file what is durable and what was written since, and for each directory which names are. `crash` keeps
+the durable state and, given a random generator, for each file and directory some of what came later: the first of the
 operations, the last of them torn. Everything follows from the calls and the generator.
 
-Invariants: after `crash` a file has at least its synced content, a folder at least its synced names; old handles and
+Invariants: after `crash` a file has at least its synced content, a directory at least its synced names; old handles and
 locks are dead.
 """
 
@@ -57,10 +57,10 @@ class _Inode:
 
 
 @dataclass(slots=True)
-class _Folder:
-    entries: dict[str, _Inode | _Folder] = field(default_factory=dict)
-    durable: dict[str, _Inode | _Folder] = field(default_factory=dict)
-    pending: list[dict[str, _Inode | _Folder]] = field(default_factory=list)
+class _Directory:
+    entries: dict[str, _Inode | _Directory] = field(default_factory=dict)
+    durable: dict[str, _Inode | _Directory] = field(default_factory=dict)
+    pending: list[dict[str, _Inode | _Directory]] = field(default_factory=list)
     """The names after each change since the last sync."""
 
     def changed(self) -> None:
@@ -93,7 +93,7 @@ class FaultyFileSystem:
         self.faults: list[Fault] = []
         self.syncs = 0
         self.open_files = 0
-        self._root = _Folder()
+        self._root = _Directory()
         self._locks: set[str] = set()
         self.crashes = 0
         """How often the power was lost."""
@@ -126,8 +126,8 @@ class FaultyFileSystem:
     def used_bytes(self) -> int:
         """Bytes of all files that have a name."""
 
-        def size(folder: _Folder) -> int:
-            return sum(len(e.data) if isinstance(e, _Inode) else size(e) for e in folder.entries.values())
+        def size(directory: _Directory) -> int:
+            return sum(len(e.data) if isinstance(e, _Inode) else size(e) for e in directory.entries.values())
 
         return size(self._root)
 
@@ -152,16 +152,16 @@ class FaultyFileSystem:
         """See FileSystem."""
         with self.mutex:
             self.check("open", path)
-            folder, name = self._parent(path)
-            inode = folder.entries.get(name)
+            directory, name = self._parent(path)
+            inode = directory.entries.get(name)
             if inode is None:
                 if not create:
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
                 if self.capacity_bytes is not None and self.used_bytes >= self.capacity_bytes:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-                inode = folder.entries[name] = _Inode(modified_ms=self.now_ms)
-                folder.changed()
-            if isinstance(inode, _Folder):
+                inode = directory.entries[name] = _Inode(modified_ms=self.now_ms)
+                directory.changed()
+            if isinstance(inode, _Directory):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
             return _FaultyFile(self, path, inode)
 
@@ -169,10 +169,10 @@ class FaultyFileSystem:
         """See FileSystem."""
         with self.mutex:
             try:
-                folder, name = self._parent(path)
+                directory, name = self._parent(path)
             except OSError:
                 return False
-            return not name or name in folder.entries
+            return not name or name in directory.entries
 
     def list_dir(self, path: str) -> dict[str, FileStat]:
         """See FileSystem."""
@@ -180,62 +180,62 @@ class FaultyFileSystem:
             self.check("list", path)
             return {
                 name: FileStat(0, 0, True)
-                if isinstance(entry, _Folder)
+                if isinstance(entry, _Directory)
                 else FileStat(len(entry.data), entry.modified_ms, False)
-                for name, entry in self._folder(path).entries.items()
+                for name, entry in self._directory(path).entries.items()
             }
 
     def make_dirs(self, path: str) -> None:
         """See FileSystem."""
         with self.mutex:
-            folder = self._root
+            directory = self._root
             for name in _parts(path):
-                entry = folder.entries.get(name)
+                entry = directory.entries.get(name)
                 if entry is None:
-                    entry = folder.entries[name] = _Folder()
-                    folder.changed()
+                    entry = directory.entries[name] = _Directory()
+                    directory.changed()
                 if isinstance(entry, _Inode):
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-                folder = entry
+                directory = entry
 
     def rename(self, old: str, new: str) -> None:
-        """See FileSystem. Atomic over a crash within one folder only."""
+        """See FileSystem. Atomic over a crash within one directory only."""
         with self.mutex:
             self.check("rename", old)
-            (old_folder, old_name), (new_folder, new_name) = self._parent(old), self._parent(new)
-            if old_name not in old_folder.entries:
+            (old_directory, old_name), (new_directory, new_name) = self._parent(old), self._parent(new)
+            if old_name not in old_directory.entries:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), old)
-            new_folder.entries[new_name] = old_folder.entries.pop(old_name)
-            old_folder.changed()
-            if new_folder is not old_folder:
-                new_folder.changed()
+            new_directory.entries[new_name] = old_directory.entries.pop(old_name)
+            old_directory.changed()
+            if new_directory is not old_directory:
+                new_directory.changed()
 
     def remove(self, path: str) -> None:
         """See FileSystem."""
         with self.mutex:
             self.check("remove", path)
-            folder, name = self._parent(path)
-            if not isinstance(folder.entries.get(name), _Inode):
+            directory, name = self._parent(path)
+            if not isinstance(directory.entries.get(name), _Inode):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-            del folder.entries[name]
-            folder.changed()
+            del directory.entries[name]
+            directory.changed()
 
     def remove_tree(self, path: str) -> None:
         """See FileSystem."""
         with self.mutex:
             self.check("remove", path)
-            folder, name = self._parent(path)
-            if folder.entries.pop(name, None) is not None:
-                folder.changed()
+            directory, name = self._parent(path)
+            if directory.entries.pop(name, None) is not None:
+                directory.changed()
 
     def sync_dir(self, path: str) -> None:
         """See FileSystem."""
         with self.mutex:
             self.syncs += 1
             self.check("sync_dir", path)
-            folder = self._folder(path)
-            folder.durable = dict(folder.entries)
-            folder.pending.clear()
+            directory = self._directory(path)
+            directory.durable = dict(directory.entries)
+            directory.pending.clear()
 
     def lock(self, path: str) -> FileLock:
         """See FileSystem."""
@@ -259,20 +259,20 @@ class FaultyFileSystem:
         file.sync()
         file.close()
 
-    def _folder(self, path: str) -> _Folder:
-        folder = self._root
+    def _directory(self, path: str) -> _Directory:
+        directory = self._root
         for name in _parts(path):
-            entry = folder.entries.get(name)
-            if not isinstance(entry, _Folder):
+            entry = directory.entries.get(name)
+            if not isinstance(entry, _Directory):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-            folder = entry
-        return folder
+            directory = entry
+        return directory
 
-    def _parent(self, path: str) -> tuple[_Folder, str]:
+    def _parent(self, path: str) -> tuple[_Directory, str]:
         parts = _parts(path)
         if not parts:
             return self._root, ""
-        return self._folder("/".join(parts[:-1])), parts[-1]
+        return self._directory("/".join(parts[:-1])), parts[-1]
 
 
 def _parts(path: str) -> list[str]:

@@ -1,7 +1,7 @@
-"""Files: what Apache Kafka writes, so that its tools read them.
+"""Files of a node, in the formats of Apache Kafka so that Kafka's tools can read them.
 
-`LogManager` has a node's data directories, `open_log` makes a single `Log`; both through a `FileSystem` that tests can
-make fail.
+`LogManager` manages the data directories of a node. `open_log` opens a single `Log`. Both use a `FileSystem`, which
+tests replace to inject errors.
 """
 
 from kipmesh.storage.fs import FileSystem, OpenFiles, RealFileSystem, StorageError

@@ -1,8 +1,7 @@
-"""The small files beside the segments, in Kafka's formats: offset and epoch checkpoints, `partition.metadata`,
-`meta.properties` and the clean-shutdown marker.
+"""Kafka's small files: offset and epoch checkpoints, `partition.metadata`, `meta.properties`, clean-shutdown marker.
 
-Offset checkpoints and epochs are text: a line with the version (0), a line with the number of entries, a line for
-each entry. Every file is replaced atomically: a crash leaves the old one or the new.
+Checkpoints are text: a line with the version (0), a line with the number of entries, and a line per entry. Every file
+is replaced atomically: after a crash it has its old or its new content.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ RECOVERY_POINT_CHECKPOINT = "recovery-point-offset-checkpoint"
 LOG_START_CHECKPOINT = "log-start-offset-checkpoint"
 HIGH_WATERMARK_CHECKPOINT = "replication-offset-checkpoint"
 CLEANER_CHECKPOINT = "cleaner-offset-checkpoint"
-"""Up to where compaction has seen each log."""
+"""Offset up to which each log is compacted."""
 OFFSET_CHECKPOINTS = (RECOVERY_POINT_CHECKPOINT, LOG_START_CHECKPOINT, HIGH_WATERMARK_CHECKPOINT)
 LEADER_EPOCH_CHECKPOINT = "leader-epoch-checkpoint"
 META_PROPERTIES = "meta.properties"
@@ -31,24 +30,24 @@ TopicPartition = tuple[str, int]
 
 
 def _read_lines(fs: FileSystem, path: str, width: int) -> list[list[str]]:
-    """The entries of a checkpoint; none when there is no file; CorruptRecordError."""
+    """Return the entries of a checkpoint, none if the file does not exist. Raises CorruptRecordError."""
     try:
         lines = read_file(fs, path).decode().splitlines()
     except FileNotFoundError:
         return []
     except UnicodeDecodeError:
         raise CorruptRecordError(f"{path} is not text") from None
-    if not lines:  # Kafka makes the file empty before it first writes it
+    if not lines:  # Kafka creates the file empty
         return []
     try:
         version, count = int(lines[0]), int(lines[1])
     except (ValueError, IndexError):
-        raise CorruptRecordError(f"{path} does not begin with a version and a number of entries") from None
+        raise CorruptRecordError(f"{path} must start with a version and a number of entries") from None
     entries = [line.split() for line in lines[2:] if line.strip()]
     if version != 0:
-        raise CorruptRecordError(f"{path} has version {version}, expected 0")
+        raise CorruptRecordError(f"version of {path} must be 0, got {version}")
     if len(entries) != count or any(len(entry) != width for entry in entries):
-        raise CorruptRecordError(f"{path} does not have {count} entries of {width} words")
+        raise CorruptRecordError(f"{path} must have {count} entries of {width} words, got {len(entries)} entries")
     return entries
 
 
@@ -58,50 +57,53 @@ def _format_lines(lines: Iterable[str]) -> bytes:
 
 
 def read_offsets(fs: FileSystem, path: str) -> dict[TopicPartition, int]:
-    """An offset checkpoint; empty when there is none; CorruptRecordError."""
+    """Read an offset checkpoint; empty if the file does not exist. Raises OSError, CorruptRecordError."""
     try:
         return {(topic, int(partition)): int(offset) for topic, partition, offset in _read_lines(fs, path, 3)}
     except ValueError:
-        raise CorruptRecordError(f"{path} has a word where a number should be") from None
+        raise CorruptRecordError(f"{path} has a word in place of a number") from None
 
 
 def write_offsets(fs: FileSystem, path: str, offsets: Mapping[TopicPartition, int]) -> None:
-    """Replace an offset checkpoint; OSError."""
+    """Replace an offset checkpoint. Raises OSError."""
     write_atomic(fs, path, _format_lines(f"{topic} {part} {offset}" for (topic, part), offset in offsets.items()))
 
 
 def read_epochs(fs: FileSystem, directory: str) -> tuple[tuple[int, int], ...]:
-    """(epoch, start offset) of a log; empty when there is no checkpoint; CorruptRecordError."""
+    """Return (epoch, start offset) pairs of a log; empty if there is no checkpoint.
+
+    Raises OSError, CorruptRecordError.
+    """
     path = f"{directory}/{LEADER_EPOCH_CHECKPOINT}"
     try:
         entries = tuple((int(epoch), int(offset)) for epoch, offset in _read_lines(fs, path, 2))
     except ValueError:
-        raise CorruptRecordError(f"{path} has a word where a number should be") from None
+        raise CorruptRecordError(f"{path} has a word in place of a number") from None
     if any(epoch < 0 or offset < 0 for epoch, offset in entries):
         raise CorruptRecordError(f"{path} has a negative number")
     return entries
 
 
 def write_epochs(fs: FileSystem, directory: str, entries: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-    """Replace the epochs of a log and give what was written; the caller syncs the directory. OSError."""
+    """Replace the leader epoch checkpoint and return `entries`. The caller syncs the directory. Raises OSError."""
     lines = _format_lines(f"{epoch} {offset}" for epoch, offset in entries)
     write_atomic(fs, f"{directory}/{LEADER_EPOCH_CHECKPOINT}", lines, sync_dir=False)
     return entries
 
 
 def uuid_text(identity: bytes) -> str:
-    """A 16-byte id as Kafka writes it: URL-safe base64 without padding."""
+    """Encode a 16-byte id as Kafka does: URL-safe base64 without padding."""
     return base64.urlsafe_b64encode(identity).decode().rstrip("=")
 
 
 def write_partition_metadata(fs: FileSystem, directory: str, topic_id: bytes) -> None:
-    """Write `partition.metadata` of a log, unsynced; see `kipmesh.storage.log.log_loader`. OSError."""
+    """Write `partition.metadata` without sync, see `kipmesh.storage.log.log_loader`. Raises OSError."""
     content = f"version: 0\ntopic_id: {uuid_text(topic_id)}".encode()
     write_file(fs, f"{directory}/{PARTITION_METADATA}", content, sync=False)
 
 
 def parse_partition_metadata(data: bytes) -> bytes:
-    """The topic id; b"" when the content is not whole, as a crash may leave it."""
+    """Return the topic id, or b"" if the content is incomplete, which a crash may cause."""
     try:
         fields = dict(line.split(": ", 1) for line in data.decode().splitlines() if line)
         identity = base64.urlsafe_b64decode(fields["topic_id"].strip() + "==")
@@ -111,7 +113,7 @@ def parse_partition_metadata(data: bytes) -> bytes:
 
 
 class MetaProperties(NamedTuple):
-    """Whose a data directory is."""
+    """Cluster, node and id that a data directory belongs to."""
 
     cluster_id: str
     node_id: int
@@ -119,7 +121,10 @@ class MetaProperties(NamedTuple):
 
 
 def read_meta_properties(fs: FileSystem, directory: str) -> MetaProperties | None:
-    """None when the directory is new; CorruptRecordError when the file is not whole."""
+    """Read `meta.properties`; None for a new directory.
+
+    Raises OSError, CorruptRecordError if the file is incomplete.
+    """
     path = f"{directory}/{META_PROPERTIES}"
     try:
         data = read_file(fs, path)
@@ -137,7 +142,7 @@ def read_meta_properties(fs: FileSystem, directory: str) -> MetaProperties | Non
 
 
 def write_meta_properties(fs: FileSystem, directory: str, properties: MetaProperties) -> None:
-    """Make the directory this node's; OSError."""
+    """Assign the directory to a node. Raises OSError."""
     lines = [
         "#",
         f"cluster.id={properties.cluster_id}",
@@ -150,7 +155,7 @@ def write_meta_properties(fs: FileSystem, directory: str, properties: MetaProper
 
 
 def read_clean_shutdown(fs: FileSystem, directory: str) -> int | None:
-    """The broker epoch of the last clean stop, -1 if it is not readable; None after an unclean stop."""
+    """Return the broker epoch of the last clean stop: -1 if unreadable, None after an unclean stop. Raises OSError."""
     try:
         content = json.loads(read_file(fs, f"{directory}/{CLEAN_SHUTDOWN}"))
         return int(content["brokerEpoch"])
@@ -161,13 +166,13 @@ def read_clean_shutdown(fs: FileSystem, directory: str) -> int | None:
 
 
 def write_clean_shutdown(fs: FileSystem, directory: str, broker_epoch: int) -> None:
-    """Say that everything in the directory is whole and durable; OSError."""
+    """Mark everything in the directory as complete and durable. Raises OSError."""
     content = json.dumps({"version": 0, "brokerEpoch": broker_epoch}, separators=(",", ":"))
     write_atomic(fs, f"{directory}/{CLEAN_SHUTDOWN}", content.encode())
 
 
 def remove_clean_shutdown(fs: FileSystem, directory: str) -> None:
-    """From now on a stop is unclean until proven otherwise; OSError."""
+    """Remove the clean-shutdown marker durably. Raises OSError."""
     if fs.exists(f"{directory}/{CLEAN_SHUTDOWN}"):
         fs.remove(f"{directory}/{CLEAN_SHUTDOWN}")
         fs.sync_dir(os.path.normpath(directory))

@@ -1,7 +1,6 @@
-"""The codecs of record batches. Decompression is limited, because a small batch may hold any number of bytes.
+"""The codecs of record batches: gzip, snappy (raw, or framed as by the Java library), LZ4 frames and Zstandard.
 
-The codecs are Kafka's: gzip, snappy (raw blocks, or the framing of the Java library), LZ4 frames, Zstandard. The
-output buffer has the limit's size, so nothing grows beyond it.
+Decompression is limited, because a small batch may expand to any size. The output buffer has the size of the limit.
 """
 
 from __future__ import annotations
@@ -21,7 +20,10 @@ _XERIAL_BLOCK_BYTES = 32 << 10
 
 
 def decompress(data: bytes, compression: int, limit_bytes: int) -> bytes:
-    """The records of a batch, compressed by the codec of that number; CorruptRecordError beyond `limit_bytes`."""
+    """Decompress the records of a batch. `compression`: codec number in the batch's attributes, 0 to 4.
+
+    Raises CorruptRecordError for invalid data, an unknown codec, or more than `limit_bytes` of output.
+    """
     if not compression:
         return data
     output = bytearray(limit_bytes)
@@ -29,9 +31,9 @@ def decompress(data: bytes, compression: int, limit_bytes: int) -> bytes:
     try:
         size = _snappy(data, view) if compression == _SNAPPY else _STREAMED[compression].decompress_into(data, output)
     except KeyError:
-        raise CorruptRecordError(f"compression {compression} is not known") from None
+        raise CorruptRecordError(f"compression must be 0 to {_ZSTD}, got {compression}") from None
     except (cramjam.DecompressionError, struct.error) as error:
-        raise CorruptRecordError(f"not to be decompressed within {limit_bytes} bytes: {error}") from None
+        raise CorruptRecordError(f"cannot decompress the records into {limit_bytes} bytes: {error}") from None
     return bytes(view[:size])
 
 
@@ -40,7 +42,7 @@ def _snappy(data: bytes, output: memoryview) -> int:
     size = 0
     for block in blocks:
         if cramjam.snappy.decompress_raw_len(block) > len(output) - size:
-            raise CorruptRecordError(f"more than {len(output)} bytes")
+            raise CorruptRecordError(f"the records exceed {len(output)} bytes")
         part = bytes(cramjam.snappy.decompress_raw(block))
         output[size : size + len(part)] = part
         size += len(part)
@@ -57,7 +59,7 @@ def _xerial_blocks(data: bytes) -> list[bytes]:
 
 
 def compress(records: bytes, compression: int) -> bytes:
-    """The records of a batch in the codec of that number, as Kafka's clients read it."""
+    """Compress the records of a batch, in the format that Kafka's clients read. `compression`: codec number, 0 to 4."""
     if compression == _GZIP:
         return gzip.compress(records, mtime=0)
     if compression == _SNAPPY:
@@ -66,8 +68,8 @@ def compress(records: bytes, compression: int) -> bytes:
             block = bytes(cramjam.snappy.compress_raw(records[start : start + _XERIAL_BLOCK_BYTES]))
             parts += [len(block).to_bytes(4, "big"), block]
         return b"".join(parts)
-    if compression == _LZ4:  # frames of independent blocks, the only ones that Kafka reads (KIP-57)
-        # Level 1: the fast compressor, which is what Apache Kafka's default level means.
+    if compression == _LZ4:  # Kafka reads only frames of independent blocks (KIP-57)
+        # Level 1 is the fast compressor, as Apache Kafka's default level.
         compressor = cramjam.lz4.Compressor(level=1, content_checksum=False, block_linked=False)
         compressor.compress(records)
         return bytes(compressor.finish())

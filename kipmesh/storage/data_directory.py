@@ -1,11 +1,10 @@
-"""A node's data directories: taking them, whose they are, and what becomes of those that fail.
+"""The data directories of a node: locking, identity, and going offline.
 
-A directory that is online is locked by this process and has `meta.properties` with the cluster, the node and its own
-id (`directory.id`). An offline one has failed, or could not be opened: nothing is read or written there until the
-next start.
+An online directory is locked by this process and has `meta.properties` with the cluster id, node id and its own id
+(`directory.id`). An offline directory failed or could not be opened: it is not read or written until the next start.
 
-Invariants: what is offline stays offline; the lock is held exactly while the directory is online; the directory of the
-metadata log is online, or there are none.
+Invariants: an offline directory stays offline. The lock is held exactly while the directory is online. The directory of
+the metadata log is online, or no directory is open.
 """
 
 from __future__ import annotations
@@ -33,63 +32,66 @@ _DIRECTORY = re.compile(r"^(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<partition>\d{1,1
 _DELETED_DIRECTORY = re.compile(r"^.+-\d+\.[0-9a-f]{32}-delete$")
 
 OnDirectoryFailed = Callable[[str, StorageError], None]
-"""Told of each failure of a data directory's disk, with its path, from any thread."""
+"""Called with the path for each failure of a data directory's disk, on any thread."""
 
 
 class DirectoryContents(NamedTuple):
-    """What a data directory holds when it is loaded."""
+    """Logs and checkpoints found in a data directory."""
 
     logs: Sequence[tuple[TopicPartition, int, int]]
-    """Each with its checkpointed recovery point and log start, 0 where there is none."""
+    """(partition, checkpointed recovery point, checkpointed log start), offsets 0 if missing."""
     high_watermarks: Mapping[TopicPartition, int]
     checkpointed: Set[TopicPartition]
-    """Everything that a checkpoint names, there or not."""
+    """All partitions named in a checkpoint, whether their log exists or not."""
 
 
 @dataclass(slots=True)
 class DataDirectory:
-    """See the module."""
+    """One data directory, see the module."""
 
     path: str
     directory_id: bytes = b""
-    """16 bytes; b"" of a directory that could not be opened."""
+    """16 bytes, or b"" if the directory could not be opened."""
     lock: FileLock | None = None
     clean_epoch: int | None = None
-    """The broker epoch of the last stop if it was clean, -1 if the marker is not readable; None if it was not."""
+    """Broker epoch of the last stop if it was clean (-1: unreadable), else None."""
     log_count: int = 0
     error: StorageError | None = None
-    """Why it is offline; None while it is online."""
+    """Why the directory is offline; None while it is online."""
     first_dirty_offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Up to where compaction has seen the logs, as its checkpoint has it."""
+    """Checkpointed offsets up to which the logs are compacted."""
 
     @property
     def is_online(self) -> bool:
-        """Whether it may be used."""
+        """Whether the directory may be used."""
         return self.error is None
 
-    def go_offline(self, error: StorageError) -> None:
-        """Use it no more; other processes may take it."""
+    def set_offline(self, error: StorageError) -> None:
+        """Set the directory offline and release its lock. Keeps the first error."""
         self.error = self.error or error
         self.release()
 
     def release(self) -> None:
-        """Give the lock back; idempotent."""
+        """Release the lock. Idempotent."""
         lock, self.lock = self.lock, None
         if lock is not None:
             with contextlib.suppress(OSError):
                 lock.release()
 
-    def is_gone(self, fs: FileSystem) -> bool:
-        """Whether it was removed or unmounted: open files go on taking writes then, which nobody finds again."""
+    def is_missing(self, fs: FileSystem) -> bool:
+        """Return whether the directory was removed or unmounted.
+
+        Open files would still accept writes, which would be lost.
+        """
         return not fs.exists(f"{self.path}/{checkpoint.META_PROPERTIES}")
 
-    def check_there(self, fs: FileSystem) -> None:
-        """FileNotFoundError when it is gone: nothing may make it anew, in what is below a mount point, say."""
-        if self.is_gone(fs):
-            raise FileNotFoundError(errno.ENOENT, "the data folder is gone", self.path)
+    def check_exists(self, fs: FileSystem) -> None:
+        """Raise FileNotFoundError if the directory was removed or unmounted. Never recreate it below a mount point."""
+        if self.is_missing(fs):
+            raise FileNotFoundError(errno.ENOENT, "the data directory is missing", self.path)
 
-    def contents(self, fs: FileSystem) -> DirectoryContents:
-        """What is there; logs that were deleted are removed. OSError."""
+    def read_contents(self, fs: FileSystem) -> DirectoryContents:
+        """Read checkpoints and list logs. Removes deleted logs. Raises OSError."""
         recovery_points = self._offsets(fs, checkpoint.RECOVERY_POINT_CHECKPOINT)
         log_starts = self._offsets(fs, checkpoint.LOG_START_CHECKPOINT)
         high_watermarks = self._offsets(fs, checkpoint.HIGH_WATERMARK_CHECKPOINT)
@@ -105,7 +107,7 @@ class DataDirectory:
         return DirectoryContents(logs, high_watermarks, checkpointed | self.first_dirty_offsets.keys())
 
     def write_first_dirty(self, fs: FileSystem, offsets: Mapping[TopicPartition, int]) -> None:
-        """Checkpoint up to where compaction has seen the logs, if that changed. OSError."""
+        """Checkpoint the offsets up to which logs are compacted, if they changed. Raises OSError."""
         values = {key: offset for key, offset in offsets.items() if offset > 0}
         if values != self.first_dirty_offsets:
             checkpoint.write_offsets(fs, f"{self.path}/{checkpoint.CLEANER_CHECKPOINT}", values)
@@ -115,20 +117,21 @@ class DataDirectory:
         try:
             return checkpoint.read_offsets(fs, f"{self.path}/{name}")
         except CorruptRecordError as error:
-            _LOG.warning("%s: it is taken as empty", error.message)
+            _LOG.warning("%s; using an empty checkpoint", error.message)
             return {}
 
 
-def take(fs: FileSystem, path: str, cluster_id: str, node_id: int) -> DataDirectory:
-    """Lock the directory, made if it is not there, and take the marker of a clean stop away. OSError.
+def open_directory(fs: FileSystem, path: str, cluster_id: str, node_id: int) -> DataDirectory:
+    """Create the directory if missing, lock it, and read and remove its clean-shutdown marker.
 
-    StorageError when another process has it; KafkaError when it is of another cluster or node.
+    Raises OSError; StorageError if another process has locked it; CorruptRecordError if `meta.properties` is
+    incomplete; KafkaError(INCONSISTENT_CLUSTER_ID) or InvalidConfigError if it belongs to another cluster or node.
     """
     fs.make_dirs(path)
     try:
         lock = fs.lock(f"{path}/.lock")
     except BlockingIOError:
-        raise StorageError(f"the data folder {path} is in use by another process") from None
+        raise StorageError(f"data directory {path} is in use by another process") from None
     try:
         directory_id = _identify(fs, path, cluster_id, node_id)
         clean_epoch = checkpoint.read_clean_shutdown(fs, path)
@@ -140,15 +143,17 @@ def take(fs: FileSystem, path: str, cluster_id: str, node_id: int) -> DataDirect
 
 
 def _identify(fs: FileSystem, path: str, cluster_id: str, node_id: int) -> bytes:
-    """The id of the directory, which is given one if it has none."""
+    """Return the directory id, assigning one if there is none."""
     properties = checkpoint.read_meta_properties(fs, path)
     if properties is not None and properties.cluster_id != cluster_id:
         raise KafkaError(
             ErrorCode.INCONSISTENT_CLUSTER_ID,
-            f"the data folder {path} is of cluster {properties.cluster_id!r}, not of {cluster_id!r}",
+            f"data directory {path} belongs to cluster {properties.cluster_id!r}, but cluster.id is {cluster_id!r}",
         )
     if properties is not None and properties.node_id != node_id:
-        raise InvalidConfigError(f"the data folder {path} is of node {properties.node_id}, but node.id is {node_id}")
+        raise InvalidConfigError(
+            f"data directory {path} belongs to node {properties.node_id}, but node.id is {node_id}"
+        )
     known = _parse_id(properties.directory_id) if properties is not None else b""
     if known:
         return known
@@ -160,7 +165,7 @@ def _identify(fs: FileSystem, path: str, cluster_id: str, node_id: int) -> bytes
 
 
 def _parse_id(text: str) -> bytes:
-    """The id that `uuid_text` wrote; b"" for anything else."""
+    """Decode an id written by `uuid_text`; b"" if it is invalid."""
     try:
         directory_id = base64.urlsafe_b64decode(text + "==")
     except ValueError:
@@ -169,7 +174,7 @@ def _parse_id(text: str) -> bytes:
 
 
 def _sync_parents(fs: FileSystem, path: str) -> None:
-    """A new data directory, and the directories made above it, outlive a power cut."""
+    """Make the names of a new data directory and of its new parents durable."""
     while path not in ("", "/"):
         path = path.rpartition("/")[0] or ("/" if path.startswith("/") else ".")
         with contextlib.suppress(PermissionError):
@@ -179,7 +184,10 @@ def _sync_parents(fs: FileSystem, path: str) -> None:
 
 
 def check_no_duplicates(logs: Iterable[tuple[str, TopicPartition]]) -> None:
-    """Logs by data directory and partition; StorageError that names all that are in several directories."""
+    """Raise StorageError, naming all of them, if logs are in more than one data directory.
+
+    `logs`: pairs of data directory path and partition.
+    """
     directories: dict[TopicPartition, list[str]] = {}
     for path, key in logs:
         directories.setdefault(key, []).append(path)
@@ -190,34 +198,37 @@ def check_no_duplicates(logs: Iterable[tuple[str, TopicPartition]]) -> None:
     ]
     if found:
         raise StorageError(
-            f"logs are in more than one data folder: {', '.join(found)}. Move all but the newest of each somewhere "
-            "else, start again, and delete them when those partitions are in sync"
+            f"logs are in more than one data directory: {', '.join(found)}; move all but the newest copy of each "
+            "elsewhere, restart, and delete them when these partitions are in sync"
         )
 
 
-def _check_apart(paths: Sequence[str]) -> None:
-    """InvalidConfigError when a directory is another one, or in it."""
+def _check_disjoint(paths: Sequence[str]) -> None:
+    """Raise InvalidConfigError if paths are missing, repeated or nested."""
     absolute = [os.path.abspath(path) for path in paths]
     for path, where in zip(paths, absolute, strict=True):
         for other, place in zip(paths, absolute, strict=True):
             if where != place and where.startswith(place.rstrip("/") + "/"):
-                raise InvalidConfigError(f"log.dirs: {path} is inside {other}; data folders are not nested")
+                raise InvalidConfigError(f"log.dirs must not be nested, but {path} is inside {other}")
     if not paths or len(set(absolute)) != len(paths):
-        raise InvalidConfigError("log.dirs names no folder, or one twice")
+        raise InvalidConfigError(f"log.dirs must name at least one directory and none twice, got {', '.join(paths)!r}")
 
 
 class DataDirectories:
-    """All of a node's. Changed by the thread that loads and creates logs alone."""
+    """All data directories of a node. Changed only on the thread that loads and creates logs."""
 
     def __init__(
         self, fs: FileSystem, log_dirs: Sequence[str], metadata_dir: str, on_failed: OnDirectoryFailed | None
     ) -> None:
-        """`metadata_dir` is where the metadata log is made, "" for the first of `log_dirs`; InvalidConfigError."""
+        """`metadata_dir`: where the metadata log is created, "" for the first of `log_dirs`.
+
+        Raises InvalidConfigError.
+        """
         self.paths = [path.rstrip("/") or "/" for path in log_dirs]
-        """Of the directories that partitions' logs are made in."""
-        _check_apart(self.paths)
+        """Directories for the logs of partitions."""
+        _check_disjoint(self.paths)
         self.metadata_path = (metadata_dir.rstrip("/") or "/") if metadata_dir else self.paths[0]
-        """Where the metadata log is made; once it is loaded, where it is."""
+        """Directory of the metadata log. Updated when an existing metadata log is loaded."""
         self._fs = fs
         self._on_failed = on_failed
         self._directories: list[DataDirectory] = []
@@ -230,60 +241,66 @@ class DataDirectories:
 
     @property
     def online(self) -> list[DataDirectory]:
-        """Those that may be used."""
+        """All online directories."""
         return [directory for directory in self._directories if directory.is_online]
 
     @property
     def for_partitions(self) -> list[DataDirectory]:
-        """All but one that is the metadata log's alone."""
+        """All directories except one that is only for the metadata log."""
         return [directory for directory in self._directories if directory.path in self.paths]
 
-    def take_all(self, cluster_id: str, node_id: int) -> None:
-        """Take them; OSError when the one of the metadata log cannot be had, KafkaError when one is not ours."""
+    def open_all(self, cluster_id: str, node_id: int) -> None:
+        """Open all directories; those that fail are offline.
+
+        Raises OSError if the directory of the metadata log cannot be opened, KafkaError as `open_directory`.
+        """
         for path in dict.fromkeys((*self.paths, self.metadata_path)):
             try:
-                self._directories.append(take(self._fs, path, cluster_id, node_id))
+                self._directories.append(open_directory(self._fs, path, cluster_id, node_id))
             except OSError as error:
                 self._directories.append(directory := DataDirectory(path))
-                self.leave_out(directory, error)
+                self.exclude(directory, error)
 
-    def leave_out(self, directory: DataDirectory, error: OSError) -> None:
-        """Go on without a directory that cannot be loaded. The error, when it holds the metadata log."""
+    def exclude(self, directory: DataDirectory, error: OSError) -> None:
+        """Set a directory that cannot be loaded offline. Raises `error` if it is the directory of the metadata log."""
         if directory.path == self.metadata_path:
             raise error
         why = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
-        failed = StorageError(f"the data folder {directory.path} cannot be loaded and stays offline: {why}")
+        failed = StorageError(f"cannot load data directory {directory.path}, it stays offline: {why}")
         _LOG.error("%s", failed.message)
-        directory.go_offline(failed)
+        directory.set_offline(failed)
 
     @property
     def clean_epoch(self) -> int:
-        """The broker epoch of the last stop if it was clean in every one of them, else -1."""
+        """Broker epoch of the last stop if it was clean in every directory, else -1."""
         epochs = {directory.clean_epoch if directory.is_online else None for directory in self._directories}
         epoch = epochs.pop() if len(epochs) == 1 else None
         return -1 if epoch is None else epoch
 
     def for_new_log(self, *, is_metadata: bool) -> DataDirectory:
-        """Where a new log goes: the directory with the fewest; the metadata log to its own. StorageError."""
+        """Return the online directory with the fewest logs, or the metadata log's directory.
+
+        Raises StorageError if none is online.
+        """
         paths = [self.metadata_path] if is_metadata else self.paths
         directories = [directory for directory in self.online if directory.path in paths]
         if not directories:
-            raise StorageError("no data folder is left")
+            raise StorageError(f"no data directory is online, configured are {', '.join(paths)}")
         return min(directories, key=lambda directory: directory.log_count)
 
-    def failed(self, path: str, error: StorageError) -> None:
-        """A log in the directory failed for good."""
+    def report_failure(self, path: str, error: StorageError) -> None:
+        """Report that a log in the directory failed permanently."""
         if self._on_failed:
             self._on_failed(path, error)
 
-    def met(self, directory: DataDirectory, error: OSError, raised: StorageError) -> StorageError:
-        """Report an error of a directory's own files or a new log if the disk is at fault or gone. Return `raised`."""
-        if is_broken(error) or directory.is_gone(self._fs):
-            self.failed(directory.path, raised)
+    def report_io_error(self, directory: DataDirectory, error: OSError, raised: StorageError) -> StorageError:
+        """Report an I/O error of a directory if its disk failed or it is missing. Return `raised`."""
+        if is_broken(error) or directory.is_missing(self._fs):
+            self.report_failure(directory.path, raised)
         return raised
 
     def release(self) -> None:
-        """Let them go."""
+        """Release the locks of all directories."""
         for directory in self._directories:
             directory.release()
         self._directories.clear()

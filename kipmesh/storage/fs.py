@@ -1,12 +1,12 @@
-"""The file-system interface of storage, so that tests can make it fail, the real one, its errors, and open files.
+"""File-system interface of storage, its real implementation, errors, and the cache of open files.
 
-Rules: every byte that storage reads or writes goes through here. Nothing is durable before `File.sync`, and no name
-(created, renamed, removed) before `sync_dir` of its directory. `write_atomic` is how small files are replaced.
+Rules: storage reads and writes every byte through this interface, so that tests can inject errors. Data is durable only
+after `File.sync`; names (created, renamed, removed) only after `sync_dir` of their directory. `write_atomic` replaces
+small files.
 
-Invariants: a `File` closes itself when the last reference goes, so that whoever holds one can use it, even from
-another thread, while the cache of open files drops it. The cache holds at most `limit` files: 10,000 partitions are
-30,000 files, and a process may open fewer. Its lock guards the cache alone, because fsyncs on worker threads use it
-beside the event loop.
+Invariants: a `File` closes itself when the last reference is dropped, so it stays usable on other threads when the
+cache evicts it. The cache holds at most `limit` files, because 10,000 partitions have 30,000 files. Its lock guards
+only the cache; fsyncs on worker threads use it beside the event loop.
 """
 
 from __future__ import annotations
@@ -28,29 +28,32 @@ _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 _BROKEN = frozenset(
     getattr(errno, name)
     for name in ("EIO", "EROFS", "ENXIO", "ENODEV", "ENOMEDIUM", "ESTALE", "ENOTCONN", "EUCLEAN")
-    if hasattr(errno, name)  # not every system has all of them
+    if hasattr(errno, name)  # some exist only on some systems
 )
 
 
 class StorageError(KafkaError):
-    """The disk failed or is full: `KAFKA_STORAGE_ERROR` to whoever asked."""
+    """The disk failed or is full. Clients receive KAFKA_STORAGE_ERROR."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.KAFKA_STORAGE_ERROR, message)
 
 
 def is_no_space(error: OSError) -> bool:
-    """Whether the disk (or quota) is full, which passes, as opposed to broken, which does not."""
+    """Return whether the disk or quota is full, a transient error."""
     return error.errno in _NO_SPACE
 
 
 def is_broken(error: OSError) -> bool:
-    """Whether the error is the disk's own, and not of one file or of this process: the data directory goes offline."""
+    """Return whether the disk itself failed, rather than a file or this process.
+
+    The data directory then goes offline.
+    """
     return error.errno in _BROKEN
 
 
 class FileStat(NamedTuple):
-    """What a directory says about one of its entries."""
+    """Size, modification time and kind of a directory entry."""
 
     size_bytes: int
     modified_ms: int
@@ -58,73 +61,73 @@ class FileStat(NamedTuple):
 
 
 class File(Protocol):
-    """An open file; positions are bytes from its start. Errors are OSError."""
+    """An open file. Positions are byte offsets. Methods raise OSError."""
 
     def read_at(self, size: int, position: int) -> bytes:
-        """At most `size` bytes; fewer at the file's end only."""
+        """Return `size` bytes, fewer only at the end of the file."""
 
     def write_at(self, data: Buffer, position: int) -> None:
-        """All of `data`, or OSError after some of it."""
+        """Write all of `data`. An OSError may follow a partial write."""
 
     def truncate(self, size: int) -> None:
-        """Cut to `size` bytes."""
+        """Truncate to `size` bytes."""
 
     def size(self) -> int:
-        """Bytes in the file."""
+        """Return the size in bytes."""
 
     def sync(self) -> None:
-        """Make what was written durable (fdatasync)."""
+        """Make written data durable (fdatasync)."""
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the file. Idempotent."""
 
 
 class FileLock(Protocol):
-    """A lock on a file that no other process, nor another holder in this one, can take."""
+    """An exclusive lock on a file, across and within processes."""
 
     def release(self) -> None:
-        """Idempotent."""
+        """Release the lock. Idempotent."""
 
 
 class FileSystem(Protocol):
-    """What storage needs of a file system. Paths are strings; errors are OSError."""
+    """File-system operations that storage needs. Paths are strings. Methods raise OSError."""
 
     def open(self, path: str, *, create: bool = False) -> File:
-        """For reading and writing; FileNotFoundError unless `create`."""
+        """Open for reading and writing. Raises FileNotFoundError unless `create`."""
 
     def exists(self, path: str, /) -> bool:
-        """Whether there is a file or directory of that name."""
+        """Return whether the file or directory exists."""
 
     def list_dir(self, path: str) -> dict[str, FileStat]:
-        """Entries by name."""
+        """Return the entries of a directory by name."""
 
     def make_dirs(self, path: str) -> None:
-        """The directory and those above it, where missing."""
+        """Create the directory and its parents if missing."""
 
     def rename(self, old: str, new: str, /) -> None:
-        """Atomic; replaces a file of the new name."""
+        """Rename atomically, replacing an existing file."""
 
     def remove(self, path: str, /) -> None:
         """Remove a file."""
 
     def remove_tree(self, path: str) -> None:
-        """Remove a directory with all in it; no error when it is not there."""
+        """Remove a directory and its content. Does nothing if it does not exist."""
 
     def sync_dir(self, path: str) -> None:
         """Make the names in a directory durable."""
 
     def lock(self, path: str) -> FileLock:
-        """Take the lock; BlockingIOError when somebody has it."""
+        """Lock the file, creating it if missing. Raises BlockingIOError if it is locked."""
 
 
 def read_file(fs: FileSystem, path: str) -> bytes:
-    """A whole small file; FileNotFoundError when it is not there."""
+    """Read a small file. Raises FileNotFoundError, OSError."""
     with contextlib.closing(fs.open(path)) as file:
         return file.read_at(file.size(), 0)
 
 
 def write_file(fs: FileSystem, path: str, data: bytes, *, sync: bool) -> None:
-    """A whole small file; a crash may leave any part of it."""
+    """Write a small file, not atomically. Raises OSError."""
     with contextlib.closing(fs.open(path, create=True)) as file:
         file.truncate(0)
         file.write_at(data, 0)
@@ -133,9 +136,9 @@ def write_file(fs: FileSystem, path: str, data: bytes, *, sync: bool) -> None:
 
 
 def write_atomic(fs: FileSystem, path: str, data: bytes, *, sync_dir: bool = True) -> None:
-    """Replace a small file: a crash leaves the old content or the new.
+    """Replace a small file atomically and durably. Raises OSError.
 
-    Without `sync_dir` the caller syncs the directory itself, before it relies on the new content.
+    Without `sync_dir` the caller must sync the directory before it relies on the new content.
     """
     temporary = path + ".tmp"
     try:
@@ -150,7 +153,7 @@ def write_atomic(fs: FileSystem, path: str, data: bytes, *, sync_dir: bool = Tru
 
 
 class RealFileSystem:
-    """The operating system's."""
+    """The operating system's file system, see FileSystem."""
 
     def open(self, path: str, *, create: bool = False) -> File:
         """See FileSystem."""
@@ -166,7 +169,7 @@ class RealFileSystem:
         found = {}
         with os.scandir(path) as entries:
             for entry in entries:
-                with contextlib.suppress(FileNotFoundError):  # gone by now: another thread writes here, too
+                with contextlib.suppress(FileNotFoundError):  # another thread may have removed it
                     stat = entry.stat()
                     found[entry.name] = FileStat(stat.st_size, stat.st_mtime_ns // 1_000_000, entry.is_dir())
         return found
@@ -215,7 +218,7 @@ class _RealFile:
         data = os.pread(self._descriptor, size, position)
         if len(data) == size or not data:
             return data
-        parts = [data]  # a signal, or a read beyond 2 GiB, may cut it short of the end
+        parts = [data]  # a signal or the limit of 2 GiB may shorten a read
         got = len(data)
         while got < size:
             data = os.pread(self._descriptor, size - got, position + got)
@@ -252,11 +255,11 @@ class _RealFile:
 
 
 class OpenFiles:
-    """Open files by path, the least recently used dropped first."""
+    """LRU cache of open files by path. Thread-safe."""
 
     def __init__(self, fs: FileSystem, limit: int = 1000) -> None:
         if limit < 1:
-            raise ValueError("at least one file must be open")
+            raise ValueError(f"limit must be at least 1, got {limit}")
         self.fs = fs
         self.limit = limit
         self._files: OrderedDict[str, File] = OrderedDict()
@@ -266,7 +269,7 @@ class OpenFiles:
         return len(self._files)
 
     def get(self, path: str, *, create: bool = False) -> File:
-        """The open file of that path; FileNotFoundError unless `create`. Do not keep it."""
+        """Return the open file. Do not keep it. Raises FileNotFoundError unless `create`, OSError."""
         with self._lock:
             file = self._files.get(path)
             if file is not None:
@@ -279,11 +282,11 @@ class OpenFiles:
             return file
 
     def forget(self, path: str) -> None:
-        """Drop a file that gets another name or is removed."""
+        """Drop a file that is renamed or removed."""
         with self._lock:
             self._files.pop(path, None)
 
     def close(self) -> None:
-        """Drop all."""
+        """Drop all files."""
         with self._lock:
             self._files.clear()

@@ -1,19 +1,19 @@
-"""All logs of a node: its data directories, who may use them, checkpoints, and what a stop leaves behind.
+"""All logs of a node: data directories, partitions, checkpoints, startup and shutdown.
 
-Everything here blocks. `load` and `close` belong on a thread; `checkpoint_*` may run on one while the owner's loop
-creates and deletes partitions. The rest is the owner's.
+All methods block. Run `load` and `close` on a worker thread. `checkpoint_*` may run on a worker thread while the owner
+creates and deletes partitions. Only the owner calls the other methods.
 
-A data directory has `.lock` (one process at a time), `meta.properties` (one node of one cluster), four offset
-checkpoints, the clean-shutdown marker, and a directory `<topic>-<partition>` a log. The marker is written by `close`
-when everything is durable, and removed by `load` before anything is touched.
+A data directory contains `.lock` (one process at a time), `meta.properties` (one node of one cluster), four offset
+checkpoints, the clean-shutdown marker, and a directory `<topic>-<partition>` per log. `close` writes the marker when
+everything is durable; `load` removes it first.
 
-`on_directory_failed` receives each data directory whose disk fails, or that is gone (each checkpoint and new log checks
-that). It goes offline when the owner says so (`take_offline`); one that cannot be opened is offline from the start. Its
-logs are not available until the next start, and none of them is recreated elsewhere. The directory of the metadata log
-is needed: `load` fails without it.
+`on_directory_failed` receives each data directory whose disk fails or that is missing, checked by each checkpoint and
+new log. The owner then calls `take_offline`. A directory that cannot be opened is offline from the start. Logs of an
+offline directory are unavailable until the next start and are not recreated elsewhere. `load` fails without the
+directory of the metadata log.
 
-Invariants: a partition is in one data directory; an entry of a checkpoint belongs to the partition that is there now:
-one recreated under its name never meets the old one's offsets.
+Invariants: a partition is in one data directory. A checkpoint entry belongs to the current partition: a recreated
+partition never gets offsets of its predecessor.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _CLOSING_THREADS = 8
 
 
 class LogManager:
-    """See the module."""
+    """All logs of a node, see the module."""
 
     def __init__(
         self,
@@ -61,20 +61,20 @@ class LogManager:
         on_directory_failed: OnDirectoryFailed | None = None,
         metadata_dir: str = "",
     ) -> None:
-        """`on_progress(loaded, total)` is called from `load`, after each log.
+        """`on_progress(loaded, total)` is called by `load` after each log.
 
-        `on_log_failed(log, error)` is called once for a log that failed for good, when the failure is met: by the
-        owner's call, or on the thread of a flush, a checkpoint or `close`. So is `on_directory_failed` with the log's
-        data directory, and when the directory's own files cannot be written. Both must be quick and must not raise.
+        `on_log_failed(log, error)` is called once per log, on a permanent failure, on the thread that met it (owner,
+        flush, checkpoint or `close`). `on_directory_failed(path, error)` is called as well, also if a file of the
+        directory itself cannot be written. Both must be fast and must not raise.
 
-        `metadata_dir` is where the metadata log is made, by default the first of `log_dirs`; if it is none of them it
-        gets no other log.
+        `metadata_dir`: where the metadata log is created, by default the first of `log_dirs`. A directory not in
+        `log_dirs` gets no other log. Raises InvalidConfigError for missing, repeated or nested directories.
         """
         self.directories = DataDirectories(fs, log_dirs, metadata_dir, on_directory_failed)
         self.fs = fs
         self.files = OpenFiles(fs, open_files_max)
         self.clean_shutdown_epoch = -1
-        """The broker epoch of the last stop if it was clean in every data directory, else -1."""
+        """Broker epoch of the last stop if it was clean in every data directory, else -1."""
         self._cluster_id = cluster_id
         self._node_id = node_id
         self._defaults = defaults
@@ -83,33 +83,33 @@ class LogManager:
         self._logs: dict[TopicPartition, Log] = {}
         self._metadata_log: Log | None = None
         self.metadata_damage: str | None = None
-        """What the metadata log lacks that was durable; it is not loaded then, and nothing of it was changed."""
+        """Description of durable data that the metadata log lost. The log is then neither loaded nor changed."""
         self.metadata_recovery_point = 0
-        """What of the metadata log was durable by the checkpoint that was found."""
+        """Checkpointed recovery point of the metadata log."""
         self._directory_of: dict[TopicPartition, DataDirectory] = {}
-        self._offline: dict[TopicPartition, bytes] = {}  # topic ids of logs in directories that failed since the start
+        self._offline: dict[TopicPartition, bytes] = {}  # topic ids of logs in directories that went offline
         self.high_watermarks: dict[TopicPartition, int] = {}
-        """The last high watermarks that were checkpointed; they may be above what the logs have now."""
-        self._stale: set[TopicPartition] = set()  # may be in a checkpoint, and are no more
+        """Last checkpointed high watermarks. They may exceed those of the logs."""
+        self._stale: set[TopicPartition] = set()  # removed partitions that may be in a checkpoint
         self._deleted: list[tuple[int, str]] = []
         self._checkpoint_lock = threading.Lock()
         self._damaged = ""
 
-    # -- what is there
+    # -- lookup
 
     @property
     def logs(self) -> Mapping[TopicPartition, Log]:
-        """Logs by topic and partition, without the metadata log."""
+        """Logs by (topic, partition), without the metadata log."""
         return MappingProxyType(self._logs)
 
     def get(self, topic: str, partition: int) -> Log | None:
-        """The log, the metadata log included."""
+        """Return the log, or None. Includes the metadata log."""
         if topic == CLUSTER_METADATA_TOPIC:
             return self._metadata_log
         return self._logs.get((topic, partition))
 
     def directory_of(self, topic: str, partition: int) -> DataDirectory | None:
-        """Where the log is; None when it is not in a directory that is online."""
+        """Return the online data directory of the log, or None."""
         return self._directory_of.get((topic, partition))
 
     def _every_log(self) -> list[Log]:
@@ -121,15 +121,19 @@ class LogManager:
     # -- starting
 
     def load(self, now_ms: int) -> None:
-        """Take the data directories and load every log; KafkaError, one clear line, when they are not ours to take."""
+        """Lock the data directories and load every log. `now_ms` is wall-clock time.
+
+        Raises StorageError if the disk fails or another process uses a directory, KafkaError if a directory belongs to
+        another cluster or node.
+        """
         try:
-            self.directories.take_all(self._cluster_id, self._node_id)
+            self.directories.open_all(self._cluster_id, self._node_id)
             self._load_logs(now_ms)
             self.clean_shutdown_epoch = self.directories.clean_epoch
         except OSError as error:
             self.abandon()
             why = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
-            raise StorageError(f"cannot load the data folders {', '.join(self.directories.paths)}: {why}") from error
+            raise StorageError(f"cannot load data directories {', '.join(self.directories.paths)}: {why}") from error
         except BaseException:
             self.abandon()
             raise
@@ -138,15 +142,15 @@ class LogManager:
         found = []
         for directory in self.directories.online:
             try:
-                there = directory.contents(self.fs)
+                contents = directory.read_contents(self.fs)
             except OSError as error:
-                self.directories.leave_out(directory, error)
+                self.directories.exclude(directory, error)
                 continue
-            found += [(directory, *entry) for entry in there.logs]
-            self.high_watermarks |= there.high_watermarks
-            self._stale |= there.checkpointed
+            found += [(directory, *entry) for entry in contents.logs]
+            self.high_watermarks |= contents.high_watermarks
+            self._stale |= contents.checkpointed
         check_no_duplicates((directory.path, key) for directory, key, *_ in found)
-        # The metadata log first: where it is is the directory that is needed.
+        # The metadata log first, because its directory is required.
         found.sort(key=lambda item: item[1][0] != CLUSTER_METADATA_TOPIC)
         for number, (directory, key, recovery_point, log_start) in enumerate(found):
             if not directory.is_online:
@@ -163,7 +167,7 @@ class LogManager:
             except StorageError as error:
                 if directory.path == self.directories.metadata_path or not isinstance(error.__cause__, OSError):
                     raise
-                self.directories.leave_out(directory, error.__cause__)
+                self.directories.exclude(directory, error.__cause__)
                 self._drop_offline(directory, error)
                 continue
             self._stale.discard(key)
@@ -176,7 +180,7 @@ class LogManager:
         self.metadata_recovery_point = recovery_point
         path = f"{directory.path}/{key[0]}-{key[1]}"
         is_clean = directory.clean_epoch is not None
-        self.metadata_damage = metadata_check.damage(
+        self.metadata_damage = metadata_check.find_damage(
             self.fs, path, clean=is_clean, recovery_point=recovery_point, log_start_offset=log_start
         )
         if self.metadata_damage is None:
@@ -185,7 +189,10 @@ class LogManager:
         return True
 
     def drop_damaged_metadata(self) -> None:
-        """Take the damaged metadata log, snapshots and all, out of use: `create` makes another. StorageError."""
+        """Delete the damaged metadata log with its snapshots. `create` then starts an empty one.
+
+        Raises StorageError.
+        """
         directory = self._damaged.rpartition("/")[0]
         try:
             renamed = f"{self._damaged}.{uuid.uuid4().hex}-delete"
@@ -208,7 +215,7 @@ class LogManager:
         log_start_offset: int = 0,
     ) -> Log:
         try:
-            directory.check_there(self.fs)
+            directory.check_exists(self.fs)
         except OSError as error:
             raise StorageError(f"cannot load {key[0]}-{key[1]}: {error}") from error
         log = open_log(
@@ -238,24 +245,24 @@ class LogManager:
     def _log_failed(self, log: Log, error: StorageError) -> None:
         if self._on_log_failed:
             self._on_log_failed(log, error)
-        self.directories.failed(log.dir.rpartition("/")[0], error)
+        self.directories.report_failure(log.dir.rpartition("/")[0], error)
 
     def take_offline(self, path: str, error: StorageError) -> None:
-        """A directory has failed: it and its logs are not used any more; idempotent. On the thread of `create`.
+        """Stop using a data directory and its logs. Idempotent. Call it on the thread that calls `create`.
 
-        The logs raise StorageError, and so does `create` for their partitions.
+        Its logs raise `error` from now on, and `create` raises StorageError for their partitions.
         """
         for directory in self.directories.online:
             if directory.path == path:
                 with self._checkpoint_lock:
-                    directory.go_offline(error)
+                    directory.set_offline(error)
                 self._drop_offline(directory, error)
 
     def _drop_offline(self, directory: DataDirectory, error: StorageError) -> None:
         for key in [key for key, held_in in self._directory_of.items() if held_in is directory]:
             log = self.get(*key)
             if log is not None:
-                log.give_up(error)
+                log.mark_failed(error)
                 log.abandon()
                 self._offline[key] = log.topic_id
             del self._directory_of[key]
@@ -263,24 +270,27 @@ class LogManager:
             self.high_watermarks.pop(key, None)
 
     def _check_not_offline(self, key: TopicPartition, topic_id: bytes) -> None:
-        """StorageError when the partition's log is in a directory that failed: another one would lack what it had."""
+        """Raise StorageError if the log is in an offline directory, because a new log would lack its records."""
         if self._offline.get(key, topic_id + b"?") in (topic_id, b""):
-            raise StorageError(f"{key[0]}-{key[1]} is in a data folder that has failed")
+            raise StorageError(f"{key[0]}-{key[1]} is in an offline data directory; repair the disk and restart")
 
     # -- partitions
 
     def create(self, topic: str, partition: int, topic_id: bytes, config: TopicConfig, now_ms: int) -> Log:
-        """The log of a partition, made if there is none; KafkaError(INCONSISTENT_TOPIC_ID) if another topic's is there.
+        """Return the log of a partition, creating it if it does not exist.
 
-        One whose `partition.metadata` a power cut destroyed is taken over when it is empty, else set aside (Kafka's
-        `-stray`): it was never synced, so nothing in it was promised, and it might be of a topic that is no more.
+        A log whose `partition.metadata` was lost in a power failure gets `topic_id` if it is empty. Otherwise it is set
+        aside (`-stray`): it was never synced, and may belong to a deleted topic.
+
+        Raises KafkaError(INCONSISTENT_TOPIC_ID) if the log belongs to another topic id, StorageError if the disk fails
+        or the log is offline.
         """
         key = (topic, partition)
         self._check_not_offline(key, topic_id)
         existing = self.get(topic, partition)
         try:
             if existing and not existing.topic_id and existing.log_end_offset > existing.log_start_offset:
-                _LOG.warning("%s has records and no topic id: setting it aside", existing.dir)
+                _LOG.warning("%s has records but no topic id; setting it aside", existing.dir)
                 self._set_aside(existing, "stray", f"cannot create {topic}-{partition}")
                 existing = None
             if existing:
@@ -290,7 +300,7 @@ class LogManager:
                 if existing.topic_id != topic_id:
                     raise KafkaError(
                         ErrorCode.INCONSISTENT_TOPIC_ID,
-                        f"{existing.dir} is of topic id {uuid_text(existing.topic_id)}, not {uuid_text(topic_id)}",
+                        f"topic id of {existing.dir} is {uuid_text(existing.topic_id)}, expected {uuid_text(topic_id)}",
                     )
                 existing.update_config(config)
                 return existing
@@ -305,26 +315,26 @@ class LogManager:
             return self._open(directory, key, config, now_ms, topic_id=topic_id)
         except StorageError as error:
             if isinstance(error.__cause__, OSError):
-                self.directories.met(directory, error.__cause__, error)
+                self.directories.report_io_error(directory, error.__cause__, error)
             raise
 
     def delete(self, topic: str, partition: int, now_ms: int) -> None:
-        """Take a log out of use: its directory gets another name, and is removed after `file.delete.delay.ms`."""
+        """Rename the log's directory, to be removed after `file.delete.delay.ms`. Raises StorageError."""
         log = self._logs.get((topic, partition))
         if log is not None:
             renamed = self._set_aside(log, "delete", f"cannot delete {topic}-{partition}")
             self._deleted.append((now_ms + log.config.file_delete_delay_ms, renamed))
 
     def set_aside(self, topic: str, partition: int) -> str | None:
-        """Take a log out of use that nobody knows of: its directory becomes a `-stray`, which is kept; gives its path.
+        """Rename the directory of a log to a `-stray` directory, which is kept for an operator. Return its path.
 
-        For logs that the metadata does not name, to be looked at by a person. None when there is no such log.
+        For logs that are not in the metadata. Returns None if there is no such log. Raises StorageError.
         """
         log = self._logs.get((topic, partition))
         if log is None:
             return None
         renamed = self._set_aside(log, "stray", f"cannot set {topic}-{partition} aside")
-        _LOG.warning("%s-%d is nobody's: it is kept as %s", topic, partition, renamed)
+        _LOG.warning("%s-%d is not in the metadata; keeping it as %s", topic, partition, renamed)
         return renamed
 
     def _set_aside(self, log: Log, suffix: str, problem: str) -> str:
@@ -343,31 +353,36 @@ class LogManager:
         return renamed
 
     def _drop_stale(self) -> None:
-        """Rewrite the checkpoints without what is no more, all at once, before one of the names is used again."""
+        """Rewrite all checkpoints without removed partitions, before one of them is recreated."""
         for directory in self.directories.online:
             try:
                 self._write_checkpoints(directory)
             except OSError as error:
-                self.directories.met(directory, error, StorageError(f"cannot write the checkpoints: {error}"))
+                self.directories.report_io_error(
+                    directory, error, StorageError(f"cannot write the checkpoints: {error}")
+                )
                 raise
         self._stale.clear()
 
     def remove_deleted(self, now_ms: int) -> int:
-        """Remove what has been out of use long enough, directories and segments; gives how many."""
+        """Remove directories and segments whose `file.delete.delay.ms` has passed. Return their number."""
         count = 0
         for due in [entry for entry in self._deleted if entry[0] <= now_ms]:
             self._deleted.remove(due)
             try:
                 self.fs.remove_tree(due[1])
                 count += 1
-            except OSError as error:  # the next start tries again
+            except OSError as error:  # retried at the next start
                 _LOG.warning("cannot remove %s: %s", due[1], error)
         return count + sum(log.remove_deleted(now_ms) for log in list(self._logs.values()))
 
     # -- checkpoints
 
     def checkpoint_high_watermarks(self, high_watermarks: Mapping[TopicPartition, int]) -> None:
-        """Write the high watermarks once cuts are durable; those not given keep their last value. StorageError."""
+        """Write the high watermarks, after making truncations durable. Others keep their last value.
+
+        Raises StorageError.
+        """
         for key, value in high_watermarks.items():
             if key in self._directory_of:
                 known, held = self.high_watermarks.get(key, 0), self.get(*key)
@@ -377,12 +392,12 @@ class LogManager:
         self._checkpoint(checkpoint.HIGH_WATERMARK_CHECKPOINT)
 
     def checkpoint_recovery_points(self) -> None:
-        """Write the recovery points, up to where logs are compacted, and make new partitions durable. StorageError."""
-        self._for_each_online(self._sync_new, "cannot sync the data folders")
+        """Write recovery points and compaction offsets, and make new partitions durable. Raises StorageError."""
+        self._for_each_online(self._sync_new, "cannot sync the data directories")
         self._checkpoint(checkpoint.RECOVERY_POINT_CHECKPOINT)
 
     def _sync_new(self, directory: DataDirectory) -> None:
-        """Make new partitions of a directory durable. OSError, StorageError."""
+        """Make the new partitions of a directory durable. Raises OSError, StorageError."""
         new = [log for log in self._logs_in(directory) if log.durability.identity_dirty and not log.failed]
         for log in new:
             log.sync_identity()
@@ -390,39 +405,40 @@ class LogManager:
             self.fs.sync_dir(directory.path)
 
     def checkpoint_log_starts(self) -> None:
-        """Write the log starts. StorageError."""
+        """Write the log start offsets. Raises StorageError."""
         self._checkpoint(checkpoint.LOG_START_CHECKPOINT)
 
     def _checkpoint(self, name: str) -> None:
         self._for_each_online(lambda directory: self._write_checkpoints(directory, (name,)), f"cannot write {name}")
 
-    def _for_each_online(self, do: Callable[[DataDirectory], None], what: str) -> None:
-        """Call `do` for each directory that is online; raise the first error afterwards, as a StorageError."""
+    def _for_each_online(self, action: Callable[[DataDirectory], None], problem: str) -> None:
+        """Call `action` for each online directory, then raise the first error as a StorageError."""
         failed: StorageError | None = None
         for directory in self.directories.online:
             try:
-                do(directory)
+                action(directory)
             except StorageError as error:
                 failed = failed or error
             except OSError as error:
-                raised = self.directories.met(directory, error, StorageError(f"{what}: {error}"))
+                raised = self.directories.report_io_error(directory, error, StorageError(f"{problem}: {error}"))
                 failed = failed or raised
         if failed:
             raise failed
 
     def _checkpoint_before_append(self, directory: DataDirectory) -> None:
-        """For logs that were cut: on the owner's thread, and once for all that were cut together."""
+        """Write the recovery points, on the owner's thread, once for all logs that were truncated together."""
         try:
             self._write_checkpoints(directory, (checkpoint.RECOVERY_POINT_CHECKPOINT,))
         except OSError as error:
             raised = StorageError(f"cannot write the recovery points: {error}")
-            raise self.directories.met(directory, error, raised) from error
+            raise self.directories.report_io_error(directory, error, raised) from error
 
     @contextlib.contextmanager
     def truncating(self, log: Log, offset: int) -> Iterator[None]:
-        """Around a cut that leaves at least what is below `offset`: that is checkpointed before. StorageError.
+        """Enclose a truncation that keeps all records below `offset`.
 
-        For logs that are refused when they end below their checkpointed recovery point (`metadata_check`).
+        First checkpoints a recovery point of at most `offset`, for logs that must not end below their checkpointed
+        recovery point (`metadata_check`). Raises StorageError.
         """
         durability = log.durability
         with durability.capped(offset):
@@ -433,14 +449,14 @@ class LogManager:
     def _write_checkpoints(
         self, directory: DataDirectory, names: Sequence[str] = checkpoint.OFFSET_CHECKPOINTS
     ) -> None:
-        """OSError."""
-        with self._checkpoint_lock:  # around the values too: what is written last is what was read last
+        """Write the named checkpoints of a directory. Raises OSError."""
+        with self._checkpoint_lock:  # also guards reading the values, so that older ones never replace newer ones
             if directory.error is not None:
                 return
-            directory.check_there(self.fs)
+            directory.check_exists(self.fs)
             logs = {(log.topic, log.partition): log for log in self._logs_in(directory)}
             points = {key: log.durability.to_checkpoint() for key, log in logs.items()}
-            # Before recovery points that were lowered: what was cut is not clean any more.
+            # Written before lowered recovery points, because truncated records are not clean.
             directory.write_first_dirty(self.fs, {key: log.first_dirty_offset for key, log in logs.items()})
             for name in names:
                 values: Mapping[TopicPartition, int]
@@ -459,7 +475,10 @@ class LogManager:
     # -- stopping
 
     def close(self, broker_epoch: int) -> None:
-        """Flush and close every log, write checkpoints, and the marker where all of that went well."""
+        """Flush and close every log, and write checkpoints. Logs errors.
+
+        Writes the clean-shutdown marker in each directory without errors.
+        """
         healthy = {directory.path for directory in self.directories.online}
         with ThreadPoolExecutor(_CLOSING_THREADS, thread_name_prefix="log-close") as pool:
             for log, problem in pool.map(_close_log, self._every_log()):
@@ -472,11 +491,11 @@ class LogManager:
                 if directory.path in healthy:
                     checkpoint.write_clean_shutdown(self.fs, directory.path, broker_epoch)
             except OSError as error:
-                _LOG.error("cannot close the data folder %s: %s", directory.path, error)
+                _LOG.error("cannot close data directory %s: %s", directory.path, error)
         self.abandon()
 
     def abandon(self) -> None:
-        """Let everything go as a crash of the process would, without writing anything."""
+        """Close all files and release the directories without writing, as a crash would."""
         for log in self._every_log():
             log.abandon()
         self.files.close()
@@ -484,7 +503,7 @@ class LogManager:
 
 
 def _close_log(log: Log) -> tuple[Log, str]:
-    """What went wrong, in words; called from several threads."""
+    """Close the log. Return it with an error message, or "". Thread-safe."""
     try:
         log.close()
     except KafkaError as error:

@@ -181,7 +181,7 @@ class SimState:
         self.counts["snapshots made"] += 1
         self.checker.made(node, making.captured)
         self.schedule.made(making.writer.records, node.wall_ms())
-        node.step(node.the_replica.made(making.captured.snapshot_id))
+        node.step(node.the_replica.register_snapshot(making.captured.snapshot_id))
 
     def _abort(self) -> None:
         """What is being made is not wanted, or cannot be written."""

@@ -211,8 +211,8 @@ def test_a_voter_whose_log_was_damaged_while_it_was_stopped_refuses_to_start(mes
     before = content(node.metadata)
     for _ in range(2):
         line = refusal(mesh, node)
-        assert f"{file} is damaged at offset " in line
-        assert "move its metadata folder away and start it again" in line
+        assert f"{file} is corrupt at offset " in line
+        assert "move its metadata directory away and restart it" in line
         assert content(node.metadata) == before
     wipe_and_start(mesh, node)
 
@@ -226,7 +226,7 @@ def test_a_broker_whose_log_was_damaged_fetches_anew(mesh: QuorumCluster) -> Non
     offset = log_end(broker)
     mesh.start(broker.name)
     mesh.wait_caught_up()
-    assert sum("the metadata is fetched anew" in text for text in complaints(broker, offset)) == 1
+    assert sum("fetching all metadata from the leader" in text for text in complaints(broker, offset)) == 1
 
 
 def test_a_log_that_ends_before_the_snapshot_gives_way_to_it(mesh: QuorumCluster) -> None:
@@ -253,7 +253,7 @@ def test_a_log_that_ends_before_the_snapshot_gives_way_to_it(mesh: QuorumCluster
     mesh.wait_caught_up()
     said = complaints(node, offset)
     # Which of the two says so depends on whether the log starts at the newest snapshot or before it.
-    assert any("takes the place of the log" in text or "before its start" in text for text in said), said
+    assert any("replaces the log" in text or "is before log start" in text for text in said), said
     assert metrics(node)[LOG_START] >= end_of(newest)
 
 
@@ -276,7 +276,7 @@ OTHERS_STATE = (
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [(OTHERS_STATE, "quorum-state is of cluster another, this is "), ("{}", "quorum-state: it is not Kafka's JSON")],
+    [(OTHERS_STATE, "quorum-state belongs to cluster another, but cluster.id is "), ("{}", "quorum-state: it is not Kafka's JSON")],
 )
 def test_a_quorum_state_that_is_not_ours_is_refused(mesh: QuorumCluster, text: str, why: str) -> None:
     node = killed_follower(mesh)

@@ -1,14 +1,14 @@
-"""Snapshots of the committed metadata: made beside the state machine, and what they replace deleted (630-03 to 630-06).
+"""Makes snapshots of the committed metadata and cleans the metadata log (630-03 to 630-06).
 
-Making: the image is captured when the schedule says so; a task writes the records in slices, giving way between them,
-and completes the file on a thread. An active controller's image is ahead of the high watermark: its snapshot is
-completed only once the high watermark has reached its end, and dropped when that part of the log is cut. Cleaning: now
-and then, and after each snapshot, the log start is raised as far as 630-05 allows; then, on a thread, made durable, and
-what is below it deleted.
+Snapshots: when one is due, the image is captured. A task writes the records in slices and completes the file on a
+thread. The image of an active controller is ahead of the high watermark, so its snapshot is completed only after the
+high watermark has reached its end, and dropped if that part of the log is truncated. Cleaning: periodically and after
+each snapshot, the log start is raised as far as 630-05 allows, then made durable, then older segments and snapshots
+deleted.
 
-Invariants: a snapshot is completed only of committed records; none is made of an image that failed to apply a record
-(630-15); one is made at a time, and it and the cleaning do not touch the folder at the same time. A full disk delays
-both and ends nothing.
+Invariants: a complete snapshot contains committed records only, and never those of a failed image (630-15). One
+snapshot is made at a time. Completion and cleaning never use the directory at the same time. A full disk only delays
+both.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _T = TypeVar("_T")
 
 
 def snapshot_limits(config: NodeConfig) -> SnapshotLimits:
-    """When snapshots are made."""
+    """Return the limits of the configuration that decide when a snapshot is due (630-04)."""
     return SnapshotLimits(
         config.metadata_snapshot_min_changed_records_ratio,
         config.metadata_log_max_record_bytes_between_snapshots,
@@ -50,37 +50,40 @@ def snapshot_limits(config: NodeConfig) -> SnapshotLimits:
 
 
 def retention_limits(config: NodeConfig) -> RetentionLimits:
-    """What is kept."""
+    """Return the limits of the configuration that decide how far the log start may be raised (630-05)."""
     return RetentionLimits(config.metadata_start_offset_lag_time_max_ms, config.metadata_max_retention_bytes)
 
 
 class _DroppedError(Exception):
-    """What is captured is not of this log any more, or not needed."""
+    """The snapshot is no longer valid for this log, or no longer needed."""
 
 
-class _Making:
-    """One snapshot under way."""
+class _PendingSnapshot:
+    """A snapshot that is being made."""
 
     def __init__(self, captured: CapturedImage) -> None:
         self.captured = captured
         self.end_offset = captured.snapshot_id.end_offset
         self.dropped = ""
-        self.moved = asyncio.Event()
+        self.changed = asyncio.Event()
 
-    def drop(self, why: str) -> None:
-        """Stop at the next slice; nothing is left of it."""
-        self.dropped = self.dropped or why
-        self.moved.set()
+    def drop(self, reason: str) -> None:
+        """Stop at the next slice and delete the file."""
+        self.dropped = self.dropped or reason
+        self.changed.set()
 
     def check(self) -> None:
-        """_DroppedError."""
+        """Raise _DroppedError if the snapshot was dropped."""
         if self.dropped:
             raise _DroppedError(self.dropped)
 
 
 @dataclass(eq=False, repr=False)
 class SnapshotMaker:
-    """Belongs to the image's owner, `loader.MetadataLoader`; make it inside the event loop."""
+    """Snapshots and cleaning for one `MetadataLoader`, within one event loop.
+
+    Args: on_failure: called with an unexpected error; clean_interval_s: maximum time between two cleanings.
+    """
 
     quorum: QuorumDriver
     limits: SnapshotLimits
@@ -92,94 +95,97 @@ class SnapshotMaker:
 
     def __post_init__(self) -> None:
         self.schedule = SnapshotSchedule(self.limits, monotonic_ms())
-        self._making: _Making | None = None
+        self._pending: _PendingSnapshot | None = None
         self._tasks = BackgroundTasks(self.on_failure)
-        self._to_clean = asyncio.Event()
-        self._folder = asyncio.Lock()
+        self._clean_soon = asyncio.Event()
+        self._directory_lock = asyncio.Lock()
         self._is_ended = False
 
-    # -- from the image's owner; all of it is quick
+    # -- notifications of the loader, which must not block
 
     def start(self) -> None:
-        """Clean from now on."""
-        self._tasks.spawn(self._clean_for_ever(), "metadata-clean")
+        """Start the periodic cleaning."""
+        self._tasks.spawn(self._clean_periodically(), "metadata-clean")
 
     def loaded(self, records: int | None) -> None:
-        """The image is now what the latest snapshot of that many records says, or empty for None."""
+        """Record that the image was loaded from a snapshot with that many records, or is empty (None)."""
         if records is None:
             self.schedule = SnapshotSchedule(self.limits, monotonic_ms())
         else:
             self.schedule.loaded(records, monotonic_ms())
 
     def poll(self, image: MetadataImage) -> None:
-        """Begin to make a snapshot if one is due and the image is a state of the cluster."""
-        if self._is_ended or self._making is not None or image.is_within_batch:
+        """Start making a snapshot if one is due and the image contains no partially applied batch."""
+        if self._is_ended or self._pending is not None or image.is_within_batch:
             return
         reason = self.schedule.due(monotonic_ms())
         latest = self.quorum.replica.latest_snapshot
         if reason is None or (latest is not None and image.offset < latest.end_offset):
             return
-        freeze()  # or a collection would look at the whole image meanwhile
-        making = self._making = _Making(image.capture())
+        freeze()  # otherwise a collection during the capture would traverse the whole image
+        pending = self._pending = _PendingSnapshot(image.capture())
         self.schedule.begin()
-        self._tasks.spawn(self._make(making, reason), "metadata-snapshot")
+        self._tasks.spawn(self._make(pending, reason), "metadata-snapshot")
 
     def committed(self) -> None:
-        """The high watermark moved."""
-        if self._making is not None:
-            self._making.moved.set()
+        """Check whether the high watermark has reached the end of the pending snapshot."""
+        if self._pending is not None:
+            self._pending.changed.set()
 
     def truncated(self, offset: int) -> None:
-        """The log was cut to `offset`."""
-        if self._making is not None and offset < self._making.end_offset:
-            self._making.drop(f"the log was cut to {offset}")
+        """Drop the pending snapshot if it contains records at or above `offset`."""
+        if self._pending is not None and offset < self._pending.end_offset:
+            self._pending.drop(f"the log was truncated to {offset}")
 
     def snapshot_installed(self, snapshot_id: SnapshotId) -> None:
-        """The log was replaced."""
-        if self._making is not None:
-            self._making.drop(f"a snapshot of the leader's came that ends at {snapshot_id.end_offset}")
-        self._to_clean.set()
+        """Drop the pending snapshot, because a fetched one has replaced the log, and clean soon."""
+        if self._pending is not None:
+            self._pending.drop(f"a snapshot of the leader with end offset {snapshot_id.end_offset} was installed")
+        self._clean_soon.set()
 
     def image_failed(self) -> None:
-        """No snapshot any more (630-15)."""
+        """Make no more snapshots (630-15)."""
         self._is_ended = True
-        if self._making is not None:
-            self._making.drop("the image failed")
+        if self._pending is not None:
+            self._pending.drop("the image failed")
 
     async def stop(self) -> None:
-        """Leave nothing half done; waits for what is on a thread."""
+        """Cancel all work, and wait for operations on threads."""
         self._is_ended = True
         await self._tasks.cancel()
 
-    # -- making
+    # -- snapshots
 
-    async def _make(self, making: _Making, reason: SnapshotReason) -> None:
-        snapshot_id = making.captured.snapshot_id
-        begin_ms = monotonic_ms()
+    async def _make(self, pending: _PendingSnapshot, reason: SnapshotReason) -> None:
+        snapshot_id = pending.captured.snapshot_id
+        started_ms = monotonic_ms()
         log.info("making a snapshot", end_offset=snapshot_id.end_offset, epoch=snapshot_id.epoch, reason=reason.value)
         try:
-            records, size = await self._write(making)
+            records, size = await self._write(pending)
         except _DroppedError as error:
             self.schedule.failed(monotonic_ms())
             log.info("snapshot dropped", end_offset=snapshot_id.end_offset, reason=str(error))
         except (StorageError, OSError) as error:
             self.schedule.failed(monotonic_ms())
             self.metrics.failures.inc()
-            log.warning("no snapshot is made, the next try is in a while", error=str(error))
+            log.warning("making a snapshot failed, retrying later", error=str(error))
         else:
-            took_ms = monotonic_ms() - begin_ms
+            took_ms = monotonic_ms() - started_ms
             self.schedule.made(records, monotonic_ms())
             self.metrics.snapshot_made(snapshot_id, records, size, took_ms)
-            self._to_clean.set()
+            self._clean_soon.set()
             log.info(
                 "snapshot made", end_offset=snapshot_id.end_offset, records=records, size_bytes=size, took_ms=took_ms
             )
         finally:
-            self._making = None
+            self._pending = None
 
-    async def _write(self, making: _Making) -> tuple[int, int]:
-        """Records and bytes of the complete snapshot. _DroppedError, StorageError; then there is none."""
-        captured = making.captured
+    async def _write(self, pending: _PendingSnapshot) -> tuple[int, int]:
+        """Write and complete the snapshot; return its number of records and bytes.
+
+        Raises _DroppedError or StorageError after deleting the file.
+        """
+        captured = pending.captured
         replica = self.quorum.replica
         writer = replica.store.create(
             captured.snapshot_id, last_contained_log_timestamp=captured.timestamp_ms, now_ms=wall_ms()
@@ -188,49 +194,49 @@ class SnapshotMaker:
         try:
             for _ in writer.write(image_values(captured)):
                 await pace.give_way()
-                making.check()
-            while self.quorum.high_watermark < making.end_offset:
-                making.moved.clear()
-                await making.moved.wait()
-                making.check()
-            return await self._freeze(making, writer)
+                pending.check()
+            while self.quorum.high_watermark < pending.end_offset:
+                pending.changed.clear()
+                await pending.changed.wait()
+                pending.check()
+            return await self._complete(pending, writer)
         finally:
             writer.discard()
 
-    async def _freeze(self, making: _Making, writer: SnapshotWriter) -> tuple[int, int]:
+    async def _complete(self, pending: _PendingSnapshot, writer: SnapshotWriter) -> tuple[int, int]:
         replica = self.quorum.replica
-        async with self._folder:
-            making.check()
+        async with self._directory_lock:
+            pending.check()
             size = await _on_thread(writer.freeze)
-            if making.dropped and writer.snapshot_id != replica.latest_snapshot:
-                # Another one was installed meanwhile: nobody was told of this one.
+            if pending.dropped and writer.snapshot_id != replica.latest_snapshot:
+                # A fetched snapshot was installed meanwhile, and this one was never announced.
                 await _on_thread(lambda: replica.store.delete([writer.snapshot_id]))
-            making.check()
-            self.quorum.post(replica.made(writer.snapshot_id))
+            pending.check()
+            self.quorum.post(replica.register_snapshot(writer.snapshot_id))
         return writer.records, size
 
     # -- cleaning
 
-    async def _clean_for_ever(self) -> None:
+    async def _clean_periodically(self) -> None:
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.clean_interval_s):
-                    await self._to_clean.wait()
-            self._to_clean.clear()
+                    await self._clean_soon.wait()
+            self._clean_soon.clear()
             try:
                 await self._clean()
             except (StorageError, OSError) as error:
-                # A full disk passes. A log that failed for good ends the node by its next append.
-                log.warning("the metadata log cannot be cleaned", error=str(error))
+                # A full disk is temporary. After a permanent failure of the log, the next append ends the node.
+                log.warning("cleaning the metadata log failed", error=str(error))
 
     async def _clean(self) -> None:
-        """Raise the log start if that is allowed, then delete what is below it, durably in this order (630-06)."""
+        """Raise the log start if allowed, make it durable, then delete segments and snapshots below it (630-06)."""
         replica = self.quorum.replica
         if replica.latest_snapshot is None or self._is_ended:
             return
-        async with self._folder:
+        async with self._directory_lock:
             before = replica.log.log_start_offset
-            start = self._plan()
+            start = self._plan_log_start()
             if start > before:
                 replica.raise_log_start(start)
                 log.info("metadata log start raised", before=before, log_start_offset=start)
@@ -241,17 +247,17 @@ class SnapshotMaker:
             if event is not None:
                 self.quorum.post(event)
 
-    def _plan(self) -> int:
+    def _plan_log_start(self) -> int:
         machine = self.quorum.machine
         now_ms, wall = monotonic_ms(), wall_ms()
         leadership = machine.leadership
         replicas = []
         if leadership is not None:
-            for is_voter, seen_by_id in ((True, leadership.voters), (False, leadership.observers)):
-                for replica_id, seen in seen_by_id.items():
-                    # The plan's clock is the wall's, as that of the records' timestamps; the machine's is monotonic.
-                    fetched_ms = wall - (now_ms - seen.last_fetch_ms)
-                    replicas.append(ReplicaEnd(replica_id, is_voter, seen.end_offset, fetched_ms))
+            for is_voter, states in ((True, leadership.voters), (False, leadership.observers)):
+                for replica_id, state in states.items():
+                    # The plan uses the wall clock, because record timestamps do; the machine's clock is monotonic.
+                    fetched_ms = wall - (now_ms - state.last_fetch_ms)
+                    replicas.append(ReplicaEnd(replica_id, is_voter, state.end_offset, fetched_ms))
         return self.quorum.replica.plan_clean(
             leader_log_start=None if leadership is not None else max(0, machine.leader_log_start),
             replicas=replicas,
@@ -262,7 +268,7 @@ class SnapshotMaker:
 
 
 async def _on_thread(work: Callable[[], _T]) -> _T:
-    """Its result; when cancelled, only after it has ended, for it may be using files that are closed next."""
+    """Run `work` on a thread. A cancellation waits for its end, because it may use files that are closed next."""
     running = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(running)

@@ -1,5 +1,5 @@
-"""The log of one partition: segments, indexes, epochs, producer snapshots, retention and compaction.
+"""The log of one partition: segments, indexes, leader epochs, producer snapshots, retention and compaction.
 
-`log_loader.open_log` recovers a log from its directory; `log.Log` appends, reads and truncates. Kafka's own tools read
-every file.
+`log_loader.open_log` loads or recovers a log from its directory. `log.Log` appends, reads and truncates. Kafka's tools
+can read every file.
 """

@@ -1,18 +1,17 @@
-"""Compaction of a log: of each key the last record stays; offsets stay as they are (`cleanup.policy=compact`).
+"""Log compaction (`cleanup.policy=compact`): keeps the last record of each key, at its offset.
 
-Rules (Apache Kafka's cleaner): closed segments are compacted, below the high watermark and not younger than
-`min.compaction.lag.ms`. The dirty part, from `first_dirty_offset` on, says the last offset of each key; then all
-segments up to its end are written anew, several small ones as one of at most `segment.bytes`. A batch that loses all
-its records stays as an empty one while it is the last of its producer. Also below the recovery point: so a cut that
-takes something clean away is one that the checkpoints are rewritten for, and no tombstone is ever taken for one whose
-older values are gone when they are not.
+Rules: as Apache Kafka's log cleaner. Inactive segments below the high watermark are compacted, unless younger than
+`min.compaction.lag.ms`. The dirty part, from `first_dirty_offset`, determines the last offset of each key. All segments
+below its end are then rewritten; small ones are merged up to `segment.bytes`. An emptied batch is kept while it is the
+last of its producer. Only segments below the recovery point are compacted, so a truncation of clean segments also
+rewrites the checkpoints, and a tombstone is never removed while older values of its key remain.
 
-Ours: where other batches lose all their records, one batch without records has their place, of one leader epoch each.
-Kafka's readers know such batches. So offsets have no gaps in any log, and a gap is always damage; and leader epochs
-can be read from the batches that are left.
+Difference to Kafka: other removed batches are replaced by one batch without records per leader epoch, which Kafka's
+readers accept. Offsets therefore never have gaps, and the remaining batches have all leader epochs.
 
-Threads: `plan_of`, the steps of `Swap` and `done` are the log owner's. The rest is for another thread: it reads closed
-segments, and writes files that nobody else knows. When the log is cut meanwhile, what was written is thrown away.
+Threads: the log's owner calls `plan_compaction`, the steps of `Swap` and `mark_clean`. All other functions run on a
+worker thread: they read inactive segments and write files that are not in use. A truncation meanwhile discards their
+result.
 """
 
 from __future__ import annotations
@@ -26,46 +25,46 @@ from typing import NamedTuple
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC
 from kipmesh.core.record_batch import BatchHeader, check_crc, parse_header
 from kipmesh.messages.schema import MAX_INT64
-from kipmesh.storage.log.compaction_records import cleaned, empty_batch, filler, keys_of
+from kipmesh.storage.log.compaction_records import clean_batch, empty_batch, filler_batch, keys_of
 from kipmesh.storage.log.log import Log, Swap
 from kipmesh.storage.log.segment import CLEANED_SUFFIX, MAX_RELATIVE_OFFSET, Segment
 
 _LOG = logging.getLogger(__name__)
 
 KEY_BYTES = 150
-"""Memory that a key takes beyond its own bytes, about."""
+"""Estimated memory per key, in addition to its bytes."""
 _WRITE_BYTES = 1 << 20
 
 Pace = Callable[[int], None]
-"""Told how many bytes were read or written; it may sleep, and raise to stop the work."""
+"""Called with the number of bytes read or written. May sleep, or raise to stop the compaction."""
 
 
 @dataclass(slots=True)
 class Plan:
-    """What of a log is to be compacted."""
+    """Segments of one log that can be compacted."""
 
     log: Log
     segments: Sequence[Segment]
-    """Closed ones, from the oldest on."""
+    """Inactive segments from the oldest."""
     end_offset: int
-    """Where they end."""
+    """End offset of `segments`."""
     first_dirty_offset: int
     producers: frozenset[int]
-    """The last offset of each producer."""
+    """Last offset of each producer."""
     generation: int
-    """Of the log's durability when the plan was made, and after each swap."""
+    """Generation of the log's durability when the plan was made, updated after each swap."""
     dirty_ratio: float
     is_overdue: bool
-    """Whether `max.compaction.lag.ms` asks for it."""
+    """Whether `max.compaction.lag.ms` is exceeded."""
 
     @property
     def is_due(self) -> bool:
-        """Whether it is worth it."""
+        """Whether the log is dirty enough (`min.cleanable.dirty.ratio`) or overdue."""
         return self.is_overdue or self.dirty_ratio > self.log.config.min_cleanable_dirty_ratio
 
 
-def plan_of(log: Log, now_ms: int, high_watermark: int) -> Plan | None:
-    """What could be compacted; None when there is nothing new, or the log is not compacted at all. OSError."""
+def plan_compaction(log: Log, now_ms: int, high_watermark: int) -> Plan | None:
+    """Return what can be compacted, or None if nothing is dirty or the log is not compacted. Raises OSError."""
     config = log.config
     if not config.is_compacted or log.topic == CLUSTER_METADATA_TOPIC or log.failed or log.swap:
         return None
@@ -100,15 +99,15 @@ def plan_of(log: Log, now_ms: int, high_watermark: int) -> Plan | None:
     )
 
 
-class Newest(NamedTuple):
-    """The last offset of each key, of the records from the first dirty offset to `end_offset`."""
+class OffsetMap(NamedTuple):
+    """Last offset of each key in the records from the first dirty offset to `end_offset`."""
 
     offsets: Mapping[bytes, int]
     end_offset: int
 
 
 def _batches(log: Log, segment: Segment, pace: Pace) -> Iterator[tuple[BatchHeader, bytes]]:
-    """Every batch; CorruptRecordError when one is damaged."""
+    """Yield header and bytes of each batch. Raises CorruptRecordError for a wrong CRC."""
     for position, header in segment.batches():
         data = segment.read_at(header.size_bytes, position)
         check_crc(data, 0, header)
@@ -116,9 +115,9 @@ def _batches(log: Log, segment: Segment, pace: Pace) -> Iterator[tuple[BatchHead
         yield header, data
 
 
-def newest_offsets(plan: Plan, memory_bytes: int, pace: Pace) -> Newest:
-    """Look at the dirty part, or as much of it as the memory has room for. OSError, CorruptRecordError."""
-    newest: dict[bytes, int] = {}
+def build_offset_map(plan: Plan, memory_bytes: int, pace: Pace) -> OffsetMap:
+    """Read the dirty part, up to `memory_bytes` of keys, into an offset map. Raises OSError, CorruptRecordError."""
+    offsets: dict[bytes, int] = {}
     used, end = 0, plan.first_dirty_offset
     for number, segment in enumerate(plan.segments):
         if number + 1 < len(plan.segments) and plan.segments[number + 1].base_offset <= plan.first_dirty_offset:
@@ -127,33 +126,33 @@ def newest_offsets(plan: Plan, memory_bytes: int, pace: Pace) -> Newest:
             if header.last_offset < plan.first_dirty_offset:
                 continue
             for key, offset in keys_of(data, header):
-                if key not in newest:
+                if key not in offsets:
                     used += len(key) + KEY_BYTES
-                newest[key] = offset
+                offsets[key] = offset
             end = header.next_offset
             if used >= memory_bytes:
-                return Newest(newest, end)
-    return Newest(newest, end)
+                return OffsetMap(offsets, end)
+    return OffsetMap(offsets, end)
 
 
-def groups(plan: Plan, end_offset: int) -> list[list[Segment]]:
-    """The segments that begin below `end_offset`, those that become one together."""
-    config, found = plan.log.config, list[list[Segment]]()
+def group_segments(plan: Plan, end_offset: int) -> list[list[Segment]]:
+    """Group the segments that start below `end_offset`. Each group is rewritten as one segment."""
+    config, groups = plan.log.config, list[list[Segment]]()
     size = 0
     for number, segment in enumerate(plan.segments):
         if segment.base_offset >= end_offset:
             break
         end = _end_of(plan, number)
         if (
-            not found
+            not groups
             or size + segment.size_bytes > config.segment_bytes
-            or end - 1 - found[-1][0].base_offset > MAX_RELATIVE_OFFSET
+            or end - 1 - groups[-1][0].base_offset > MAX_RELATIVE_OFFSET
         ):
-            found.append([])
+            groups.append([])
             size = 0
-        found[-1].append(segment)
+        groups[-1].append(segment)
         size += segment.size_bytes
-    return found
+    return groups
 
 
 def _end_of(plan: Plan, number: int) -> int:
@@ -172,12 +171,12 @@ class _Writer:
         self._hole: tuple[int, int, int] | None = None  # base offset, last offset, leader epoch
 
     def add(self, batch: bytes) -> None:
-        """A batch that stays."""
+        """Write a batch."""
         self._fill()
         self._put(batch)
 
-    def leave_out(self, header: BatchHeader) -> None:
-        """A batch that goes."""
+    def omit(self, header: BatchHeader) -> None:
+        """Omit a batch. Adjacent omitted batches of one leader epoch become one batch without records."""
         epoch = header.partition_leader_epoch
         if self._hole is not None and self._hole[2] == epoch:
             self._hole = (self._hole[0], header.last_offset, epoch)
@@ -187,7 +186,7 @@ class _Writer:
 
     def _fill(self) -> None:
         if self._hole is not None:
-            self._put(filler(*self._hole))
+            self._put(filler_batch(*self._hole))
             self._hole = None
 
     def _put(self, batch: bytes) -> None:
@@ -200,14 +199,16 @@ class _Writer:
         position = self._segment.write(b"".join(self._parts))
         for batch in self._parts:
             header = parse_header(batch)
-            self._segment.note(position, len(batch), header.last_offset, header.largest_timestamp, self._interval_bytes)
+            self._segment.index_batch(
+                position, len(batch), header.last_offset, header.largest_timestamp, self._interval_bytes
+            )
             position += len(batch)
         self._pace(self._bytes)
         self._parts.clear()
         self._bytes = 0
 
     def finish(self) -> None:
-        """Everything is durable then, but the names."""
+        """Write all buffered data and indexes, and sync the files."""
         self._fill()
         if self._parts:
             self._write()
@@ -215,14 +216,14 @@ class _Writer:
         self._segment.sync(with_indexes=True)
 
 
-def compact(plan: Plan, group: Sequence[Segment], newest: Newest, now_ms: int, pace: Pace) -> Swap | None:
-    """Write what is left of a group; None when nothing of it changes. OSError, CorruptRecordError."""
+def compact(plan: Plan, group: Sequence[Segment], offset_map: OffsetMap, now_ms: int, pace: Pace) -> Swap | None:
+    """Write the compacted copy of a group. Return None if nothing changes. Raises OSError, CorruptRecordError."""
     log = plan.log
     new = Segment(log.files, log.dir, group[0].base_offset, max(each.created_ms for each in group), CLEANED_SUFFIX)
-    new.remove()  # what an earlier attempt left
+    new.remove()  # of an earlier attempt
     try:
         new.create()
-        is_changed = _write(plan, group, newest, now_ms, _Writer(new, log.config.index_interval_bytes, pace), pace)
+        is_changed = _write(plan, group, offset_map, now_ms, _Writer(new, log.config.index_interval_bytes, pace), pace)
     except BaseException:
         new.remove()
         raise
@@ -232,44 +233,49 @@ def compact(plan: Plan, group: Sequence[Segment], newest: Newest, now_ms: int, p
     return Swap(log, group, new, plan.generation)
 
 
-def _write(plan: Plan, group: Sequence[Segment], newest: Newest, now_ms: int, writer: _Writer, pace: Pace) -> bool:
-    """Whether anything is not as it was."""
+def _write(
+    plan: Plan, group: Sequence[Segment], offset_map: OffsetMap, now_ms: int, writer: _Writer, pace: Pace
+) -> bool:
+    """Return whether any batch changed."""
     is_changed = False
     retention_ms = plan.log.config.delete_retention_ms
     for segment in group:
         for header, data in _batches(plan.log, segment, pace):
-            if header.base_offset >= newest.end_offset:
+            if header.base_offset >= offset_map.end_offset:
                 writer.add(data)
                 continue
             is_last_of_producer = header.producer_id >= 0 and header.last_offset in plan.producers
-            kept = cleaned(data, header, newest.offsets, now_ms, retention_ms)
+            kept = clean_batch(data, header, offset_map.offsets, now_ms, retention_ms)
             if kept is not None and (header.record_count or header.is_control or is_last_of_producer):
                 writer.add(kept)
             elif is_last_of_producer:
                 writer.add(empty_batch(header))
             else:
-                writer.leave_out(header)
+                writer.omit(header)
             is_changed |= kept is not data
     writer.finish()
     return is_changed
 
 
-def done(plan: Plan, newest: Newest) -> bool:
-    """After the last swap: what was looked at is clean now. False when the log was changed by somebody else."""
+def mark_clean(plan: Plan, offset_map: OffsetMap) -> bool:
+    """Mark the records in `offset_map` as clean, after the last swap. Return False if the log changed meanwhile."""
     if not plan.log.durability.is_unchanged(plan.generation):
         return False
-    plan.log.first_dirty_offset = max(plan.log.first_dirty_offset, newest.end_offset)
+    plan.log.first_dirty_offset = max(plan.log.first_dirty_offset, offset_map.end_offset)
     return True
 
 
 def compact_now(log: Log, now_ms: int, high_watermark: int, *, memory_bytes: int = 128 << 20) -> bool:
-    """All of it at once, for tests and tools; whether there was anything to compact. OSError, KafkaError."""
-    plan = plan_of(log, now_ms, high_watermark)
+    """Run a complete compaction, for tests and tools. Return False if there was nothing to do or the log changed.
+
+    Raises OSError, KafkaError.
+    """
+    plan = plan_compaction(log, now_ms, high_watermark)
     if plan is None:
         return False
-    newest = newest_offsets(plan, memory_bytes, _no_pace)
-    for group in groups(plan, newest.end_offset):
-        swap = compact(plan, group, newest, now_ms, _no_pace)
+    offset_map = build_offset_map(plan, memory_bytes, _no_pace)
+    for group in group_segments(plan, offset_map.end_offset):
+        swap = compact(plan, group, offset_map, now_ms, _no_pace)
         if swap is None:
             continue
         if swap.begin():
@@ -279,8 +285,8 @@ def compact_now(log: Log, now_ms: int, high_watermark: int, *, memory_bytes: int
                 swap.finish()
         swap.discard()
         plan.generation = swap.generation
-    return done(plan, newest)
+    return mark_clean(plan, offset_map)
 
 
 def _no_pace(size_bytes: int) -> None:
-    """As fast as it goes."""
+    """Do not limit the rate."""

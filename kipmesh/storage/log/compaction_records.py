@@ -1,13 +1,13 @@
-"""What compaction makes of one record batch: which records stay, and the batch of those that do.
+"""Compaction of one record batch.
 
-Rules (Apache Kafka's). Of the records with a key only the last stays. A tombstone (a record without value) that is its
-key's last stays until the batch's delete horizon, which the first compaction that meets it sets: bit 6 of the
-attributes, with the horizon in ms as the batch's base timestamp. Control batches stay as they are. What stays keeps its
-offset, and its batch its base and last offset, producer and sequence; the codec is the producer's.
+Rules: as Apache Kafka. Only the last record of each key is kept. A tombstone (a record without value) that is the last
+of its key is kept until the batch's delete horizon. The first compaction of the batch sets the horizon: bit 6 of the
+attributes, and the horizon (ms) as base timestamp. Control batches are not changed. Kept records keep their offset;
+their batch keeps its base and last offset, producer, sequence and codec.
 
-Ours: a record without key stays, and so does a batch that cannot be decoded.
+Difference to Kafka: records without key, and batches that cannot be decoded, are kept.
 
-Invariants: nothing here changes an offset; bytes of a record change only where its batch gets a delete horizon.
+Invariants: offsets never change. The bytes of a record change only when its batch gets a delete horizon.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from kipmesh.core.record_batch import HEADER_BYTES, BatchHeader, join, put_varin
 from kipmesh.storage.compression import compress, decompress
 
 RECORDS_BYTES_MAX = 64 << 20
-"""Bytes of a batch's records when they are decompressed."""
+"""Maximum decompressed size of a batch's records."""
 
 DELETE_HORIZON = 0x40
-"""The bit of a batch's attributes that says so."""
+"""Attribute bit of a batch whose base timestamp is its delete horizon."""
 _OUTPUT_BYTES_MIN = 16 << 10
 _OUTPUT_RATIO = 8
 _NO_TIMESTAMP = -1
 
 
-class Place(NamedTuple):
-    """One record within the decompressed records of a batch."""
+class RecordLocation(NamedTuple):
+    """Location and key of one record within the decompressed records of a batch."""
 
     start: int
     attributes: int
-    """Position of its attributes, after its length."""
+    """Position of the attributes, after the length."""
     rest: int
-    """Position of what follows its timestamp."""
+    """Position after the timestamp delta."""
     end: int
     timestamp_delta: int
     offset_delta: int
@@ -45,7 +45,7 @@ class Place(NamedTuple):
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """Value and the position after it. IndexError, CorruptRecordError."""
+    """Return the value and the position after it. Raises IndexError, CorruptRecordError."""
     byte = data[position]
     if byte < 0x80:
         return (byte >> 1) ^ -(byte & 1), position + 1
@@ -57,13 +57,13 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return (value >> 1) ^ -(value & 1), position + 1
         shift += 7
-    raise CorruptRecordError("a varint is longer than ten bytes")
+    raise CorruptRecordError("a varint must have at most ten bytes")
 
 
 def records_of(data: bytes, header: BatchHeader) -> bytes:
-    """The records of a whole batch, decompressed; CorruptRecordError."""
+    """Return the decompressed records of a batch. Raises CorruptRecordError."""
     body = data[HEADER_BYTES : header.size_bytes]
-    limit = max(_OUTPUT_BYTES_MIN, len(body) * _OUTPUT_RATIO)  # all of the output's memory is written to
+    limit = max(_OUTPUT_BYTES_MIN, len(body) * _OUTPUT_RATIO)  # start small: `decompress` allocates the limit
     while limit < RECORDS_BYTES_MAX:
         try:
             return decompress(body, header.compression, limit)
@@ -72,9 +72,12 @@ def records_of(data: bytes, header: BatchHeader) -> bytes:
     return decompress(body, header.compression, RECORDS_BYTES_MAX)
 
 
-def places(records: bytes, header: BatchHeader) -> list[Place]:
-    """Where each record is; CorruptRecordError unless they are whole, and their offsets rise within the batch."""
-    found: list[Place] = []
+def locate_records(records: bytes, header: BatchHeader) -> list[RecordLocation]:
+    """Return the location of each record.
+
+    Raises CorruptRecordError if they are incomplete or their offsets do not rise.
+    """
+    found: list[RecordLocation] = []
     position, before = 0, -1
     try:
         for _ in range(header.record_count):
@@ -86,69 +89,75 @@ def places(records: bytes, header: BatchHeader) -> list[Place]:
             key = records[at : at + key_size] if key_size >= 0 else None
             value_size, at = _varint(records, at + max(key_size, 0))
             if size < 0 or at + max(value_size, 0) > end or end > len(records):
-                raise CorruptRecordError("a record reaches beyond its end")
+                raise CorruptRecordError("the fields of a record exceed its length")
             if not before < offset_delta <= header.last_offset_delta:
-                raise CorruptRecordError(f"a record with offset delta {offset_delta} after {before}")
+                raise CorruptRecordError(
+                    f"offset delta must be {before + 1} to {header.last_offset_delta}, got {offset_delta}"
+                )
             found.append(
-                Place(position, attributes, rest, end, timestamp_delta, offset_delta, key, is_tombstone=value_size < 0)
+                RecordLocation(
+                    position, attributes, rest, end, timestamp_delta, offset_delta, key, is_tombstone=value_size < 0
+                )
             )
             position, before = end, offset_delta
     except IndexError:
-        raise CorruptRecordError("a record reaches beyond its batch") from None
+        raise CorruptRecordError("a record exceeds its batch") from None
     if position != len(records):
-        raise CorruptRecordError("bytes after the last record")
+        raise CorruptRecordError(f"{len(records) - position} bytes follow the last record")
     return found
 
 
 def validate_keys(batch: bytes, header: BatchHeader) -> None:
-    """KafkaError(INVALID_RECORD) unless each record of a batch for a compacted topic can be read and has a key."""
+    """Raise KafkaError(INVALID_RECORD) unless all records of a batch for a compacted topic are valid and have a key."""
     try:
-        found = places(records_of(bytes(batch), header), header)
+        found = locate_records(records_of(bytes(batch), header), header)
     except CorruptRecordError as error:
-        raise KafkaError(ErrorCode.INVALID_RECORD, f"a batch for a compacted topic: {error.message}") from None
+        raise KafkaError(
+            ErrorCode.INVALID_RECORD, f"cannot decode a batch for a compacted topic: {error.message}"
+        ) from None
     if any(place.key is None for place in found):
-        raise KafkaError(ErrorCode.INVALID_RECORD, "a compacted topic takes no record without key")
+        raise KafkaError(ErrorCode.INVALID_RECORD, "records of a compacted topic must have a key")
     if any(place.offset_delta != number for number, place in enumerate(found)):
-        raise KafkaError(ErrorCode.INVALID_RECORD, "offsets within the batch have gaps")
+        raise KafkaError(ErrorCode.INVALID_RECORD, "offset deltas of the batch must not have gaps")
 
 
 def keys_of(data: bytes, header: BatchHeader) -> Sequence[tuple[bytes, int]]:
-    """Key and offset of each record that has a key; none of a batch that cannot be decoded, or has none to see."""
+    """Return key and offset of each record with a key; empty for control batches and undecodable ones."""
     if header.is_control or not header.record_count:
         return ()
     try:
-        found = places(records_of(data, header), header)
+        found = locate_records(records_of(data, header), header)
     except CorruptRecordError:
         return ()
     return [(place.key, header.base_offset + place.offset_delta) for place in found if place.key is not None]
 
 
 def empty_batch(header: BatchHeader) -> bytes:
-    """The batch without records: it says what its producer last wrote."""
+    """Return the batch without its records. It keeps the producer's last sequence."""
     kept = header._replace(record_count=0, base_timestamp=header.max_timestamp).with_records(0, 0)
     return join(kept._replace(attributes=kept.attributes & ~DELETE_HORIZON), b"")
 
 
-def filler(base_offset: int, last_offset: int, leader_epoch: int) -> bytes:
-    """A batch without records for offsets whose records are gone."""
+def filler_batch(base_offset: int, last_offset: int, leader_epoch: int) -> bytes:
+    """Return a batch without records that replaces omitted batches."""
     header = BatchHeader(
         base_offset, 0, leader_epoch, 2, 0, 0, last_offset - base_offset, _NO_TIMESTAMP, _NO_TIMESTAMP, -1, -1, -1, 0
     )
     return join(header.with_records(0, 0), b"")
 
 
-def cleaned(
+def clean_batch(
     data: bytes, header: BatchHeader, newest: Mapping[bytes, int], now_ms: int, delete_retention_ms: int
 ) -> bytes | None:
-    """The batch with the records that stay: `data` itself when all do, None when none does.
+    """Return the batch with the records that are kept: `data` itself if all are, None if none is.
 
-    `newest` is the last offset of each key that is known. The batch is whole.
+    `newest`: last offset of each known key. `now_ms`: wall-clock time. The batch is complete.
     """
     if header.is_control or not header.record_count:
         return data
     try:
         records = records_of(data, header)
-        found = places(records, header)
+        found = locate_records(records, header)
     except CorruptRecordError:
         return data
     horizon = header.base_timestamp if header.attributes & DELETE_HORIZON else None
@@ -183,8 +192,8 @@ def cleaned(
     return join(changed.with_records(len(packed), header.compression), packed)
 
 
-def _put_moved(out: bytearray, records: bytes, place: Place, by_ms: int) -> None:
-    """The record in a batch whose base timestamp is another."""
+def _put_moved(out: bytearray, records: bytes, place: RecordLocation, by_ms: int) -> None:
+    """Append the record, with its timestamp delta shifted by `by_ms`."""
     record = bytearray(records[place.attributes : place.attributes + 1])
     put_varint(record, place.timestamp_delta + by_ms)
     record += records[place.rest : place.end]

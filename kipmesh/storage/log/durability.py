@@ -1,16 +1,19 @@
-"""What of one log is durable, and making it so.
+"""Durability of one log: the recovery point, and flushing.
 
-A flush may run on any thread while the log's owner appends, cuts and rolls. It works on a snapshot: offsets below the
-log end it saw are in files it saw, and a write is complete before the log end passes it. While segments are cut or
-removed the generation is odd, and afterwards another even number: a flush, or a search, that did not see one and the
-same even generation from before its snapshot to its end says nothing, and errors that it met say nothing either.
+A flush may run on any thread while the log's owner appends, truncates and rolls. It works on a snapshot of the segments
+and the log end offset: a write is complete before the log end passes it, so the snapshot's segments contain every batch
+below its log end.
 
-A cut below the recovery point lowers it at once in memory. The checkpoint on disk may be behind until the next append,
-which writes it first: until then every batch that the old checkpoint vouches for is either whole or gone from its
-file's end, and a segment that ends before the next one begins is found when the log is loaded.
+The generation detects concurrent truncations and removals of segments: it is odd during such a change and has a new
+even value after it. A flush or search is void, errors included, unless the generation had one even value from before
+its snapshot to its end.
 
-Invariants: every batch below `recovery_point` is durable, with the names of its files, the epochs up to there and
-the topic id; `recovery_point` and the generation move under `_lock`.
+A truncation below the recovery point lowers it in memory. The checkpoint on disk is updated before the next append.
+Until then each batch that the old checkpoint covers is complete or missing at the end of its file, and loading detects
+a segment that ends before the next one starts.
+
+Invariants: every batch below `recovery_point` is durable, with its file names, leader epochs and topic id.
+`recovery_point` and the generation change under `_lock`.
 """
 
 from __future__ import annotations
@@ -27,99 +30,102 @@ from kipmesh.storage.log.epochs import LeaderEpochs
 from kipmesh.storage.log.segment import Segment
 
 Snapshot = tuple[Sequence[Segment], int]
-"""Segments and the log end offset, the latter taken first."""
+"""Segments and the log end offset, which is read first."""
 
 
 class EpochsNotWrittenError(OSError):
-    """The disk had no room for the leader epochs: nothing was lost, and the next flush tries again."""
+    """The leader epoch checkpoint did not fit the disk. Nothing is lost; the next flush retries."""
 
 
 class Durability:
-    """See the module."""
+    """Recovery point and generation of one log, see the module.
+
+    `unflushed_since_ms`: time of the oldest unflushed append, or None.
+    """
 
     def __init__(self, fs: FileSystem, directory: str, recovery_point: int, unflushed_since_ms: int | None) -> None:
         self.recovery_point = recovery_point
         self.names_dirty = False
-        """Whether files were made, renamed or removed since the directory was last synced."""
+        """Whether files were created, renamed or removed since the last sync of the directory."""
         self.identity_dirty = False
-        """Whether `partition.metadata` and the directory's own name are not known to be durable."""
+        """Whether `partition.metadata` or the name of the log's directory may not be durable."""
         self._fs = fs
         self._directory = directory
         self._unflushed_since_ms = unflushed_since_ms
         self._generation = self._generation_synced = 0
-        self._lowered = self._lowered_checkpointed = 0  # how often the recovery point was lowered
+        self._lowered = self._lowered_checkpointed = 0  # number of times that the recovery point was lowered
         self._cap: int | None = None
         self._lock = threading.Lock()
-        self._flushing = threading.Lock()  # one flush at a time; the owner never waits for it but to close
+        self._flush_lock = threading.Lock()  # the owner takes it only to close the log
 
-    # -- told by the owner
+    # -- called by the owner
 
     def note_append(self, now_ms: int) -> None:
-        """Something was appended."""
+        """Start the `flush.ms` timer, unless it runs."""
         if self._unflushed_since_ms is None:
             self._unflushed_since_ms = now_ms
 
     @contextmanager
     def changing_files(self) -> Iterator[None]:
-        """Around a change of what there is: files get other names, go, or become shorter.
+        """Enclose a change that renames, removes or truncates files.
 
-        After an exception the generation stays odd, for the log is not to be used any more.
+        After an exception the generation stays odd, because the log must not be used any longer.
         """
-        self.end()
+        self.stop()
         yield
-        # Only now: a flush that began meanwhile may have synced the directory before the names changed.
+        # Set last, because a concurrent flush may have synced the directory before the names changed.
         self.names_dirty = True
         with self._lock:
             self._generation += 1
 
-    def end(self) -> None:
-        """From now on no flush moves the recovery point."""
+    def stop(self) -> None:
+        """Prevent all flushes from advancing the recovery point."""
         with self._lock:
             self._generation |= 1
 
     @property
     def generation(self) -> int:
-        """To be compared by `is_unchanged`."""
+        """The current generation, for `is_unchanged`."""
         return self._generation
 
     @property
     def has_unsynced_change(self) -> bool:
-        """Whether a power failure may bring back what was cut or removed."""
+        """Whether a power failure may restore truncated or removed batches."""
         return self._generation != self._generation_synced
 
     def note_unclean(self) -> None:
-        """The process before this one may have cut or removed something."""
+        """Assume unsynced truncations by the previous process."""
         self._generation_synced = -1
 
     def is_unchanged(self, generation: int) -> bool:
-        """Whether what was seen since then was of one state."""
+        """Return whether everything read since `generation` was observed belongs to one consistent state."""
         return generation == self._generation and not generation & 1
 
     def lower(self, log_end_offset: int) -> None:
-        """The log was cut: what is appended there is not durable."""
+        """Lower the recovery point to the log end after a truncation."""
         with self._lock:
             if self.recovery_point > log_end_offset:
                 self.recovery_point = log_end_offset
                 self._lowered += 1
 
     def note_lowered(self) -> None:
-        """The checkpoint on disk has a higher recovery point than the log that was found."""
+        """Record that the checkpoint on disk is above the log that was loaded."""
         self._lowered += 1
 
     @property
     def is_checkpoint_stale(self) -> bool:
-        """Whether the checkpoint on disk may have a recovery point from before a cut below it."""
+        """Whether the recovery point on disk may be above a truncation."""
         return self._lowered != self._lowered_checkpointed
 
     def to_checkpoint(self) -> tuple[int, int]:
-        """The recovery point, and a mark for `note_checkpoint`."""
+        """Return the recovery point to checkpoint, and a token for `note_checkpoint`."""
         with self._lock:
             point = self.recovery_point
             return (point if self._cap is None else min(point, self._cap)), self._lowered
 
     @contextmanager
     def capped(self, offset: int) -> Iterator[None]:
-        """Meanwhile no checkpoint has a recovery point above `offset`: the log may be cut there."""
+        """Cap checkpointed recovery points at `offset` during a possible truncation to it."""
         with self._lock:
             self._cap = offset
         try:
@@ -129,17 +135,17 @@ class Durability:
                 self._cap = None
 
     def note_checkpoint(self, mark: int) -> None:
-        """What `to_checkpoint` gave with that mark is on disk."""
+        """Record that the value returned with this token by `to_checkpoint` is on disk."""
         with self._lock:
             self._lowered_checkpointed = max(self._lowered_checkpointed, mark)
 
     def skip_to(self, offset: int) -> None:
-        """Nothing below `offset` exists any more."""
+        """Raise the recovery point to the new start of the first segment."""
         with self._lock:
             self.recovery_point = max(self.recovery_point, offset)
 
     def is_due(self, now_ms: int, config: TopicConfig, log_end_offset: int, active_base_offset: int) -> bool:
-        """Whether `flush.messages`, `flush.ms` or a rolled segment ask for a flush."""
+        """Return whether `flush.messages`, `flush.ms` or a rolled segment requires a flush."""
         unflushed = log_end_offset - self.recovery_point
         if unflushed <= 0:
             return False
@@ -148,22 +154,24 @@ class Durability:
         since = self._unflushed_since_ms
         return since is not None and now_ms - since >= config.flush_ms
 
-    # -- from any thread
+    # -- thread-safe
 
-    def flush(self, take: Callable[[], Snapshot], epochs: LeaderEpochs, *, sealed: bool = False) -> None:
-        """Make everything that `take` gives durable and move the recovery point. OSError: nothing is known then.
+    def flush(self, take_snapshot: Callable[[], Snapshot], epochs: LeaderEpochs, *, sealed: bool = False) -> None:
+        """Sync the segments of `take_snapshot()` and the epochs, then advance the recovery point.
 
-        EpochsNotWrittenError passes. `sealed` is for the last flush, after the active segment's indexes were written.
+        `sealed`: also sync the indexes of the active segment, for the last flush. Raises EpochsNotWrittenError, which
+        is transient, or OSError, after which the durable state is unknown.
         """
-        with self._flushing:
-            generation = self._generation  # before the snapshot: a cut since then is seen
-            if generation & 1:  # it would say nothing, and the directory's name may be another log's by now
+        with self._flush_lock:
+            # Both are read before the snapshot, to detect later truncations and to restart the timer for later appends.
+            generation = self._generation
+            if generation & 1:  # another log may use the directory's path by now
                 return
-            since = self._unflushed_since_ms  # and so is this: an append that the snapshot lacks begins anew
+            since = self._unflushed_since_ms
             self._unflushed_since_ms = None
             is_done = False
             try:
-                segments, end = take()
+                segments, end = take_snapshot()
                 self._sync_all(segments, end, epochs, sealed)
                 with self._lock:
                     is_done = self.is_unchanged(generation)
@@ -190,8 +198,8 @@ class Durability:
         self._sync_names(with_parent=True)
 
     def wait_for_flush(self) -> None:
-        """Until no flush runs any more that began before `end`; later ones touch nothing."""
-        with self._flushing:
+        """Wait for a flush that started before `stop`. Later flushes do nothing."""
+        with self._flush_lock:
             pass
 
     def _sync_segments(self, segments: Sequence[Segment], end: int, sealed: bool) -> None:
@@ -202,8 +210,8 @@ class Durability:
                 segment.sync(with_indexes=sealed or not is_active)
 
     def sync_identity(self) -> None:
-        """Make `partition.metadata` durable; the caller syncs the directory above. OSError."""
-        with self._flushing:
+        """Make `partition.metadata` durable. The caller syncs the data directory. Raises OSError."""
+        with self._flush_lock:
             generation = self._generation
             if generation & 1:
                 return

@@ -1,10 +1,10 @@
-"""Leader epochs of one log: which epoch's records start where, with the semantics of Kafka's LeaderEpochFileCache.
+"""Leader epochs of one log and their start offsets, with the semantics of Kafka's LeaderEpochFileCache.
 
-Rules: "Log truth". The list is a pure function of the batches in the log and of `assign` on becoming leader, so the
-checkpoint needs to be on disk only before the recovery point passes what it says: recovery reads the rest from batches.
+Rules: "Log truth". The entries follow from the batches in the log and the calls of `assign` by a new leader. The
+checkpoint is therefore needed only below the recovery point: recovery rebuilds later entries from the batches.
 
-Invariants: epochs and start offsets both rise strictly. `entries` is an immutable value that is replaced, so that
-another thread may write it while the owner changes it.
+Invariants: epochs and start offsets rise strictly. `entries` is immutable and replaced as a whole, so that another
+thread may write it to disk while the owner changes it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ UNDEFINED = EpochEndOffset(-1, -1)
 
 
 class LeaderEpochs:
-    """(epoch, start offset) of a log, oldest first."""
+    """(epoch, start offset) pairs of a log, oldest first."""
 
     __slots__ = ("entries", "latest_epoch", "written")
 
@@ -27,20 +27,20 @@ class LeaderEpochs:
         for epoch, start_offset in entries:
             self.assign(epoch, start_offset)
         self.written: tuple[tuple[int, int], ...] | None = entries if self.entries == entries else None
-        """What the checkpoint file holds; None when that is not known."""
+        """Entries in the checkpoint file, or None if unknown."""
 
     @property
     def is_dirty(self) -> bool:
-        """Whether the checkpoint file is behind."""
+        """Whether the checkpoint file is outdated."""
         return self.written != self.entries
 
     def assign(self, epoch: int, start_offset: int) -> None:
-        """Records from `start_offset` on are of `epoch`; entries that contradict this go.
+        """Start `epoch` at `start_offset`, and remove entries that contradict it.
 
-        An epoch keeps its first start offset: assigning it again changes nothing.
+        Assigning the latest epoch again keeps its first start offset. Raises ValueError for negative arguments.
         """
         if epoch < 0 or start_offset < 0:
-            raise ValueError(f"leader epoch {epoch} at offset {start_offset}")
+            raise ValueError(f"leader epoch and start offset must be at least 0, got {epoch} and {start_offset}")
         entries = self.entries
         if entries and epoch == entries[-1][0] and start_offset >= entries[-1][1]:
             return
@@ -50,7 +50,7 @@ class LeaderEpochs:
         self._replace((*entries[:keep], (epoch, start_offset)))
 
     def truncate_from_end(self, end_offset: int) -> None:
-        """Forget epochs that start at or after `end_offset`."""
+        """Remove epochs that start at or after `end_offset`."""
         entries = self.entries
         keep = len(entries)
         while keep and entries[keep - 1][1] >= end_offset:
@@ -59,7 +59,7 @@ class LeaderEpochs:
             self._replace(entries[:keep])
 
     def truncate_from_start(self, start_offset: int) -> None:
-        """Forget epochs that end at or before `start_offset`; the one that spans it starts there now."""
+        """Remove epochs that end at or before `start_offset`. An epoch that contains it now starts there."""
         entries = self.entries
         gone = bisect_right(entries, start_offset, key=lambda entry: entry[1])
         if gone and entries[gone - 1][1] != start_offset:
@@ -68,14 +68,14 @@ class LeaderEpochs:
             self._replace(entries[gone - 1 :])
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all entries."""
         self._replace(())
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> EpochEndOffset:
-        """The largest epoch at or below `epoch`, and where it ends.
+        """Return the largest epoch at or below `epoch`, and its end offset.
 
-        (-1, -1) when `epoch` is -1 or above all known ones. Below all known ones: `epoch` itself, ending where the
-        first known one starts.
+        Returns (-1, -1) if `epoch` is -1 or above all entries. Below all entries, returns `epoch` itself with the start
+        offset of the first entry.
         """
         entries = self.entries
         if epoch < 0 or not entries:
@@ -88,7 +88,7 @@ class LeaderEpochs:
         return EpochEndOffset(entries[above - 1][0] if above else epoch, entries[above][1])
 
     def epoch_of(self, offset: int) -> int:
-        """The epoch of a record, -1 if it is before all known ones."""
+        """Return the epoch of the record at `offset`, or -1 if it is before all entries."""
         at = bisect_right(self.entries, offset, key=lambda entry: entry[1])
         return self.entries[at - 1][0] if at else -1
 

@@ -1,15 +1,15 @@
-"""The two sparse indexes of a segment: offset -> position, and timestamp -> offset.
+"""The sparse indexes of a segment: offset to position, and timestamp to offset.
 
-The files are Kafka's: entries of 8 bytes (relative offset, position) and of 12 (timestamp, relative offset), big
-endian, not preallocated. An offset entry names the last offset of the batch at its position; a time entry the largest
-timestamp so far and the last offset of the batch that has it.
+The file formats are Kafka's: big-endian entries of 8 bytes (relative offset, position) or 12 bytes (timestamp, relative
+offset), not preallocated. An offset entry has the last offset of the batch at its position. A time entry has the
+largest timestamp so far and the last offset of its batch.
 
-Entries gather in memory and are written some hundreds at a time; what a crash loses of them, recovery builds anew
-from the log. A look-up bisects blocks of the file, so that nothing but the unwritten tail is held in memory.
+Entries are buffered and written some hundreds at a time. Recovery rebuilds lost entries from the log. A lookup bisects
+blocks of the file; only unwritten entries are kept in memory.
 
-Threads: the owner changes an index; another thread may look up in it meanwhile, under its lock.
+Threads: the owner changes an index. Any thread may look up entries; a lock protects them.
 
-Invariants: keys rise strictly; `pending` is at most `_PENDING_BYTES_MAX` long unless the disk is full.
+Invariants: keys rise strictly. At most `_PENDING_BYTES_MAX` bytes are buffered unless the disk is full.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BLOCK_ENTRIES = 512
 
 
 class SparseIndex:
-    """An append-only file of pairs whose first and second numbers rise."""
+    """An append-only file of number pairs. Both numbers rise."""
 
     __slots__ = ("_entry", "_files", "_lock", "_pending", "_written", "last", "path")
 
@@ -45,19 +45,21 @@ class SparseIndex:
 
     @property
     def count(self) -> int:
-        """Entries, written or not."""
+        """Number of entries, written or buffered."""
         return self._written + len(self._pending) // self._entry.size
 
     def load(self, file_bytes: int) -> None:
-        """Take over a file; CorruptRecordError when it is not whole entries."""
+        """Use an existing file of that size. Raises CorruptRecordError unless it consists of complete entries."""
         if file_bytes % self._entry.size:
-            raise CorruptRecordError(f"{os.path.basename(self.path)} is not a multiple of {self._entry.size} bytes")
+            raise CorruptRecordError(
+                f"size of {os.path.basename(self.path)} must be a multiple of {self._entry.size}, got {file_bytes}"
+            )
         self._written = file_bytes // self._entry.size
         self._pending.clear()
         self.last = self.at(self._written - 1) if self._written else None
 
     def append(self, first: int, second: int) -> None:
-        """Add an entry; OSError when the disk fails. A full disk only delays the writing."""
+        """Add an entry. Raises OSError, except on a full disk, which only delays the write."""
         with self._lock:
             self._pending += self._entry.pack(first, second)
             self.last = (first, second)
@@ -69,7 +71,7 @@ class SparseIndex:
                     raise
 
     def write(self) -> None:
-        """Bring the file up to date, creating it where missing. Writing the same again is harmless."""
+        """Write buffered entries, creating the file if missing. Idempotent. Raises OSError."""
         file = self._files.get(self.path, create=True)
         if self._pending:
             file.write_at(self._pending, self._written * self._entry.size)
@@ -78,15 +80,15 @@ class SparseIndex:
                 self._pending.clear()
 
     def at(self, number: int) -> Entry:
-        """The entry of that number, from 0."""
+        """Return the entry with this index, from 0. Raises OSError, CorruptRecordError if the file is too short."""
         first, second = self._entry.unpack(self._bytes(number, number + 1))
         return first, second
 
     def floor(self, key: int, *, field: int = 0) -> int:
-        """Number of the last entry whose first (or second: field=1) number is at most `key`; -1 if there is none."""
+        """Return the index of the last entry whose number `field` (0 or 1) is at most `key`, or -1 if there is none."""
         unpack, size = self._entry.unpack_from, self._entry.size
         with self._lock:
-            low, high = 0, self.count  # the answer + 1 is within [low, high]
+            low, high = 0, self.count  # the result + 1 is within [low, high]
         block, block_start, block_end = b"", 0, 0
         while low < high:
             middle = (low + high) // 2
@@ -101,7 +103,7 @@ class SparseIndex:
         return low - 1
 
     def truncate(self, count: int) -> None:
-        """Keep the first `count` entries."""
+        """Keep the first `count` entries. Raises OSError."""
         if count >= self.count:
             return
         with self._lock:
@@ -114,7 +116,7 @@ class SparseIndex:
         self.last = self.at(count - 1) if count else None
 
     def reset(self) -> None:
-        """Start anew, whatever the file held."""
+        """Remove all entries, also from the file. Raises OSError."""
         self._pending.clear()
         self._written = 0
         self.last = None
@@ -122,7 +124,7 @@ class SparseIndex:
             self._files.get(self.path).truncate(0)
 
     def _bytes(self, start: int, end: int) -> bytes:
-        """Entries from `start` to before `end`."""
+        """Return the bytes of entries [start, end)."""
         size = self._entry.size
         data = b""
         with self._lock:
@@ -131,5 +133,5 @@ class SparseIndex:
             if end > self._written:
                 data += self._pending[max(0, start - self._written) * size : (end - self._written) * size]
         if len(data) != (end - start) * size:
-            raise CorruptRecordError(f"{os.path.basename(self.path)} is shorter than it was")
+            raise CorruptRecordError(f"{os.path.basename(self.path)} is shorter than {self._written} entries")
         return data

@@ -1,17 +1,16 @@
-"""The log of one partition: segments of record batches, its offsets and its leader epochs.
+"""The log of one partition: segments of record batches, offsets and leader epochs.
 
-Rules: "Log truth". Offsets have no gaps: where compaction (`kipmesh.storage.log.compaction`) removes whole batches, a
-batch without records is in their place. The hot paths (`append_as_leader`, `append_as_follower`, `read`) run on the
-event loop and cost one write or read each; nothing looks into records but the check that those of compacted topics have
-keys.
+Rules: "Log truth". Offsets have no gaps: compaction (`kipmesh.storage.log.compaction`) replaces removed batches by
+batches without records. The hot paths (`append_as_leader`, `append_as_follower`, `read`) run on the event loop and cost
+one write or read each. Records are decoded only to check the keys of compacted topics.
 
-Threads: one owner calls everything, but `flush`, `sync_identity`, `remove_deleted`, `offset_for_timestamp` and
-`max_timestamp_offset`, which any thread may call meanwhile: see `kipmesh.storage.log.durability`.
+Threads: one owner calls every method. `flush`, `sync_identity`, `remove_deleted`, `offset_for_timestamp` and
+`max_timestamp_offset` may also run on other threads, see `kipmesh.storage.log.durability`.
 
-Invariants: log_start_offset <= log_end_offset; every batch below recovery_point is durable; a batch is visible to
-`read` only when all of it was written. A failed write is cut off again. When the disk is full the log goes on once
-there is room; any other failure, a failed fsync above all (the kernel forgets what it could not write, so a second
-try proves nothing), is for good: everything raises `StorageError` until the log is loaded anew.
+Invariants: log_start_offset <= log_end_offset; every batch below recovery_point is durable; `read` returns only
+completely written batches. A partial write is truncated. A full disk is a transient error. Any other disk error is
+permanent: all methods raise `StorageError` until the log is reloaded. That includes a failed fsync, because a second
+fsync may succeed although the kernel dropped the data.
 """
 
 from __future__ import annotations
@@ -43,12 +42,12 @@ _SEARCHES_MAX = 5
 _Found = TypeVar("_Found")
 
 OnFailed = Callable[["Log", StorageError], None]
-"""Told once that a log failed for good, from whichever thread met the failure: a flush's, or the owner's."""
+"""Called once per log, on a permanent failure, on the thread that met it (a flush's or the owner's)."""
 
 
 @dataclass(eq=False, repr=False)
 class Log:
-    """See the module; made by `kipmesh.storage.log.log_loader`."""
+    """The log of one partition, see the module. Created by `kipmesh.storage.log.log_loader.open_log`."""
 
     files: OpenFiles
     dir: str
@@ -63,32 +62,32 @@ class Log:
     log_start_offset: int
     log_end_offset: int
     checkpoint_recovery_point: Callable[[], None] | None = None
-    """Makes the recovery point durable; called before the first append after a truncation below it."""
+    """Makes the recovery point durable. Called before the first append after a truncation below the recovery point."""
     on_failed: OnFailed | None = None
     failed: StorageError | None = None
-    """Set for good by a failure of the disk."""
+    """The permanent failure, if there was one."""
     first_dirty_offset: int = 0
-    """Compaction has seen every record below it; at most the recovery point."""
+    """Offset below which the log is compacted; at most the recovery point."""
     swap: Swap | None = None
-    """The compacted segment that is about to take the place of others."""
+    """The running replacement of segments by a compacted one."""
     size_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.size_bytes = self.segments.size_bytes
         self._closed = False
-        self._failing = threading.Lock()
+        self._failure_lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"Log({self.topic}-{self.partition}, {self.log_start_offset}..{self.log_end_offset})"
 
     @property
     def latest_epoch(self) -> int:
-        """The latest leader epoch, -1 if there is none."""
+        """The latest leader epoch, or -1 if there is none."""
         return self.epochs.latest_epoch
 
     @property
     def recovery_point(self) -> int:
-        """Everything below is durable."""
+        """Offset below which every batch is durable."""
         return self.durability.recovery_point
 
     @property
@@ -98,24 +97,31 @@ class Log:
 
     @property
     def unflushed_messages(self) -> int:
-        """Records that an fsync would make durable."""
+        """Number of records that are not known to be durable."""
         return max(0, self.log_end_offset - self.recovery_point)
 
     def update_config(self, config: TopicConfig) -> None:
-        """Take a changed configuration; it counts from the next append on."""
+        """Replace the topic configuration, effective from the next append."""
         self.config = config
 
     # -- appending
 
     def append_as_leader(self, batch: bytes, leader_epoch: int, now_ms: int) -> AppendInfo:
-        """Check one batch, give it offsets and write it; a plain KafkaError says what is wrong with the batch.
+        """Validate a produced batch, assign offsets and `leader_epoch`, and write it. `now_ms` is wall-clock time.
 
-        What a producer sends again is not written: the answer has its first place, and a size of 0.
+        A duplicate from an idempotent producer is not written again: the result has the offsets of the first write and
+        `size_bytes` 0.
+
+        Raises KafkaError (FENCED_LEADER_EPOCH, the codes of `validate_produced`, or those of the producer's sequence
+        check), and StorageError if the disk fails or is full.
         """
         self._check_appendable()
         config = self.config
         if leader_epoch < self.epochs.latest_epoch:
-            raise KafkaError(ErrorCode.FENCED_LEADER_EPOCH, f"epoch {leader_epoch} after {self.epochs.latest_epoch}")
+            raise KafkaError(
+                ErrorCode.FENCED_LEADER_EPOCH,
+                f"leader epoch {leader_epoch} is older than the log's latest epoch {self.epochs.latest_epoch}",
+            )
         header = validate_produced(batch, config, now_ms, is_internal=self.topic == CLUSTER_METADATA_TOPIC)
         first_offset = self.log_end_offset
         append_time, max_timestamp = -1, header.max_timestamp
@@ -135,18 +141,19 @@ class Log:
             position = segment.write(data)
             self.log_end_offset = last_offset + 1
             self.size_bytes += len(data)
-            segment.note(position, len(data), last_offset, max_timestamp, config.index_interval_bytes)
+            segment.index_batch(position, len(data), last_offset, max_timestamp, config.index_interval_bytes)
         except OSError as error:
             raise self.fail(error, "append to") from error
-        self.producers.appended(header, first_offset, now_ms)
-        self.segments.remember(first_offset, segment, position)
+        self.producers.append(header, first_offset, now_ms)
+        self.segments.cache_position(first_offset, segment, position)
         self.durability.note_append(now_ms)
         return AppendInfo(first_offset, last_offset, max_timestamp, append_time, len(data))
 
     def _check_appendable(self) -> None:
-        """Nothing is written while a checkpoint on disk vouches for offsets that a cut gave away.
+        """Checkpoint a lowered recovery point before new batches are written.
 
-        Here and not at the cut: logs that are cut together need one checkpoint, which the manager's next one may be.
+        Otherwise the checkpoint on disk would vouch for offsets that were truncated. `truncate_to` does not write it,
+        so that one checkpoint covers all logs that are truncated together.
         """
         self.check_usable()
         if self.durability.is_checkpoint_stale:
@@ -156,10 +163,10 @@ class Log:
             self.durability.note_checkpoint(mark)
 
     def append_as_follower(self, records: bytes, now_ms: int) -> AppendInfo | None:
-        """Write batches as the leader has them; None when not one is whole.
+        """Write batches fetched from the leader, unchanged. Return None if `records` contains no complete batch.
 
-        CorruptRecordError when they are damaged, or do not continue the log; then none of them is written. After a
-        StorageError those before the log end are.
+        Raises CorruptRecordError, before anything is written, if a batch is corrupt or does not continue the log. If it
+        raises StorageError, the batches below `log_end_offset` were written.
         """
         self._check_appendable()
         if self.topic != CLUSTER_METADATA_TOPIC:
@@ -167,7 +174,7 @@ class Log:
         batches = list(iterate(records, allow_partial=True))
         if not batches:
             return None
-        self._begin_where(records, batches)
+        self._check_continues(records, batches)
         first_offset = self.log_end_offset
         view = memoryview(records)
         done = 0
@@ -183,85 +190,86 @@ class Log:
         max_timestamp = max(header.max_timestamp for _, header in batches)
         return AppendInfo(first_offset, last.last_offset, max_timestamp, -1, position + last.size_bytes)
 
-    def _begin_where(self, records: bytes, batches: list[tuple[int, BatchHeader]]) -> None:
-        """CorruptRecordError unless the batches continue the log; an empty log may begin within the first of them."""
+    def _check_continues(self, records: bytes, batches: list[tuple[int, BatchHeader]]) -> None:
+        """Raise CorruptRecordError unless the batches continue the log. An empty log may start within a batch."""
         start = self.log_end_offset
         first = batches[0][1]
         if not (first.base_offset < start <= first.last_offset and self.log_start_offset == start):
             validate_replicated(records, batches, start, self.epochs.latest_epoch)
             return
-        # The leader's log start lies within this batch, and so does ours: begin with the whole batch.
+        # The log start of leader and follower is within this batch: store the whole batch.
         validate_replicated(records, batches, first.base_offset, -1)
         self.truncate_fully_and_start_at(first.base_offset)
         self.log_start_offset = start
         self._check_appendable()
 
     def _append_run(self, view: memoryview, batches: list[tuple[int, BatchHeader]], start: int, now_ms: int) -> int:
-        """Write as many batches from `start` on as fit the segment, in one go; gives the first that is left."""
+        """Write with one call the batches from index `start` that fit the active segment. Return the next index."""
         position, header = batches[start]
         segment = self._segment_for(header.size_bytes, header.last_offset, header.max_timestamp, now_ms)
-        end, stop = segment.fitting(batches, start, self.config.segment_bytes)
+        end, stop = segment.fitting_run(batches, start, self.config.segment_bytes)
         written_at = segment.write(view[position:end])
         for at, header in batches[start:stop]:
             if header.partition_leader_epoch > self.epochs.latest_epoch:
                 self.epochs.assign(header.partition_leader_epoch, header.base_offset)
             self.log_end_offset = header.next_offset
-            self.producers.appended(header, header.base_offset, now_ms)
+            self.producers.append(header, header.base_offset, now_ms)
             place = written_at + at - position
             interval = self.config.index_interval_bytes
-            segment.note(place, header.size_bytes, header.last_offset, header.largest_timestamp, interval)
-            self.segments.remember(header.base_offset, segment, place)
+            segment.index_batch(place, header.size_bytes, header.last_offset, header.largest_timestamp, interval)
+            self.segments.cache_position(header.base_offset, segment, place)
         self.size_bytes += end - position
         return stop
 
     def _segment_for(self, size: int, last_offset: int, max_timestamp: int, now_ms: int) -> Segment:
-        """The active segment, rolled first when Kafka would."""
+        """Return the active segment, after rolling it if Kafka would roll before this batch."""
         segment = self.segments.active
         if not segment.exists:
             segment.create()
             self.durability.names_dirty = True
-        if segment.size_bytes and segment.is_to_end(self.config, size, last_offset, max_timestamp, now_ms):
+        if segment.size_bytes and segment.should_roll(self.config, size, last_offset, max_timestamp, now_ms):
             self._roll(now_ms)
         return self.segments.active
 
     def maybe_roll(self, now_ms: int) -> None:
-        """Roll the active segment by `segment.ms` although nothing is appended."""
+        """Roll the active segment if it is older than `segment.ms`. Raises StorageError."""
         self.check_usable()
-        with self.failing("roll"):
+        with self.storage_errors("roll"):
             if self.segments.active.age_ms(now_ms, now_ms) > self.config.roll_ms:
                 self.roll(now_ms)
 
     def roll(self, now_ms: int) -> None:
-        """Begin a new segment, unless the active one is empty."""
+        """Start a new active segment, unless the current one is empty. Raises StorageError."""
         self.check_usable()
-        with self.failing("roll"):
+        with self.storage_errors("roll"):
             if self.segments.active.size_bytes:
                 self._roll(now_ms)
 
     def _roll(self, now_ms: int) -> None:
-        self.segments.active.finish()
-        self.producers.rolled(self.log_end_offset)
+        self.segments.active.become_inactive()
+        self.producers.write_snapshot(self.log_end_offset)
         self.segments.add(self.log_end_offset, now_ms)
         self.durability.names_dirty = True
 
     def assign_epoch(self, leader_epoch: int) -> None:
-        """Become leader: the epoch begins at the log end, records or not."""
+        """Start `leader_epoch` at the log end, when this replica becomes leader."""
         self.check_usable()
         self.epochs.assign(leader_epoch, self.log_end_offset)
 
     # -- reading
 
     def read(self, offset: int, max_bytes: int, max_offset: int, min_one_batch: bool) -> bytes:
-        """Whole batches from the one that has `offset` on, none that reaches `max_offset`; b"" where there is none.
+        """Return complete batches from the one that contains `offset`, up to `max_offset`; b"" if there are none.
 
-        At most `max_bytes`, unless `min_one_batch` and the first batch is larger. KafkaError(OFFSET_OUT_OF_RANGE)
-        outside of log start and log end.
+        Returns at most `max_bytes`. If the first batch is larger, it is returned if `min_one_batch`, else b"". Raises
+        KafkaError(OFFSET_OUT_OF_RANGE) if `offset` is outside of the log, CorruptRecordError for an incomplete batch,
+        StorageError if the disk fails.
         """
         self.check_usable()
         if not self.log_start_offset <= offset <= self.log_end_offset:
             raise KafkaError(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
-                f"offset {offset} is not within {self.log_start_offset}..{self.log_end_offset}",
+                f"offset {offset} is outside of the log's range {self.log_start_offset}..{self.log_end_offset}",
             )
         limit = min(max_offset, self.log_end_offset)
         if offset >= limit:
@@ -276,34 +284,44 @@ class Log:
                     return b""
                 data = segment.read_at(end, position)
                 if len(data) < end:
-                    raise CorruptRecordError(f"the batch before offset {next_offset} of {self!r} is cut")
+                    raise CorruptRecordError(f"the batch before offset {next_offset} of {self!r} is incomplete")
         except OSError as error:
             raise self.fail(error, "read") from error
         if not end:
             return b""
-        self.segments.remember(next_offset, segment, position + end)
+        self.segments.cache_position(next_offset, segment, position + end)
         return data if end == len(data) else data[:end]
 
     def bytes_from(self, offset: int) -> int:
-        """Bytes of the batches from the one that has `offset` on. OSError, CorruptRecordError."""
+        """Return the total size of the batches from the one that contains `offset`.
+
+        Raises OSError, CorruptRecordError.
+        """
         return self.segments.bytes_from(offset) if offset < self.log_end_offset else 0
 
     def end_offset_for_epoch(self, epoch: int) -> EpochEndOffset:
-        """The largest epoch at or below `epoch` and where it ends; (-1, -1) if unknown."""
+        """Return the largest leader epoch at or below `epoch` and its end offset, or (-1, -1) if unknown."""
         return self.epochs.end_offset_for(epoch, self.log_end_offset)
 
     def offset_for_timestamp(self, timestamp_ms: int, max_offset: int) -> TimestampOffset | None:
-        """The first record below `max_offset` with that timestamp or a later one. For any thread; may decompress."""
+        """Return the first record below `max_offset` whose timestamp (ms) is at least `timestamp_ms`, or None.
+
+        Thread-safe. May decompress. Raises KafkaError(OFFSET_NOT_AVAILABLE) if truncations keep interrupting the
+        search, StorageError if the disk fails.
+        """
         return self._search(partial(first_at_or_after, timestamp_ms), max_offset)
 
     def max_timestamp_offset(self, max_offset: int) -> TimestampOffset | None:
-        """The first record below `max_offset` with the largest timestamp. For any thread; may decompress."""
+        """Return the first record below `max_offset` with the largest timestamp, or None. Thread-safe. May decompress.
+
+        Raises the same errors as `offset_for_timestamp`.
+        """
         return self._search(largest, max_offset)
 
     def _search(self, find: Callable[[Sequence[Segment], int, int], _Found], max_offset: int) -> _Found:
-        """Return `find(segments, log start offset, max offset)` for one state of the log.
+        """Return `find(segments, log start offset, max offset)`, computed on one consistent state of the log.
 
-        A search during which the log was truncated is repeated. KafkaError.
+        Repeats a search that a truncation interrupted, at most `_SEARCHES_MAX` times.
         """
         for _ in range(_SEARCHES_MAX):
             self.check_usable()
@@ -317,15 +335,18 @@ class Log:
             else:
                 if self.durability.is_unchanged(generation):
                     return found
-        raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE, f"{self!r} is being cut")
+        raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE, f"{self!r} is being truncated, retry the search")
 
     # -- truncating
 
     def truncate_to(self, offset: int) -> None:
-        """Remove every batch with a record at or after `offset`; the log ends there, or where such a batch began."""
+        """Remove every batch that contains `offset` or a later one.
+
+        The log may end before `offset`, if that is within a batch. Raises StorageError; the failure is then permanent.
+        """
         self.check_usable()
         if offset >= self.log_end_offset:
-            # A leader that was deposed before it wrote has an epoch at its log end that nobody else knows.
+            # A leader that resigned before its first append assigned an epoch that no other replica knows.
             self.epochs.truncate_from_end(self.log_end_offset)
             return
         if offset < self.segments.items[0].base_offset:
@@ -333,49 +354,60 @@ class Log:
             return
         try:
             if self.swap:
-                self.swap.give_up()
+                self.swap.cancel()
             with self.durability.changing_files():
                 end = self.segments.truncate(offset)
                 self._end_at(end)
-                self.producers.truncated(self.segments.items, end)
+                self.producers.truncate(self.segments.items, end)
                 self.epochs.truncate_from_end(end)
                 self.log_start_offset = min(self.log_start_offset, end)
         except (OSError, CorruptRecordError) as error:
-            raise self.fail(error, "truncate", for_good=True) from error
+            raise self.fail(error, "truncate", permanent=True) from error
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
-        """Remove everything and begin at `offset`."""
+        """Remove all batches. The empty log starts and ends at `offset`.
+
+        Raises StorageError; the failure is then permanent.
+        """
         self.check_usable()
-        with self.failing("truncate", for_good=True):
+        with self.storage_errors("truncate", permanent=True):
             if self.swap:
-                self.swap.give_up()
+                self.swap.cancel()
             with self.durability.changing_files():
-                self.segments.start_over(offset)
+                self.segments.reset(offset)
                 self._end_at(offset)
-                self.producers.started_over()
+                self.producers.clear()
                 self.epochs.clear()
                 self.log_start_offset = offset
 
     def _end_at(self, offset: int) -> None:
-        """Batches written from here on are not durable."""
+        """Set the log end after a truncation. Later batches are not durable yet."""
         self.log_end_offset = offset
         self.first_dirty_offset = min(self.first_dirty_offset, offset)
         self.size_bytes = self.segments.size_bytes
         self.durability.lower(offset)
 
     def increment_log_start_offset(self, offset: int) -> None:
-        """Records below `offset` are gone for readers; KafkaError(OFFSET_OUT_OF_RANGE) beyond the log end."""
+        """Hide records below `offset` from readers.
+
+        Raises KafkaError(OFFSET_OUT_OF_RANGE) if `offset` exceeds the log end.
+        """
         self.check_usable()
         if offset > self.log_end_offset:
-            raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"log start {offset} is beyond the end of {self!r}")
+            raise KafkaError(
+                ErrorCode.OFFSET_OUT_OF_RANGE, f"log start offset {offset} is beyond the log end of {self!r}"
+            )
         if offset > self.log_start_offset:
             self.log_start_offset = offset
             self.epochs.truncate_from_start(offset)
 
     def run_retention(self, now_ms: int, high_watermark: int) -> int:
-        """Take segments out of use by time, size and log start, below the high watermark; gives how many."""
+        """Retire segments below the high watermark by time, size and log start offset. Return their number.
+
+        The files are removed after `file.delete.delay.ms`. Raises StorageError; the failure is then permanent.
+        """
         self.check_usable()
-        if self.swap:  # a start that completes it must find what it takes the place of
+        if self.swap:  # a restart that completes the swap needs the old segments
             return 0
         segments = self.segments.items
         count = self._expired(now_ms, high_watermark)
@@ -383,20 +415,20 @@ class Log:
             return 0
         if count == len(segments):
             self.roll(now_ms)
-        with self.failing("delete segments of", for_good=True):
+        with self.storage_errors("delete segments of", permanent=True):
             if count + 1 == len(segments) and not self.segments.active.size_bytes:
-                # The empty successor must be there after a crash: it alone says where the log goes on.
+                # Only the empty active segment will hold the log end offset: its name must survive a crash.
                 self.files.fs.sync_dir(self.dir)
             with self.durability.changing_files():
                 start = self.segments.retire(count, now_ms + self.config.file_delete_delay_ms)
                 self.size_bytes = self.segments.size_bytes
                 self.durability.skip_to(start)
-                self.producers.retired(start)
+                self.producers.delete_snapshots_before(start)
                 self.increment_log_start_offset(max(start, self.log_start_offset))
         return count
 
     def held_back(self, now_ms: int, high_watermark: int) -> int:
-        """How many segments retention would take out of use if all were below the high watermark, and does not."""
+        """Return the number of segments that retention keeps only because they are not below the high watermark."""
         return self._expired(now_ms, self.log_end_offset) - self._expired(now_ms, high_watermark)
 
     def _expired(self, now_ms: int, high_watermark: int) -> int:
@@ -409,49 +441,46 @@ class Log:
         )
 
     def remove_deleted(self, now_ms: int) -> int:
-        """Remove files that have been out of use for `file.delete.delay.ms`; gives how many."""
+        """Remove files that were retired at least `file.delete.delay.ms` ago. Return their number. Thread-safe."""
         return 0 if self._closed else self.segments.remove_retired(now_ms)
 
     # -- durability
 
     def needs_flush(self, now_ms: int) -> bool:
-        """Whether `flush.messages`, `flush.ms` or a rolled segment ask for a flush."""
+        """Return whether `flush.messages`, `flush.ms` or a rolled segment requires a flush."""
         if self.failed or self._closed:
             return False
         return self.durability.is_due(now_ms, self.config, self.log_end_offset, self.segments.active.base_offset)
 
-    def flush(self) -> None:
-        """Make everything appended so far durable, then move the recovery point. For any thread.
+    def flush(self, *, sealed: bool = False) -> None:
+        """Make all batches appended so far durable and advance the recovery point. Thread-safe.
 
-        StorageError when the disk fails, from then on for good; but for want of room for the leader epochs, which
-        passes. When the log is cut meanwhile, the recovery point stays, and the next flush moves it.
+        Raises StorageError if the disk fails. The failure is permanent unless only the leader epoch checkpoint did not
+        fit the disk. If the log is truncated meanwhile, the recovery point does not change; the next flush advances it.
         """
         self.check_usable()
-        self._flush(sealed=False)
-
-    def _flush(self, *, sealed: bool) -> None:
         try:
-            self.durability.flush(self._take, self.epochs, sealed=sealed)
+            self.durability.flush(self._snapshot, self.epochs, sealed=sealed)
         except OSError as error:
-            raise self.fail(error, "flush", for_good=not isinstance(error, EpochsNotWrittenError)) from error
+            raise self.fail(error, "flush", permanent=not isinstance(error, EpochsNotWrittenError)) from error
 
-    def _take(self) -> Snapshot:
-        end = self.log_end_offset  # before the segments: a batch below it is in one of them
+    def _snapshot(self) -> Snapshot:
+        end = self.log_end_offset  # read before the segments, so that they contain every batch below it
         return list(self.segments.items), end
 
     def make_truncations_durable(self) -> bool:
-        """Flush if a truncation may not be durable. For any thread ("Log truth", 392-10).
+        """Flush if a truncation may not be durable. Return False if that failed or the log was truncated meanwhile.
 
-        Return False if the flush failed or the log was truncated meanwhile. Call it before a high watermark is made
-        durable: a power failure may restore what was truncated since the last sync, in place of what was appended
-        there, and a high watermark above would vouch for records that were never committed.
+        Call this before a high watermark is checkpointed (392-10). A power failure may restore batches truncated since
+        the last sync, in place of batches appended there. A checkpointed high watermark above them would mark records
+        as committed that never were. Thread-safe.
         """
         try:
             if self._has_unsynced_truncation:
                 self.flush()
             return not self._has_unsynced_truncation
         except KafkaError as error:
-            _LOG.warning("the high watermark of %r is not raised: %s", self, error.message)
+            _LOG.warning("high watermark of %r not raised: %s", self, error.message)
             return False
 
     @property
@@ -459,147 +488,152 @@ class Log:
         return self.durability.has_unsynced_change or self.segments.active.has_unsynced_truncation
 
     def sync_identity(self) -> None:
-        """Make `partition.metadata` durable; the caller syncs the directory above. For any thread."""
-        with self.failing("sync", for_good=True):
+        """Make `partition.metadata` durable. The caller syncs the data directory. Thread-safe. Raises StorageError."""
+        with self.storage_errors("sync", permanent=True):
             self.durability.sync_identity()
 
     def close(self) -> None:
-        """Write indexes, flush, and let the files go. StorageError when that fails; the log is closed anyway."""
+        """Write indexes, flush and close all files. Raises StorageError; the log is closed anyway."""
         if self._closed:
             return
         try:
             self.check_usable()
             active = self.segments.active
             seals = active.exists and not active.is_sealed
-            with self.failing("close"):
+            with self.storage_errors("close"):
                 active.seal()
-                self.durability.names_dirty |= self.producers.closing(self.log_end_offset) or seals
-            self._flush(sealed=seals)
+                self.durability.names_dirty |= self.producers.write_final_snapshot(self.log_end_offset) or seals
+            self.flush(sealed=seals)
         finally:
             self.abandon()
 
     def abandon(self) -> None:
-        """Let the files go without writing anything; the directory may be renamed or removed."""
+        """Close all files without writing. The directory may then be renamed or removed."""
         self._closed = True
-        self.durability.end()
+        self.durability.stop()
         self.segments.forget_files()
 
     def move_to(self, directory: str) -> None:
-        """Close without writing anything and give the directory another name; waits for a flush that runs. OSError."""
+        """Close without writing, wait for a running flush, and rename the log's directory. Raises OSError."""
         self.abandon()
-        self.durability.wait_for_flush()  # it may write the epochs, by a name that is soon another log's
+        self.durability.wait_for_flush()  # it writes the epochs to a path that another log may use soon
         self.files.fs.rename(self.dir, directory)
-        self.segments.forget_files()  # again: a read on another thread may have opened some before the rename
+        self.segments.forget_files()  # again: another thread may have opened files before the rename
 
     def check_usable(self) -> None:
-        """StorageError when the log failed, KafkaError when it is closed."""
+        """Raise StorageError if the log has failed, KafkaError(UNKNOWN_TOPIC_OR_PARTITION) if it is closed."""
         if self.failed is not None:
             raise self.failed
         if self._closed:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{self!r} is closed")
 
     @contextmanager
-    def failing(self, what: str, *, for_good: bool = False) -> Iterator[None]:
-        """Around work that may meet an OSError: `fail` says what is raised then."""
+    def storage_errors(self, action: str, *, permanent: bool = False) -> Iterator[None]:
+        """Convert an OSError of the enclosed work by `fail`."""
         try:
             yield
         except OSError as error:
-            raise self.fail(error, what, for_good=for_good) from error
+            raise self.fail(error, action, permanent=permanent) from error
 
-    def fail(self, error: Exception, what: str, *, for_good: bool = False) -> StorageError:
-        """What to raise; from now on everything raises it, unless the failure passes. For any thread."""
-        raised = StorageError(f"cannot {what} {self.topic}-{self.partition}: {error}")
-        passes = not for_good and isinstance(error, OSError) and is_no_space(error)
-        if not passes and self.give_up(raised):
-            _LOG.error("%s; the log stays unusable", raised.message)
+    def fail(self, error: Exception, action: str, *, permanent: bool = False) -> StorageError:
+        """Return the StorageError to raise for `error`, and record it unless it is transient (no space). Thread-safe.
+
+        `action` completes "cannot <action> topic-partition". `permanent` records even a lack of space.
+        """
+        raised = StorageError(f"cannot {action} {self.topic}-{self.partition}: {error}")
+        is_transient = not permanent and isinstance(error, OSError) and is_no_space(error)
+        if not is_transient and self.mark_failed(raised):
+            _LOG.error("%s; the log is unusable until it is reloaded", raised.message)
             if self.on_failed:
                 self.on_failed(self, raised)
         return raised
 
-    def give_up(self, error: StorageError) -> bool:
-        """From now on everything raises `error`; False when it raised another already. For any thread."""
-        with self._failing:
+    def mark_failed(self, error: StorageError) -> bool:
+        """Make all methods raise `error` from now on. Return False if the log had failed before. Thread-safe."""
+        with self._failure_lock:
             is_first, self.failed = self.failed is None, self.failed or error
         return is_first
 
 
 class Swap:
-    """How a compacted segment takes the place of others, so that a stop at any point loses nothing; as Kafka names it.
+    """Crash-safe replacement of adjacent segments (`old`) by their compacted copy (`new`), with Kafka's file names.
 
-    1. `.cleaned`: the copy is being written. A start removes it. When it is whole it is fsynced.
-    2. `begin`: it becomes `.swap`, and the directory is synced. From now on a start completes the exchange.
-    3. `take_over`: the others become `.deleted`, readers go on with the copy, and the directory is synced.
+    1. `.cleaned`: the copy is written and fsynced. A restart removes it.
+    2. `begin`: the copy is renamed to `.swap` and the directory is synced. A restart now completes the replacement.
+    3. `take_over`: the old segments are renamed to `.deleted`, readers use the copy, and the directory is synced.
     4. `finish`: the copy gets its plain name.
 
-    A log that is truncated between 2 and 3 gives the exchange up first, durably: else a start would restore what was
-    truncated. Retention waits meanwhile. The syncs are for a thread, everything else for the log's owner.
+    A truncation between 2 and 3 cancels the replacement durably; otherwise a restart would restore truncated records.
+    Retention is suspended meanwhile. The syncs run on a worker thread, all other steps on the log's owner.
 
-    `new` has been written and fsynced, and holds what is left of `old`.
-
-    Invariants: on disk there is at most one `.swap` of a log; while there is, it or what it replaces is complete.
+    Invariants: a log has at most one `.swap` file. While it exists, the copy or the segments that it replaces are
+    complete.
     """
 
     def __init__(self, log: Log, old: Sequence[Segment], new: Segment, generation: int) -> None:
-        """`old` are as they were at that generation of the log's durability."""
+        """`generation`: the generation of the log's durability when `old` was read."""
         self.log = log
         self.old = list(old)
         self.new = new
         self.generation = generation
-        """Until when the log was changed by nobody else; odd when it was."""
-        self._has_taken_over = False
+        """The last generation in which only this swap changed the log; odd if something else changed it."""
+        self._is_in_use = False
 
     def begin(self) -> bool:
-        """Step 2, to be synced; False when the log was changed since the copy was begun. KafkaError."""
+        """Run step 2; call `sync` next. Return False if the log changed since `old` was read. Raises KafkaError."""
         log = self.log
         log.check_usable()
         if log.swap is not None or not log.durability.is_unchanged(self.generation):
             return False
-        with log.failing("compact", for_good=True):
+        with log.storage_errors("compact", permanent=True):
             self.new.move(SWAP_SUFFIX)
         log.swap = self
         return True
 
     def sync(self) -> None:
-        """Make the names durable; for any thread. KafkaError."""
+        """Sync the log's directory. Thread-safe. Raises StorageError."""
         log = self.log
         generation = log.durability.generation
         try:
             log.files.fs.sync_dir(log.dir)
         except OSError as error:
             if log.durability.is_unchanged(generation):
-                raise log.fail(error, "sync the folder of", for_good=True) from error
+                raise log.fail(error, "sync the directory of", permanent=True) from error
 
-    def give_up(self) -> None:
-        """The log is about to be cut: perhaps of what made records go from the copy. OSError."""
-        if not self._has_taken_over:
+    def cancel(self) -> None:
+        """Cancel the swap durably before a truncation. Raises OSError.
+
+        The truncation may remove the records because of which older ones are missing in the copy.
+        """
+        if not self._is_in_use:
             self.new.move(CLEANED_SUFFIX)
             self.log.files.fs.sync_dir(self.log.dir)
             self.log.swap = None
 
     def take_over(self, now_ms: int) -> bool:
-        """Step 3, to be synced; False when the exchange was given up. KafkaError."""
+        """Run step 3; call `sync` next. Return False if the swap was cancelled. Raises KafkaError."""
         log = self.log
         log.check_usable()
         if log.swap is not self:
             return False
-        with log.failing("compact", for_good=True):
+        with log.storage_errors("compact", permanent=True):
             is_alone = log.durability.is_unchanged(self.generation)
             with log.durability.changing_files():
                 log.segments.replace(self.old, self.new, now_ms + log.config.file_delete_delay_ms)
-                self._has_taken_over = True
+                self._is_in_use = True
                 log.size_bytes = log.segments.size_bytes
-                log.producers.merged([segment.base_offset for segment in self.old[1:]])
+                log.producers.delete_snapshots([segment.base_offset for segment in self.old[1:]])
             self.generation = log.durability.generation if is_alone else 1
         return True
 
     def finish(self) -> None:
-        """Step 4. KafkaError."""
+        """Run step 4. Raises KafkaError."""
         log = self.log
         log.check_usable()
         log.swap = None
-        if self.new not in log.segments.items:  # cut meanwhile
+        if self.new not in log.segments.items:  # truncated meanwhile
             return
-        with log.failing("compact", for_good=True):
+        with log.storage_errors("compact", permanent=True):
             is_alone = log.durability.is_unchanged(self.generation)
             with log.durability.changing_files():
                 self.new.move("")
@@ -607,6 +641,6 @@ class Swap:
             self.generation = log.durability.generation if is_alone else 1
 
     def discard(self) -> None:
-        """Remove a copy that did not come into use; for any thread. OSError."""
-        if not self._has_taken_over and self.log.swap is not self:
+        """Remove the copy unless it is in use. Thread-safe. Raises OSError."""
+        if not self._is_in_use and self.log.swap is not self:
             self.new.remove()

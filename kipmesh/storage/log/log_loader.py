@@ -1,20 +1,15 @@
-"""Makes a `Log` of a directory: creates it, loads it after a clean stop, or recovers it.
+"""Opens a `Log` from its directory: creates it, loads it after a clean stop, or recovers it.
 
-What a crash can leave, and what becomes of it:
-
-- A new partition is a directory and a small `partition.metadata`, neither synced when it is created (3,000 partitions
-  would be 9,000 fsyncs). They are synced before the recovery point first moves, and by the manager's periodic
-  checkpoint. Until then a power cut may lose the directory, or leave it with an empty `partition.metadata`: the topic
-  id then reads b"" and `LogManager.create` decides.
-- The `.log` is made by the first append, so an empty partition is a directory without segments, and begins at its
-  checkpointed log start.
-- After an unclean stop, segments from the recovery point on are checked batch by batch, and the log is cut at the
-  first that is torn, out of order or of a lower leader epoch; what follows the cut is removed. Indexes and epochs
-  from there on are built anew. Below the recovery point everything was synced: of such a segment only its index is
-  looked at, and its last batches. Where it ends before the next one begins, it was cut, and what a power cut brought
-  back of the segments behind the cut is removed.
-- Compaction leaves `.cleaned` and `.swap` files: see `kipmesh.storage.log.log.Swap`.
-- An index that is missing or implausible is built anew, whatever the stop.
+- A new partition consists of a directory and a small `partition.metadata`. Neither is synced on creation (9,000 fsyncs
+  for 3,000 partitions), only before the recovery point first advances and by the periodic checkpoint. A power failure
+  may therefore lose the directory or empty the file; the topic id is then b"" and `LogManager.create` decides.
+- The first append creates the `.log` file. An empty partition has no segment and starts at its checkpointed log start.
+- After an unclean stop, every batch from the recovery point is checked. The log is truncated at the first batch that is
+  torn, out of order or of a lower leader epoch, and later segments are removed. Indexes and epochs are rebuilt from
+  there. Below the recovery point, only the index and the last batches of a segment are checked. A segment that ends
+  before the next one starts was truncated; the segments after it are removed, because a power failure restored them.
+- Compaction leaves `.cleaned` and `.swap` files, see `kipmesh.storage.log.log.Swap`.
+- A missing or implausible index is always rebuilt.
 """
 
 from __future__ import annotations
@@ -47,11 +42,11 @@ from kipmesh.storage.log.segment import (
     SWAP_SUFFIX,
     TIME_INDEX_SUFFIX,
     Segment,
+    offset_of,
 )
 from kipmesh.storage.log.segment_list import SegmentList
 
 _LOG = logging.getLogger(__name__)
-_OFFSET_DIGITS = 20
 
 
 def open_log(
@@ -69,11 +64,13 @@ def open_log(
     checkpoint_recovery_point: Callable[[], None] | None = None,
     on_failed: OnFailed | None = None,
 ) -> Log:
-    """The log in `directory`, created if there is none. StorageError when the disk fails.
+    """Open the log in `directory`, creating it if it does not exist.
 
-    `topic_id` is for a new directory; one that exists keeps its own. `clean` says that it was closed well: nothing is
-    checked then. Otherwise everything from `recovery_point` on is. `checkpoint_recovery_point` makes the recovery point
-    durable, wherever it is kept: the log calls it before the first append after a cut below it.
+    `topic_id`: for a new directory; an existing one keeps its id. `clean`: the log was closed cleanly, so nothing is
+    checked; otherwise everything from `recovery_point` is. `checkpoint_recovery_point`: makes the recovery point
+    durable, called before the first append after a truncation below it. `on_failed`: see OnFailed.
+
+    Raises StorageError if the disk fails, CorruptRecordError if a segment below the recovery point cannot be read.
     """
     files = files if isinstance(files, OpenFiles) else OpenFiles(files)
     is_metadata = topic == CLUSTER_METADATA_TOPIC
@@ -87,19 +84,19 @@ def open_log(
         loading = _Loading(files, directory, config, now_ms, {} if is_new else files.fs.list_dir(directory))
         loading.run(clean, recovery_point, log_start_offset)
         if topic_id and not loading.topic_id and loading.log_end_offset == loading.log_start_offset:
-            write_partition_metadata(files.fs, directory, topic_id)  # new, or what an earlier attempt left
+            write_partition_metadata(files.fs, directory, topic_id)  # new, or of an earlier attempt
             loading.topic_id, is_new = topic_id, True
         producers = NoProducers(files.fs, directory) if is_metadata else loading.producers(clean=clean)
     except OSError as error:
         if not was_there:
-            _unmake(files, directory)
+            _remove_new_log(files, directory)
         raise StorageError(f"cannot load {topic}-{partition}: {error}") from error
     durability = Durability(
         files.fs, directory, loading.recovery_point, now_ms if loading.recovery_point < loading.log_end_offset else None
     )
     if recovery_point > loading.recovery_point:
         durability.note_lowered()
-    # What a process wrote before it was killed is there, but nobody knows whether it is durable.
+    # Data that a killed process wrote is readable, but may not be durable.
     durability.identity_dirty = is_new or not clean
     durability.names_dirty = loading.names_changed or not clean
     if was_there and not clean:
@@ -122,23 +119,17 @@ def open_log(
     )
 
 
-def _unmake(files: OpenFiles, directory: str) -> None:
-    """Nothing is left of a new log that failed: the next attempt may be in another data directory."""
+def _remove_new_log(files: OpenFiles, directory: str) -> None:
+    """Remove a new log that failed, because the next attempt may use another data directory."""
     with contextlib.suppress(OSError):
         for name in files.fs.list_dir(directory):
             files.forget(f"{directory}/{name}")
         files.fs.remove_tree(directory)
 
 
-def _base_offset(name: str) -> int | None:
-    """The base offset in the name of a segment's file; None if it is not one."""
-    digits = name[:_OFFSET_DIGITS]
-    return int(digits) if digits.isdigit() and len(digits) == _OFFSET_DIGITS and name[_OFFSET_DIGITS] == "." else None
-
-
 @dataclass(slots=True)
 class _Loading:
-    """One directory being loaded; the fields without comment are the results."""
+    """One directory being loaded. The fields from `segments` on are the results."""
 
     files: OpenFiles
     directory: str
@@ -154,7 +145,7 @@ class _Loading:
     names_changed: bool = False
 
     def run(self, clean: bool, recovery_point: int, log_start_offset: int) -> None:
-        """Fill in the results; OSError."""
+        """Load the log and set the results. Raises OSError."""
         self._remove_leftovers()
         if PARTITION_METADATA in self.entries:
             self.topic_id = parse_partition_metadata(read_file(self.files.fs, f"{self.directory}/{PARTITION_METADATA}"))
@@ -162,13 +153,11 @@ class _Loading:
         try:
             stored = read_epochs(self.files.fs, self.directory)
         except CorruptRecordError as error:
-            _LOG.warning("%s: leader epochs are read from the batches", error.message)
+            _LOG.warning("%s; rebuilding leader epochs from the batches", error.message)
             stored, clean, recovery_point = None, False, 0
-        bases = sorted(
-            base for name in self.entries if name.endswith(LOG_SUFFIX) and (base := _base_offset(name)) is not None
-        )
+        bases = sorted(base for name in self.entries if (base := offset_of(name, LOG_SUFFIX)) is not None)
         if stored and bases and stored[0][1] > max(log_start_offset, bases[0]):
-            _LOG.info("%s: leader epochs begin after a log start that was not kept: read anew", self.directory)
+            _LOG.info("%s: leader epochs start after the log start; rebuilding them from the batches", self.directory)
             stored, clean, recovery_point = None, False, 0
         epochs = list(stored or ())
         self.log_end_offset = self._load_segments(bases, clean, recovery_point, epochs)
@@ -179,13 +168,13 @@ class _Loading:
         self.epochs = LeaderEpochs(tuple(epochs))
         self.epochs.written = stored
         if self.log_end_offset < self.log_start_offset:
-            self._start_over()
+            self._reset()
         self.epochs.truncate_from_end(self.log_end_offset)
         self.epochs.truncate_from_start(self.log_start_offset)
         self.recovery_point = self.log_end_offset if clean else min(recovery_point, self.log_end_offset)
 
     def producers(self, *, clean: bool) -> Producers:
-        """Build the idempotent producers of the batches and the snapshots; after `run`. OSError."""
+        """Load the idempotent producers, after `run`. Raises OSError."""
         producers = Producers(self.files.fs, self.directory)
         offset_max = self.log_end_offset if clean else self.recovery_point
         if producers.load(self.entries, self.segments, self.log_end_offset, offset_max, clean=clean):
@@ -197,14 +186,14 @@ class _Loading:
             self.entries = self.files.fs.list_dir(self.directory)
             self.names_changed = True
         for name in self.entries:
-            is_index = name.endswith((INDEX_SUFFIX, TIME_INDEX_SUFFIX)) and _base_offset(name) is not None
-            is_orphan = is_index and name[:_OFFSET_DIGITS] + LOG_SUFFIX not in self.entries
+            bases = (offset_of(name, suffix) for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX))
+            is_orphan = any(base is not None and f"{base:020d}{LOG_SUFFIX}" not in self.entries for base in bases)
             if name.endswith((DELETED_SUFFIX, ".tmp")) or is_orphan:
                 self.files.fs.remove(f"{self.directory}/{name}")
                 self.names_changed = True
 
     def _load_segments(self, bases: list[int], clean: bool, recovery_point: int, epochs: list[tuple[int, int]]) -> int:
-        """Load or recover each segment in turn, up to the first that ends early; gives the log end offset."""
+        """Load or recover the segments, up to the first that ends early. Return the log end offset."""
         sizes = {name: stat.size_bytes for name, stat in self.entries.items()}
         end = 0
         recovering = False
@@ -212,7 +201,7 @@ class _Loading:
             segment = Segment(self.files, self.directory, base, self.entries[f"{base:020d}{LOG_SUFFIX}"].modified_ms)
             following = bases[number + 1] if number + 1 < len(bases) else None
             if not clean and (following is None or following > recovery_point):
-                if not recovering:  # epochs from here on come from the batches
+                if not recovering:  # later epochs are read from the batches
                     recovering = True
                     epochs[:] = [entry for entry in epochs if entry[1] < base]
                 segment.exists, segment.size_bytes = True, sizes[f"{base:020d}{LOG_SUFFIX}"]
@@ -220,11 +209,11 @@ class _Loading:
             else:
                 end, whole = self._load(segment, sizes, following if clean else None)
             if not clean and (following is None or following >= recovery_point):
-                segment.truncations += 1  # nobody knows whether the process that ended had cut it
+                segment.truncations += 1  # the previous process may have truncated it
             self.segments.append(segment)
             if not whole or (following is not None and end != following):
                 if following is not None:
-                    _LOG.warning("%s: removing what follows offset %d: %s", self.directory, end, bases[number + 1 :])
+                    _LOG.warning("%s: removing segments after offset %d: %s", self.directory, end, bases[number + 1 :])
                     self._remove_segments(bases[number + 1 :])
                 break
             if following is not None:
@@ -232,7 +221,7 @@ class _Loading:
         return end
 
     def _load(self, segment: Segment, sizes: dict[str, int], known_end: int | None) -> tuple[int, bool]:
-        """Take a segment as it is; gives its end offset, read where it is not known, and whether it is whole."""
+        """Load a segment without recovery. Return its end offset (read unless known), and whether it is complete."""
         try:
             segment.load(sizes)
             return (segment.end_offset() if known_end is None else known_end), True
@@ -243,7 +232,7 @@ class _Loading:
             segment.exists, segment.size_bytes = True, sizes[f"{segment.base_offset:020d}{LOG_SUFFIX}"]
             end, whole = self._recover(segment, [])
             segment.seal()
-            segment.sync(with_indexes=True)  # the recovery point is beyond it: no later flush does
+            segment.sync(with_indexes=True)  # flushes skip segments below the recovery point
             self.names_changed = True
             return end, whole
 
@@ -252,7 +241,7 @@ class _Loading:
         self.names_changed = True
         if problem:
             _LOG.warning(
-                "%s: cutting segment %d at offset %d, %d of %d bytes: %s",
+                "%s: truncating segment %d at offset %d to %d of %d bytes: %s",
                 self.directory,
                 segment.base_offset,
                 end,
@@ -272,9 +261,11 @@ class _Loading:
                 if name in self.entries:
                     self.files.fs.remove(f"{self.directory}/{name}")
 
-    def _start_over(self) -> None:
-        """What is left ends before the log start: begin there."""
-        _LOG.warning("%s: ends at %d, before its start %d", self.directory, self.log_end_offset, self.log_start_offset)
+    def _reset(self) -> None:
+        """Replace segments that end before the log start by an empty one at the log start."""
+        _LOG.warning(
+            "%s: log end %d is before log start %d", self.directory, self.log_end_offset, self.log_start_offset
+        )
         for segment in self.segments:
             segment.remove()
         segment = Segment(self.files, self.directory, self.log_start_offset, self.now_ms)
@@ -286,7 +277,7 @@ class _Loading:
 
 
 def _complete_swaps(files: OpenFiles, directory: str, entries: Mapping[str, FileStat]) -> bool:
-    """Remove unfinished copies and complete the exchanges that had begun; whether anything was changed. OSError."""
+    """Remove unfinished copies and complete started swaps. Return whether files changed. Raises OSError."""
     fs = files.fs
     unfinished = [name for name in entries if name.endswith(CLEANED_SUFFIX)]
     for name in unfinished:
@@ -295,7 +286,7 @@ def _complete_swaps(files: OpenFiles, directory: str, entries: Mapping[str, File
     logs = [name for name in swapped if name.endswith(LOG_SUFFIX + SWAP_SUFFIX)]
     for name in sorted(logs):
         _complete_swap(files, directory, entries, int(name.split(".")[0]), entries[name])
-    for name in swapped:  # indexes alone: they are built anew
+    for name in swapped:  # indexes, which are rebuilt
         if fs.exists(f"{directory}/{name}"):
             fs.remove(f"{directory}/{name}")
     return bool(unfinished or swapped)
@@ -311,14 +302,14 @@ def _complete_swap(
         end = base
         for position, header in new.batches():
             if position + header.size_bytes > stat.size_bytes:
-                raise CorruptRecordError("the last batch is cut")
+                raise CorruptRecordError("the last batch is incomplete")
             end = header.next_offset
     except CorruptRecordError as error:
-        _LOG.warning("%s: segment %d, compacted, is damaged: %s", directory, base, error.message)
+        _LOG.warning("%s: compacted segment %d is corrupt: %s", directory, base, error.message)
         if has_old:
             new.remove()
             return
-    _LOG.info("%s: completing the exchange of segment %d, compacted, up to offset %d", directory, base, end)
+    _LOG.info("%s: completing the swap of compacted segment %d, up to offset %d", directory, base, end)
     for name in entries:
         digits = name.split(".")[0]
         if name.endswith(SUFFIXES) and digits.isdigit() and base <= int(digits) < max(end, base + 1):

@@ -1,17 +1,16 @@
-"""The segments of one log, oldest first: which has an offset or a timestamp, which expire, and removing them.
+"""The segments of one log, oldest first: lookup by offset and timestamp, expiry and removal.
 
-A position is known from what was read and written last, else from the segments' indexes: a consumer that continues
-where its last read ended needs no index.
+Recently read and written positions are cached, so a consumer that continues where its last read ended needs no index.
 
-Searches by timestamp (ListOffsets) use the time index, then batch headers, then one batch. This is the only decoder of
-records in storage outside of compaction, because a response names a record. The bytes that a batch decompresses to are
-limited; a batch beyond that, or one that cannot be decoded, is one record to a search.
+Searches by timestamp (ListOffsets) use the time index, then batch headers, then the records of one batch. Outside of
+compaction, only they decode records. The decompressed size is limited: a larger batch, or one that cannot be decoded,
+counts as one record.
 
-Threads: the owner changes the list. Searches run on any thread on a copy of the list; `Log` repeats them when segments
-were truncated or removed meanwhile.
+Threads: the owner changes the list. Searches run on any thread on a copy of the list; `Log` repeats a search if
+segments were truncated or removed meanwhile.
 
-Invariants: there is always one segment, and the last is the active one; base offsets rise strictly. At most
-`_POSITIONS_MAX` positions are kept, the oldest are dropped first.
+Invariants: there is at least one segment and the last one is active. Base offsets rise strictly. At most
+`_POSITIONS_MAX` positions are cached; the oldest are evicted first.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _COMPRESSION_MASK = 0x07
 
 
 class TimestampOffset(NamedTuple):
-    """A record found by its timestamp."""
+    """A record found by its timestamp (ms)."""
 
     timestamp: int
     offset: int
@@ -51,7 +50,7 @@ class TimestampOffset(NamedTuple):
 
 
 class SegmentList:
-    """See the module."""
+    """The segments of one log, see the module."""
 
     __slots__ = ("_bases", "_directory", "_files", "_retired", "_retiring", "active", "items", "positions")
 
@@ -61,33 +60,36 @@ class SegmentList:
         self.items = segments
         self.active = segments[-1]
         self._retired: list[tuple[int, str]] = []
-        """Files out of use, with the time from which on they are removed; a start removes those that a stop left."""
+        """(removal time, path) of retired files. A restart removes those left by the previous process."""
         self._retiring = threading.Lock()
         self._bases = [segment.base_offset for segment in segments]
         self.positions: dict[int, tuple[Segment, int]] = {}
-        """Segment and position of batches by base offset; to be cleared when files change their names."""
+        """Segment and position of batches by base offset. Must be cleared when files are renamed."""
 
     @property
     def base_offsets(self) -> tuple[int, ...]:
-        """Oldest first."""
+        """Base offsets, oldest first."""
         return tuple(self._bases)
 
     @property
     def size_bytes(self) -> int:
-        """Of all."""
+        """Total size of all segments."""
         return sum(segment.size_bytes for segment in self.items)
 
     # -- where batches are
 
-    def remember(self, offset: int, segment: Segment, position: int) -> None:
-        """The batch that begins at `offset`, there or still to come, is at that position."""
+    def cache_position(self, offset: int, segment: Segment, position: int) -> None:
+        """Cache the position of the batch with base offset `offset`, which may be the next one to append."""
         known = self.positions
         if offset not in known and len(known) >= _POSITIONS_MAX:
             del known[next(iter(known))]
         known[offset] = (segment, position)
 
     def locate(self, offset: int) -> tuple[Segment, int]:
-        """Segment and position of the batch that has `offset`, which is within the log. OSError."""
+        """Return segment and position of the batch that contains `offset`.
+
+        Raises OSError, CorruptRecordError if none does.
+        """
         known = self.positions.get(offset)
         if known is not None and known[1] < known[0].size_bytes:
             return known
@@ -96,11 +98,11 @@ class SegmentList:
             return segment, 0
         found = segment.find(offset)
         if found is None:
-            raise CorruptRecordError(f"no batch in {segment.path} has offset {offset}")
+            raise CorruptRecordError(f"{segment.path} has no batch with offset {offset}")
         return segment, found[0]
 
     def bytes_from(self, offset: int) -> int:
-        """Bytes of the batches from the one that has `offset` on, which is within the log. OSError."""
+        """Return the size of all batches from the one that contains `offset`. Raises OSError, CorruptRecordError."""
         first = max(0, bisect_right(self._bases, offset) - 1)
         position = self.locate(max(offset, self._bases[0]))[1]
         return sum(segment.size_bytes for segment in self.items[first:]) - position
@@ -108,11 +110,10 @@ class SegmentList:
     def expired(
         self, config: TopicConfig, now_ms: int, *, log_start_offset: int, log_end_offset: int, high_watermark: int
     ) -> int:
-        """How many segments, from the oldest on, may go; the active one is among them only if all may.
+        """Return the number of oldest segments that retention may remove; the active one only together with all others.
 
-        Nothing at or above the high watermark goes. By time a segment goes when its largest timestamp is older than
-        `retention.ms`; by size when what remains still has `retention.bytes`; below the log start whatever
-        `cleanup.policy` is.
+        A segment below the high watermark expires if its largest timestamp is older than `retention.ms`, or if the
+        later segments still have `retention.bytes`. Below the log start offset it expires under any `cleanup.policy`.
         """
         segments = self.items
         excess = self.size_bytes - config.retention_bytes if config.is_deleted and config.retention_bytes >= 0 else -1
@@ -132,7 +133,7 @@ class SegmentList:
     # -- changes
 
     def add(self, base_offset: int, now_ms: int) -> None:
-        """Begin a new active segment; its file is made. OSError: then nothing changed."""
+        """Start a new active segment and create its file. An OSError leaves the list unchanged."""
         segment = Segment(self._files, self._directory, base_offset, now_ms)
         segment.create()
         self._append(segment)
@@ -143,7 +144,7 @@ class SegmentList:
         self.active = segment
 
     def truncate(self, offset: int) -> int:
-        """Remove every batch with a record at or after `offset`, which is in one of them; gives the end. OSError."""
+        """Remove every batch that contains `offset` or a later one. Return the new end offset. Raises OSError."""
         keep = bisect_right(self._bases, offset)
         for segment in reversed(self.items[keep:]):
             segment.remove()
@@ -157,8 +158,8 @@ class SegmentList:
         self.active.truncate(position, header.base_offset)
         return header.base_offset
 
-    def start_over(self, offset: int) -> None:
-        """Remove all and begin at `offset`. OSError."""
+    def reset(self, offset: int) -> None:
+        """Replace all segments by an empty one at `offset`. Raises OSError."""
         created_ms = self.active.created_ms
         for segment in reversed(self.items):
             segment.remove()
@@ -169,14 +170,17 @@ class SegmentList:
         self.positions.clear()
 
     def retire(self, count: int, due_ms: int) -> int:
-        """Take the oldest out of use: files get another name and go when due; gives where the rest begins. OSError."""
+        """Rename the oldest `count` segments to `.deleted`, to be removed at `due_ms`. Return the next base offset.
+
+        Raises OSError.
+        """
         self._retire_files(self.items[:count], due_ms)
         del self.items[:count], self._bases[:count]
         self.positions.clear()
         return self._bases[0]
 
     def replace(self, old: Sequence[Segment], new: Segment, due_ms: int) -> None:
-        """Let `new` be in the place of segments that follow each other; they are retired. OSError."""
+        """Replace adjacent segments `old` by `new`, and retire them. Raises OSError."""
         self._retire_files(old, due_ms)
         first = self.items.index(old[0])
         self.items[first : first + len(old)] = [new]
@@ -190,7 +194,7 @@ class SegmentList:
                     self._retired.append((due_ms, renamed))
 
     def remove_retired(self, now_ms: int) -> int:
-        """Remove the files out of use that are due; gives how many. For any thread."""
+        """Remove the retired files that are due. Return their number. Thread-safe."""
         if not self._retired:
             return 0
         with self._retiring:
@@ -200,13 +204,13 @@ class SegmentList:
             try:
                 self._files.fs.remove(path)
             except FileNotFoundError:
-                pass  # a name that two compactions gave in turn
+                pass  # two compactions retired a segment of the same name
             except OSError as error:
                 _LOG.warning("cannot remove %s: %s", path, error)
         return len(due)
 
     def forget_files(self) -> None:
-        """Let the open files go."""
+        """Close the files of all segments."""
         for segment in self.items:
             segment.forget_files()
 
@@ -217,7 +221,10 @@ class SegmentList:
 def first_at_or_after(
     timestamp_ms: int, segments: Sequence[Segment], start_offset: int, max_offset: int
 ) -> TimestampOffset | None:
-    """The first record within [start_offset, max_offset) whose timestamp is `timestamp_ms` or more."""
+    """Return the first record within [start_offset, max_offset) with at least this timestamp (ms), or None.
+
+    Raises OSError, CorruptRecordError.
+    """
     for segment in segments:
         if segment.base_offset >= max_offset:
             return None
@@ -236,7 +243,7 @@ def first_at_or_after(
 
 
 def _start(segment: Segment, timestamp_ms: int) -> int:
-    """Position of a batch before which every timestamp is less."""
+    """Return the position of a batch before which every timestamp is smaller."""
     at = segment.time_index.floor(timestamp_ms - 1)
     if at < 0:
         return 0
@@ -244,7 +251,10 @@ def _start(segment: Segment, timestamp_ms: int) -> int:
 
 
 def largest(segments: Sequence[Segment], start_offset: int, max_offset: int) -> TimestampOffset | None:
-    """The first record with the largest timestamp within [start_offset, max_offset)."""
+    """Return the first record with the largest timestamp within [start_offset, max_offset), or None.
+
+    Raises OSError, CorruptRecordError.
+    """
     best: tuple[int, Segment, int] | None = None  # timestamp, segment, last offset of its batch
     for segment in segments:
         if segment.base_offset >= max_offset:
@@ -268,13 +278,13 @@ def largest(segments: Sequence[Segment], start_offset: int, max_offset: int) -> 
 
 
 def _largest_within(segment: Segment, start_offset: int, max_offset: int) -> tuple[int, int]:
-    """Largest timestamp of the batches that overlap [start_offset, max_offset), and the last offset of its batch."""
+    """Return the largest timestamp of batches that overlap [start_offset, max_offset), and its batch's last offset."""
     timestamp, offset = NO_TIMESTAMP, segment.base_offset
-    first = max(0, start_offset - segment.base_offset)  # where to begin to look at batches, relative
+    first = max(0, start_offset - segment.base_offset)  # relative offset at which the scan starts
     at = segment.time_index.floor(max_offset - 1 - segment.base_offset, field=1)
     if at >= 0:
         entry = segment.time_index.at(at)
-        if entry[1] >= first:  # up to there, it gives the answer
+        if entry[1] >= first:  # the entry covers all batches up to its offset
             timestamp, first = entry
             offset = segment.base_offset + first
     for _, header in segment.batches(segment.indexed_position(first)):
@@ -286,18 +296,21 @@ def _largest_within(segment: Segment, start_offset: int, max_offset: int) -> tup
 
 
 def _records(segment: Segment, position: int, header: BatchHeader) -> Iterator[tuple[int, int]]:
-    """(offset, timestamp) of each record; of the batch as a whole where it cannot be decoded."""
+    """Yield (offset, timestamp) of each record, or of the batch as one record if it cannot be decoded."""
     data = segment.read_at(header.size_bytes, position)
     try:
         for record in DefaultRecordBatch(_uncompressed(data, header)):
             yield record.offset, record.timestamp
-    except Exception as error:  # whatever a codec raises on what a producer wrote
+    except Exception as error:  # codecs raise various errors for invalid data of a producer
         _LOG.warning("cannot decode the batch at offset %d of %s: %s", header.base_offset, segment.path, error)
         yield header.base_offset, header.max_timestamp
 
 
 def _uncompressed(data: bytes, header: BatchHeader) -> bytes:
-    """The batch without compression; its CRC is not made right. CorruptRecordError, or what a codec raises."""
+    """Return the batch without compression. Its CRC is not updated.
+
+    Raises CorruptRecordError or errors of the codec.
+    """
     if not header.compression:
         return data
     records = decompress(data[HEADER_BYTES:], header.compression, _RECORDS_BYTES_MAX)

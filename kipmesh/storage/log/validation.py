@@ -1,4 +1,4 @@
-"""What is checked of a batch before it is appended, and told after it was: no record is decoded."""
+"""Validation of batches before an append, without decoding records (except keys for compacted topics)."""
 
 from __future__ import annotations
 
@@ -8,47 +8,51 @@ from typing import NamedTuple
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import CorruptRecordError, ErrorCode, KafkaError
 from kipmesh.core.record_batch import HEADER_BYTES, BatchHeader, Buffer, check_crc, parse_header
-from kipmesh.storage.log.compaction_records import filler, validate_keys
+from kipmesh.storage.log.compaction_records import filler_batch, validate_keys
 
 _COMPRESSION_MAX = 4
 
 
 class AppendInfo(NamedTuple):
-    """What was appended."""
+    """Result of an append. Timestamps in ms."""
 
     first_offset: int
     last_offset: int
     max_timestamp: int
     log_append_time_ms: int
-    """-1 unless the topic's timestamps are the broker's."""
+    """The broker's time for topics with LogAppendTime, else -1."""
     size_bytes: int
 
 
 def validate_produced(batch: bytes, config: TopicConfig, now_ms: int, *, is_internal: bool = False) -> BatchHeader:
-    """The header of a batch that may be appended; KafkaError otherwise.
+    """Return the header of a valid batch. `now_ms` is wall-clock time.
 
-    `is_internal` is for batches that this node made itself: they may hold control records, any base offset and size.
+    `is_internal`: the batch is from this node, so that control records and any base offset and size are valid.
+
+    Raises KafkaError: CORRUPT_MESSAGE, INVALID_RECORD, MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE, INVALID_TIMESTAMP or
+    UNSUPPORTED_COMPRESSION_TYPE.
     """
     header = parse_header(batch)
     if header.size_bytes > len(batch):
-        raise CorruptRecordError(f"the batch is cut: {len(batch)} of {header.size_bytes} bytes")
+        raise CorruptRecordError(f"the batch is incomplete: {len(batch)} of {header.size_bytes} bytes")
     if header.size_bytes < len(batch):
-        raise KafkaError(ErrorCode.INVALID_RECORD, "more than one batch for a partition")
+        raise KafkaError(ErrorCode.INVALID_RECORD, "a request must have one batch per partition, got several")
     if not is_internal:
         if len(batch) > config.max_message_bytes:
             raise KafkaError(
                 ErrorCode.MESSAGE_TOO_LARGE,
-                f"batch of {len(batch)} bytes, max.message.bytes is {config.max_message_bytes}",
+                f"batch size must be at most max.message.bytes={config.max_message_bytes}, got {len(batch)}",
             )
         if len(batch) > config.segment_bytes:
             raise KafkaError(
-                ErrorCode.RECORD_LIST_TOO_LARGE, f"batch of {len(batch)} bytes, segment.bytes is {config.segment_bytes}"
+                ErrorCode.RECORD_LIST_TOO_LARGE,
+                f"batch size must be at most segment.bytes={config.segment_bytes}, got {len(batch)}",
             )
     check_crc(batch, 0, header)
     if header.record_count < 1 or header.last_offset_delta != header.record_count - 1:
         raise KafkaError(
             ErrorCode.INVALID_RECORD,
-            f"{header.record_count} records with a last offset delta of {header.last_offset_delta}",
+            f"last offset delta must be record count - 1, got {header.last_offset_delta} with {header.record_count}",
         )
     if not is_internal:
         _validate_from_client(header, config, now_ms)
@@ -59,13 +63,16 @@ def validate_produced(batch: bytes, config: TopicConfig, now_ms: int, *, is_inte
 
 def _validate_from_client(header: BatchHeader, config: TopicConfig, now_ms: int) -> None:
     if header.is_control:
-        raise KafkaError(ErrorCode.INVALID_RECORD, "a client may not write control records")
+        raise KafkaError(ErrorCode.INVALID_RECORD, "clients must not write control records")
     if header.base_offset != 0:
-        raise KafkaError(ErrorCode.INVALID_RECORD, f"base offset {header.base_offset} instead of 0")
+        raise KafkaError(ErrorCode.INVALID_RECORD, f"base offset must be 0, got {header.base_offset}")
     if header.compression > _COMPRESSION_MAX:
-        raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"compression {header.compression}")
+        raise KafkaError(
+            ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+            f"compression must be at most {_COMPRESSION_MAX}, got {header.compression}",
+        )
     if header.is_log_append_time:
-        raise KafkaError(ErrorCode.INVALID_TIMESTAMP, "a client may not set the timestamp type to LogAppendTime")
+        raise KafkaError(ErrorCode.INVALID_TIMESTAMP, "clients must not set the timestamp type to LogAppendTime")
     if config.message_timestamp_type == "CreateTime":
         if header.max_timestamp - now_ms > config.message_timestamp_after_max_ms:
             raise KafkaError(
@@ -80,10 +87,10 @@ def _validate_from_client(header: BatchHeader, config: TopicConfig, now_ms: int)
 
 
 def continuing(records: bytes, log_end: int) -> bytes:
-    """The leader's batches for a log that ends at `log_end`: all, but that the first may have begun before.
+    """Return the leader's batches from `log_end`, shortening a leading batch without records that starts before it.
 
-    That is one without records, which compaction has put in the place of several on the leader and not here.
-    CorruptRecordError when the first header is damaged.
+    On the leader, compaction replaced several batches by such a batch, whose first part the follower already has.
+    Raises CorruptRecordError if the first header is invalid.
     """
     if len(records) < HEADER_BYTES:
         return records
@@ -94,17 +101,19 @@ def continuing(records: bytes, log_end: int) -> bytes:
         return records
     check_crc(records, 0, header)
     rest = memoryview(records)[header.size_bytes :]
-    return b"".join((filler(log_end, header.last_offset, header.partition_leader_epoch), rest))
+    return b"".join((filler_batch(log_end, header.last_offset, header.partition_leader_epoch), rest))
 
 
 def validate_replicated(records: Buffer, batches: Iterable[tuple[int, BatchHeader]], log_end: int, epoch: int) -> None:
-    """CorruptRecordError unless the batches are whole and continue a log that ends at `log_end` within `epoch`."""
+    """Raise CorruptRecordError unless the batches are valid and continue a log that ends at `log_end` with `epoch`."""
     for position, header in batches:
         check_crc(records, position, header)
         if header.base_offset != log_end or header.last_offset_delta < 0:
             raise CorruptRecordError(
-                f"offsets {header.base_offset}..{header.last_offset} to a log that ends at {log_end}"
+                f"offsets {header.base_offset}..{header.last_offset} do not continue a log that ends at {log_end}"
             )
         if header.partition_leader_epoch < epoch:
-            raise CorruptRecordError(f"leader epoch {header.partition_leader_epoch} after {epoch} at offset {log_end}")
+            raise CorruptRecordError(
+                f"leader epoch {header.partition_leader_epoch} at offset {log_end} is older than the previous {epoch}"
+            )
         epoch, log_end = header.partition_leader_epoch, header.next_offset

@@ -1,14 +1,14 @@
-"""Whether the metadata log on disk still has, whole, what was made durable: looked at before anything is changed.
+"""Checks whether the metadata log still has everything that was durable, before it is opened.
 
-A replica votes, leads and cuts others' logs on the word of its own, so what it promised to have must be there: each
-batch from the log start on has the right CRC and epoch and follows the one before. After a clean stop that goes for
-all of the log, otherwise for what is below the checkpointed recovery point; what a crash tore beyond it is cut as any
-log's is.
+A replica votes, leads and truncates other logs based on its own log, so that must be complete: every batch from the log
+start has a valid CRC and epoch and continues the previous one. After a clean stop this holds for the whole log,
+otherwise below the checkpointed recovery point. Later batches may be torn by a crash and are truncated as in any log.
 
-A log that ends too early is no damage if a snapshot reaches the recovery point: that takes the log's place (630-14).
+A log that ends too early is not damaged if a snapshot reaches the recovery point, because the snapshot replaces it
+(630-14).
 
-The log lowers its checkpointed recovery point before it is cut below it (`LogManager.truncating`), so a crash never
-leaves what is taken for damage here.
+The checkpointed recovery point is lowered before a truncation below it (`LogManager.truncating`), so a crash never
+looks like damage.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from kipmesh.core.record_batch import BatchHeader
 from kipmesh.core.snapshot.ids import FileKind, parse_file_name
 from kipmesh.storage.checkpoint import read_epochs
 from kipmesh.storage.fs import FileSystem
-from kipmesh.storage.log.segment import LOG_SUFFIX, checked_batches
-
-_OFFSET_DIGITS = 20
+from kipmesh.storage.log.segment import LOG_SUFFIX, checked_batches, offset_of
 
 
-def damage(fs: FileSystem, directory: str, *, clean: bool, recovery_point: int, log_start_offset: int) -> str | None:
-    """Describe the damage of the log in a directory, with file and offset, for use after a colon; None if it is whole.
+def find_damage(
+    fs: FileSystem, directory: str, *, clean: bool, recovery_point: int, log_start_offset: int
+) -> str | None:
+    """Return a description of the damage with file and offset, or None if the log is complete. Raises OSError.
 
-    Reads the log once and writes nothing. OSError.
+    Reads the log once and writes nothing. `clean`: the log was closed cleanly. Offsets are the checkpointed ones.
     """
     if log_start_offset >= recovery_point and not clean:
         return None
     names = fs.list_dir(directory)
-    bases = sorted(int(name[:_OFFSET_DIGITS]) for name in names if _is_segment(name))
+    bases = sorted(base for name in names if (base := offset_of(name, LOG_SUFFIX)) is not None)
     found = [parse_file_name(name) for name in names]
     snapshot_end = max([each.snapshot_id.end_offset for each in found if each and each.kind is FileKind.COMPLETE] + [0])
     end, epochs = log_start_offset, _Epochs(fs, directory)
@@ -44,47 +44,45 @@ def damage(fs: FileSystem, directory: str, *, clean: bool, recovery_point: int, 
         if not clean and base >= recovery_point:
             break
         if number and base != end and base > log_start_offset:
-            break  # the segment before it ended early
+            break  # the previous segment ended early
         name = f"{base:020d}{LOG_SUFFIX}"
         end = base
         try:
             with closing(fs.open(f"{directory}/{name}")) as file:
                 for _, header in checked_batches(file, file.size()):
                     if header.base_offset != end or header.last_offset_delta < 0:
-                        raise CorruptRecordError(f"a batch of {header.base_offset}..{header.last_offset} is there")
+                        raise CorruptRecordError(
+                            f"found a batch with offsets {header.base_offset}..{header.last_offset}"
+                        )
                     epochs.check(header)
                     end = header.next_offset
                     if not clean and end >= recovery_point:
                         break
         except CorruptRecordError as error:
             if clean or end < recovery_point:
-                return f"{directory}/{name} is damaged at offset {end} ({error.message})"
+                return f"{directory}/{name} is corrupt at offset {end} ({error.message})"
         if following is not None and following != end and (clean or min(end, following) < recovery_point):
-            return f"{directory}/{name} ends at offset {end}, and the next segment begins at {following}"
+            return f"{directory}/{name} ends at offset {end}, but the next segment starts at {following}"
     end = max(end, log_start_offset)
     if end < recovery_point and snapshot_end < recovery_point:
-        return f"{directory} ends at offset {end}, though everything below {recovery_point} was durable"
+        return f"{directory} ends at offset {end}, but everything below {recovery_point} was durable"
     return None
 
 
 class _Epochs:
-    """The leader epochs of a log, by its checkpoint: no CRC says whether that of a batch is right."""
+    """Checks leader epochs of batches with the epoch checkpoint, because no CRC covers them."""
 
     def __init__(self, fs: FileSystem, directory: str) -> None:
         try:
             self._entries = read_epochs(fs, directory)
-        except CorruptRecordError:  # it is made anew of the batches
+        except CorruptRecordError:  # loading rebuilds it from the batches
             self._entries = ()
         self._last = -1
 
     def check(self, header: BatchHeader) -> None:
-        """CorruptRecordError when a batch has not the epoch of its offset, or a lower one than that before it."""
+        """Raise CorruptRecordError if a batch's epoch differs from the checkpoint or is lower than the previous one."""
         epoch = header.partition_leader_epoch
         known = [entry[0] for entry in self._entries if entry[1] <= header.base_offset]
         if epoch < self._last or (known and epoch != known[-1]):
             raise CorruptRecordError(f"leader epoch {epoch}, expected {known[-1] if known else self._last}")
         self._last = epoch
-
-
-def _is_segment(name: str) -> bool:
-    return name.endswith(LOG_SUFFIX) and len(name) == _OFFSET_DIGITS + len(LOG_SUFFIX) and name[:-4].isdigit()

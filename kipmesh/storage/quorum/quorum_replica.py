@@ -1,19 +1,18 @@
-"""The durable state of one replica of `__cluster_metadata-0`: log, `quorum-state` and snapshots, changed together.
+"""Durable state of one replica of `__cluster_metadata-0`: log, `quorum-state` and snapshots.
 
-What raft's effects and the snapshot's maker, cleaner and fetcher do to the disk is done here and nowhere else, so that
-a crash at any point leaves what `open` can begin with (630-06, 630-12, 630-14):
+Only this module applies raft's effects and snapshot operations to the disk. A crash at any point leaves a state that
+`open` recovers (630-06, 630-12, 630-14):
 
-- a snapshot is durable before it is told to anybody, and before the log is emptied for it;
-- the log start is durable before what is below it goes, and is raised to at most the latest snapshot's end;
-- the directory's own name is durable before the first vote is kept in it;
-- the checkpointed recovery point is lowered before the log is cut below it: what it says is there, or it is damage.
+- A snapshot is durable before other components are notified of it, and before it replaces the log.
+- The log start is durable before older files are removed, and never exceeds the end of the latest snapshot.
+- The name of the directory is durable before the first vote is stored in it.
+- The checkpointed recovery point is lowered before a truncation below it; a shorter log counts as damage.
 
-Threads: "the machine's task" is the owner of the log (`kipmesh.storage.log.log`): it calls everything that is not said
-to be for a thread. Of the blocking calls one runs at a time, but `flush`, which may run beside all others, and
-`install`, which may run beside `clean`: what is written of the log's start last is what it was last.
+Threads: the machine's task owns the log (`kipmesh.storage.log.log`) and calls all methods not marked as blocking.
+Blocking methods run one at a time, except that `flush` may run beside all others and `install` beside `clean`.
 
-Invariants: log start 0 has any number of snapshots, above 0 at least one between it and the high watermark; `latest`
-and `earliest` never go back; nothing that a majority may rely on is thrown away without somebody saying so.
+Invariants: with a log start above 0 there is a snapshot between it and the high watermark. `latest_snapshot` and
+`earliest_snapshot` never decrease. Data that a majority may rely on is removed only by an operator.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ LogChange = effects.TruncateLog | effects.AppendLeaderChange | effects.AppendAsL
 
 
 def log_config(segment_bytes: int) -> TopicConfig:
-    """The metadata log's: kept until snapshots say otherwise, one batch as large as a request may make it."""
+    """Return the topic configuration of the metadata log: no retention, and batches up to the request size limit."""
     return TopicConfig.parse(
         {
             "max.message.bytes": MAX_INT32,
@@ -59,23 +58,23 @@ def log_config(segment_bytes: int) -> TopicConfig:
     )
 
 
-def _refusal(what: str) -> KafkaError:
-    return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{what}; {quorum_state.WAY_OUT}")
+def _refusal(problem: str) -> KafkaError:
+    return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{problem}; {quorum_state.REMEDIATION}")
 
 
 class QuorumReplica:
-    """See the module."""
+    """Durable state of one replica of the metadata quorum, see the module."""
 
     def __init__(self, manager: LogManager, log: Log, *, cluster_id: str, voters: tuple[int, ...]) -> None:
-        """Of a loaded log of the manager, then `recover`; `open` does both."""
+        """`log`: the metadata log of `manager`. Call `recover` next; `open` does both."""
         self.log = log
         self.store = SnapshotStore(manager.fs, log.dir)
         self.election = ElectionState()
         self.latest_snapshot: SnapshotId | None = None
         self.earliest_snapshot: SnapshotId | None = None
-        """The oldest that is not below the log start."""
+        """The oldest snapshot at or above the log start."""
         self.last_rejection: KafkaError | None = None
-        """Why the log did not take the last append that it did not take."""
+        """Error of the last rejected append."""
         self.manager = manager
         self._fs = manager.fs
         self._cluster_id = cluster_id
@@ -85,7 +84,7 @@ class QuorumReplica:
         self._snapshots_lock = threading.Lock()
         self._headers: dict[SnapshotId, tuple[int, int]] = {}
         self._received: set[SnapshotId] = set()
-        """Of the leader, and not in the log's place yet: no snapshots of ours, whole or not."""
+        """Snapshots of the leader that are not installed, complete or not."""
 
     @classmethod
     def open(
@@ -98,14 +97,14 @@ class QuorumReplica:
         segment_bytes: int,
         now_ms: int,
     ) -> QuorumReplica:
-        """Of a loaded manager, its metadata log made if there is none. Blocks.
+        """Open the replica of a loaded manager, creating the metadata log if missing. Blocks.
 
-        KafkaError with one line for people when the replica must not start (630-14), StorageError.
+        Raises KafkaError with remediation if the replica must not start (630-14), StorageError.
         """
         if manager.metadata_damage is not None:
             if is_voter:
                 raise _refusal(manager.metadata_damage)
-            _LOG.warning("%s: the metadata is fetched anew", manager.metadata_damage)
+            _LOG.warning("%s; fetching all metadata from the leader", manager.metadata_damage)
             manager.drop_damaged_metadata()
         config = log_config(segment_bytes)
         log = manager.create(CLUSTER_METADATA_TOPIC, 0, CLUSTER_METADATA_TOPIC_ID, config, now_ms)
@@ -116,14 +115,13 @@ class QuorumReplica:
     # -- starting
 
     def recover(self, *, is_voter: bool, durable_end: int = 0) -> None:
-        """Read `quorum-state` and decide with what snapshot and log to begin (630-14). Blocks; errors as of `open`.
+        """Read `quorum-state`, and decide which snapshot and log to start with (630-14). Blocks. Raises as `open`.
 
-        What was below `durable_end` has to be there, in the log or a snapshot, or else a voter refuses.
+        A voter refuses to start if log and snapshots end below `durable_end`.
         """
         log = self.log
         try:
-            # A process that was killed may have renamed what a power cut would still take back, and the directory's own
-            # name must not be lost with the first vote in it.
+            # A killed process may have left unsynced renames, and the directory's name must outlive the first vote.
             self._fs.sync_dir(log.dir)
             self._fs.sync_dir(log.dir.rpartition("/")[0] or "/")
             election = quorum_state.read(self._fs, log.dir, self._cluster_id, self._voters)
@@ -138,38 +136,38 @@ class QuorumReplica:
             case retention.StartRefused(message):
                 raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{log.dir}: {message}")
             case retention.StartByFetching():
-                _LOG.warning("%s: no snapshot is valid from offset %d on: it is emptied", log.dir, extent.start_offset)
-                self._begin_at(0)
+                _LOG.warning("%s: no valid snapshot from offset %d; emptying the log", log.dir, extent.start_offset)
+                self._reset_log(0)
                 self.store.delete(self.store.snapshot_ids())
             case retention.StartFromSnapshot(snapshot_id, replaces_log=True):
                 if (extent.start_offset, extent.end_offset) != (snapshot_id.end_offset, snapshot_id.end_offset):
-                    _LOG.warning("%s: snapshot %s takes the place of the log", log.dir, snapshot_id)
-                self._begin_at(snapshot_id.end_offset)
+                    _LOG.warning("%s: snapshot %s replaces the log", log.dir, snapshot_id)
+                self._reset_log(snapshot_id.end_offset)
             case _:
                 pass
-        # A log that was whole may have given way to a shorter snapshot, which contradicts its end: it was the leader's.
+        # A snapshot of the leader may have replaced a longer log that contradicts it.
         end = max(log.log_end_offset, extent.end_offset)
         if is_voter and end < durable_end:
-            raise _refusal(f"{log.dir} ends at offset {end}, though everything below {durable_end} was durable")
+            raise _refusal(f"{log.dir} ends at offset {end}, but everything below {durable_end} was durable")
         self._drop_obsolete(self.log.log_start_offset)
         self._observe_snapshots()
 
     def _refuse_forgotten_vote(self) -> None:
-        """A voter keeps its vote before it has anything else."""
+        """Refuse to start if there is a log or a snapshot but no `quorum-state`: a voter stores its vote first."""
         log = self.log
         if log.log_end_offset > 0 or self.store.snapshot_ids():
             path = f"{log.dir}/{quorum_state.QUORUM_STATE}"
-            raise _refusal(f"{path} is missing, and with it the vote of a log that ends at {log.log_end_offset}")
+            raise _refusal(f"{path} with this voter's vote is missing, but the log ends at {log.log_end_offset}")
 
-    def _begin_at(self, offset: int) -> None:
-        """Empty the log, durably in that it starts there. StorageError."""
+    def _reset_log(self, offset: int) -> None:
+        """Empty the log and make `offset` its durable start. Raises StorageError."""
         with self.manager.truncating(self.log, 0):
             self.log.truncate_fully_and_start_at(offset)
         self.manager.checkpoint_log_starts()
         self._durable_start = offset
 
     def machine(self, config: RaftConfig, machine_type: type[Machine] = Machine) -> Machine:
-        """The machine of this state."""
+        """Create the raft machine with this state."""
         return machine_type(
             config,
             self.election,
@@ -179,10 +177,10 @@ class QuorumReplica:
             earliest_snapshot=self.earliest_snapshot,
         )
 
-    # -- what raft's effects do
+    # -- effects of raft
 
     def persist(self, election: ElectionState) -> None:
-        """Write `quorum-state` durably. Blocks; StorageError, after which nothing is known of the file."""
+        """Write `quorum-state` durably. Blocks. Raises StorageError; the content of the file is then unknown."""
         directory = self.log.dir
         try:
             quorum_state.write(self._fs, directory, election, self._cluster_id, self._voters)
@@ -191,11 +189,10 @@ class QuorumReplica:
         self.election = election
 
     def change_log(self, effect: LogChange, now_ms: int) -> effects.LogChanged | effects.AppendRejected:
-        """Append or cut. StorageError when the log failed for good.
+        """Append to or truncate the log. Return LogChanged, or AppendRejected with the reason in `last_rejection`.
 
-        What the log does not take (a full disk, a batch that is corrupt or too large) is `AppendRejected`, with the
-        reason in `last_rejection`; of a follower's batches those before it may have been taken, then it is
-        `LogChanged`.
+        The log rejects an append if the disk is full, or a batch is corrupt or too large. If it stored some batches of
+        a follower's append before that, the result is LogChanged. Raises StorageError if the log failed permanently.
         """
         log = self.log
         end_before = log.log_end_offset
@@ -218,7 +215,7 @@ class QuorumReplica:
         return effects.LogChanged()
 
     def _truncate_to(self, offset: int) -> None:
-        """Cut; where the batch that is cut begins is not known yet, but that is within its segment."""
+        """Truncate the log. It keeps at least the segments before the one that contains `offset`."""
         log = self.log
         if offset >= log.log_end_offset:
             log.truncate_to(offset)
@@ -228,46 +225,50 @@ class QuorumReplica:
             log.truncate_to(offset)
 
     def read(self, read: effects.Read) -> bytes:
-        """The records for a Fetch answer. StorageError."""
+        """Return the records for a Fetch response. Raises StorageError."""
         return self.log.read(read.offset, read.max_bytes, read.max_offset, True)
 
     def flush(self) -> int:
-        """Make the log durable; gives the recovery point. Blocks, for any thread; StorageError."""
+        """Make the log durable. Return the recovery point. Blocks. Thread-safe. Raises StorageError."""
         self.log.flush()
         return self.log.recovery_point
 
     # -- snapshots
 
     def receive(self, snapshot_id: SnapshotId) -> ReceivedSnapshot:
-        """Begin to receive a snapshot, or go on where an earlier transfer in this process broke off. StorageError.
+        """Start to receive a snapshot, or resume an interrupted transfer of this process. Raises StorageError.
 
-        When it is whole (`complete`), `install` or `discard` must follow: what it says may contradict the log's end.
+        After `ReceivedSnapshot.complete`, call `install` or `discard`, because the snapshot may contradict the end of
+        the log.
         """
         self._received.add(snapshot_id)
         return self.store.receive(snapshot_id)
 
     def install(self, snapshot_id: SnapshotId) -> effects.SnapshotChanged:
-        """Let a snapshot that was received whole take the log's place (630-12). Blocks shortly; StorageError.
+        """Replace the log by a completely received snapshot (630-12). Blocks briefly. Raises StorageError.
 
-        On the machine's task: nothing else may change the log. A crash on the way is mended by `recover`.
+        Runs on the machine's task; nothing else may change the log. `recover` completes it after a crash.
         """
         if self.store.size(snapshot_id) is None:
-            raise StorageError(f"snapshot {snapshot_id} is not in {self.log.dir}")
-        self._begin_at(snapshot_id.end_offset)
+            raise StorageError(f"snapshot {snapshot_id} does not exist in {self.log.dir}")
+        self._reset_log(snapshot_id.end_offset)
         self._received.discard(snapshot_id)
         self._drop_obsolete(snapshot_id.end_offset)
         return self._changed()
 
     def discard(self, snapshot_id: SnapshotId) -> None:
-        """Delete a snapshot that was received whole and is not to be installed after all. StorageError."""
+        """Delete a completely received snapshot instead of installing it. Raises StorageError."""
         if snapshot_id in self._received:
             self.store.delete([snapshot_id])
             self._received.discard(snapshot_id)
 
-    def made(self, snapshot_id: SnapshotId) -> effects.SnapshotChanged:
-        """A snapshot of our own was frozen; one that the log start has passed meanwhile does not count."""
+    def register_snapshot(self, snapshot_id: SnapshotId) -> effects.SnapshotChanged:
+        """Register a snapshot that this replica has frozen. It is ignored if the log start has passed it.
+
+        Raises StorageError.
+        """
         if snapshot_id.end_offset < self.log.log_start_offset:
-            _LOG.info("snapshot %s is below the log start %d", snapshot_id, self.log.log_start_offset)
+            _LOG.info("ignoring snapshot %s below log start %d", snapshot_id, self.log.log_start_offset)
         self._received.discard(snapshot_id)
         return self._changed()
 
@@ -282,16 +283,16 @@ class QuorumReplica:
         now_ms: int,
         limits: retention.RetentionLimits,
     ) -> int:
-        """Where the log may start from now on, its present start if it must stay.
+        """Return the offset to which the log start may be raised; the current log start if it must stay.
 
-        `leader_log_start` is what the leader told, None when this replica leads; then `replicas` are the others.
-        `now_ms` is the wall clock's, as are the times in `replicas`. StorageError.
+        `leader_log_start`: the log start received from the leader, None if this replica is the leader. `replicas`: the
+        other replicas, for a leader. `now_ms` and the times in `replicas` are wall-clock times. Raises StorageError.
         """
         log = self.log
         self._retire(now_ms)
         if leader_log_start is not None:
-            told = min(leader_log_start, high_watermark)
-            return retention.follower_log_start(log.log_start_offset, told, self.latest_snapshot)
+            limit = min(leader_log_start, high_watermark)
+            return retention.follower_log_start(log.log_start_offset, limit, self.latest_snapshot)
         return retention.leader_log_start(
             log.log_start_offset,
             high_watermark,
@@ -312,7 +313,7 @@ class QuorumReplica:
                 try:
                     timestamp_ms = store.header(snapshot_id).last_contained_log_timestamp
                 except CorruptRecordError as error:
-                    _LOG.error("%s: the log start is not raised to it: %s", log.dir, error.message)
+                    _LOG.error("%s: not raising the log start to a corrupt snapshot: %s", log.dir, error.message)
                     continue
                 known = self._headers[snapshot_id] = (store.size(snapshot_id) or 0, timestamp_ms)
             yield retention.KeptSnapshot(snapshot_id, *known, self._bytes_from(snapshot_id.end_offset))
@@ -324,17 +325,20 @@ class QuorumReplica:
             raise StorageError(f"cannot read {self.log.dir}: {error}") from error
 
     def raise_log_start(self, offset: int) -> None:
-        """Let readers find nothing below `offset` any more; `clean` makes that last. ValueError without a snapshot."""
+        """Raise the log start to `offset`; `clean` makes it durable.
+
+        Raises ValueError if no snapshot reaches `offset`.
+        """
         latest = self.latest_snapshot
         if offset > self.log.log_start_offset and (latest is None or latest.end_offset < offset):
-            raise ValueError(f"no snapshot reaches offset {offset}, which the log is to start at")
+            raise ValueError(f"log start must not exceed the latest snapshot {latest}, got {offset}")
         self.log.increment_log_start_offset(offset)
 
     def clean(self) -> effects.SnapshotChanged | None:
-        """Make the log start durable, then let go what is below: snapshots now, segments with the next change.
+        """Make the log start durable, then remove snapshots and, with the next log change, segments below it. Blocks.
 
-        Blocks, for a thread. Gives the event when there are other snapshots than before. StorageError: on a full disk
-        nothing was let go, and it may be tried again.
+        Returns SnapshotChanged if the latest or earliest snapshot changed, else None. Raises StorageError; on a full
+        disk nothing was removed and `clean` may be retried.
         """
         before = (self.latest_snapshot, self.earliest_snapshot)
         start = self.log.log_start_offset
@@ -348,7 +352,7 @@ class QuorumReplica:
         return None if before == (self.latest_snapshot, self.earliest_snapshot) else self._changed()
 
     def _retire(self, now_ms: int) -> None:
-        """Take the segments below the durable log start out of use: the log's owner does, after `clean` said so."""
+        """Retire segments below the durable log start, on the log owner's task after `clean`."""
         if self._may_retire:
             self._may_retire = False
             self.log.run_retention(now_ms, self._durable_start)
@@ -358,21 +362,21 @@ class QuorumReplica:
             self.store.delete(retention.obsolete(log_start, self.store.snapshot_ids()))
 
     def _own(self) -> list[SnapshotId]:
-        """Those at or above the log start that say what the log says, oldest first."""
+        """Return the snapshots within the log and not received, oldest first."""
         start, end = self.log.log_start_offset, self.log.log_end_offset
-        there = self.store.snapshot_ids()
-        return [each for each in there if start <= each.end_offset <= end and each not in self._received]
+        snapshot_ids = self.store.snapshot_ids()
+        return [each for each in snapshot_ids if start <= each.end_offset <= end and each not in self._received]
 
     def _observe_snapshots(self) -> None:
-        """See what snapshots there are; never back, for another call may have looked later."""
-        there = self._own()
-        if there:
-            with self._snapshots_lock:  # an install on the machine's task beside a cleaning on its thread
-                self.latest_snapshot = max(there[-1], self.latest_snapshot or there[-1], key=age_order)
-                self.earliest_snapshot = max(there[0], self.earliest_snapshot or there[0], key=age_order)
+        """Update the latest and earliest snapshot; never decreases them, because a concurrent call may be newer."""
+        own = self._own()
+        if own:
+            with self._snapshots_lock:  # `install` on the machine's task may run beside `clean` on a thread
+                self.latest_snapshot = max(own[-1], self.latest_snapshot or own[-1], key=age_order)
+                self.earliest_snapshot = max(own[0], self.earliest_snapshot or own[0], key=age_order)
 
     def _changed(self) -> effects.SnapshotChanged:
         self._observe_snapshots()
         if self.latest_snapshot is None:
-            raise RuntimeError(f"{self.log.dir} has no snapshot that could be told of")
+            raise RuntimeError(f"{self.log.dir} has no snapshot")
         return effects.SnapshotChanged(self.latest_snapshot, self.earliest_snapshot)

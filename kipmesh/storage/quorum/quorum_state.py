@@ -1,11 +1,11 @@
-"""`quorum-state`: the epoch, the leader and the vote of a replica of the metadata quorum, as Kafka writes it.
+"""`quorum-state`: epoch, leader and vote of a replica of the metadata quorum, in Kafka's format.
 
-One line of JSON with Kafka's names and a `data_version`: 0 has the cluster id and the voters, 1 the voted directory.
-We write 0, the version of a fixed set of voters, with the cluster id in it, and read both. The file is replaced
-atomically and durably; what is in it was never told to anybody before.
+One line of JSON with a `data_version`: 0 has the cluster id and the voters, 1 the voted directory. We write 0, for a
+fixed set of voters, and read both. The file is replaced atomically and durably before its content is sent to other
+replicas.
 
-A file of another cluster, of other voters or one that cannot be read is an error of one line, never a silent reset: a
-voter that forgets its vote may vote twice, and voters that nobody ever agreed on would decide without those that were.
+A file that is unreadable, or of another cluster or voter set, is an error and never reset. A voter that lost its vote
+could vote twice, and a different voter set could decide without the original voters.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from kipmesh.storage.fs import FileSystem, write_atomic
 
 QUORUM_STATE = "quorum-state"
 
-WAY_OUT = (
-    "this node does not start, for others may rely on it. If the other voters are a majority and are running, move its "
-    "metadata folder away and start it again: it then fetches everything from the leader"
+REMEDIATION = (
+    "this node does not start, because other voters may rely on its state; if a majority of the other voters "
+    "is running, move its metadata directory away and restart it: it then fetches everything from the leader"
 )
 
 _SIZE_MAX = 1 << 16
 
 
 def encode(election: ElectionState, cluster_id: str, voters: tuple[int, ...]) -> bytes:
-    """The file's content, `data_version` 0."""
+    """Encode the file's content, with `data_version` 0."""
     fields = {
         "clusterId": cluster_id,
         "leaderId": election.leader_id,
@@ -44,29 +44,32 @@ def encode(election: ElectionState, cluster_id: str, voters: tuple[int, ...]) ->
 
 
 def decode(data: bytes, cluster_id: str, voters: tuple[int, ...], path: str = QUORUM_STATE) -> ElectionState:
-    """The election in a file; KafkaError in one line when it is none, or another cluster's or other voters'.
+    """Decode the election state. `path` is for messages. A file without voters (version 1) fits any voter set.
 
-    A file that names no voters, as Kafka writes it when it has a version 1, is taken for any.
+    Raises KafkaError: KAFKA_STORAGE_ERROR (unreadable), INCONSISTENT_CLUSTER_ID or INCONSISTENT_VOTER_SET.
     """
     try:
         fields: Any = json.loads(data.decode())
         version = fields["data_version"]
         if version not in (0, 1):
-            raise _unusable(path, f"data_version {version!r} is neither 0 nor 1")
+            raise _unusable(path, f"data_version must be 0 or 1, got {version!r}")
         numbers = [fields["leaderEpoch"], fields.get("leaderId", -1), fields.get("votedId", -1)]
-        told = fields.get("clusterId", "") if version == 0 else ""
-        told_voters = [voter["voterId"] for voter in fields.get("currentVoters") or ()] if version == 0 else []
+        stored_cluster_id = fields.get("clusterId", "") if version == 0 else ""
+        stored_voters = [voter["voterId"] for voter in fields.get("currentVoters") or ()] if version == 0 else []
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _unusable(path, f"it is not Kafka's JSON ({type(error).__name__}: {error})") from None
-    if not all(type(number) is int and number >= -1 for number in [*numbers, *told_voters]):
-        raise _unusable(path, "epoch, leader, vote and voters are not numbers from -1 on")
-    if told not in ("", cluster_id):
-        raise KafkaError(ErrorCode.INCONSISTENT_CLUSTER_ID, f"{path} is of cluster {told}, this is {cluster_id}")
-    if told_voters and set(told_voters) != set(voters):
+    if not all(type(number) is int and number >= -1 for number in [*numbers, *stored_voters]):
+        raise _unusable(path, "epoch, leader, vote and voters must be integers of at least -1")
+    if stored_cluster_id not in ("", cluster_id):
+        raise KafkaError(
+            ErrorCode.INCONSISTENT_CLUSTER_ID,
+            f"{path} belongs to cluster {stored_cluster_id}, but cluster.id is {cluster_id}",
+        )
+    if stored_voters and set(stored_voters) != set(voters):
         raise KafkaError(
             ErrorCode.INCONSISTENT_VOTER_SET,
-            f"{path} is of the voters {_ids(told_voters)}, but controller.quorum.voters names {_ids(voters)}: "
-            "a cluster's voters cannot be changed, set them as they were",
+            f"{path} has the voters {_ids(stored_voters)}, but controller.quorum.voters has {_ids(voters)}; "
+            "the voters of a cluster cannot be changed, restore the previous setting",
         )
     return ElectionState(max(numbers[0], 0), numbers[1], numbers[2])
 
@@ -76,9 +79,9 @@ def _ids(voters: Iterable[int]) -> str:
 
 
 def read(fs: FileSystem, directory: str, cluster_id: str, voters: tuple[int, ...]) -> ElectionState | None:
-    """The election in a directory; None when there is no file. KafkaError, OSError.
+    """Read the election state, or None if there is no file. Raises OSError, KafkaError as `decode`.
 
-    What it gives is durable: a process that was killed within `write` may have left what a power cut would take back.
+    Syncs the file first, because a process killed during `write` may have left it unsynced.
     """
     path = f"{directory}/{QUORUM_STATE}"
     try:
@@ -89,16 +92,16 @@ def read(fs: FileSystem, directory: str, cluster_id: str, voters: tuple[int, ...
         file.sync()
         size = file.size()
         if size > _SIZE_MAX:
-            raise _unusable(path, f"{size} bytes are too many")
+            raise _unusable(path, f"its size must be at most {_SIZE_MAX} bytes, got {size}")
         data = file.read_at(size, 0)
     fs.sync_dir(directory)
     return decode(data, cluster_id, voters, path)
 
 
 def write(fs: FileSystem, directory: str, election: ElectionState, cluster_id: str, voters: tuple[int, ...]) -> None:
-    """Replace the file durably. OSError."""
+    """Replace the file durably. Raises OSError."""
     write_atomic(fs, f"{directory}/{QUORUM_STATE}", encode(election, cluster_id, voters))
 
 
 def _unusable(path: str, why: str) -> KafkaError:
-    return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"cannot use {path}: {why}; {WAY_OUT}")
+    return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"cannot use {path}: {why}; {REMEDIATION}")

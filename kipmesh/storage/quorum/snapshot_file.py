@@ -1,11 +1,11 @@
-"""The content of a snapshot's file, and the image that it states.
+"""Format of a snapshot file, and loading of its metadata image.
 
-Record batches v2 are between a SnapshotHeader and a SnapshotFooter (630-02).
+A file consists of record batches (v2) that start with a SnapshotHeader and end with a SnapshotFooter (630-02).
 
-Reading checks everything: each batch's CRC, that the header comes first and the footer last, that each record has a
-value. Other control records in between are skipped. Offsets inside count records from 0 and say nothing about the log.
+Reading checks the CRC of each batch, the positions of header and footer, and that each record has a value. Other
+control records are skipped. Offsets count the records of the file and are unrelated to the log.
 
-Invariant: bad bytes raise CorruptRecordError and nothing else; a batch is in memory at a time, not the file.
+Invariants: invalid bytes raise CorruptRecordError. Only one batch is in memory at a time.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from kipmesh.core.record_batch import HEADER_BYTES, BatchHeader
 from kipmesh.messages import SnapshotId
 
 COMPRESSIONS = {"none": 0, "gzip": 1, "snappy": 2, "zstd": 4}
-"""What a snapshot may be written with; what Kafka compresses otherwise is read as well."""
+"""Codecs for writing snapshots. Reading accepts all codecs of Kafka."""
 
 BATCH_RECORDS_MAX = 1000
-"""Records of a batch: what is written at a time while others wait, some 3 ms."""
+"""Maximum records per batch; encoding one takes about 3 ms."""
 BATCH_BYTES_MAX = 1 << 20
-"""Bytes of a batch beyond which no record is added; Apache Kafka reads up to 8 MiB."""
+"""Size after which a batch gets no more records. Apache Kafka reads batches of up to 8 MiB."""
 READ_BYTES = 1 << 20
 
-_BUILDER_BYTES = (1 << 31) - 1  # the builder itself need not say when to stop
+_BUILDER_BYTES = (1 << 31) - 1  # no limit in the builder
 
 
 class ReadableFile(Protocol):
-    """What reading needs of a `File`."""
+    """The part of `File` that reading needs."""
 
     def read_at(self, size: int, position: int) -> bytes:
-        """At most `size` bytes; fewer at the file's end only."""
+        """Return `size` bytes, fewer only at the end of the file."""
 
     def size(self) -> int:
-        """Bytes in the file."""
+        """Return the size in bytes."""
 
 
 class SnapshotSummary(NamedTuple):
-    """What a whole, valid snapshot has."""
+    """Header, number of records and size of a valid snapshot."""
 
     header: SnapshotHeader
     records: int
@@ -61,14 +61,14 @@ class SnapshotSummary(NamedTuple):
 
 
 def control_batch(record: SnapshotHeader | SnapshotFooter, base_offset: int, epoch: int, now_ms: int) -> bytes:
-    """A batch of one control record, the first or the last of a snapshot."""
+    """Encode a batch with one control record, the header or footer of a snapshot."""
     return record_batch.build(
         [encode_control(record)], base_offset=base_offset, leader_epoch=epoch, timestamp_ms=now_ms, is_control=True
     )
 
 
 def data_batch(values: Sequence[bytes], base_offset: int, epoch: int, now_ms: int, compression: int) -> bytes:
-    """A batch of records without keys."""
+    """Encode a batch of records without keys. `compression`: codec number."""
     builder = DefaultRecordBatchBuilder(2, compression, 0, -1, -1, -1, _BUILDER_BYTES)
     append = builder.append
     for index, value in enumerate(values):
@@ -77,7 +77,7 @@ def data_batch(values: Sequence[bytes], base_offset: int, epoch: int, now_ms: in
 
 
 def batches_of(values: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """The values, as many at a time as a batch should have."""
+    """Split values into batches of at most `BATCH_RECORDS_MAX` records and about `BATCH_BYTES_MAX` bytes."""
     batch: list[bytes] = []
     size = 0
     for value in values:
@@ -91,23 +91,26 @@ def batches_of(values: Iterable[bytes]) -> Iterator[list[bytes]]:
 
 
 class SnapshotReader:
-    """Reads one file from its beginning to its end."""
+    """Reads one snapshot file from start to end."""
 
     def __init__(self, file: ReadableFile, name: str) -> None:
-        """`name` is for messages; the caller closes the file."""
+        """`name` is for messages. The caller closes the file."""
         self._file = file
         self._name = name
         self.size_bytes = file.size()
         self.read_bytes = 0
-        """How far reading is, a batch at a time."""
+        """Number of bytes read, a multiple of complete batches."""
         self.records = 0
-        """Data records so far."""
+        """Number of data records read."""
         self.header: SnapshotHeader | None = None
-        """Known after the first batch."""
+        """The header, after the first batch was read."""
         self._is_ended = False
 
     def values(self) -> Iterator[list[bytes]]:
-        """The values of each data batch; whole and valid only if it comes to its end. CorruptRecordError, OSError."""
+        """Yield the values of each data batch. The snapshot is valid only if the iteration completes.
+
+        Raises CorruptRecordError, OSError.
+        """
         try:
             for data, position, header in self._batches():
                 if self._is_ended:
@@ -115,7 +118,7 @@ class SnapshotReader:
                 if header.is_control:
                     self._read_control(data, position, header)
                 elif self.header is None:
-                    raise CorruptRecordError("it does not begin with a header")
+                    raise CorruptRecordError("it does not start with a header")
                 else:
                     values = _values(data, position, header)
                     self.records += len(values)
@@ -126,26 +129,26 @@ class SnapshotReader:
             raise CorruptRecordError(f"snapshot {self._name}: {error.message}") from error
 
     def check(self) -> SnapshotSummary:
-        """Read to the end. CorruptRecordError, OSError."""
+        """Read the whole file and return its summary. Raises CorruptRecordError, OSError."""
         for _ in self.values():
             pass
         return self.summary
 
     @property
     def summary(self) -> SnapshotSummary:
-        """After the end."""
+        """The summary, available after the end was read. Raises RuntimeError before."""
         if self.header is None or not self._is_ended:
-            raise RuntimeError("the snapshot is not read to its end")
+            raise RuntimeError(f"snapshot {self._name} was not read to its end")
         return SnapshotSummary(self.header, self.records, self.size_bytes)
 
     def read_header(self) -> SnapshotHeader:
-        """Of the first batch alone. CorruptRecordError, OSError."""
+        """Read only the first batch and return the header. Raises CorruptRecordError, OSError."""
         for data, position, header in self._batches():
             if header.is_control:
                 self._read_control(data, position, header)
             break
         if self.header is None:
-            raise CorruptRecordError(f"snapshot {self._name}: it does not begin with a header")
+            raise CorruptRecordError(f"snapshot {self._name}: it does not start with a header")
         return self.header
 
     def _read_control(self, data: bytes, position: int, header: BatchHeader) -> None:
@@ -155,7 +158,7 @@ class SnapshotReader:
             kind = control_type(record.key)
             if self.header is None:
                 if kind != ControlType.SNAPSHOT_HEADER:
-                    raise CorruptRecordError("it does not begin with a header")
+                    raise CorruptRecordError("it does not start with a header")
                 self.header = decode_control(SnapshotHeader, record.value)
             elif kind == ControlType.SNAPSHOT_FOOTER:
                 decode_control(SnapshotFooter, record.value)
@@ -177,10 +180,10 @@ class SnapshotReader:
                 yield data, at, header
             if used:
                 wanted = READ_BYTES
-            else:  # one batch is larger than what was read, or the file is cut
+            else:  # the batch is larger than the bytes read, or incomplete
                 needed = record_batch.parse_header(data).size_bytes
                 if position + needed > self.size_bytes:
-                    raise CorruptRecordError(f"the batch at byte {position} is cut")
+                    raise CorruptRecordError(f"the batch at byte {position} is incomplete")
                 wanted = needed
             position += used
 
@@ -189,8 +192,8 @@ def _records(data: bytes, position: int, header: BatchHeader) -> list[DefaultRec
     try:
         return list(DefaultRecordBatch(memoryview(data)[position : position + header.size_bytes]))
     except Exception as error:
-        # The decoder and five decompressors have an exception each for bytes that they cannot read.
-        raise CorruptRecordError(f"the batch of {header.size_bytes} bytes cannot be read: {error}") from error
+        # The decoder and each decompressor raise different exceptions for invalid bytes.
+        raise CorruptRecordError(f"cannot decode the batch of {header.size_bytes} bytes: {error}") from error
 
 
 def _values(data: bytes, position: int, header: BatchHeader) -> list[bytes]:
@@ -198,30 +201,33 @@ def _values(data: bytes, position: int, header: BatchHeader) -> list[bytes]:
     if None in values:
         raise CorruptRecordError("a record has no value")
     if len(values) != header.record_count or header.size_bytes < HEADER_BYTES:
-        raise CorruptRecordError(f"a batch has {len(values)} records and says {header.record_count}")
+        raise CorruptRecordError(f"a batch must have {header.record_count} records by its header, got {len(values)}")
     return values
 
 
 class ImageLoader:
-    """Loads the image of one snapshot, some records at a time.
+    """Loads the metadata image of a snapshot, some records at a time.
 
-    The caller may run other work between two steps. Python's garbage collector should be off meanwhile, and the image
-    frozen for it afterwards (`gc.freeze`): a large image makes full collections long.
+    The caller may run other work between two steps. It should disable the garbage collector meanwhile and call
+    `gc.freeze` afterwards, because a large image makes full collections slow.
 
-    Invariant: the image is for use after the last step, and not at all when a step fails.
+    Invariant: use the image only after the last step, and never after a failed one.
     """
 
     def __init__(self, reader: SnapshotReader, snapshot_id: SnapshotId) -> None:
         self.image = MetadataImage(snapshot_id.end_offset - 1, snapshot_id.epoch)
         self.records = 0
-        """How many are applied so far."""
+        """Number of applied records."""
         self._reader = reader
 
     def steps(self) -> Iterator[int]:
-        """Apply at most 1,000 records at a time; gives how many are applied so far. CorruptRecordError, OSError."""
+        """Apply at most 1,000 records per step. Yield the number of applied records.
+
+        Raises CorruptRecordError, OSError.
+        """
         for values in self._reader.values():
             for start in range(0, len(values), BATCH_RECORDS_MAX):
-                delta = MetadataDelta()  # everything is new
+                delta = MetadataDelta()  # not used: the whole image is new
                 for value in values[start : start + BATCH_RECORDS_MAX]:
                     self.image.apply(decode_record(value), delta)
                     self.records += 1

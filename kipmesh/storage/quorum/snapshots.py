@@ -1,10 +1,10 @@
-"""The snapshots in the directory of `__cluster_metadata-0`: made, received, checked, read, deleted (630-12, 630-14).
+"""Snapshot files in the directory of `__cluster_metadata-0`: create, receive, validate, read, delete (630-12, 630-14).
 
-A snapshot is written to `<id>.checkpoint.part`, synced, renamed and its directory synced; so a name without `.part`
-is a whole file, before and after any crash. One that is deleted is renamed first; one that is corrupt is set aside
-under a name of its own. Every method blocks and may fail with StorageError; `append`, `write` and `read` are short.
+A snapshot is written to `<id>.checkpoint.part`, synced, renamed, and its directory synced. A name without `.part` is
+therefore a complete file, also after a crash. A deleted snapshot is renamed before removal; a corrupt one is renamed
+and kept. All methods block and may raise StorageError. `append`, `write` and `read` are fast.
 
-Invariant: nobody but this module writes these files, and a complete one never changes.
+Invariant: only this module writes these files, and a complete file never changes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class _PartFile:
-    """A `.part` file and how it becomes a snapshot."""
+    """A `.part` file, until it is published as a snapshot or discarded."""
 
     def __init__(self, fs: FileSystem, directory: str, snapshot_id: SnapshotId, *, keep: bool) -> None:
         self.snapshot_id = snapshot_id
@@ -53,13 +53,13 @@ class _PartFile:
 
     @property
     def _open_file(self) -> File:
-        """Open until it is published or discarded."""
+        """The file, until it is published or discarded."""
         if self._file is None:
             raise RuntimeError(f"{self._path} is closed")
         return self._file
 
     def _add(self, data: bytes) -> None:
-        """Write at the end; on failure the file is gone."""
+        """Append `data`. Discards the file on failure."""
         try:
             self._open_file.write_at(data, self.size_bytes)
         except OSError as error:
@@ -67,7 +67,7 @@ class _PartFile:
         self.size_bytes += len(data)
 
     def _publish(self) -> None:
-        """Make it a snapshot, durably; on failure there is none."""
+        """Make the file a snapshot, durably. On failure there is no snapshot."""
         final = f"{self._directory}/{file_name(self.snapshot_id)}"
         is_renamed = False
         try:
@@ -84,7 +84,7 @@ class _PartFile:
         self._file = None
 
     def discard(self) -> None:
-        """Close and remove it; idempotent. What cannot be removed goes at the next start."""
+        """Close and remove the file. Idempotent. If that fails, the next start removes it."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -93,11 +93,11 @@ class _PartFile:
 
     def _fail(self, error: OSError) -> NoReturn:
         self.discard()
-        raise StorageError(f"snapshot {self._path}: {error.strerror or error}") from error
+        raise StorageError(f"cannot write snapshot {self._path}: {error.strerror or error}") from error
 
 
 class SnapshotWriter(_PartFile):
-    """A snapshot that is being made, batch by batch."""
+    """A snapshot that is written batch by batch."""
 
     def __init__(
         self,
@@ -117,38 +117,41 @@ class SnapshotWriter(_PartFile):
 
     @property
     def records(self) -> int:
-        """How many it has so far."""
+        """Number of records written."""
         return self._next_offset - 1
 
     def append(self, values: Sequence[bytes]) -> None:
-        """Add at least one record, as one batch."""
+        """Write at least one record as one batch. Raises StorageError."""
         self._add(data_batch(values, self._next_offset, self.snapshot_id.epoch, self._now_ms, self._compression))
         self._next_offset += len(values)
 
     def write(self, values: Iterable[bytes]) -> Iterator[int]:
-        """Add all records, a batch each time the iterator is asked; gives how many there are so far."""
+        """Write all records, one batch per iteration. Yield the number of records written. Raises StorageError."""
         for batch in batches_of(values):
             self.append(batch)
             yield self.records
 
     def freeze(self) -> int:
-        """End it and make it durable: from now on it is one of the snapshots. Gives its bytes; belongs on a thread."""
+        """Complete the snapshot durably. Return its size in bytes. Run it on a worker thread. Raises StorageError."""
         self._add(control_batch(SnapshotFooter(), self._next_offset, self.snapshot_id.epoch, self._now_ms))
         self._publish()
         return self.size_bytes
 
 
 class ReceivedSnapshot(_PartFile):
-    """A snapshot that comes from elsewhere, in bytes that need not be whole batches."""
+    """A snapshot received from the leader, in chunks of arbitrary size."""
 
     def write(self, position: int, data: bytes) -> None:
-        """Add bytes at the end; ValueError for another position."""
+        """Append bytes. Raises ValueError unless `position` is the end of the file, StorageError."""
         if position != self.size_bytes:
-            raise ValueError(f"bytes for position {position}, the file has {self.size_bytes}")
+            raise ValueError(f"position must be the size of the file, {self.size_bytes}, got {position}")
         self._add(data)
 
     def complete(self) -> SnapshotSummary:
-        """Check it and make it durable; belongs on a thread. CorruptRecordError, and then it is gone."""
+        """Validate the snapshot and make it durable. Run it on a worker thread.
+
+        Raises CorruptRecordError or StorageError, after deleting the file.
+        """
         try:
             summary = SnapshotReader(self._open_file, file_name(self.snapshot_id)).check()
         except CorruptRecordError:
@@ -156,18 +159,20 @@ class ReceivedSnapshot(_PartFile):
             raise
         except OSError as error:
             self.discard()
-            raise StorageError(f"snapshot {file_name(self.snapshot_id)}: {error.strerror or error}") from error
+            raise StorageError(
+                f"cannot read snapshot {file_name(self.snapshot_id)}: {error.strerror or error}"
+            ) from error
         self._publish()
         return summary
 
 
 class SnapshotStore:
-    """All snapshots of one replica."""
+    """All snapshots of one replica. Methods raise StorageError if the disk fails."""
 
     def __init__(self, fs: FileSystem, directory: str) -> None:
-        """The directory is there: it is the log's."""
+        """`directory`: the existing directory of the log."""
         self.corrupt_snapshots = 0
-        """How many were set aside."""
+        """Number of snapshots that were set aside."""
         self._fs = fs
         self._directory = directory
 
@@ -178,7 +183,7 @@ class SnapshotStore:
         return {name: found for name, found in parsed if found is not None}
 
     def _complete(self) -> dict[SnapshotId, list[str]]:
-        """The names of each; should one have two, that with Kafka's 10 digits of epoch comes first."""
+        """Return the file names by snapshot. If there are two, the one with Kafka's 10 digits of epoch is first."""
         complete: dict[SnapshotId, list[str]] = {}
         for name, (found, kind) in self._names().items():
             if kind is FileKind.COMPLETE:
@@ -190,16 +195,16 @@ class SnapshotStore:
         try:
             yield
         except OSError as error:
-            raise StorageError(f"snapshots in {self._directory}: {error.strerror or error}") from error
+            raise StorageError(f"cannot access snapshots in {self._directory}: {error.strerror or error}") from error
 
     def snapshot_ids(self) -> list[SnapshotId]:
-        """Those that are there, oldest first."""
+        """Return the ids of all complete snapshots, oldest first."""
         return sorted(self._complete(), key=age_order)
 
     def create(
         self, snapshot_id: SnapshotId, *, last_contained_log_timestamp: int, now_ms: int, compression: str = "none"
     ) -> SnapshotWriter:
-        """Begin to make one; what was left of an earlier attempt is overwritten."""
+        """Start to write a snapshot, replacing an incomplete one. `compression`: a key of COMPRESSIONS."""
         return SnapshotWriter(
             self._fs,
             self._directory,
@@ -210,11 +215,14 @@ class SnapshotStore:
         )
 
     def receive(self, snapshot_id: SnapshotId) -> ReceivedSnapshot:
-        """Begin to receive one, or go on where an earlier transfer in this process broke off."""
+        """Start to receive a snapshot, or resume an interrupted transfer of this process."""
         return ReceivedSnapshot(self._fs, self._directory, snapshot_id, keep=True)
 
     def open(self, snapshot_id: SnapshotId) -> SnapshotReader:
-        """To read its records; the file closes itself when the reader goes. StorageError when it is not there."""
+        """Open a snapshot for reading. Dropping the reader closes the file.
+
+        Raises StorageError if it does not exist.
+        """
         with self._storage_errors():
             return SnapshotReader(self._open(snapshot_id), file_name(snapshot_id))
 
@@ -227,29 +235,29 @@ class SnapshotStore:
             return self._fs.open(f"{self._directory}/{other[0]}")
 
     def header(self, snapshot_id: SnapshotId) -> SnapshotHeader:
-        """Its header. CorruptRecordError."""
+        """Return the header of a snapshot. Raises CorruptRecordError, StorageError."""
         with self._storage_errors():
             return self.open(snapshot_id).read_header()
 
     def validate(self, snapshot_id: SnapshotId) -> SnapshotSummary:
-        """Read and check all of it. CorruptRecordError."""
+        """Read and check a whole snapshot. Raises CorruptRecordError, StorageError."""
         with self._storage_errors():
             return self.open(snapshot_id).check()
 
     def size(self, snapshot_id: SnapshotId) -> int | None:
-        """Its bytes, None when it is not there."""
+        """Return the size in bytes, or None if the snapshot does not exist."""
         with self._storage_errors(), contextlib.suppress(FileNotFoundError):
             return self._open(snapshot_id).size()
         return None
 
     def read(self, snapshot_id: SnapshotId, position: int, size: int) -> bytes | None:
-        """Bytes of the file as they are, None when it is not there (any more)."""
+        """Return bytes of the file, or None if the snapshot does not exist (any longer)."""
         with self._storage_errors(), contextlib.suppress(FileNotFoundError):
             return self._open(snapshot_id).read_at(size, position)
         return None
 
     def delete(self, snapshot_ids: Iterable[SnapshotId]) -> None:
-        """Delete those; who reads one may go on, and another thread may delete them as well."""
+        """Delete snapshots. Readers may continue, and other threads may delete the same ones."""
         complete = self._complete()
         with self._storage_errors():
             for snapshot_id in snapshot_ids:
@@ -260,7 +268,7 @@ class SnapshotStore:
                         self._fs.remove(deleted)
 
     def set_aside(self, snapshot_id: SnapshotId) -> str:
-        """Give a corrupt one a name under which nobody takes it for a snapshot; gives that name."""
+        """Rename a corrupt snapshot so that it no longer counts as one. Return the new name."""
         aside = file_name(snapshot_id, FileKind.CORRUPT)
         names = self._complete().get(snapshot_id, [file_name(snapshot_id)])
         with self._storage_errors():
@@ -270,7 +278,7 @@ class SnapshotStore:
         return aside
 
     def clean(self) -> list[str]:
-        """Remove what was not completed or not quite deleted, on start; gives the names."""
+        """Remove incomplete and partly deleted files, at startup. Return their names."""
         names = [name for name, (_, kind) in self._names().items() if kind in (FileKind.PART, FileKind.DELETED)]
         with self._storage_errors():
             for name in names:
@@ -278,7 +286,10 @@ class SnapshotStore:
         return names
 
     def recover(self, log: retention.LogExtent, *, is_voter: bool) -> tuple[retention.Start, SnapshotSummary | None]:
-        """What to start from, and the summary of the snapshot if there is one; cleans, sets corrupt ones aside."""
+        """Decide what to start from, and return it with the summary of the snapshot, if one is used (630-14).
+
+        Removes incomplete files and sets corrupt snapshots aside.
+        """
         self.clean()
         corrupt = []
         valid = summary = None
@@ -287,7 +298,7 @@ class SnapshotStore:
                 summary = self.validate(snapshot_id)
             except CorruptRecordError as error:
                 aside = self.set_aside(snapshot_id)
-                _LOG.error("%s/%s: set aside: %s", self._directory, aside, error.message)
+                _LOG.error("%s/%s: set aside corrupt snapshot: %s", self._directory, aside, error.message)
                 corrupt.append(snapshot_id)
             else:
                 valid = snapshot_id

@@ -1,4 +1,4 @@
-"""Record batches against aiokafka's, which is an independent implementation."""
+"""Record batches compared with aiokafka's independent implementation."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_assign_log_append_time_gives_every_record_that_time() -> None:
     assert [r.timestamp for r in DefaultRecordBatch(assigned)] == [999_999] * 2
 
 
-def test_iterate_stops_at_a_cut_batch_only_where_allowed() -> None:
+def test_iterate_accepts_incomplete_batch_only_if_allowed() -> None:
     first, second = aiokafka_batch([(b"k", b"v")]), aiokafka_batch([(b"k", b"longer value")])
     for cut in range(1, len(second)):
         data = first + second[:cut]

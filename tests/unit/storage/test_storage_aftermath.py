@@ -1,4 +1,4 @@
-"""What cuts, flushes and failed appends leave of a log, in memory and in its files."""
+"""State of a log, in memory and on disk, after truncations, flushes and failed appends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kipmesh.testing import produced_batch
 from simulation.faulty_fs import FaultyFileSystem
 
 NOW = 1_700_000_000_000
-FOLDER = "/data/t-0"
+DIRECTORY = "/data/t-0"
 ID = bytes(range(16))
 
 
@@ -30,7 +30,7 @@ def fs() -> FaultyFileSystem:
 
 def make_log(fs: FaultyFileSystem, *, config: Mapping[str, object] | None = None, **options: Any) -> Log:
     keys = {"segment.bytes": 200, "index.interval.bytes": 100, **(config or {})}
-    return open_log(fs, FOLDER, "t", 0, TopicConfig.parse(keys), NOW, topic_id=ID, **options)
+    return open_log(fs, DIRECTORY, "t", 0, TopicConfig.parse(keys), NOW, topic_id=ID, **options)
 
 
 def append(log: Log, count: int = 1, *, epoch: int = 0, now_ms: int = NOW) -> None:
@@ -39,38 +39,38 @@ def append(log: Log, count: int = 1, *, epoch: int = 0, now_ms: int = NOW) -> No
 
 
 def segment_path(base_offset: int, suffix: str = ".log") -> str:
-    return f"{FOLDER}/{base_offset:020d}{suffix}"
+    return f"{DIRECTORY}/{base_offset:020d}{suffix}"
 
 
 def read(fs: FaultyFileSystem, path: str) -> bytes:
     return fs.open(path).read_at(1 << 20, 0)
 
 
-# -- what a cut changes in memory
+# -- state in memory after a truncation
 
 
-def test_a_failed_truncation_is_for_good(fs: FaultyFileSystem) -> None:
-    told: list[StorageError] = []
-    log = make_log(fs, on_failed=lambda _, error: told.append(error))
+def test_failed_truncation_is_permanent(fs: FaultyFileSystem) -> None:
+    reported: list[StorageError] = []
+    log = make_log(fs, on_failed=lambda _, error: reported.append(error))
     append(log, 4)
     fs.fail("remove", errno.ENOSPC)
     with pytest.raises(StorageError):
         log.truncate_to(1)
-    assert told == [log.failed]
+    assert reported == [log.failed]
 
 
 @pytest.mark.parametrize("fully", [False, True])
-def test_reads_after_a_cut_find_new_batches(fs: FaultyFileSystem, fully: bool) -> None:
+def test_reads_after_truncation_return_new_batches(fs: FaultyFileSystem, fully: bool) -> None:
     log = make_log(fs, config={"segment.bytes": 100_000})
     append(log, 3)
-    log.read(0, 200, 9, True)  # where offset 1 is, is known now
+    log.read(0, 200, 9, True)  # caches the position of offset 1
     log.truncate_fully_and_start_at(0) if fully else log.truncate_to(0)
     log.append_as_leader(produced_batch([b"w" * 300] * 2, timestamp_ms=NOW), 1, NOW)
     (_, header) = next(record_batch.iterate(log.read(1, 1000, 9, True)))
     assert (header.base_offset, header.last_offset, header.partition_leader_epoch) == (0, 1, 1)
 
 
-def test_a_truncated_segment_is_sealed_again(fs: FaultyFileSystem) -> None:
+def test_truncated_segment_is_sealed_again(fs: FaultyFileSystem) -> None:
     config = {"segment.bytes": 600, "index.interval.bytes": 5000}
     log = make_log(fs, config=dict(config))
     for number in range(4):
@@ -85,21 +85,21 @@ def test_a_truncated_segment_is_sealed_again(fs: FaultyFileSystem) -> None:
     assert make_log(fs, clean=True).max_timestamp_offset(9) == (NOW + 7, 2, 0)
 
 
-def test_an_index_that_does_not_fit_its_log_is_built_anew_in_its_file(fs: FaultyFileSystem) -> None:
+def test_index_that_does_not_match_its_log_is_rebuilt(fs: FaultyFileSystem) -> None:
     log = make_log(fs, config={"segment.bytes": 2000, "index.interval.bytes": 0})
     append(log, 5)
     log.close()
-    path = f"{FOLDER}/{0:020d}.index"
+    path = f"{DIRECTORY}/{0:020d}.index"
     good = read(fs, path)
     fs.open(path).write_at(b"\0\0\0\x09", len(good) - 8)
     make_log(fs, clean=True, config={"segment.bytes": 2000, "index.interval.bytes": 0}).close()
     assert read(fs, path) == good
 
 
-# -- what a flush makes durable
+# -- durability after a flush
 
 
-def test_indexes_of_rolled_segments_are_durable_after_a_flush(fs: FaultyFileSystem) -> None:
+def test_flush_makes_indexes_of_rolled_segments_durable(fs: FaultyFileSystem) -> None:
     log = make_log(fs, config={"segment.bytes": 1000, "index.interval.bytes": 0})
     append(log, 9)
     second = log.segment_base_offsets[1]
@@ -112,8 +112,8 @@ def test_indexes_of_rolled_segments_are_durable_after_a_flush(fs: FaultyFileSyst
 
 
 @pytest.mark.parametrize("entries", [0, 1, 2])
-def test_a_time_index_that_lacks_its_end_is_made_anew(fs: FaultyFileSystem, entries: int) -> None:
-    """A cut that a power cut took back in the log, but not in the index."""
+def test_time_index_without_last_entries_is_rebuilt(fs: FaultyFileSystem, entries: int) -> None:
+    """A power failure undid a truncation of the log, but not that of its time index."""
     log = make_log(fs, config={"segment.bytes": 1000, "index.interval.bytes": 0})
     for number in range(12):
         append(log, now_ms=NOW + number)
@@ -132,7 +132,7 @@ def test_a_time_index_that_lacks_its_end_is_made_anew(fs: FaultyFileSystem, entr
 # -- appends of followers
 
 
-def test_a_damaged_batch_changes_nothing_of_an_empty_log_that_begins_within_the_first(fs: FaultyFileSystem) -> None:
+def test_corrupt_batch_does_not_change_empty_log(fs: FaultyFileSystem) -> None:
     lowered: list[int] = []
     log: Log = make_log(fs, checkpoint_recovery_point=lambda: lowered.append(log.recovery_point))
     log.truncate_fully_and_start_at(6)
@@ -149,7 +149,7 @@ def test_a_damaged_batch_changes_nothing_of_an_empty_log_that_begins_within_the_
     assert lowered == [0]
 
 
-def test_a_second_run_that_fails_leaves_the_first(fs: FaultyFileSystem) -> None:
+def test_failed_write_keeps_batches_written_before(fs: FaultyFileSystem) -> None:
     log = make_log(fs, config={"flush.ms": 1000})
     batches = b"".join(record_batch.assign(produced_batch([b"v" * 100]), offset, 0) for offset in range(3))
     fs.fail("open", errno.ENOSPC, path=segment_path(1))

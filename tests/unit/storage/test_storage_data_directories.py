@@ -1,4 +1,4 @@
-"""Several data folders: where logs go, and what becomes of a folder whose disk fails."""
+"""Several data directories: placement of new logs, and failing disks."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def create(manager: LogManager, count: int) -> list[Log]:
 
 
 def online(manager: LogManager) -> list[str]:
-    return [folder.path for folder in manager.directories.online]
+    return [directory.path for directory in manager.directories.online]
 
 
-def test_new_logs_go_to_the_folder_with_the_fewest(tmp_path: Path) -> None:
+def test_new_logs_go_to_directory_with_fewest_logs(tmp_path: Path) -> None:
     paths = [str(tmp_path / name) for name in "abc"]
     manager = start(RealFileSystem(), *paths)
     logs = create(manager, 7)
@@ -63,44 +63,44 @@ def test_new_logs_go_to_the_folder_with_the_fewest(tmp_path: Path) -> None:
     assert len(ids) == 3
     manager = start(RealFileSystem(), *paths)
     assert manager.clean_shutdown_epoch == 9
-    assert {checkpoint.uuid_text(folder.directory_id) for folder in manager.directories} == ids
+    assert {checkpoint.uuid_text(directory.directory_id) for directory in manager.directories} == ids
     assert manager.high_watermarks.get(("t", 6), 0) == 1
     manager.close(9)
 
 
-def test_a_folder_of_the_metadata_alone_gets_no_other_log() -> None:
+def test_metadata_directory_gets_no_other_log() -> None:
     fs = FaultyFileSystem()
     manager = start(fs, "/a", "/b", metadata_dir="/m/")
     metadata = manager.create(CLUSTER_METADATA_TOPIC, 0, CLUSTER_METADATA_TOPIC_ID, CONFIG, NOW)
     assert metadata.dir == "/m/__cluster_metadata-0"
     assert {log.dir[:2] for log in create(manager, 8)} == {"/a", "/b"}
     manager.close(1)
-    manager = start(fs, "/a", "/m", "/b")  # it stays where it was found
+    manager = start(fs, "/a", "/m", "/b")  # an existing metadata log is not moved
     assert manager.directories.metadata_path == "/m"
     manager.close(1)
 
 
 @pytest.mark.parametrize(
-    ("paths", "said"),
+    ("paths", "message"),
     [
-        (("/a", "/a/"), "one twice"),
-        (("/a", "/b/../a"), "one twice"),
-        (("/a", "/a/b"), "log.dirs: /a/b is inside /a; data folders are not nested"),
-        (("/c/d//e/", "/b", "/c"), "log.dirs: /c/d//e is inside /c; data folders are not nested"),
-        (("x/../data", "data/b"), "log.dirs: data/b is inside x/../data; data folders are not nested"),
-        (("/a", "/"), "log.dirs: /a is inside /; data folders are not nested"),
+        (("/a", "/a/"), "none twice, got '/a, /a'"),
+        (("/a", "/b/../a"), "none twice, got '/a, /b/../a'"),
+        (("/a", "/a/b"), "log.dirs must not be nested, but /a/b is inside /a"),
+        (("/c/d//e/", "/b", "/c"), "log.dirs must not be nested, but /c/d//e is inside /c"),
+        (("x/../data", "data/b"), "log.dirs must not be nested, but data/b is inside x/../data"),
+        (("/a", "/"), "log.dirs must not be nested, but /a is inside /"),
     ],
 )
-def test_folders_named_twice_and_nested_ones_are_refused(paths: tuple[str, ...], said: str) -> None:
-    with pytest.raises(InvalidConfigError, match=f"{said}$"):
+def test_repeated_and_nested_directories_are_rejected(paths: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InvalidConfigError, match=f"{message}$"):
         start(FaultyFileSystem(), *paths)
 
 
-def test_folders_whose_names_begin_alike_are_not_nested() -> None:
+def test_directories_with_common_name_prefix_are_not_nested() -> None:
     start(FaultyFileSystem(), "/a", "/ab", "/b/a").close(1)
 
 
-def test_all_logs_that_are_in_two_folders_are_named_at_once() -> None:
+def test_all_logs_in_two_directories_are_named_in_one_error() -> None:
     fs = FaultyFileSystem()
     manager = start(fs, "/a", "/b")
     create(manager, 4)
@@ -110,9 +110,8 @@ def test_all_logs_that_are_in_two_folders_are_named_at_once() -> None:
     with pytest.raises(StorageError) as refused:
         start(fs, "/a", "/b")
     assert refused.value.message == (
-        "logs are in more than one data folder: t-0 in /a and /b, t-1 in /a and /b, t-2 in /a and /b, t-3 in /a and "
-        "/b. Move all but the newest of each somewhere else, start again, and delete them when those partitions are in "
-        "sync"
+        "logs are in more than one data directory: t-0 in /a and /b, t-1 in /a and /b, t-2 in /a and /b, t-3 in /a and "
+        "/b; move all but the newest copy of each elsewhere, restart, and delete them when these partitions are in sync"
     )
     for path in ("/a/t-1", "/a/t-3", "/b/t-0", "/b/t-2"):
         fs.remove_tree(path)
@@ -130,13 +129,13 @@ def test_all_logs_that_are_in_two_folders_are_named_at_once() -> None:
     ],
     ids=["high watermarks", "recovery points", "log starts", "a new log"],
 )
-def test_a_folder_that_is_gone_goes_offline_and_is_not_made_anew(
+def test_missing_directory_goes_offline_and_is_not_recreated(
     tmp_path: Path, notice: Callable[[LogManager], object], is_mount_point_left: bool
 ) -> None:
-    """As after `rm -r`, or `umount -l`: the files of its logs stay open, and take everything that is written."""
-    told: list[tuple[str, StorageError]] = []
+    """After `rm -r` or `umount -l`, the open files of the logs still accept writes."""
+    reported: list[tuple[str, StorageError]] = []
     paths = [str(tmp_path / name) for name in "ab"]
-    manager = start(RealFileSystem(), *paths, on_directory_failed=lambda path, error: told.append((path, error)))
+    manager = start(RealFileSystem(), *paths, on_directory_failed=lambda path, error: reported.append((path, error)))
     logs = create(manager, 2)
     for log in logs:
         append(log)
@@ -144,11 +143,11 @@ def test_a_folder_that_is_gone_goes_offline_and_is_not_made_anew(
     if is_mount_point_left:
         (tmp_path / "a").mkdir()
     append(logs[0])
-    assert told == []
-    with pytest.raises(StorageError, match=r"the data folder is gone|cannot sync t-0"):
+    assert reported == []
+    with pytest.raises(StorageError, match=r"the data directory is missing|cannot sync t-0"):
         notice(manager)
-    assert {path for path, _ in told} == {paths[0]}
-    manager.take_offline(*told[0])
+    assert {path for path, _ in reported} == {paths[0]}
+    manager.take_offline(*reported[0])
     with pytest.raises(StorageError):
         append(logs[0])
     append(logs[1])
@@ -159,10 +158,10 @@ def test_a_folder_that_is_gone_goes_offline_and_is_not_made_anew(
 
 
 @pytest.mark.parametrize("operation", ["write", "read", "sync"])
-def test_a_failed_folder_takes_its_logs_along(operation: str) -> None:
+def test_logs_of_failed_directory_go_offline(operation: str) -> None:
     fs = FaultyFileSystem()
-    told: list[tuple[str, StorageError]] = []
-    manager = start(fs, on_directory_failed=lambda path, error: told.append((path, error)))
+    reported: list[tuple[str, StorageError]] = []
+    manager = start(fs, on_directory_failed=lambda path, error: reported.append((path, error)))
     logs = create(manager, 6)
     for log in logs:
         append(log)
@@ -177,7 +176,7 @@ def test_a_failed_folder_takes_its_logs_along(operation: str) -> None:
     }[operation]
     with pytest.raises(StorageError) as failure:
         act()
-    assert [where for where, _ in told] == [path]
+    assert [where for where, _ in reported] == [path]
     manager.take_offline(path, failure.value)
     manager.take_offline(path, failure.value)
     lost = [log for log in logs if log.dir.startswith(path)]
@@ -185,9 +184,9 @@ def test_a_failed_folder_takes_its_logs_along(operation: str) -> None:
     for log in lost:
         with pytest.raises(StorageError):
             append(log)
-        with pytest.raises(StorageError, match="data folder that has failed"):  # not anew elsewhere
+        with pytest.raises(StorageError, match="offline data directory"):  # not recreated elsewhere
             manager.create("t", log.partition, ID, CONFIG, NOW)
-    assert manager.create("t", lost[0].partition, OTHER_ID, CONFIG, NOW).log_end_offset == 0  # another topic
+    assert manager.create("t", lost[0].partition, OTHER_ID, CONFIG, NOW).log_end_offset == 0  # another topic id
     for log in logs:
         if log not in lost:
             append(log)
@@ -203,7 +202,7 @@ def test_a_failed_folder_takes_its_logs_along(operation: str) -> None:
     manager.close(4)
 
 
-def test_a_folder_that_failed_is_unclean_and_its_logs_are_back_at_the_next_start() -> None:
+def test_failed_directory_is_unclean_and_recovered_at_next_start() -> None:
     fs = FaultyFileSystem()
     manager = start(fs)
     logs = create(manager, 3)
@@ -213,7 +212,7 @@ def test_a_folder_that_failed_is_unclean_and_its_logs_are_back_at_the_next_start
     manager.checkpoint_recovery_points()
     path = logs[2].dir.rpartition("/")[0]
     manager.take_offline(path, StorageError("gone"))
-    assert [folder.path for folder in manager.directories if not folder.is_online] == [path]
+    assert [directory.path for directory in manager.directories if not directory.is_online] == [path]
     manager.close(7)
     manager = start(fs)
     assert manager.clean_shutdown_epoch == -1
@@ -221,10 +220,10 @@ def test_a_folder_that_failed_is_unclean_and_its_logs_are_back_at_the_next_start
     manager.close(7)
 
 
-def test_checkpoints_of_the_other_folders_are_written_when_one_cannot_be() -> None:
+def test_failed_checkpoint_does_not_prevent_those_of_other_directories() -> None:
     fs = FaultyFileSystem()
-    told: list[str] = []
-    manager = start(fs, on_directory_failed=lambda path, error: told.append(path))
+    reported: list[str] = []
+    manager = start(fs, on_directory_failed=lambda path, error: reported.append(path))
     logs = create(manager, 3)
     for log in logs:
         append(log)
@@ -238,33 +237,33 @@ def test_checkpoints_of_the_other_folders_are_written_when_one_cannot_be() -> No
         logs[2].flush()
         with pytest.raises(StorageError, match="cannot write recovery-point-offset-checkpoint"):
             manager.checkpoint_recovery_points()
-        assert told == expected
+        assert reported == expected
         for log in logs[1:]:
-            folder = log.dir.rpartition("/")[0]
-            offsets = checkpoint.read_offsets(fs, f"{folder}/recovery-point-offset-checkpoint")
+            directory = log.dir.rpartition("/")[0]
+            offsets = checkpoint.read_offsets(fs, f"{directory}/recovery-point-offset-checkpoint")
             assert offsets["t", log.partition] == log.log_end_offset
     manager.abandon()
 
 
-def test_a_new_log_that_a_broken_folder_refuses_tells_of_it() -> None:
+def test_failed_creation_reports_broken_directory() -> None:
     fs = FaultyFileSystem()
-    told: list[tuple[str, StorageError]] = []
-    manager = start(fs, on_directory_failed=lambda path, error: told.append((path, error)))
+    reported: list[tuple[str, StorageError]] = []
+    manager = start(fs, on_directory_failed=lambda path, error: reported.append((path, error)))
     fs.fail("open", path="/a/t-0")
     with pytest.raises(StorageError):
         manager.create("t", 0, ID, CONFIG, NOW)
-    assert [path for path, _ in told] == ["/a"]
-    manager.take_offline(*told[0])
+    assert [path for path, _ in reported] == ["/a"]
+    manager.take_offline(*reported[0])
     assert manager.create("t", 0, ID, CONFIG, NOW).dir in ("/b/t-0", "/c/t-0")
     manager.take_offline("/b", StorageError("gone"))
     manager.take_offline("/c", StorageError("gone"))
-    with pytest.raises(StorageError, match="no data folder is left"):
+    with pytest.raises(StorageError, match="no data directory is online"):
         manager.create("t", 1, ID, CONFIG, NOW)
     manager.close(1)
 
 
-def test_a_new_log_that_a_full_folder_refuses_leaves_nothing_there() -> None:
-    """The next attempt may be in another folder, and one that is in two of them would not be loaded."""
+def test_failed_creation_in_full_directory_leaves_no_files() -> None:
+    """The next attempt may use another directory, and a log in two directories prevents a start."""
     fs = FaultyFileSystem()
     manager = start(fs, "/a", "/b")
     fs.fail("write", errno.ENOSPC, path="/a/t-0")
@@ -282,7 +281,7 @@ def test_a_new_log_that_a_full_folder_refuses_leaves_nothing_there() -> None:
 
 
 @pytest.mark.parametrize(("operation", "path"), [("open", "/b/meta"), ("list", "/b"), ("read", "/b/t-")])
-def test_a_folder_that_cannot_be_loaded_stays_offline(operation: str, path: str) -> None:
+def test_directory_that_cannot_be_loaded_stays_offline(operation: str, path: str) -> None:
     fs = FaultyFileSystem()
     manager = start(fs)
     for log in create(manager, 6):
@@ -297,8 +296,8 @@ def test_a_folder_that_cannot_be_loaded_stays_offline(operation: str, path: str)
     assert online(manager) == ["/a", "/c"]
     assert manager.clean_shutdown_epoch == -1
     assert {partition for _, partition in manager.logs} == set(range(6)) - there
-    (left_out,) = [folder for folder in manager.directories if not folder.is_online]
-    assert "cannot be loaded" in str(left_out.error)
+    (left_out,) = [directory for directory in manager.directories if not directory.is_online]
+    assert "cannot load data directory" in str(left_out.error)
     manager.close(3)
     manager = start(fs)
     assert len(manager.logs) == 6
@@ -306,24 +305,24 @@ def test_a_folder_that_cannot_be_loaded_stays_offline(operation: str, path: str)
     manager.close(3)
 
 
-def test_without_the_folder_of_the_metadata_log_nothing_starts() -> None:
+def test_load_fails_without_metadata_directory() -> None:
     fs = FaultyFileSystem()
     manager = start(fs, metadata_dir="/b")
     manager.create(CLUSTER_METADATA_TOPIC, 0, CLUSTER_METADATA_TOPIC_ID, CONFIG, NOW)
     manager.close(1)
     fs.fail("list", path="/b")
-    with pytest.raises(StorageError, match="cannot load the data folders"):
+    with pytest.raises(StorageError, match="cannot load data directories"):
         start(fs, metadata_dir="/b")
-    manager = start(fs, metadata_dir="/b")  # the others were let go
+    manager = start(fs, metadata_dir="/b")  # the failed start released the other directories
     manager.close(1)
 
 
-def test_a_folder_without_an_id_is_given_one() -> None:
+def test_directory_without_id_gets_one() -> None:
     fs = FaultyFileSystem()
     fs.make_dirs("/a")
     write_file(fs, "/a/meta.properties", b"cluster.id=cluster\nnode.id=1\nversion=1\n", sync=True)
     manager = start(fs, "/a")
-    (folder,) = manager.directories
-    assert len(folder.directory_id) == 16
-    assert checkpoint.uuid_text(folder.directory_id).encode() in read_file(fs, "/a/meta.properties")
+    (directory,) = manager.directories
+    assert len(directory.directory_id) == 16
+    assert checkpoint.uuid_text(directory.directory_id).encode() in read_file(fs, "/a/meta.properties")
     manager.close(1)

@@ -1,4 +1,4 @@
-"""The semantics of Kafka's LeaderEpochFileCache, as tables."""
+"""Semantics of Kafka's LeaderEpochFileCache, in tables."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_assign(assigned: list[tuple[int, int]], expected: tuple[tuple[int, int]
 
 
 @pytest.mark.parametrize("entry", [(-1, 0), (0, -1)])
-def test_negative_numbers_are_refused(entry: tuple[int, int]) -> None:
+def test_negative_epoch_or_offset_is_rejected(entry: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="leader epoch"):
         LeaderEpochs().assign(*entry)
 

@@ -1,4 +1,4 @@
-"""The log case by case: what is refused, and what failures of the disk leave."""
+"""Single cases of one log: rejected batches and disk failures."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from kipmesh.testing import produced_batch
 from simulation.faulty_fs import FaultyFileSystem
 
 NOW = 1_700_000_000_000
-FOLDER = "/data/t-0"
-LOG_FILE = f"{FOLDER}/{0:020d}.log"
+DIRECTORY = "/data/t-0"
+LOG_FILE = f"{DIRECTORY}/{0:020d}.log"
 
 
 def make_fs(**options: int) -> FaultyFileSystem:
@@ -37,7 +37,7 @@ def make_fs(**options: int) -> FaultyFileSystem:
 
 def make_log(fs: FaultyFileSystem, *, config: Mapping[str, object] | None = None, **options: Any) -> Log:
     keys = {"segment.bytes": 2000, "index.interval.bytes": 100, **(config or {})}
-    return open_log(fs, FOLDER, "t", 0, TopicConfig.parse(keys), NOW, topic_id=b"i" * 16, **options)
+    return open_log(fs, DIRECTORY, "t", 0, TopicConfig.parse(keys), NOW, topic_id=b"i" * 16, **options)
 
 
 def append(log: Log, count: int = 1, *, size: int = 100, epoch: int = 0, now_ms: int = NOW) -> int:
@@ -54,11 +54,11 @@ def everything(log: Log) -> bytes:
 
 
 def seal(batch: bytes) -> bytes:
-    """With the CRC made right again."""
+    """Return the batch with a valid CRC."""
     return batch[:17] + struct.pack(">I", crc32c(batch[21:])) + batch[21:]
 
 
-# -- what is refused
+# -- rejected batches
 
 
 def patched(position: int, data: bytes) -> bytes:
@@ -86,7 +86,7 @@ def patched(position: int, data: bytes) -> bytes:
         (produced_batch([b"v"], timestamp_ms=NOW - 1001), ErrorCode.INVALID_TIMESTAMP),
     ],
 )
-def test_a_leader_refuses(batch: bytes, code: ErrorCode) -> None:
+def test_leader_rejects_invalid_batch(batch: bytes, code: ErrorCode) -> None:
     log = make_log(make_fs(), config={"max.message.bytes": 1000, "message.timestamp.before.max.ms": 1000})
     with pytest.raises(KafkaError) as caught:
         log.append_as_leader(batch, 0, NOW)
@@ -95,13 +95,13 @@ def test_a_leader_refuses(batch: bytes, code: ErrorCode) -> None:
     assert append(log) == 0
 
 
-def test_a_batch_larger_than_a_segment_is_refused() -> None:
+def test_batch_larger_than_segment_is_rejected() -> None:
     with pytest.raises(KafkaError) as caught:
         append(make_log(make_fs()), size=3000)
     assert caught.value.code == ErrorCode.RECORD_LIST_TOO_LARGE
 
 
-def test_an_older_leader_epoch_is_refused() -> None:
+def test_older_leader_epoch_is_rejected() -> None:
     log = make_log(make_fs())
     append(log, epoch=4)
     with pytest.raises(KafkaError) as caught:
@@ -136,7 +136,7 @@ def test_mutated_batches_raise_nothing_but_kafka_errors(data: st.DataObject) -> 
     assert log.failed is None
     content = everything(log)
     log.abandon()
-    again = open_log(log.files, FOLDER, "t", 0, log.config, NOW)
+    again = open_log(log.files, DIRECTORY, "t", 0, log.config, NOW)
     assert everything(again) == content
 
 
@@ -151,7 +151,7 @@ def test_log_append_time() -> None:
     assert log.max_timestamp_offset(10) == (NOW, 0, 0)
 
 
-def test_a_follower_begins_with_the_batch_that_has_the_log_start() -> None:
+def test_follower_starts_with_batch_that_contains_log_start() -> None:
     leader = make_log(make_fs())
     append(leader, 10, epoch=3)
     leader.increment_log_start_offset(6)
@@ -162,7 +162,7 @@ def test_a_follower_begins_with_the_batch_that_has_the_log_start() -> None:
     assert follower.read(6, 1 << 20, 1 << 60, True) == leader.read(6, 1 << 20, 1 << 60, True)
 
 
-def test_sequential_reads_need_no_index() -> None:
+def test_sequential_reads_use_no_index() -> None:
     fs = make_fs()
     log = make_log(fs)
     for _ in range(60):
@@ -171,10 +171,10 @@ def test_sequential_reads_need_no_index() -> None:
     assert len(list(record_batch.iterate(everything(log)))) == 60
 
 
-# -- the disk
+# -- disk failures
 
 
-def test_a_full_disk_cuts_what_was_half_written_and_passes() -> None:
+def test_full_disk_truncates_partial_write_and_is_transient() -> None:
     fs = make_fs(capacity_bytes=5000)
     log = make_log(fs)
     while fs.used_bytes < 4700:
@@ -194,7 +194,7 @@ def test_a_full_disk_cuts_what_was_half_written_and_passes() -> None:
     assert make_log(fs, clean=True).log_end_offset == end + 1
 
 
-def test_a_torn_write_fails_the_log_for_good() -> None:
+def test_torn_write_fails_log_permanently() -> None:
     fs = make_fs()
     log = make_log(fs)
     append(log)
@@ -209,7 +209,7 @@ def test_a_torn_write_fails_the_log_for_good() -> None:
     assert make_log(fs).log_end_offset == 1
 
 
-def test_a_write_that_cannot_be_cut_fails_the_log_even_if_the_disk_was_only_full() -> None:
+def test_partial_write_that_cannot_be_truncated_fails_log_on_full_disk() -> None:
     fs = make_fs()
     log = make_log(fs)
     append(log)
@@ -223,7 +223,7 @@ def test_a_write_that_cannot_be_cut_fails_the_log_even_if_the_disk_was_only_full
 
 
 @pytest.mark.parametrize("operation", ["sync", "sync_dir"])
-def test_a_failed_fsync_is_never_tried_again(operation: str) -> None:
+def test_failed_fsync_is_never_retried(operation: str) -> None:
     fs = make_fs()
     log = make_log(fs)
     append(log)
@@ -238,7 +238,7 @@ def test_a_failed_fsync_is_never_tried_again(operation: str) -> None:
     assert log.recovery_point == 0
 
 
-def test_an_index_that_cannot_be_written_for_lack_of_room_waits() -> None:
+def test_index_write_is_delayed_on_full_disk() -> None:
     fs = make_fs()
     log = make_log(fs, config={"segment.bytes": 1 << 20})
     fs.fail("open", errno.ENOSPC, path="index", times=3)
@@ -270,7 +270,7 @@ def test_needs_flush() -> None:
     assert log.needs_flush(NOW)
 
 
-def test_what_a_killed_process_wrote_is_durable_after_the_next_flush() -> None:
+def test_flush_makes_writes_of_killed_process_durable() -> None:
     fs = make_fs()
     log = make_log(fs)
     append(log)
@@ -282,7 +282,7 @@ def test_what_a_killed_process_wrote_is_durable_after_the_next_flush() -> None:
 
 
 class SlowSync(FaultyFileSystem):
-    """Whose fsync of logs waits until it is let go, but for the log's owner's: a cut segment's end."""
+    """Blocks fsyncs of log files until released, except fsyncs of the log's owner."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -304,7 +304,7 @@ class SlowSync(FaultyFileSystem):
 
 
 @pytest.mark.parametrize("cut", ["truncate", "truncate fully", "delete", "retention"])
-def test_a_cut_during_a_flush_keeps_the_recovery_point_honest(cut: str) -> None:
+def test_truncation_during_flush_keeps_recovery_point_valid(cut: str) -> None:
     fs = SlowSync()
     fs.make_dirs("/data")
     log = make_log(fs, config={"retention.ms": 1000})
@@ -333,7 +333,7 @@ def test_a_cut_during_a_flush_keeps_the_recovery_point_honest(cut: str) -> None:
         append(log, 3, epoch=1)
     else:
         log.abandon()
-        fs.rename(FOLDER, FOLDER + "-delete")
+        fs.rename(DIRECTORY, DIRECTORY + "-delete")
     fs.go_on.set()
     thread.join(60)
     assert problems == []
@@ -345,26 +345,26 @@ def test_a_cut_during_a_flush_keeps_the_recovery_point_honest(cut: str) -> None:
         assert log.recovery_point == log.log_end_offset
 
 
-def test_truncation_below_the_recovery_point_is_checkpointed_before_the_next_append() -> None:
-    told = []
+def test_truncation_below_recovery_point_is_checkpointed_before_next_append() -> None:
+    reported = []
     log: Log = make_log(
-        make_fs(), checkpoint_recovery_point=lambda: told.append((log.recovery_point, log.log_end_offset))
+        make_fs(), checkpoint_recovery_point=lambda: reported.append((log.recovery_point, log.log_end_offset))
     )
     for _ in range(4):
         append(log)
     log.truncate_to(3)
     append(log)
-    assert told == []
+    assert reported == []
     log.flush()
     log.truncate_to(2)
     log.truncate_to(1)
-    assert told == []
+    assert reported == []
     append(log, 2)
-    assert told == [(1, 1)]
+    assert reported == [(1, 1)]
 
 
-def test_recovery_cuts_where_an_old_batch_shows_behind_a_new_one() -> None:
-    """A truncation that was not durable: new batches, then old ones that fit but for their epoch."""
+def test_recovery_truncates_at_batch_of_older_epoch() -> None:
+    """After an undone truncation, old batches follow new ones. Only their leader epoch is wrong."""
     fs = make_fs()
     log = make_log(fs)
     for _ in range(3):
@@ -378,20 +378,20 @@ def test_recovery_cuts_where_an_old_batch_shows_behind_a_new_one() -> None:
     assert (again.log_end_offset, again.epochs.entries) == (2, ((1, 0), (2, 1)))
 
 
-def test_recovery_removes_segments_behind_a_gap() -> None:
+def test_recovery_removes_segments_after_offset_gap() -> None:
     fs = make_fs()
     log = make_log(fs)
     for _ in range(40):
         append(log)
     bases = log.segment_base_offsets
     log.abandon()
-    fs.remove(f"{FOLDER}/{bases[1]:020d}.log")
+    fs.remove(f"{DIRECTORY}/{bases[1]:020d}.log")
     again = make_log(fs)
     assert again.log_end_offset == bases[1]
-    assert sum(name.endswith(".log") for name in fs.list_dir(FOLDER)) == 1
+    assert sum(name.endswith(".log") for name in fs.list_dir(DIRECTORY)) == 1
 
 
-def test_retention_of_everything_survives_a_crash_with_its_end() -> None:
+def test_log_end_survives_crash_after_retention_of_all_segments() -> None:
     fs = make_fs()
     log = make_log(fs, config={"retention.ms": 1000})
     for _ in range(40):
@@ -406,7 +406,7 @@ def test_retention_of_everything_survives_a_crash_with_its_end() -> None:
     assert again.log_end_offset == 40
 
 
-def test_retention_keeps_what_is_not_below_the_high_watermark() -> None:
+def test_retention_keeps_segments_above_high_watermark() -> None:
     log = make_log(make_fs(), config={"retention.ms": 1000})
     for _ in range(40):
         append(log)
@@ -419,7 +419,7 @@ def test_retention_keeps_what_is_not_below_the_high_watermark() -> None:
     assert log.run_retention(NOW + 1000, 40) == 0
 
 
-def test_retention_by_size_and_below_the_log_start() -> None:
+def test_retention_removes_by_size_and_below_log_start() -> None:
     log = make_log(make_fs(), config={"retention.bytes": 4000, "retention.ms": -1})
     for _ in range(100):
         append(log)
@@ -429,7 +429,7 @@ def test_retention_by_size_and_below_the_log_start() -> None:
     assert log.run_retention(NOW, 100) == 1
 
 
-def test_segments_roll_by_time_and_by_full_indexes() -> None:
+def test_segments_roll_by_time_and_full_index() -> None:
     log = make_log(make_fs(), config={"segment.ms": 1000, "segment.bytes": 1 << 20, "segment.index.bytes": 64})
     append(log)
     append(log, now_ms=NOW + 1000)
@@ -445,13 +445,13 @@ def test_segments_roll_by_time_and_by_full_indexes() -> None:
     assert log.segment_base_offsets[-1] == log.log_end_offset
 
 
-def test_an_undecodable_batch_is_found_as_a_whole_by_timestamp() -> None:
+def test_undecodable_batch_counts_as_one_record_in_timestamp_search() -> None:
     log = make_log(make_fs())
     log.append_as_leader(patched(61, b"\xff\xff\xff\xff\xff\xff"), 0, NOW)
     assert log.offset_for_timestamp(NOW, 10) == (NOW + 2, 0, 0)
 
 
-def test_open_files_stay_within_their_bound(tmp_path: Path) -> None:
+def test_open_files_of_log_are_limited(tmp_path: Path) -> None:
     files = OpenFiles(RealFileSystem(), 5)
     logs = [
         open_log(files, str(tmp_path / f"t-{number}"), "t", number, TopicConfig(), NOW, topic_id=b"i" * 16)

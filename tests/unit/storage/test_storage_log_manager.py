@@ -1,4 +1,4 @@
-"""Data folders: whose they are, what a stop leaves in them, what a crash may."""
+"""Data directories of a node: ownership, partitions, checkpoints, stops and crashes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def durable_root(fs: FaultyFileSystem) -> FaultyFileSystem:
     return fs
 
 
-def test_files_of_a_data_folder_are_kafkas(tmp_path: Path) -> None:
+def test_files_of_data_directory_have_kafkas_format(tmp_path: Path) -> None:
     manager = start(RealFileSystem(), str(tmp_path))
     append(manager.create("flights", 3, ID, CONFIG, NOW), 40)
     manager.logs["flights", 3].increment_log_start_offset(2)
@@ -66,7 +66,7 @@ def test_files_of_a_data_folder_are_kafkas(tmp_path: Path) -> None:
     assert not any(name.endswith(".tmp") for name in names)
 
 
-def test_clean_and_unclean_stops() -> None:
+def test_clean_stop_needs_no_recovery_and_unclean_stop_does() -> None:
     fs = durable_root(FaultyFileSystem())
     manager = start(fs)
     assert manager.clean_shutdown_epoch == -1
@@ -74,7 +74,7 @@ def test_clean_and_unclean_stops() -> None:
     manager.checkpoint_high_watermarks({("t", 0): 45})
     identity = read_file(fs, "/data/meta.properties")
     manager.close(5)
-    fs.crash()  # a power cut after a clean stop takes nothing
+    fs.crash()  # a power failure after a clean stop loses nothing
     manager = start(fs)
     assert manager.clean_shutdown_epoch == 5
     assert read_file(fs, "/data/meta.properties") == identity
@@ -90,7 +90,7 @@ def test_clean_and_unclean_stops() -> None:
     manager.abandon()
 
 
-def test_two_data_folders_and_a_clean_stop_in_one_of_them_only() -> None:
+def test_unclean_stop_in_one_of_two_data_directories() -> None:
     fs = FaultyFileSystem()
     manager = start(fs, "/a", "/b")
     for partition in range(6):
@@ -113,27 +113,27 @@ def test_load_reports_progress() -> None:
     for partition in range(3):
         manager.create("t", partition, ID, CONFIG, NOW)
     manager.close(1)
-    told: list[tuple[int, int]] = []
-    start(fs, on_progress=lambda *numbers: told.append(numbers)).close(1)
-    assert told == [(1, 3), (2, 3), (3, 3)]
+    reported: list[tuple[int, int]] = []
+    start(fs, on_progress=lambda *numbers: reported.append(numbers)).close(1)
+    assert reported == [(1, 3), (2, 3), (3, 3)]
 
 
-# -- whose it is
+# -- ownership
 
 
-def test_another_clusters_or_nodes_folder_is_refused(tmp_path: Path) -> None:
+def test_directory_of_other_cluster_or_node_is_rejected(tmp_path: Path) -> None:
     start(RealFileSystem(), str(tmp_path)).close(1)
-    with pytest.raises(KafkaError, match="is of cluster 'cluster', not of 'other'") as caught:
+    with pytest.raises(KafkaError, match=r"belongs to cluster 'cluster', but cluster.id is 'other'") as caught:
         start(RealFileSystem(), str(tmp_path), cluster_id="other")
     assert caught.value.code == ErrorCode.INCONSISTENT_CLUSTER_ID
-    with pytest.raises(InvalidConfigError, match=r"is of node 1, but node\.id is 2"):
+    with pytest.raises(InvalidConfigError, match=r"belongs to node 1, but node\.id is 2"):
         start(RealFileSystem(), str(tmp_path), node_id=2)
     manager = start(RealFileSystem(), str(tmp_path))
-    assert manager.clean_shutdown_epoch == 1  # those attempts took nothing
+    assert manager.clean_shutdown_epoch == 1  # the failed attempts changed nothing
     manager.close(1)
 
 
-def test_damaged_meta_properties_are_refused() -> None:
+def test_incomplete_meta_properties_are_rejected() -> None:
     fs = FaultyFileSystem()
     fs.make_dirs("/data")
     write_file(fs, "/data/meta.properties", b"version=1\n", sync=True)
@@ -141,7 +141,7 @@ def test_damaged_meta_properties_are_refused() -> None:
         start(fs)
 
 
-def test_two_processes_never_share_a_folder(tmp_path: Path) -> None:
+def test_directory_is_locked_against_second_process(tmp_path: Path) -> None:
     script = (
         "import sys; from kipmesh.storage import *; from kipmesh.core.config import TopicConfig\n"
         "m = LogManager(RealFileSystem(), [sys.argv[1]], cluster_id='cluster', node_id=1, defaults=TopicConfig())\n"
@@ -161,10 +161,10 @@ def test_two_processes_never_share_a_folder(tmp_path: Path) -> None:
     first.close(1)
 
 
-# -- partitions come and go
+# -- creating and deleting partitions
 
 
-def test_create_again_and_with_another_topic_id() -> None:
+def test_create_returns_existing_log_and_rejects_other_topic_id() -> None:
     manager = start(FaultyFileSystem())
     log = manager.create("t", 0, ID, CONFIG, NOW)
     assert manager.create("t", 0, ID, TopicConfig(), NOW) is log
@@ -175,7 +175,7 @@ def test_create_again_and_with_another_topic_id() -> None:
     manager.close(1)
 
 
-def test_delete_renames_now_and_removes_later() -> None:
+def test_delete_renames_immediately_and_removes_later() -> None:
     fs = FaultyFileSystem()
     manager = start(fs)
     log = manager.create("t", 0, ID, CONFIG, NOW)
@@ -187,9 +187,9 @@ def test_delete_renames_now_and_removes_later() -> None:
         append(log)
     with pytest.raises(KafkaError, match="closed"):
         log.read(0, 1, 1, True)
-    folders = [name for name, stat in fs.list_dir("/data").items() if stat.is_dir]
-    assert len(folders) == 1
-    assert folders[0].endswith("-delete")
+    directories = [name for name, stat in fs.list_dir("/data").items() if stat.is_dir]
+    assert len(directories) == 1
+    assert directories[0].endswith("-delete")
     assert manager.remove_deleted(NOW + 999) == 0
     again = manager.create("t", 0, OTHER_ID, CONFIG, NOW)
     assert again.log_end_offset == 0
@@ -201,7 +201,7 @@ def test_delete_renames_now_and_removes_later() -> None:
     manager.close(1)
 
 
-def test_set_aside_keeps_the_records() -> None:
+def test_set_aside_keeps_records() -> None:
     fs = FaultyFileSystem()
     manager = start(fs)
     append(manager.create("t", 0, ID, CONFIG, NOW), 3)
@@ -224,27 +224,27 @@ def test_set_aside_keeps_the_records() -> None:
 
 
 @pytest.mark.parametrize("operation", ["write", "read", "sync"])
-def test_a_log_that_fails_for_good_is_told_of_once(operation: str) -> None:
+def test_permanent_failure_is_reported_once(operation: str) -> None:
     fs = FaultyFileSystem()
-    told: list[tuple[Log, StorageError]] = []
-    manager = start(fs, on_log_failed=lambda *failure: told.append(failure))
+    reported: list[tuple[Log, StorageError]] = []
+    manager = start(fs, on_log_failed=lambda *failure: reported.append(failure))
     log = manager.create("t", 0, ID, CONFIG, NOW)
     append(log)
     fs.fail("write", errno.ENOSPC)
     with pytest.raises(StorageError):
         append(log)
-    assert not told  # a full disk passes
+    assert not reported  # a full disk is transient
     fs.fail(operation, path=".log")
     with pytest.raises(StorageError):
         {"write": lambda: append(log), "read": lambda: log.read(0, 1000, 1, True), "sync": log.flush}[operation]()
     with pytest.raises(StorageError):
         append(log)
-    assert told == [(log, log.failed)]
+    assert reported == [(log, log.failed)]
     manager.close(1)
-    assert len(told) == 1
+    assert len(reported) == 1
 
 
-def test_a_long_name_can_be_deleted(tmp_path: Path) -> None:
+def test_log_with_long_name_can_be_deleted(tmp_path: Path) -> None:
     manager = start(RealFileSystem(), str(tmp_path))
     manager.create("n" * 249, 0, ID, CONFIG, NOW)
     manager.delete("n" * 249, 0, NOW)
@@ -252,7 +252,7 @@ def test_a_long_name_can_be_deleted(tmp_path: Path) -> None:
     manager.close(1)
 
 
-def test_a_recreated_partition_never_meets_the_old_ones_offsets() -> None:
+def test_recreated_partition_does_not_get_old_offsets() -> None:
     fs = durable_root(FaultyFileSystem())
     manager = start(fs)
     append(manager.create("t", 0, ID, CONFIG, NOW), 50)
@@ -274,7 +274,7 @@ def test_a_recreated_partition_never_meets_the_old_ones_offsets() -> None:
     manager.abandon()
 
 
-def test_new_partitions_cost_no_fsync_until_the_checkpoint() -> None:
+def test_new_partitions_are_not_synced_before_checkpoint() -> None:
     fs = durable_root(FaultyFileSystem())
     manager = start(fs)
     before = fs.syncs
@@ -291,7 +291,7 @@ def test_new_partitions_cost_no_fsync_until_the_checkpoint() -> None:
 
 
 @pytest.mark.parametrize("records", [0, 3])
-def test_a_topic_id_that_a_power_cut_destroyed(records: int) -> None:
+def test_log_that_lost_its_topic_id_is_reused_only_if_empty(records: int) -> None:
     fs = FaultyFileSystem()
     manager = start(fs)
     append(manager.create("t", 0, ID, CONFIG, NOW), records)
@@ -309,7 +309,7 @@ def test_a_topic_id_that_a_power_cut_destroyed(records: int) -> None:
     manager.close(1)
 
 
-def test_the_metadata_log_is_kept_apart() -> None:
+def test_metadata_log_is_separate_from_other_logs() -> None:
     fs = FaultyFileSystem()
     manager = start(fs)
     log = manager.create("__cluster_metadata", 0, b"", CONFIG, NOW)
@@ -328,7 +328,7 @@ def test_the_metadata_log_is_kept_apart() -> None:
 # -- checkpoints
 
 
-def test_truncation_below_the_recovery_point_rewrites_its_checkpoint() -> None:
+def test_truncation_below_recovery_point_rewrites_checkpoint() -> None:
     fs = durable_root(FaultyFileSystem())
     manager = start(fs)
     log = manager.create("t", 0, ID, CONFIG, NOW)
@@ -341,7 +341,7 @@ def test_truncation_below_the_recovery_point_rewrites_its_checkpoint() -> None:
     manager.abandon()
 
 
-def test_a_damaged_checkpoint_costs_a_recovery_only() -> None:
+def test_corrupt_checkpoint_only_causes_recovery() -> None:
     fs = FaultyFileSystem()
     manager = start(fs)
     append(manager.create("t", 0, ID, CONFIG, NOW), 40)
@@ -359,14 +359,14 @@ def test_a_damaged_checkpoint_costs_a_recovery_only() -> None:
 @pytest.mark.parametrize(
     "content", [b"x\n", b"1\n0\n", b"0\n2\nt 0 1\n", b"0\n1\nt 0\n", b"0\n1\nt x 1\n", b"0\n1\n\xff 0 1\n"]
 )
-def test_damaged_checkpoints_are_told(content: bytes) -> None:
+def test_corrupt_checkpoint_raises_error(content: bytes) -> None:
     fs = FaultyFileSystem()
     write_file(fs, "/c", content, sync=True)
     with pytest.raises(CorruptRecordError):
         checkpoint.read_offsets(fs, "/c")
 
 
-def test_a_checkpoint_is_old_or_new_whatever_fails() -> None:
+def test_failed_checkpoint_write_keeps_old_content() -> None:
     for operation in ("open", "write", "sync", "rename", "sync_dir"):
         for torn_bytes in (0, 5):
             fs = FaultyFileSystem()
@@ -381,7 +381,7 @@ def test_a_checkpoint_is_old_or_new_whatever_fails() -> None:
             assert checkpoint.read_offsets(fs, "/c") == {("t", 0): 3}
 
 
-def test_a_failed_checkpoint_is_a_storage_error() -> None:
+def test_failed_checkpoint_raises_storage_error() -> None:
     fs = FaultyFileSystem()
     manager = start(fs)
     manager.create("t", 0, ID, CONFIG, NOW)
@@ -402,7 +402,7 @@ def test_a_failed_checkpoint_is_a_storage_error() -> None:
     manager.close(1)
 
 
-def test_unreadable_clean_shutdown_marker_is_a_clean_stop_of_an_unknown_epoch() -> None:
+def test_unreadable_clean_shutdown_marker_means_clean_stop_with_unknown_epoch() -> None:
     fs = FaultyFileSystem()
     start(fs).close(3)
     write_file(fs, "/data/.kafka_cleanshutdown", b"", sync=True)
@@ -413,7 +413,7 @@ def test_unreadable_clean_shutdown_marker_is_a_clean_stop_of_an_unknown_epoch() 
     assert read_file(fs, "/data/.kafka_cleanshutdown") == b'{"version":0,"brokerEpoch":3}'
 
 
-def test_open_files_of_a_manager_are_bounded() -> None:
+def test_open_files_of_manager_are_limited() -> None:
     fs = FaultyFileSystem()
     manager = start(fs, open_files_max=10)
     for partition in range(40):
@@ -423,10 +423,10 @@ def test_open_files_of_a_manager_are_bounded() -> None:
     assert fs.open_files == 0
 
 
-def test_a_log_directory_that_cannot_be_read_is_one_clear_line() -> None:
+def test_unreadable_data_directory_raises_storage_error() -> None:
     fs = FaultyFileSystem()
     start(fs).close(1)
     fs.fail("list")
-    with pytest.raises(StorageError, match="cannot load the data folders /data"):
+    with pytest.raises(StorageError, match="cannot load data directories /data"):
         start(fs)
     start(fs).close(1)

@@ -1,4 +1,4 @@
-"""The log against a dumb list of batches, through clean stops, kills and power cuts."""
+"""The log compared with a list of batches, through clean stops, kills and power failures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kipmesh.storage import Log, OpenFiles, open_log
 from kipmesh.testing import produced_batch
 from simulation.faulty_fs import FaultyFileSystem
 
-FOLDER = "/data/t-0"
+DIRECTORY = "/data/t-0"
 NOW = 1_700_000_000_000
 CONFIG = TopicConfig.parse(
     {"segment.bytes": 1000, "index.interval.bytes": 150, "retention.bytes": 2000, "segment.ms": 100_000}
@@ -57,7 +57,7 @@ class LogMachine(RuleBasedStateMachine):
     def open(self, *, clean: bool) -> None:
         self.log: Log = open_log(
             self.files,
-            FOLDER,
+            DIRECTORY,
             "t",
             0,
             CONFIG,
@@ -187,7 +187,7 @@ class LogMachine(RuleBasedStateMachine):
                 known.append((batch.header.partition_leader_epoch, max(batch.base, self.start)))
         return known
 
-    # -- cuts
+    # -- truncations
 
     @precondition(lambda self: self.batches)
     @rule(data=st.data())
@@ -260,9 +260,9 @@ class LogMachine(RuleBasedStateMachine):
         self.log.close()
         self.checkpoint()
         self.durable_end = self.end
-        for name in self.fs.list_dir(FOLDER):
+        for name in self.fs.list_dir(DIRECTORY):
             if name.endswith(suffix) and damage != "none":
-                path = f"{FOLDER}/{name}"
+                path = f"{DIRECTORY}/{name}"
                 if damage == "missing":
                     self.fs.remove(path)
                     continue
@@ -273,11 +273,11 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(torn=st.integers(0, 300), garbage=st.integers(0, 100))
     def kill(self, torn: int, garbage: int) -> None:
-        """The process dies: the page cache lives; then the last file is damaged beyond the recovery point."""
+        """Kill the process, which keeps the page cache, then damage the last file above the recovery point."""
         self.log.abandon()
         size = 0
         if self.batches and self.log.size_bytes:
-            path = f"{FOLDER}/{self.log.segment_base_offsets[-1]:020d}.log"
+            path = f"{DIRECTORY}/{self.log.segment_base_offsets[-1]:020d}.log"
             file = self.fs.open(path)
             size = file.size()
             torn = min(torn, size)
@@ -307,7 +307,7 @@ class LogMachine(RuleBasedStateMachine):
         after = []
         offset = self.first_base
         while offset < self.end:
-            if offset < self.start:  # not readable, yet there
+            if offset < self.start:  # stored, but not readable
                 segment, position = self.log.segments.locate(offset)
                 data = segment.read_at(1 << 20, position)
             else:
@@ -337,8 +337,8 @@ class LogMachine(RuleBasedStateMachine):
         assert self.fs.open_files <= 5
         if self.start < self.end:
             assert list(log.epochs.entries) == self.known_epochs()
-        names = {name for name in self.fs.list_dir(FOLDER) if name.endswith(".log")}
-        assert all(size.size_bytes <= CONFIG.segment_bytes for name, size in self.fs.list_dir(FOLDER).items())
+        names = {name for name in self.fs.list_dir(DIRECTORY) if name.endswith(".log")}
+        assert all(size.size_bytes <= CONFIG.segment_bytes for name, size in self.fs.list_dir(DIRECTORY).items())
         assert len(names) <= len(log.segment_base_offsets)
 
 

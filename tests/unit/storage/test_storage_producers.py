@@ -1,4 +1,4 @@
-"""Producers in a log: snapshots on disk, what a start, a cut, retention and a torn file leave of them."""
+"""Idempotent producers of a log: snapshots on disk after restarts, truncations, retention and torn writes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kipmesh.testing import produced_batch
 from simulation.faulty_fs import FaultyFileSystem
 
 NOW = 1_700_000_000_000
-FOLDER = "/data/t-0"
+DIRECTORY = "/data/t-0"
 
 
 def make_fs() -> FaultyFileSystem:
@@ -29,21 +29,21 @@ def make_fs() -> FaultyFileSystem:
 
 def make_log(fs: FaultyFileSystem, topic: str = "t", **options: Any) -> Log:
     config = TopicConfig.parse({"segment.bytes": 2000, "index.interval.bytes": 100})
-    return open_log(fs, FOLDER, topic, 0, config, NOW, topic_id=b"i" * 16, **options)
+    return open_log(fs, DIRECTORY, topic, 0, config, NOW, topic_id=b"i" * 16, **options)
 
 
 def append(log: Log, sequence: int, *, pid: int = 5, epoch: int = 0, size: int = 100) -> tuple[int, int]:
-    """First offset and bytes written."""
+    """Return the first offset and the number of bytes written."""
     batch = produced_batch([b"v" * size], timestamp_ms=NOW, producer=(pid, epoch, sequence))
     info = log.append_as_leader(batch, 0, NOW)
     return info.first_offset, info.size_bytes
 
 
 def snapshots(fs: FaultyFileSystem) -> list[int]:
-    return sorted(offset for name in fs.list_dir(FOLDER) if (offset := snapshot_offset(name)) is not None)
+    return sorted(offset for name in fs.list_dir(DIRECTORY) if (offset := snapshot_offset(name)) is not None)
 
 
-def test_a_repeated_batch_is_not_written_again() -> None:
+def test_duplicate_batch_is_not_written_again() -> None:
     log = make_log(make_fs())
     first, size = append(log, 0)
     assert (first, size > 0) == (0, True)
@@ -57,7 +57,7 @@ def test_a_repeated_batch_is_not_written_again() -> None:
     assert log.log_end_offset == 2
 
 
-def test_followers_learn_from_the_batches() -> None:
+def test_followers_track_producers_of_replicated_batches() -> None:
     leader_log = make_log(make_fs())
     for sequence in range(20):
         append(leader_log, sequence)
@@ -69,7 +69,7 @@ def test_followers_learn_from_the_batches() -> None:
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_start_knows_the_last_five_batches(clean: bool) -> None:
+def test_restart_restores_last_five_batches_of_producer(clean: bool) -> None:
     fs = make_fs()
     log = make_log(fs)
     for sequence in range(50):
@@ -90,7 +90,7 @@ def test_a_start_knows_the_last_five_batches(clean: bool) -> None:
     assert caught.value.code == ErrorCode.INVALID_PRODUCER_EPOCH
 
 
-def test_torn_snapshots_are_replaced_by_older_ones_or_by_the_whole_log() -> None:
+def test_torn_producer_snapshot_falls_back_to_older_one_or_whole_log() -> None:
     for keep in (0, 2):
         fs = make_fs()
         log = make_log(fs)
@@ -98,7 +98,7 @@ def test_torn_snapshots_are_replaced_by_older_ones_or_by_the_whole_log() -> None
             append(log, sequence)
         log.close()
         for offset in snapshots(fs)[keep:]:
-            path = f"{FOLDER}/{offset:020d}.snapshot"
+            path = f"{DIRECTORY}/{offset:020d}.snapshot"
             write_file(fs, path, read_file(fs, path)[:-3], sync=True)
         again = make_log(fs, clean=True)
         assert [append(again, sequence)[1] for sequence in range(45, 50)] == [0] * 5
@@ -106,20 +106,20 @@ def test_torn_snapshots_are_replaced_by_older_ones_or_by_the_whole_log() -> None
         assert len(snapshots(fs)) == keep
 
 
-def test_snapshots_beyond_the_recovery_point_are_not_believed() -> None:
+def test_producer_snapshots_above_recovery_point_are_ignored() -> None:
     fs = make_fs()
     log = make_log(fs)
     for sequence in range(50):
         append(log, sequence)
     offset = snapshots(fs)[-1]
     lie = encode_snapshot([ProducerEntry(5, 9, 100, offset - 1, 0, NOW)])
-    write_file(fs, f"{FOLDER}/{offset:020d}.snapshot", lie, sync=True)
+    write_file(fs, f"{DIRECTORY}/{offset:020d}.snapshot", lie, sync=True)
     again = make_log(fs, clean=False, recovery_point=offset - 1)
     assert append(again, 49) == (49, 0)
     assert offset not in snapshots(fs)
 
 
-def test_a_cut_takes_producers_back_to_where_they_were() -> None:
+def test_truncation_restores_earlier_producer_state() -> None:
     fs = make_fs()
     log = make_log(fs)
     for sequence in range(50):
@@ -137,7 +137,7 @@ def test_a_cut_takes_producers_back_to_where_they_were() -> None:
     assert append(log, 0, pid=6)[0] == 21
 
 
-def test_a_log_that_starts_over_knows_nobody() -> None:
+def test_emptied_log_has_no_producers() -> None:
     fs = make_fs()
     log = make_log(fs)
     for sequence in range(50):
@@ -147,7 +147,7 @@ def test_a_log_that_starts_over_knows_nobody() -> None:
     assert append(log, 7)[0] == 200
 
 
-def test_retention_takes_snapshots_with_their_segments_and_keeps_producers() -> None:
+def test_retention_deletes_snapshots_but_keeps_producers() -> None:
     fs = make_fs()
     log = make_log(fs)
     for sequence in range(50):
@@ -162,7 +162,7 @@ def test_retention_takes_snapshots_with_their_segments_and_keeps_producers() -> 
     assert append(again, 50)[0] == 50
 
 
-def test_producers_expire() -> None:
+def test_expired_producers_are_forgotten() -> None:
     fs = make_fs()
     log = make_log(fs)
     append(log, 0)
@@ -171,7 +171,7 @@ def test_producers_expire() -> None:
     assert append(log, 7)[0] == 1
 
 
-def test_a_log_without_producers_needs_no_file() -> None:
+def test_log_without_producers_has_no_snapshot() -> None:
     fs = make_fs()
     log = make_log(fs)
     for _ in range(5):
@@ -182,19 +182,19 @@ def test_a_log_without_producers_needs_no_file() -> None:
     assert again.log_end_offset == 5
 
 
-def test_a_log_from_before_snapshots_begins_to_have_them() -> None:
+def test_log_without_snapshots_gets_them_after_restart() -> None:
     fs = make_fs()
     log = make_log(fs)
     for _ in range(50):
         log.append_as_leader(produced_batch([b"v" * 100]), 0, NOW)
     log.close()
     for offset in snapshots(fs):
-        fs.remove(f"{FOLDER}/{offset:020d}.snapshot")
+        fs.remove(f"{DIRECTORY}/{offset:020d}.snapshot")
     again = make_log(fs, clean=True)
     assert snapshots(fs) == [again.segment_base_offsets[-1]], "so that no later start reads what is before"
 
 
-def test_the_metadata_log_has_no_producers() -> None:
+def test_metadata_log_tracks_no_producers() -> None:
     fs = make_fs()
     log = make_log(fs, CLUSTER_METADATA_TOPIC)
     for _ in range(2):
@@ -204,7 +204,7 @@ def test_the_metadata_log_has_no_producers() -> None:
     assert snapshots(fs) == []
 
 
-def test_files_that_are_no_snapshots() -> None:
+def test_invalid_producer_snapshots_are_rejected() -> None:
     entries = [ProducerEntry(1, 0, 5, 9, 2, NOW), ProducerEntry(2, 3, -1, -1, 0, NOW)]
     good = encode_snapshot(entries)
     assert decode_snapshot(good) == entries

@@ -1,4 +1,4 @@
-"""Log, snapshots and `quorum-state` of a replica: 630-06, 630-12, 630-14 after faults and power cuts at any point."""
+"""Log, snapshots and `quorum-state` of a replica after faults and power failures (630-06, 630-12, 630-14)."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ from kipmesh.storage.fs import RealFileSystem, read_file, write_file
 from kipmesh.storage.quorum.quorum_replica import QuorumReplica, log_config
 from simulation.faulty_fs import Fault, FaultyFileSystem
 from tests.unit.storage.quorum_replica_support import (
-    FOLDER,
+    DIRECTORY,
     LIMITS,
     NOW,
     SEGMENT_BYTES,
     VOTERS,
     append,
-    assert_630_06,
+    assert_snapshot_covers_log_start,
     flip,
-    make,
+    make_snapshot,
     open_replica,
-    received,
     reopen,
     snapshots,
+    start_receiving,
 )
 
-# -- what effects do
+# -- effects
 
 
-def test_effects_change_the_log() -> None:
+def test_effects_append_and_truncate() -> None:
     fs = FaultyFileSystem()
     replica = open_replica(fs)
     change = LeaderChange(1, VOTERS, VOTERS)
@@ -64,7 +64,7 @@ def test_effects_change_the_log() -> None:
     assert replica.log.config.max_message_bytes > 1 << 30
 
 
-def test_what_the_log_does_not_take_is_rejected() -> None:
+def test_failed_append_is_rejected() -> None:
     fs = FaultyFileSystem()
     replica = open_replica(fs)
     append(replica, 3)
@@ -84,7 +84,7 @@ def test_what_the_log_does_not_take_is_rejected() -> None:
         replica.change_log(AppendAsLeader(1, batch, 1), NOW)
 
 
-def test_a_part_of_a_followers_batches_is_a_change() -> None:
+def test_partly_stored_append_is_log_changed() -> None:
     fs = FaultyFileSystem()
     leader = open_replica(FaultyFileSystem())
     append(leader, 40)
@@ -98,7 +98,7 @@ def test_a_part_of_a_followers_batches_is_a_change() -> None:
     assert replica.last_rejection is not None
 
 
-def test_an_election_is_kept() -> None:
+def test_election_state_survives_power_failure() -> None:
     fs = FaultyFileSystem()
     replica = open_replica(fs)
     replica.persist(ElectionState(3, -1, 2))
@@ -112,22 +112,22 @@ def test_an_election_is_kept() -> None:
     assert replica.election.epoch == 3
 
 
-def test_a_quorum_state_of_another_cluster_is_refused() -> None:
+def test_quorum_state_of_other_cluster_is_rejected() -> None:
     fs = FaultyFileSystem()
     open_replica(fs).persist(ElectionState(3))
     fs.crash()
-    with pytest.raises(KafkaError, match="is of cluster c, this is d") as caught:
+    with pytest.raises(KafkaError, match=r"belongs to cluster c, but cluster.id is d") as caught:
         open_replica(fs, cluster_id="d")
     assert caught.value.code is ErrorCode.INCONSISTENT_CLUSTER_ID
     assert "\n" not in caught.value.message
     assert open_replica(fs).election.epoch == 3
 
 
-def test_the_machine_begins_with_log_and_snapshots() -> None:
+def test_machine_starts_with_log_and_snapshots() -> None:
     fs = FaultyFileSystem()
     replica = open_replica(fs)
     append(replica, 30)
-    old, new = make(replica, 10), make(replica, 20)
+    old, new = make_snapshot(replica, 10), make_snapshot(replica, 20)
     replica.flush()
     machine = replica.machine(RaftConfig(1, VOTERS, "c"))
     assert (machine.latest_snapshot, machine.earliest_snapshot) == (new, old)
@@ -148,14 +148,14 @@ def plan(replica: QuorumReplica, reached: int, **options: object) -> int:
     return replica.plan_clean(**(arguments | options))
 
 
-def test_a_leader_plans_by_what_all_have_reached() -> None:
+def test_leader_raises_log_start_to_snapshot_that_all_replicas_reached() -> None:
     fs = FaultyFileSystem()
     replica = open_replica(fs)
     append(replica, 30)
-    make(replica, 10)
-    make(replica, 20, timestamp_ms=NOW - LIMITS.lag_time_ms_max)
+    make_snapshot(replica, 10)
+    make_snapshot(replica, 20, timestamp_ms=NOW - LIMITS.lag_time_ms_max)
     assert plan(replica, 9) == 0
-    assert plan(replica, 10) == 20  # the next is old enough
+    assert plan(replica, 10) == 20  # the next snapshot is old enough
     assert plan(replica, 29, high_watermark=15) == 10
     assert plan(replica, 0, limits=LIMITS._replace(bytes_max=10)) == 20
     log_bytes = replica.log.bytes_from(0)
@@ -165,37 +165,37 @@ def test_a_leader_plans_by_what_all_have_reached() -> None:
     assert plan(replica, 0, limits=LIMITS._replace(bytes_max=log_bytes + sizes)) == 0
 
 
-def test_a_snapshot_whose_header_is_corrupt_is_no_reason_to_raise_the_start() -> None:
+def test_corrupt_snapshot_header_does_not_raise_log_start() -> None:
     fs = FaultyFileSystem()
     replica = open_replica(fs)
     append(replica, 30)
-    path = f"{FOLDER}/{make(replica, 10).end_offset:020d}-0000000001.checkpoint"
-    make(replica, 20)
+    path = f"{DIRECTORY}/{make_snapshot(replica, 10).end_offset:020d}-0000000001.checkpoint"
+    make_snapshot(replica, 20)
     data = read_file(fs, path)
     write_file(fs, path, data[:70] + b"?" + data[71:], sync=True)
     assert plan(replica, 15) == 0
 
 
-def test_a_follower_plans_by_its_leader_and_its_own_latest() -> None:
+def test_follower_log_start_is_limited_by_leader_and_latest_snapshot() -> None:
     replica = open_replica(FaultyFileSystem())
     append(replica, 30)
     assert plan(replica, 0, leader_log_start=25) == 0
-    make(replica, 10)
+    make_snapshot(replica, 10)
     assert plan(replica, 0, leader_log_start=-1) == 0
     assert plan(replica, 0, leader_log_start=5) == 5
     assert plan(replica, 0, leader_log_start=25) == 10
     assert plan(replica, 0, leader_log_start=25, high_watermark=7) == 7
 
 
-def test_cleaning_lets_snapshots_and_segments_go() -> None:
+def test_clean_removes_snapshots_and_segments() -> None:
     fs = FaultyFileSystem()
     replica = open_replica(fs)
     append(replica, 60)
-    make(replica, 10)
-    make(replica, 40)
-    new = make(replica, 50)
+    make_snapshot(replica, 10)
+    make_snapshot(replica, 40)
+    new = make_snapshot(replica, 50)
     assert replica.clean() is None
-    with pytest.raises(ValueError, match="no snapshot reaches offset 51"):
+    with pytest.raises(ValueError, match="log start must not exceed the latest snapshot"):
         replica.raise_log_start(51)
     replica.raise_log_start(40)
     assert replica.clean() == SnapshotChanged(new, SnapshotId(40, 1))
@@ -204,20 +204,20 @@ def test_cleaning_lets_snapshots_and_segments_go() -> None:
     append(replica, 1)
     assert replica.log.segment_base_offsets[0] > bases[0] == 0
     assert replica.clean() is None
-    assert not [name for name in fs.list_dir(FOLDER) if name.endswith(".deleted")]
+    assert not [name for name in fs.list_dir(DIRECTORY) if name.endswith(".deleted")]
     replica.flush()
     replica = reopen(fs)
     assert replica.log.log_start_offset == 40
     assert replica.log.log_end_offset == 61
-    assert_630_06(replica)
+    assert_snapshot_covers_log_start(replica)
 
 
-def test_a_full_disk_lets_nothing_go() -> None:
+def test_clean_removes_nothing_on_full_disk() -> None:
     fs = FaultyFileSystem()
     replica = open_replica(fs)
     append(replica, 60)
-    make(replica, 40)
-    make(replica, 50)
+    make_snapshot(replica, 40)
+    make_snapshot(replica, 50)
     replica.raise_log_start(50)
     fs.capacity_bytes = fs.used_bytes
     with pytest.raises(StorageError):
@@ -228,16 +228,16 @@ def test_a_full_disk_lets_nothing_go() -> None:
     assert len(snapshots(fs)) == 1
 
 
-def test_a_snapshot_that_the_log_start_passed_goes() -> None:
+def test_snapshot_below_log_start_is_ignored() -> None:
     fs = FaultyFileSystem()
     replica = open_replica(fs)
     append(replica, 30)
-    new = make(replica, 20)
+    new = make_snapshot(replica, 20)
     replica.raise_log_start(20)
     assert replica.clean() is None
     writer = replica.store.create(SnapshotId(10, 1), last_contained_log_timestamp=0, now_ms=NOW)
     writer.freeze()
-    assert replica.made(SnapshotId(10, 1)) == SnapshotChanged(new, new)
+    assert replica.register_snapshot(SnapshotId(10, 1)) == SnapshotChanged(new, new)
     assert replica.clean() is None
     assert replica.store.snapshot_ids() == [new]
 
@@ -245,13 +245,13 @@ def test_a_snapshot_that_the_log_start_passed_goes() -> None:
 # -- installing
 
 
-def test_a_received_snapshot_takes_the_logs_place() -> None:
+def test_installed_snapshot_replaces_log() -> None:
     fs = FaultyFileSystem()
     replica = open_replica(fs)
     append(replica, 30)
-    make(replica, 10)
+    make_snapshot(replica, 10)
     replica.flush()
-    received(replica, 50, 2).complete()
+    start_receiving(replica, 50, 2).complete()
     new = SnapshotId(50, 2)
     assert replica.install(new) == SnapshotChanged(new, new)
     assert (replica.log.log_start_offset, replica.log.log_end_offset, replica.log.latest_epoch) == (50, 50, -1)
@@ -260,28 +260,28 @@ def test_a_received_snapshot_takes_the_logs_place() -> None:
     replica.flush()
     replica = reopen(fs)
     assert (replica.log.log_start_offset, replica.log.log_end_offset) == (50, 53)
-    assert_630_06(replica)
+    assert_snapshot_covers_log_start(replica)
 
 
-def test_what_is_told_late_does_not_go_back() -> None:
+def test_late_snapshot_does_not_lower_latest() -> None:
     fs = FaultyFileSystem()
     replica = open_replica(fs)
     append(replica, 30)
-    make(replica, 10)
+    make_snapshot(replica, 10)
     machine = replica.machine(RaftConfig(1, VOTERS, "c"))
     machine.start(0, 0.5)
-    before = replica.made(SnapshotId(10, 1))
-    received(replica, 50, 2).complete()
+    before = replica.register_snapshot(SnapshotId(10, 1))
+    start_receiving(replica, 50, 2).complete()
     machine.step(replica.install(SnapshotId(50, 2)), 1, 0.5)
     machine.step(before, 2, 0.5)
     assert machine.latest_snapshot == machine.earliest_snapshot == SnapshotId(50, 2)
 
 
-# -- power cuts: the work is repeated, with the power cut before each operation in turn
+# -- power failures: each scenario is repeated with a power failure before every operation
 
 
 class CuttingFileSystem(FaultyFileSystem):
-    """Everything fails from some operation on, as in a process that ends; then `crash` is called."""
+    """Fails every operation from a given one, as if the process ended there. The test then calls `crash`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -296,19 +296,19 @@ class CuttingFileSystem(FaultyFileSystem):
 
 
 def _install(replica: QuorumReplica) -> None:
-    received(replica, 50, 2).complete()
+    start_receiving(replica, 50, 2).complete()
     replica.install(SnapshotId(50, 2))
 
 
 def _install_over_a_diverged_end(replica: QuorumReplica) -> None:
     append(replica, 9, epoch=7)
     replica.flush()
-    received(replica, 50, 2).complete()
+    start_receiving(replica, 50, 2).complete()
     replica.install(SnapshotId(50, 2))
 
 
 def _make(replica: QuorumReplica) -> None:
-    make(replica, 25)
+    make_snapshot(replica, 25)
 
 
 def _clean(replica: QuorumReplica) -> None:
@@ -337,30 +337,32 @@ WORK: list[Callable[[QuorumReplica], None]] = [_install, _install_over_a_diverge
 
 @pytest.mark.parametrize("work", WORK, ids=lambda work: work.__name__)
 @pytest.mark.parametrize("rng_seed", [None, 1, 2, 3])
-def test_power_cut_at_any_operation(work: Callable[[QuorumReplica], None], rng_seed: int | None) -> None:
+def test_power_failure_at_any_operation_leaves_recoverable_state(
+    work: Callable[[QuorumReplica], None], rng_seed: int | None
+) -> None:
     operations = 0
     while True:
         rng = None if rng_seed is None else Random(rng_seed * 1000 + operations)
         fs = CuttingFileSystem()
         replica = open_replica(fs)
         append(replica, 30)
-        make(replica, 10)
-        make(replica, 20)
+        make_snapshot(replica, 10)
+        make_snapshot(replica, 20)
         replica.flush()
         replica.persist(ElectionState(7, 2))
-        replica.manager.checkpoint_recovery_points()  # what is missing from now on is damage
+        replica.manager.checkpoint_recovery_points()  # missing batches below count as damage
         fs.left = operations
         is_cut = False
         try:
             work(replica)
             replica.log.abandon()
             fs.crash(rng)
-            open_replica(fs)  # recovering is cut as well
+            open_replica(fs)  # a power failure during recovery
         except (OSError, StorageError):
             is_cut = True
         fs.left = None
         replica = reopen(fs, rng)
-        assert_630_06(replica)
+        assert_snapshot_covers_log_start(replica)
         assert replica.election == ElectionState(7, 2)
         latest = replica.latest_snapshot
         assert latest is not None
@@ -384,12 +386,12 @@ def test_power_cut_at_any_operation(work: Callable[[QuorumReplica], None], rng_s
 
 
 def prepared(*, start: int = 0) -> FaultyFileSystem:
-    """Snapshots at 10 and 20 of a log that ends at 30."""
+    """Return a disk with snapshots at 10 and 20 of a log that ends at 30."""
     fs = FaultyFileSystem()
     replica = open_replica(fs)
     append(replica, 30)
-    make(replica, 10)
-    make(replica, 20)
+    make_snapshot(replica, 10)
+    make_snapshot(replica, 20)
     replica.raise_log_start(start)
     replica.clean()
     replica.flush()
@@ -397,29 +399,29 @@ def prepared(*, start: int = 0) -> FaultyFileSystem:
     return fs
 
 
-def test_a_corrupt_newest_snapshot_is_set_aside_for_the_older(caplog: pytest.LogCaptureFixture) -> None:
+def test_corrupt_newest_snapshot_is_set_aside(caplog: pytest.LogCaptureFixture) -> None:
     fs = prepared()
     flip(fs, SnapshotId(20, 1))
     replica = reopen(fs)
     assert replica.latest_snapshot == SnapshotId(10, 1)
     assert "set aside" in caplog.text
     assert "00000000000000000020-0000000001.checkpoint.corrupt" in snapshots(fs)
-    assert_630_06(replica)
+    assert_snapshot_covers_log_start(replica)
 
 
 @pytest.mark.parametrize("is_missing", [True, False])
-def test_without_a_valid_snapshot_a_voter_refuses_and_an_observer_empties(is_missing: bool) -> None:
+def test_without_valid_snapshot_voter_refuses_and_observer_empties_log(is_missing: bool) -> None:
     fs = prepared(start=20)
     if is_missing:
-        fs.remove(f"{FOLDER}/00000000000000000020-0000000001.checkpoint")
-        fs.sync_dir(FOLDER)
+        fs.remove(f"{DIRECTORY}/00000000000000000020-0000000001.checkpoint")
+        fs.sync_dir(DIRECTORY)
     else:
         flip(fs, SnapshotId(20, 1))
     for _ in range(2):
         with pytest.raises(KafkaError, match="starts at offset 20 and no valid snapshot") as caught:
             reopen(fs)
         assert "\n" not in caught.value.message
-        assert "move its metadata folder away" in caught.value.message
+        assert "move its metadata" in caught.value.message
     replica = reopen(fs, is_voter=False)
     assert (replica.log.log_start_offset, replica.log.log_end_offset) == (0, 0)
     assert replica.latest_snapshot is None
@@ -430,32 +432,32 @@ def test_without_a_valid_snapshot_a_voter_refuses_and_an_observer_empties(is_mis
     assert reopen(fs, is_voter=False).log.log_start_offset == 0
 
 
-def test_a_truncated_log_begins_with_its_snapshot() -> None:
+def test_log_that_ends_before_snapshot_is_replaced() -> None:
     fs = prepared()
-    for name in fs.list_dir(FOLDER):
+    for name in fs.list_dir(DIRECTORY):
         if name.endswith(".log") and not name.startswith("00000000000000000000."):
-            fs.remove(f"{FOLDER}/{name}")
-    file = fs.open(f"{FOLDER}/00000000000000000000.log")
+            fs.remove(f"{DIRECTORY}/{name}")
+    file = fs.open(f"{DIRECTORY}/00000000000000000000.log")
     file.truncate(150)
     file.sync()
-    fs.sync_dir(FOLDER)
+    fs.sync_dir(DIRECTORY)
     replica = reopen(fs)
     assert (replica.log.log_start_offset, replica.log.log_end_offset) == (20, 20)
-    assert_630_06(replica)
+    assert_snapshot_covers_log_start(replica)
 
 
-def test_a_part_of_an_earlier_process_goes() -> None:
+def test_part_file_of_previous_process_is_removed() -> None:
     fs = prepared()
-    stale = f"{FOLDER}/00000000000000000025-0000000001.checkpoint.part"
+    stale = f"{DIRECTORY}/00000000000000000025-0000000001.checkpoint.part"
     write_file(fs, stale, b"half of it", sync=True)
-    fs.sync_dir(FOLDER)
+    fs.sync_dir(DIRECTORY)
     replica = reopen(fs)
     assert replica.latest_snapshot == SnapshotId(20, 1)
     assert not fs.exists(stale)
     assert replica.receive(SnapshotId(25, 1)).size_bytes == 0
 
 
-def test_a_disk_that_fails_at_the_start_is_said() -> None:
+def test_disk_failure_at_start_raises_storage_error() -> None:
     fs = prepared()
     for operation in ("sync_dir", "open"):
         fs.crash()
@@ -463,7 +465,7 @@ def test_a_disk_that_fails_at_the_start_is_said() -> None:
         with contextlib.suppress(OSError), pytest.raises(StorageError):
             open_replica(fs)
         fs.faults.clear()
-    assert_630_06(reopen(fs))
+    assert_snapshot_covers_log_start(reopen(fs))
 
 
 def test_on_a_real_disk(tmp_path: object) -> None:
@@ -476,24 +478,24 @@ def test_on_a_real_disk(tmp_path: object) -> None:
         )
         assert replica.log.log_start_offset == 20 * number
         append(replica, 30)
-        make(replica, 20 + 30 * number)
+        make_snapshot(replica, 20 + 30 * number)
         replica.persist(ElectionState(number + 1))
         replica.raise_log_start(20 + 30 * number)
         replica.clean()
         manager.close(-1)
 
 
-def test_a_received_snapshot_is_none_of_ours_before_it_is_installed() -> None:
+def test_received_snapshot_does_not_count_before_install() -> None:
     fs = FaultyFileSystem()
     replica = open_replica(fs)
     append(replica, 30)
-    own = make(replica, 10)
+    own = make_snapshot(replica, 10)
     new = SnapshotId(50, 2)
-    received(replica, 50, 2).complete()
-    assert replica.made(own) == SnapshotChanged(own, own)
+    start_receiving(replica, 50, 2).complete()
+    assert replica.register_snapshot(own) == SnapshotChanged(own, own)
     assert replica.clean() is None
     replica.discard(new)
     assert replica.store.snapshot_ids() == [own]
-    with pytest.raises(StorageError, match="is not in"):
+    with pytest.raises(StorageError, match="does not exist in"):
         replica.install(new)
     assert replica.log.log_end_offset == 30

@@ -1,4 +1,4 @@
-"""Offsets by timestamp: what a search reads and decompresses."""
+"""Offsets by timestamp: reads and decompression of a search."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from kipmesh.testing import produced_batch
 from simulation.faulty_fs import Fault, FaultyFileSystem
 
 NOW = 1_700_000_000_000
-FOLDER = "/data/t-0"
+DIRECTORY = "/data/t-0"
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 
 
 class CountingFileSystem(FaultyFileSystem):
-    """Counts reads of logs."""
+    """Counts reads of log files."""
 
     log_reads = 0
 
@@ -33,7 +33,7 @@ class CountingFileSystem(FaultyFileSystem):
 
 def make_log(fs: FaultyFileSystem, **config: object) -> Log:
     fs.make_dirs("/data")
-    return open_log(fs, FOLDER, "t", 0, TopicConfig.parse(config), NOW, topic_id=b"i" * 16)
+    return open_log(fs, DIRECTORY, "t", 0, TopicConfig.parse(config), NOW, topic_id=b"i" * 16)
 
 
 def append(log: Log, values: list[bytes], compression: int = 0, timestamp_ms: int = NOW) -> None:
@@ -41,7 +41,7 @@ def append(log: Log, values: list[bytes], compression: int = 0, timestamp_ms: in
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_record_within_a_compressed_batch(codec: str) -> None:
+def test_timestamp_search_finds_record_in_compressed_batch(codec: str) -> None:
     log = make_log(FaultyFileSystem())
     append(log, [b"v" * 100] * 50, CODECS[codec])
     assert log.offset_for_timestamp(NOW + 20, 99) == (NOW + 20, 20, 0)
@@ -50,7 +50,7 @@ def test_a_record_within_a_compressed_batch(codec: str) -> None:
 
 
 @pytest.mark.parametrize("codec", [codec for codec in CODECS if codec != "none"])
-def test_a_batch_that_decompresses_to_too_much_is_found_as_a_whole(codec: str) -> None:
+def test_batch_exceeding_decompression_limit_counts_as_one_record(codec: str) -> None:
     log = make_log(FaultyFileSystem(), **{"max.message.bytes": 10 << 20})
     append(log, [b"v"])
     append(log, [bytes(1 << 20)] * 64, CODECS[codec], NOW + 1000)
@@ -64,15 +64,15 @@ def test_a_batch_that_decompresses_to_too_much_is_found_as_a_whole(codec: str) -
 
 
 @pytest.mark.parametrize("codec", CODECS.values())
-def test_decompression_of_garbage(codec: int) -> None:
+def test_decompression_of_invalid_data_raises_corrupt_record_error(codec: int) -> None:
     if codec:
         with pytest.raises(CorruptRecordError):
             decompress(b"\x82SNAPPY\x00" + bytes(9) + b"\xff" * 20, codec, 100)
-    with pytest.raises(CorruptRecordError, match="not known"):
+    with pytest.raises(CorruptRecordError, match="must be 0 to 4"):
         decompress(b"", 5, 100)
 
 
-def test_the_framing_of_the_java_library_is_limited_too() -> None:
+def test_decompression_limit_applies_to_framed_snappy() -> None:
     batch = produced_batch([b"v" * 1000], compression=2)
     records = batch[61:]
     assert records.startswith(b"\x82SNAPPY")
@@ -83,7 +83,7 @@ def test_the_framing_of_the_java_library_is_limited_too() -> None:
         decompress(records + records[16:], 2, 2 * size - 1)
 
 
-def test_a_batch_with_too_few_records_answers_with_what_it_has() -> None:
+def test_search_returns_records_of_incomplete_batch() -> None:
     log = make_log(FaultyFileSystem())
     batch = bytearray(produced_batch([b"v"] * 3, timestamp_ms=NOW))
     struct.pack_into(">i", batch, 23, 9)
@@ -94,7 +94,7 @@ def test_a_batch_with_too_few_records_answers_with_what_it_has() -> None:
 
 
 @pytest.mark.parametrize("largest_first", [False, True])
-def test_the_largest_timestamp_behind_a_log_start_is_found_by_the_indexes(largest_first: bool) -> None:
+def test_largest_timestamp_after_log_start_is_found_with_index(largest_first: bool) -> None:
     fs = CountingFileSystem()
     log = make_log(fs, **{"index.interval.bytes": 1000})
     for number in range(2000):

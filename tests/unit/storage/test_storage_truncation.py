@@ -1,4 +1,4 @@
-"""Truncation of a log while other threads flush and search it, and when a truncation is on disk."""
+"""Truncation of a log during flushes and searches on other threads, and its durability."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from kipmesh.testing import produced_batch
 from simulation.faulty_fs import FaultyFileSystem
 
 NOW = 1_700_000_000_000
-FOLDER = "/data/t-0"
+DIRECTORY = "/data/t-0"
 ID = bytes(range(16))
 RECOVERY_POINTS = "/data/recovery-point-offset-checkpoint"
 
 
 class HookedFileSystem(FaultyFileSystem):
-    """Runs something once, on another thread, before or after the next operation on a path."""
+    """Runs a function once, on another thread, before or after the next operation on a path."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class HookedFileSystem(FaultyFileSystem):
 
 def make_log(fs: FaultyFileSystem, *, config: Mapping[str, object] | None = None, **options: Any) -> Log:
     keys = {"segment.bytes": 200, "index.interval.bytes": 100, **(config or {})}
-    return open_log(fs, FOLDER, "t", 0, TopicConfig.parse(keys), NOW, topic_id=ID, **options)
+    return open_log(fs, DIRECTORY, "t", 0, TopicConfig.parse(keys), NOW, topic_id=ID, **options)
 
 
 def start(fs: FaultyFileSystem) -> LogManager:
@@ -89,7 +89,7 @@ def append(log: Log, count: int = 1, *, epoch: int = 0, now_ms: int = NOW) -> No
 
 
 def segment_path(base_offset: int, suffix: str = ".log") -> str:
-    return f"{FOLDER}/{base_offset:020d}{suffix}"
+    return f"{DIRECTORY}/{base_offset:020d}{suffix}"
 
 
 @pytest.fixture
@@ -99,15 +99,15 @@ def fs() -> Iterator[HookedFileSystem]:
     assert fs.errors == []
 
 
-# -- a flush while the log is cut
+# -- flush during a truncation
 
 
 def opens_files(log: Log, others: str) -> None:
-    """As a search does, or a flush that began before the cut."""
+    """Open the log's files, as a concurrent search or flush does."""
     if others == "flush":
         log.flush()
         return
-    with pytest.raises(KafkaError, match="being cut"):
+    with pytest.raises(KafkaError, match="being truncated"):
         log.max_timestamp_offset(99)
     for suffix in (".log", ".index", ".timeindex"):
         with contextlib.suppress(FileNotFoundError):
@@ -117,7 +117,7 @@ def opens_files(log: Log, others: str) -> None:
 @pytest.mark.parametrize("others", ["flush", "search"])
 @pytest.mark.parametrize("moment", ["before remove", "after remove"])
 @pytest.mark.parametrize("suffix", [".log", ".index", ".timeindex"])
-def test_a_flush_during_a_truncation_keeps_no_file_that_is_gone(
+def test_flush_during_truncation_keeps_no_removed_file_open(
     fs: HookedFileSystem, others: str, moment: str, suffix: str
 ) -> None:
     log = make_log(fs)
@@ -137,7 +137,7 @@ def test_a_flush_during_a_truncation_keeps_no_file_that_is_gone(
 
 
 @pytest.mark.parametrize("moment", ["before rename", "after rename"])
-def test_a_flush_during_retention(fs: HookedFileSystem, moment: str) -> None:
+def test_flush_during_retention_succeeds(fs: HookedFileSystem, moment: str) -> None:
     log = make_log(fs, config={"retention.bytes": 200})
     append(log, 5)
     fs.meanwhile(moment, segment_path(1), log.flush)
@@ -148,7 +148,7 @@ def test_a_flush_during_retention(fs: HookedFileSystem, moment: str) -> None:
     assert log.recovery_point == 5
 
 
-def test_a_flush_that_waits_while_the_log_is_truncated_makes_no_later_batch_durable(fs: HookedFileSystem) -> None:
+def test_flush_overtaken_by_truncation_does_not_advance_recovery_point(fs: HookedFileSystem) -> None:
     log = make_log(fs)
     append(log, 4)
     epochs = log.epochs
@@ -157,7 +157,7 @@ def test_a_flush_that_waits_while_the_log_is_truncated_makes_no_later_batch_dura
         log.truncate_to(1)
         append(log, 3, epoch=1)
 
-    taken = log._take
+    taken = log._snapshot
 
     def take() -> tuple[Sequence[Segment], int]:
         snapshot = taken()
@@ -168,20 +168,20 @@ def test_a_flush_that_waits_while_the_log_is_truncated_makes_no_later_batch_dura
     assert log.recovery_point == 0
 
 
-def test_a_new_partition_of_a_deleted_ones_name_has_its_own_files(fs: HookedFileSystem) -> None:
+def test_recreated_partition_uses_new_files(fs: HookedFileSystem) -> None:
     manager = start(fs)
     old = manager.create("t", 0, ID, TopicConfig(), NOW)
     append(old, 3)
-    fs.meanwhile("before rename", FOLDER, lambda: old.files.get(segment_path(0)))
+    fs.meanwhile("before rename", DIRECTORY, lambda: old.files.get(segment_path(0)))
     manager.delete("t", 0, NOW)
     new = manager.create("t", 0, bytes(reversed(ID)), TopicConfig(), NOW)
     append(new, 2, epoch=7)
     new.flush()
-    assert fs.list_dir(FOLDER)[segment_path(0).rpartition("/")[2]].size_bytes == new.size_bytes
+    assert fs.list_dir(DIRECTORY)[segment_path(0).rpartition("/")[2]].size_bytes == new.size_bytes
     manager.abandon()
 
 
-def test_a_deletion_waits_for_a_flush_that_writes_by_the_folders_name(fs: HookedFileSystem) -> None:
+def test_deletion_waits_for_running_flush(fs: HookedFileSystem) -> None:
     manager = start(fs)
     old = manager.create("t", 0, ID, TopicConfig(), NOW)
     append(old, 3, epoch=7)
@@ -200,22 +200,24 @@ def test_a_deletion_waits_for_a_flush_that_writes_by_the_folders_name(fs: Hooked
     flush.join(60)
     append(manager.create("t", 0, ID, TopicConfig(), NOW))
     old.epochs.assign(8, 3)
-    old.durability.flush(old._take, old.epochs)  # one that was asked for before, and begins now
-    assert not fs.exists(f"{FOLDER}/leader-epoch-checkpoint")
+    old.durability.flush(old._snapshot, old.epochs)  # a flush requested before the deletion that starts after it
+    assert not fs.exists(f"{DIRECTORY}/leader-epoch-checkpoint")
     manager.abandon()
 
 
-def test_names_changed_by_a_truncation_are_durable_after_the_next_flush(fs: HookedFileSystem) -> None:
+def test_flush_makes_renames_of_truncation_durable(fs: HookedFileSystem) -> None:
     log = make_log(fs)
     append(log, 4)
     log.flush()
     log.truncate_to(2)
     log.flush()
     fs.crash()
-    assert sorted(name for name in fs.list_dir(FOLDER) if name.endswith(".log")) == [f"{n:020d}.log" for n in range(3)]
+    assert sorted(name for name in fs.list_dir(DIRECTORY) if name.endswith(".log")) == [
+        f"{n:020d}.log" for n in range(3)
+    ]
 
 
-def test_a_first_segment_is_durable_though_the_epoch_was_known(fs: HookedFileSystem) -> None:
+def test_flush_makes_first_segment_of_known_epoch_durable(fs: HookedFileSystem) -> None:
     log = make_log(fs)
     log.assign_epoch(0)
     log.flush()
@@ -228,10 +230,10 @@ def test_a_first_segment_is_durable_though_the_epoch_was_known(fs: HookedFileSys
 # -- the timer of flush.ms
 
 
-def test_an_append_during_a_flush_keeps_its_timer(fs: HookedFileSystem) -> None:
+def test_append_during_flush_restarts_flush_timer(fs: HookedFileSystem) -> None:
     log = make_log(fs, config={"flush.ms": 1000, "segment.bytes": 100_000})
     append(log)
-    taken = log._take
+    taken = log._snapshot
 
     def take() -> tuple[Sequence[Segment], int]:
         snapshot = taken()
@@ -244,10 +246,10 @@ def test_an_append_during_a_flush_keeps_its_timer(fs: HookedFileSystem) -> None:
     assert log.needs_flush(NOW + 1500)
 
 
-def test_a_void_flush_keeps_the_timer(fs: HookedFileSystem) -> None:
+def test_void_flush_keeps_flush_timer(fs: HookedFileSystem) -> None:
     log = make_log(fs, config={"flush.ms": 1000, "segment.bytes": 100_000})
     append(log, 3)
-    taken = log._take
+    taken = log._snapshot
 
     def take() -> tuple[Sequence[Segment], int]:
         snapshot = taken()
@@ -259,7 +261,7 @@ def test_a_void_flush_keeps_the_timer(fs: HookedFileSystem) -> None:
     assert log.needs_flush(NOW + 1000)
 
 
-def test_no_room_for_the_epochs_passes(fs: HookedFileSystem) -> None:
+def test_full_disk_for_epoch_checkpoint_is_transient(fs: HookedFileSystem) -> None:
     log = make_log(fs, config={"flush.ms": 1000, "segment.bytes": 100_000})
     append(log)
     fs.fail("write", errno.ENOSPC, path="leader-epoch-checkpoint")
@@ -280,7 +282,7 @@ def test_no_room_for_the_epochs_passes(fs: HookedFileSystem) -> None:
 # -- the recovery point on disk
 
 
-def test_a_lowered_recovery_point_is_on_disk_before_the_next_append(fs: HookedFileSystem) -> None:
+def test_lowered_recovery_point_is_checkpointed_once_before_next_append(fs: HookedFileSystem) -> None:
     manager = start(fs)
     logs = [manager.create("t", partition, ID, TopicConfig(), NOW) for partition in range(3)]
     for log in logs:
@@ -299,12 +301,12 @@ def test_a_lowered_recovery_point_is_on_disk_before_the_next_append(fs: HookedFi
     syncs = fs.syncs
     for log in logs:
         log.append_as_follower(record_batch.assign(produced_batch([b"v"]), 2, 1), NOW)
-    assert fs.syncs == syncs + 2  # the file and its folder, once for all of them
+    assert fs.syncs == syncs + 2  # the file and its directory, once for all logs
     assert set(checkpoint.read_offsets(fs, RECOVERY_POINTS).values()) == {2}
     manager.abandon()
 
 
-def test_the_managers_checkpoint_spares_the_append_its_own(fs: HookedFileSystem) -> None:
+def test_append_needs_no_checkpoint_after_that_of_the_manager(fs: HookedFileSystem) -> None:
     manager = start(fs)
     log = manager.create("t", 0, ID, TopicConfig(), NOW)
     append(log, 5)
@@ -313,7 +315,7 @@ def test_the_managers_checkpoint_spares_the_append_its_own(fs: HookedFileSystem)
     fs.meanwhile("before rename", "recovery-point", lambda: log.truncate_to(1))
     manager.checkpoint_recovery_points()
     syncs = fs.syncs
-    append(log)  # the second cut came after that checkpoint's values
+    append(log)  # the second truncation came after the checkpoint had read its values
     assert fs.syncs == syncs + 2
     assert checkpoint.read_offsets(fs, RECOVERY_POINTS) == {("t", 0): 1}
     append(log)
@@ -321,7 +323,7 @@ def test_the_managers_checkpoint_spares_the_append_its_own(fs: HookedFileSystem)
     manager.abandon()
 
 
-def test_an_older_checkpoint_never_replaces_a_newer_one(fs: HookedFileSystem) -> None:
+def test_older_checkpoint_does_not_replace_newer_one(fs: HookedFileSystem) -> None:
     manager = start(fs)
     log = manager.create("t", 0, ID, TopicConfig(), NOW)
     append(log, 5)
@@ -330,7 +332,7 @@ def test_an_older_checkpoint_never_replaces_a_newer_one(fs: HookedFileSystem) ->
 
     def cut_and_append() -> None:
         log.truncate_to(2)
-        second.start()  # it waits until the checkpoint that is being written is there
+        second.start()  # waits for the running checkpoint
         second.join(0.2)
         assert second.is_alive()
 
@@ -342,7 +344,7 @@ def test_an_older_checkpoint_never_replaces_a_newer_one(fs: HookedFileSystem) ->
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_power_cuts_after_truncations(fs: HookedFileSystem, seed: int) -> None:
+def test_power_failure_after_truncation_keeps_log_consistent(fs: HookedFileSystem, seed: int) -> None:
     manager = start(fs)
     log = manager.create("t", 0, ID, TopicConfig.parse({"segment.bytes": 400}), NOW)
     append(log, 9)
@@ -366,10 +368,10 @@ def test_power_cuts_after_truncations(fs: HookedFileSystem, seed: int) -> None:
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["one process", "killed and started again"])
 @pytest.mark.parametrize("restarts", [False, True], ids=["cut", "begun anew"])
-def test_truncated_records_are_not_below_the_high_watermark_after_a_power_failure(
+def test_truncated_records_are_not_below_high_watermark_after_power_failure(
     fs: HookedFileSystem, restarts: bool, is_killed: bool
 ) -> None:
-    """Only what was durable comes back: as if nothing after the last sync had been written."""
+    """The power failure drops everything written after the last sync."""
     manager = start(fs)
     log = manager.create("t", 0, ID, TopicConfig.parse({"segment.bytes": 400}), NOW)
     append(log, 9)
@@ -391,7 +393,7 @@ def test_truncated_records_are_not_below_the_high_watermark_after_a_power_failur
     assert all(log.epochs.epoch_of(offset) == 1 for offset in range(4, end))
 
 
-def test_a_log_that_cannot_be_synced_after_a_truncation_keeps_its_high_watermark(fs: HookedFileSystem) -> None:
+def test_high_watermark_is_not_raised_if_truncation_cannot_be_synced(fs: HookedFileSystem) -> None:
     manager = start(fs)
     log = manager.create("t", 0, ID, TopicConfig(), NOW)
     append(log, 9)
@@ -401,22 +403,22 @@ def test_a_log_that_cannot_be_synced_after_a_truncation_keeps_its_high_watermark
     manager.checkpoint_high_watermarks({("t", 0): 7})
     assert manager.high_watermarks.get(("t", 0), 0) == 6
     assert log.failed is not None
-    manager.checkpoint_high_watermarks({("t", 0): 5})  # a lower one is always right
+    manager.checkpoint_high_watermarks({("t", 0): 5})  # a lower high watermark is always valid
     assert manager.high_watermarks.get(("t", 0), 0) == 5
     manager.abandon()
 
 
-def test_batches_that_a_power_failure_restores_behind_a_truncation_are_removed(fs: HookedFileSystem) -> None:
+def test_batches_restored_after_truncation_are_removed(fs: HookedFileSystem) -> None:
     log = make_log(fs, config={"segment.bytes": 400})
     append(log, 9)
     bases = log.segment_base_offsets
     assert bases == (0, 2, 4, 6, 8)
     log.flush()
-    kept = {name: read(fs, f"{FOLDER}/{name}") for name in fs.list_dir(FOLDER) if name.startswith(f"{4:020d}.")}
+    kept = {name: read(fs, f"{DIRECTORY}/{name}") for name in fs.list_dir(DIRECTORY) if name.startswith(f"{4:020d}.")}
     log.truncate_to(3)
     log.abandon()
     for name, data in kept.items():
-        fs.open(f"{FOLDER}/{name}", create=True).write_at(data, 0)
+        fs.open(f"{DIRECTORY}/{name}", create=True).write_at(data, 0)
     again = make_log(fs, recovery_point=9)
     assert (again.log_end_offset, again.recovery_point, again.segment_base_offsets) == (3, 3, (0, 2))
     assert again.durability.is_checkpoint_stale
@@ -428,18 +430,18 @@ def read(fs: FaultyFileSystem, path: str) -> bytes:
     return fs.open(path).read_at(1 << 20, 0)
 
 
-# -- what retention leaves durable
+# -- durability after retention
 
 
-def test_the_empty_successor_is_durable_before_the_rest_is_renamed(fs: HookedFileSystem) -> None:
+def test_empty_active_segment_is_durable_before_retention_renames(fs: HookedFileSystem) -> None:
     log = make_log(fs, config={"retention.ms": 1000})
     append(log, 3)
     log.flush()
     successors: list[bool] = []
 
     def look() -> None:
-        folder = fs._folder(FOLDER)
-        successors.append(f"{3:020d}.log" in folder.durable)
+        directory = fs._directory(DIRECTORY)
+        successors.append(f"{3:020d}.log" in directory.durable)
 
     fs.meanwhile("before rename", segment_path(0), look)
     assert log.run_retention(NOW + 5000, 3) == 3
@@ -449,7 +451,7 @@ def test_the_empty_successor_is_durable_before_the_rest_is_renamed(fs: HookedFil
 # -- searches on another thread
 
 
-def test_a_search_during_a_truncation_is_repeated(fs: HookedFileSystem) -> None:
+def test_search_interrupted_by_truncation_is_repeated(fs: HookedFileSystem) -> None:
     log = make_log(fs)
     for number in range(4):
         append(log, now_ms=NOW + number)
@@ -470,7 +472,7 @@ def test_a_search_during_a_truncation_is_repeated(fs: HookedFileSystem) -> None:
     assert log.failed is None
 
 
-def test_a_search_fails_while_the_log_is_truncated_again_and_again(fs: HookedFileSystem) -> None:
+def test_search_fails_after_repeated_truncations(fs: HookedFileSystem) -> None:
     log = make_log(fs)
     append(log, 3)
     codes: list[ErrorCode] = []
@@ -486,7 +488,7 @@ def test_a_search_fails_while_the_log_is_truncated_again_and_again(fs: HookedFil
     assert log.failed is None
 
 
-def test_searches_beside_appends_and_truncations() -> None:
+def test_concurrent_searches_return_consistent_results() -> None:
     fs = FaultyFileSystem()
     fs.make_dirs("/data")
     log = make_log(fs, config={"segment.bytes": 4000, "index.interval.bytes": 0})

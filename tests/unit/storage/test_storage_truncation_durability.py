@@ -1,4 +1,4 @@
-"""A truncation is durable before what follows it is: found by seeds of the metadata quorum's simulation."""
+"""Truncations are durable before later appends. Regression tests of bugs found by the quorum simulator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def batch(size: int) -> bytes:
     return record_batch.build([(None, bytes(size))], base_offset=0, leader_epoch=0, timestamp_ms=0)
 
 
-def test_truncated_batches_of_a_full_segment_stay_removed_after_a_power_failure() -> None:
+def test_truncated_batches_of_full_segment_stay_removed_after_power_failure() -> None:
     fs = FaultyFileSystem()
     fs.make_dirs("/data")
     fs.sync_dir("/")
@@ -30,7 +30,7 @@ def test_truncated_batches_of_a_full_segment_stay_removed_after_a_power_failure(
         log.append_as_leader(batch(40), 1, 0)
     log.flush()
     log.truncate_to(2)
-    log.append_as_leader(batch(200), 2, 0)  # does not fit the segment: the next begins where the cut was
+    log.append_as_leader(batch(200), 2, 0)  # does not fit: the next segment starts at the truncation offset
     log.flush()
     assert log.segment_base_offsets == (0, 2)
     assert log.recovery_point == 3
@@ -40,7 +40,7 @@ def test_truncated_batches_of_a_full_segment_stay_removed_after_a_power_failure(
 
 
 class FirstWritten:
-    """Of what is done to a file after its last sync, a power cut leaves the first."""
+    """A random generator with which a power failure keeps only the first operation after a file's last sync."""
 
     def randint(self, low: int, high: int) -> int:
         return min(low + 1, high)
@@ -50,7 +50,7 @@ class FirstWritten:
 
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["one process", "killed and started again"])
-def test_part_of_a_batch_that_did_not_fit_the_disk_stays_removed_after_a_power_failure(is_killed: bool) -> None:
+def test_partial_write_on_full_disk_stays_removed_after_power_failure(is_killed: bool) -> None:
     fs = FaultyFileSystem()
     fs.make_dirs("/data")
     fs.sync_dir("/")
@@ -74,14 +74,14 @@ def test_part_of_a_batch_that_did_not_fit_the_disk_stays_removed_after_a_power_f
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_truncated_batches_stay_removed_below_the_next_segment(seed: int) -> None:
+def test_truncated_batches_stay_removed_below_next_segment(seed: int) -> None:
     fs = FaultyFileSystem()
     fs.make_dirs("/data")
     fs.sync_dir("/")
     log = open_log(fs, "/data/t-0", "t", 0, CONFIG, 0)
     log.append_as_leader(batch(40), 1, 0)
     log.flush()
-    log.append_as_leader(batch(40), 1, 0)  # not durable, and nobody else has it
+    log.append_as_leader(batch(40), 1, 0)  # not durable and on no other replica
     log.append_as_leader(batch(40), 1, 0)
     log.truncate_to(1)
     log.append_as_leader(batch(40), 2, 0)
@@ -94,7 +94,7 @@ def test_truncated_batches_stay_removed_below_the_next_segment(seed: int) -> Non
     assert history in ([1], [1, 1], [1, 1, 1], [1, 2], [1, 2, 2])
 
 
-def test_a_flush_under_way_does_not_make_a_later_truncation_durable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_flush_does_not_make_later_truncation_durable(monkeypatch: pytest.MonkeyPatch) -> None:
     fs = FaultyFileSystem()
     fs.make_dirs("/data")
     log = open_log(fs, "/data/t-0", "t", 0, CONFIG, 0)
@@ -111,7 +111,7 @@ def test_a_flush_under_way_does_not_make_a_later_truncation_durable(monkeypatch:
         sync()
 
     def slow() -> None:
-        """Of a flush on another thread: the log rolls before it is done."""
+        """Sync of a flush on another thread. The log rolls before it completes."""
         monkeypatch.setattr(type(file), "sync", counted)
         log.append_as_leader(batch(300), 2, 0)
         assert log.segment_base_offsets == (0, 2)
@@ -123,7 +123,7 @@ def test_a_flush_under_way_does_not_make_a_later_truncation_durable(monkeypatch:
     assert not segment.has_unsynced_truncation
 
 
-def test_a_truncation_that_cannot_be_synced_fails_the_log() -> None:
+def test_truncation_that_cannot_be_synced_fails_log() -> None:
     fs = FaultyFileSystem()
     fs.make_dirs("/data")
     log = open_log(fs, "/data/t-0", "t", 0, CONFIG, 0)
@@ -137,16 +137,16 @@ def test_a_truncation_that_cannot_be_synced_fails_the_log() -> None:
     assert log.log_end_offset == 2
 
 
-def test_epochs_of_a_log_start_that_was_not_kept_are_read_from_the_batches() -> None:
+def test_epochs_after_lost_log_start_are_rebuilt_from_batches() -> None:
     fs = FaultyFileSystem()
     fs.make_dirs("/data")
     fs.sync_dir("/")
     log = open_log(fs, "/data/t-0", "t", 0, CONFIG, 0)
     three = record_batch.build([(None, bytes(80))] * 3, base_offset=0, leader_epoch=0, timestamp_ms=0)
-    for _ in range(2):  # a segment each
+    for _ in range(2):  # one segment per batch
         log.append_as_leader(three, 4, 0)
     log.increment_log_start_offset(2)
-    log.flush()  # the epochs begin at 2 now; the log start is its manager's to keep
+    log.flush()  # the epochs start at 2 now; the manager would checkpoint the log start
     fs.sync_dir("/data")
     fs.crash()
     found = open_log(fs, "/data/t-0", "t", 0, CONFIG, 0, recovery_point=6)

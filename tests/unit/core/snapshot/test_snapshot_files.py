@@ -146,9 +146,9 @@ def test_further_control_records_are_accepted() -> None:
     [
         ((), "does not end with a footer"),
         ((HEAD, data(b"a")), "does not end with a footer"),
-        ((data(b"a"), FOOT), "does not begin with a header"),
-        ((FOOT,), "does not begin with a header"),
-        ((control(KRAFT_VERSION), HEAD, FOOT), "does not begin with a header"),
+        ((data(b"a"), FOOT), "does not start with a header"),
+        ((FOOT,), "does not start with a header"),
+        ((control(KRAFT_VERSION), HEAD, FOOT), "does not start with a header"),
         ((HEAD, FOOT, data(b"a")), "a batch follows the footer"),
         ((HEAD, FOOT, FOOT), "a batch follows the footer"),
         ((HEAD, control(encode_control(SnapshotFooter()), KRAFT_VERSION)), "a record follows the footer"),
@@ -156,7 +156,7 @@ def test_further_control_records_are_accepted() -> None:
         ((HEAD, control((b"\0", b"")), FOOT), "key is shorter"),
         ((control((b"\0\0\0\3", b"\0")), FOOT), "a control record is cut: SnapshotHeader"),
         ((HEAD, control((b"\0\0\0\4", b"\0"))), "a control record is cut: SnapshotFooter"),
-        ((HEAD, FOOT[:-1]), "is cut"),
+        ((HEAD, FOOT[:-1]), "is incomplete"),
         ((HEAD, FOOT, b"\0" * 20), "less than a batch header"),
         ((HEAD, b"\0" * 100, FOOT), "format"),
     ],
@@ -260,7 +260,7 @@ def test_received_in_pieces_and_resumed() -> None:
     other_fs, other = new_store()
     receiving = other.receive(NEW)
     receiving.write(0, whole[:70])
-    with pytest.raises(ValueError, match="position 80"):
+    with pytest.raises(ValueError, match="got 80"):
         receiving.write(80, whole[80:])
     del receiving
     receiving = other.receive(NEW)
@@ -356,7 +356,7 @@ def test_recovery_takes_the_newest_valid_one(caplog: pytest.LogCaptureFixture) -
     start, _ = store.recover(LogExtent(50, 300, 4), is_voter=True)
     assert start == StartFromSnapshot(OLD, replaces_log=False)
     assert "00000000000000000200-0000000004.checkpoint.corrupt" in fs.list_dir(FOLDER)
-    assert "set aside: snapshot 00000000000000000200-0000000004.checkpoint: wrong CRC" in caplog.text
+    assert "set aside corrupt snapshot: snapshot 00000000000000000200-0000000004.checkpoint: wrong CRC" in caplog.text
     corrupt(fs, "00000000000000000100-0000000003")
     start, summary = store.recover(LogExtent(50, 300, 4), is_voter=True)
     assert isinstance(start, StartRefused)

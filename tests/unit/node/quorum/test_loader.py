@@ -60,7 +60,7 @@ async def test_a_start_loads_the_newest_snapshot_and_replays_the_log_after_it() 
     member.append(topic(2))
     write_snapshot(member.replica, image_of(topic(1), topic(2)))
     member.append(change(1, 3))
-    member.replica.made(SnapshotId(4, 1))
+    member.replica.register_snapshot(SnapshotId(4, 1))
     fs = member.fs
     member.close()
     again = Member(fs)
@@ -232,7 +232,7 @@ async def test_a_snapshot_that_comes_while_another_is_loaded(
     for records in many:
         member.append(records)
     write_snapshot(member.replica, old)
-    member.replica.made(SnapshotId(old.offset + 1, 1))
+    member.replica.register_snapshot(SnapshotId(old.offset + 1, 1))
     for _ in range(200):
         member.append(change(1, 2))
     member.high_watermark = member.end

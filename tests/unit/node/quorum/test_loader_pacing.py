@@ -48,8 +48,8 @@ def test_a_collector_that_somebody_turned_off_stays_off() -> None:
 
 async def test_an_image_and_a_delta_go_while_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pacing, "SLICE_S", 0.0)
-    monkeypatch.setattr(pacing, "_KEYS_A_STEP", 10)
-    monkeypatch.setattr(pacing, "_TOPICS_A_STEP", 1)
+    monkeypatch.setattr(pacing, "_KEYS_PER_STEP", 10)
+    monkeypatch.setattr(pacing, "_TOPICS_PER_STEP", 1)
     turns = 0
 
     async def count() -> None:
@@ -61,9 +61,9 @@ async def test_an_image_and_a_delta_go_while_others_run(monkeypatch: pytest.Monk
     counting = asyncio.create_task(count())
     images, deltas = [image_of(*[topic(number, 10) for number in range(10)])], [MetadataDelta()]
     deltas[0] = difference(MetadataImage(), images[0])
-    await pacing.let_go(images)
+    await pacing.free_image(images)
     image_turns = turns
-    await pacing.let_go_of_delta(deltas)
+    await pacing.free_delta(deltas)
     counting.cancel()
     assert (images, deltas) == ([], [])
     assert image_turns >= 10
@@ -93,7 +93,7 @@ async def test_a_log_that_starts_after_all_snapshots_is_told() -> None:
     member = Member()
     member.append(topic(1))
     write_snapshot(member.replica, image_of(topic(1)))
-    member.post(member.replica.made(member.replica.store.snapshot_ids()[0]))
+    member.post(member.replica.register_snapshot(member.replica.store.snapshot_ids()[0]))
     member.append(topic(2))
     member.replica.log.increment_log_start_offset(4)
     async with running(member):

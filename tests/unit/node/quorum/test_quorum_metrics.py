@@ -108,7 +108,7 @@ async def test_the_snapshot_lag_is_what_is_committed_after_it() -> None:
         await member.applied()
         assert sample(member.registry, f"{CONTROLLER}snapshotlag") == 2
         write_snapshot(member.replica, image_of(topic(1)))
-        member.post(member.replica.made(SnapshotId(2, 1)))
+        member.post(member.replica.register_snapshot(SnapshotId(2, 1)))
         for leader in (2, 3, 1):
             member.append(change(1, leader))
         member.commit()

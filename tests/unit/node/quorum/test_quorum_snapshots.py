@@ -40,7 +40,7 @@ def make_snapshot(node: Node) -> SnapshotId:
     for _ in writer.write(VALUES):
         pass
     writer.freeze()
-    node.driver.post(replica.made(snapshot_id))
+    node.driver.post(replica.register_snapshot(snapshot_id))
     replica.raise_log_start(end)
     replica.clean()
     return snapshot_id
@@ -172,8 +172,8 @@ async def test_a_transfer_ends_with_the_leader_that_it_came_from(tmp_path: Path)
 
 async def test_a_check_that_takes_long_deposes_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither does the replica take its leader for dead, nor the leader its quorum for gone: both times begin anew."""
-    assert snapshot_fetcher.TOUCHES_A_TIMEOUT >= 3, "one or two may be lost"
-    monkeypatch.setattr(snapshot_fetcher, "TOUCHES_A_TIMEOUT", 20_000)  # of the ten minutes of these tests: 30 ms
+    assert snapshot_fetcher.KEEPALIVES_PER_TIMEOUT >= 3, "one or two may be lost"
+    monkeypatch.setattr(snapshot_fetcher, "KEEPALIVES_PER_TIMEOUT", 20_000)  # of the ten minutes of these tests: 30 ms
     begun, checked = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
     complete = ReceivedSnapshot.complete

@@ -40,7 +40,7 @@ class Cleaned(Member):
         self.newer = write_snapshot(
             self.replica, image_of(topic(1), topic(2), *[change(1, number % 3 + 1) for number in range(20)])
         )
-        self.post(self.replica.made(self.newer))
+        self.post(self.replica.register_snapshot(self.newer))
         self.posted.clear()
         self.high_watermark = self.end
 
