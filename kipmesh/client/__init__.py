@@ -1,4 +1,4 @@
-"""The client library: producers, consumers and administration of a mesh; `kipmesh.client.sync` has blocking forms."""
+"""Asynchronous Producer, Consumer and AdminClient; `kipmesh.client.sync` has the blocking versions."""
 
 from kipmesh.client.admin.admin import AdminClient
 from kipmesh.client.admin.credentials import ScramCredentialInfo, ScramMechanism

@@ -1,7 +1,7 @@
-"""Calls to a cluster with retries: to any broker, or per partition to its leader.
+"""Calls with retries to any broker or to partition leaders.
 
-Everything that can be asked again is: until `default.api.timeout.ms` is over, with backoff and fresh metadata. What a
-caller gets is a result or one `KafkaError`.
+Retriable errors are retried with backoff and fresh metadata until the caller's timeout. The caller gets a result or one
+KafkaError.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
-from kipmesh.client.calls import Backoff, api_of, call, no_answer
+from kipmesh.client.calls import Backoff, api_of, call, transport_failure
 from kipmesh.client.metadata import Metadata, RefreshPolicy
 from kipmesh.client.types import TopicPartition
 from kipmesh.core.config import ClientConfig, Config
@@ -22,11 +22,11 @@ from kipmesh.transport.grpc.client import ConnectionPool, TransportError
 T = TypeVar("T")
 ConfigT = TypeVar("ConfigT", bound=Config)
 ByTopic = Mapping[str, Sequence[int]]
-"""Topic -> its partitions in a request."""
+"""Partition numbers of a request by topic."""
 
 
 def by_topic(partitions: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
-    """The partitions of each topic."""
+    """Group partitions by topic."""
     topics: dict[str, list[int]] = {}
     for topic, partition in partitions:
         topics.setdefault(topic, []).append(partition)
@@ -34,7 +34,7 @@ def by_topic(partitions: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
 
 
 def parse_config(kind: type[ConfigT], values: Mapping[str, Any]) -> ConfigT:
-    """The configuration from keyword arguments; raises InvalidConfigError.
+    """Parse a configuration from keyword arguments. Raises InvalidConfigError.
 
     Keys have dots (`**{"linger.ms": 5}`) or underscores (`linger_ms=5`).
     """
@@ -42,7 +42,7 @@ def parse_config(kind: type[ConfigT], values: Mapping[str, Any]) -> ConfigT:
 
 
 class Client:
-    """The part that the asynchronous producer, consumer and admin client share. Use `async with`."""
+    """Base class of the asynchronous producer, consumer and admin client. Use `async with`."""
 
     _metadata: Metadata
 
@@ -56,21 +56,21 @@ class Client:
         await self.close()
 
     async def start(self) -> None:
-        """Connect; raises KafkaError when no bootstrap address answers."""
+        """Connect to the cluster. Raises KafkaError if no bootstrap server responds."""
         raise NotImplementedError
 
     async def close(self) -> None:
-        """Disconnect; may be called again."""
+        """Disconnect. Idempotent."""
         raise NotImplementedError
 
     @property
     def last_failure(self) -> Exception | None:
-        """Why no broker answered the last request for metadata; None when one did."""
+        """The error of the last metadata request, or None if it succeeded."""
         return self._metadata.last_failure
 
 
-class PartitionAnswer(NamedTuple):
-    """One partition's part of an answer."""
+class PartitionResult(NamedTuple):
+    """The result of one partition in a leader's response. `value` is valid only without an error."""
 
     topic: str
     partition: int
@@ -79,14 +79,19 @@ class PartitionAnswer(NamedTuple):
 
 
 class LeaderCall(NamedTuple):
-    """A request that leaders answer: how to ask, and how to read the answer."""
+    """A kind of request to partition leaders."""
 
-    request: Callable[[ByTopic], Any]
-    answers: Callable[[Any], Iterable[PartitionAnswer]]
+    build: Callable[[ByTopic], Any]
+    """Build the request for the partitions of one leader."""
+    parse: Callable[[Any], Iterable[PartitionResult]]
+    """Read the results from a response."""
 
 
 class Cluster:
-    """Connections and metadata of one client."""
+    """Connections and metadata of one client, and calls to its brokers.
+
+    Args: rack_id: rack sent in Metadata requests (392-15); policy: selects the topics to refresh.
+    """
 
     def __init__(
         self,
@@ -104,7 +109,7 @@ class Cluster:
         self._request_timeout_s = config.request_timeout_ms / 1000
 
     async def start(self, timeout_s: float) -> None:
-        """Connect; raises KafkaError when no bootstrap address answers."""
+        """Connect. Raises KafkaError if no bootstrap server responds within `timeout_s`."""
         try:
             await self.metadata.start(timeout_s)
         except BaseException:
@@ -112,14 +117,15 @@ class Cluster:
             raise
 
     async def close(self) -> None:
-        """Disconnect; may be called again."""
+        """Disconnect. Idempotent."""
         await self.metadata.close()
         await self.pool.close()
 
     async def retry(self, attempt: Callable[[float], Awaitable[T | KafkaError]], timeout_s: float) -> T:
-        """The result of the first attempt that succeeds; raises an attempt's error that retries do not cure.
+        """Call `attempt` with the remaining seconds until it returns a result; return that result.
 
-        `attempt` gets the seconds that are left. Its last error is raised when the time is over.
+        `attempt` returns KafkaError for a failure. Retriable errors are retried with backoff. Raises the last error at
+        the timeout, and any other error immediately.
         """
         deadline = time.monotonic() + timeout_s
         attempts = 0
@@ -134,12 +140,18 @@ class Cluster:
             await asyncio.sleep(delay)
 
     async def call_any(self, request: Any, timeout_s: float, retry: Callable[[Any], ErrorCode | None]) -> Any:
-        """Ask any broker. `retry` says which error of an answer makes asking again worthwhile (None: take it)."""
+        """Send a request to any broker and return the response.
+
+        `retry` returns the error code of a response that should be retried, or None to accept it. Raises KafkaError
+        after `timeout_s`, and UNSUPPORTED_VERSION if the broker does not implement the request.
+        """
         api = api_of(request)
         name = f"{api.service.name if api.service else ''}.{api.rpc}"
 
         async def attempt(left_s: float) -> Any:
-            failure = KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"{api.rpc} within {timeout_s * 1000:.0f} ms")
+            failure = KafkaError(
+                ErrorCode.REQUEST_TIMED_OUT, f"no broker responded to {api.rpc} within {timeout_s * 1000:.0f} ms"
+            )
             deadline = time.monotonic() + left_s
             for address in self.metadata.candidates():
                 left = deadline - time.monotonic()
@@ -149,99 +161,106 @@ class Cluster:
                     response = await call(self.pool, address, request, min(left, self._request_timeout_s))
                 except TransportError as error:
                     if error.unimplemented:
-                        text = f"{address} does not answer {name}"
-                        return KafkaError(ErrorCode.UNSUPPORTED_VERSION, text)
-                    failure = no_answer(error)
+                        return KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"{address} does not implement {name}")
+                    failure = transport_failure(error)
                     continue
                 code = retry(response)
-                return response if code is None else KafkaError(code, f"{name} at {address}")
+                return response if code is None else KafkaError(code, f"{name} at {address} failed")
             return failure
 
         return await self.retry(attempt, timeout_s)
 
     async def call_leaders(
-        self, partitions: Iterable[TopicPartition], asked: LeaderCall, timeout_s: float
+        self, partitions: Iterable[TopicPartition], leader_call: LeaderCall, timeout_s: float
     ) -> dict[TopicPartition, Any]:
-        """Ask each partition's leader; the values by partition. Raises the first error that cannot be retried."""
+        """Send a request to the leader of each partition and return the values by partition.
+
+        Retriable errors are retried with fresh metadata within `timeout_s`. Raises the first KafkaError that remains.
+        """
         pending = set(partitions)
         results: dict[TopicPartition, Any] = {}
         deadline = time.monotonic() + timeout_s
         attempts = 0
         while pending:
-            for topic in sorted({where.topic for where in pending}):
+            topics = {partition.topic for partition in pending}
+            for topic in sorted(topics):
                 await self.metadata.wait_for_topic(topic, max(deadline - time.monotonic(), 0.0))
-            found, failures = await self.ask_leaders(pending, asked, max(deadline - time.monotonic(), 0.001))
-            results.update(found)
-            pending.difference_update(found)
+            left_s = max(deadline - time.monotonic(), 0.001)
+            values, failures = await self.call_leaders_once(pending, leader_call, left_s)
+            results.update(values)
+            pending.difference_update(values)
             if not pending:
                 break
             attempts += 1
             delay = self.backoff.delay_s(attempts)
-            late = time.monotonic() + delay >= deadline
-            for where, failure in failures.items():
-                hopeless = attempts > 1 and failure.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                if late or not failure.retriable or (hopeless and not self.knows(where)):
+            is_last = time.monotonic() + delay >= deadline
+            for partition, failure in failures.items():
+                is_missing = (
+                    attempts > 1
+                    and failure.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                    and self.metadata.partition(*partition) is None
+                )
+                if is_last or not failure.retriable or is_missing:
                     raise failure
-            self.metadata.request_refresh({where.topic for where in pending})
+            self.metadata.request_refresh({partition.topic for partition in pending})
             await asyncio.sleep(delay)
         return results
 
-    async def ask_leaders(
-        self, partitions: Iterable[TopicPartition], asked: LeaderCall, timeout_s: float
+    async def call_leaders_once(
+        self, partitions: Iterable[TopicPartition], leader_call: LeaderCall, timeout_s: float
     ) -> tuple[dict[TopicPartition, Any], dict[TopicPartition, KafkaError]]:
-        """Ask each partition's leader once: values and errors by partition, together all of them."""
-        values: dict[TopicPartition, Any] = {}
-        failures: dict[TopicPartition, KafkaError] = {}
+        """Send one request to each leader, without retries. Every partition is in the returned values or errors."""
+        results: dict[TopicPartition, Any] = {}
         groups: dict[int, list[TopicPartition]] = {}
         for where in sorted(partitions):
             known = self.metadata.partition(*where)
+            name = f"{where.topic}-{where.partition}"
             if known is None:
-                failures[where] = KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{where.topic}-{where.partition}")
+                text = f"partition {name} is not in the metadata"
+                results[where] = KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
             elif known.leader_id not in self.metadata.brokers:
-                failures[where] = KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"{where.topic}-{where.partition}")
+                results[where] = KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"partition {name} has no available leader")
             else:
                 groups.setdefault(known.leader_id, []).append(where)
-        calls = [self._ask(leader_id, group, asked, timeout_s) for leader_id, group in groups.items()]
-        for answers in await asyncio.gather(*calls):
-            for where, answer in answers.items():
-                if isinstance(answer, KafkaError):
-                    failures[where] = answer
-                else:
-                    values[where] = answer
-        return values, failures
+        calls = [self._call_leader(leader_id, group, leader_call, timeout_s) for leader_id, group in groups.items()]
+        for group_results in await asyncio.gather(*calls):
+            results.update(group_results)
+        failures = {where: result for where, result in results.items() if isinstance(result, KafkaError)}
+        return {where: result for where, result in results.items() if where not in failures}, failures
 
-    async def _ask(
-        self, leader_id: int, group: Sequence[TopicPartition], asked: LeaderCall, timeout_s: float
+    async def _call_leader(
+        self, leader_id: int, group: Sequence[TopicPartition], leader_call: LeaderCall, timeout_s: float
     ) -> dict[TopicPartition, Any]:
-        """The value or the KafkaError of each partition of the group."""
+        """Return the value or the KafkaError of each partition of the group."""
         address = self.metadata.address(leader_id)
         if address is None:
-            return dict.fromkeys(group, KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"broker {leader_id} is gone"))
-        request = asked.request(by_topic(group))
+            failure = KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"leader {leader_id} is not in the metadata")
+            return dict.fromkeys(group, failure)
+        request = leader_call.build(by_topic(group))
         try:
             response = await call(self.pool, address, request, min(timeout_s, self._request_timeout_s))
         except TransportError as error:
-            return dict.fromkeys(group, no_answer(error))
+            return dict.fromkeys(group, transport_failure(error))
         method = api_of(request).rpc
-        found: dict[TopicPartition, Any] = {}
-        for topic, partition, error_code, value in asked.answers(response):
-            failure = KafkaError(error_code, f"{method} of {topic}-{partition}") if error_code else None
-            found[TopicPartition(topic, partition)] = failure or value
-        for topic, partition in set(group) - found.keys():
-            text = f"{method} of {topic}-{partition}: not in the answer"
-            found[TopicPartition(topic, partition)] = KafkaError(ErrorCode.NETWORK_EXCEPTION, text)
-        return {where: found[where] for where in group}
-
-    def knows(self, where: TopicPartition) -> bool:
-        """Whether the partition is in the metadata."""
-        return self.metadata.partition(*where) is not None
+        results: dict[TopicPartition, Any] = {
+            where: KafkaError(
+                ErrorCode.NETWORK_EXCEPTION, f"{method} response lacks partition {where.topic}-{where.partition}"
+            )
+            for where in group
+        }
+        for topic, partition, error_code, value in leader_call.parse(response):
+            if error_code:
+                value = KafkaError(error_code, f"{method} failed for {topic}-{partition}")
+            if (where := TopicPartition(topic, partition)) in results:
+                results[where] = value
+        return results
 
     def topic_id(self, topic: str) -> bytes:
-        """The topic's id, if it is known."""
+        """Return the topic's id, or empty bytes if it is unknown."""
         metadata = self.metadata.topic(topic)
         return metadata.topic_id if metadata is not None else b""
 
     def leader_epoch(self, topic: str, partition: int) -> int:
-        """The leader epoch of a partition, -1 if it is not known."""
+        """Return the leader epoch of a partition, or -1 if it is unknown."""
         known = self.metadata.partition(topic, partition)
         return known.leader_epoch if known is not None else -1

@@ -1,6 +1,6 @@
-"""Kafka's compressions: both ways, and back to a limit, since a small batch may hold any number of bytes.
+"""Compression and decompression of record batches with Kafka's codecs.
 
-Invariant: nothing is decompressed into more than the limit; what would be more raises CorruptRecordError.
+Invariant: decompression never allocates more than its limit. A batch that would exceed it raises CorruptRecordError.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from kipmesh.core.errors import CorruptRecordError, ErrorCode, KafkaError
 from kipmesh.core.record_batch import HEADER_BYTES, BatchHeader, pack_header
 
 COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
-"""Names of Kafka's compressions by their numbers."""
+"""Names of Kafka's compression types, indexed by number."""
 
 RECORDS_BYTES_MAX = 256 << 20
-"""Bytes that the records of one batch may have when they are decompressed."""
+"""Maximum decompressed size of the records of one batch (LIM-01)."""
 
 _LZ4_DEFAULT_LEVEL = 9
 _LZ4_FAST = 1
@@ -34,61 +34,50 @@ _XERIAL_HEADER_BYTES = 16
 
 
 class Compression(NamedTuple):
-    """A compression and its level (which snappy has not)."""
+    """A compression type and level; the level is ignored for none and snappy."""
 
     number: int
     level: int = -1
 
 
-def _gzip(data: memoryview, level: int) -> bytes:
-    return gzip.compress(data, compresslevel=level, mtime=0)
-
-
-def _snappy(data: memoryview, _level: int) -> bytes:
-    return bytes(snappy_encode(data))
-
-
 def _lz4(data: memoryview, level: int) -> bytes:
-    # As in Apache Kafka the default level means the fast compressor, and others the high one (liblz4's 9 is 16 times
-    # slower than its 1). It reads frames of independent blocks only (KIP-57).
+    # As in Apache Kafka, the default level selects the fast compressor and other levels the high-compression one
+    # (level 9 of liblz4 is 16 times slower than level 1). Kafka only reads frames of independent blocks (KIP-57).
     used = _LZ4_FAST if level == _LZ4_DEFAULT_LEVEL else level
     compressor = cramjam.lz4.Compressor(level=used, content_checksum=False, block_linked=False)
     compressor.compress(bytes(data))
     return bytes(compressor.finish())
 
 
-def _zstd(data: memoryview, level: int) -> bytes:
-    return bytes(cramjam.zstd.compress(data, level=level))
-
-
 _COMPRESS: tuple[Callable[[memoryview, int], bytes], ...] = (
     lambda data, _level: bytes(data),
-    _gzip,
-    _snappy,
+    lambda data, level: gzip.compress(data, compresslevel=level, mtime=0),
+    lambda data, _level: bytes(snappy_encode(data)),
     _lz4,
-    _zstd,
+    lambda data, level: bytes(cramjam.zstd.compress(data, level=level)),
 )
 
 
 def compress(data: memoryview, compression: Compression) -> bytes:
-    """The compressed data."""
+    """Compress `data` with the given type and level."""
     return _COMPRESS[compression.number](data, compression.level)
 
 
 def default_compression(name: str) -> Compression:
-    """A compression at Kafka's default level."""
+    """Return the compression of that name at Kafka's default level. Raises ValueError for an unknown name."""
     return Compression(COMPRESSIONS.index(name), {"gzip": -1, "lz4": _LZ4_DEFAULT_LEVEL, "zstd": 3}.get(name, 0))
 
 
 def decompressed(batch: memoryview, header: BatchHeader, limit_bytes: int = RECORDS_BYTES_MAX) -> memoryview:
-    """The whole batch with its records decompressed (its CRC is not right then); itself when they are not compressed.
+    """Return the batch with decompressed records and an adapted header, or unchanged if it is not compressed.
 
-    CorruptRecordError when they cannot be, or would be more than `limit_bytes`; UNSUPPORTED_COMPRESSION_TYPE.
+    The CRC of the result is not valid. Raises CorruptRecordError if the records cannot be decompressed or exceed
+    `limit_bytes`, and KafkaError(UNSUPPORTED_COMPRESSION_TYPE).
     """
     if not header.compression:
         return batch
     if header.compression >= len(COMPRESSIONS):
-        raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"compression {header.compression} is not known")
+        raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"unknown compression type {header.compression}")
     body = batch[HEADER_BYTES:]
     try:
         if header.compression == _SNAPPY:
@@ -109,7 +98,10 @@ _STREAMS: MappingProxyType[int, Callable[[memoryview, memoryview], int]] = Mappi
 def _decompress_stream(
     decompress_into: Callable[[memoryview, memoryview], int], body: memoryview, limit_bytes: int
 ) -> tuple[bytearray, int]:
-    """Into a buffer after room for the header; the streams do not say how much they hold, so it may take a few."""
+    """Return a buffer with space for the header followed by the decompressed body, and the size of the body.
+
+    The formats do not state the decompressed size, so the buffer grows until the body fits.
+    """
     room = max(_OUTPUT_RATIO * len(body), _OUTPUT_BYTES_MIN)
     while True:
         room = min(room, limit_bytes)
@@ -120,12 +112,12 @@ def _decompress_stream(
             if not any(text in str(error) for text in _FULL):
                 raise
         if room == limit_bytes:
-            raise _too_much(limit_bytes)
+            raise _limit_exceeded(limit_bytes)
         room *= _OUTPUT_RATIO
 
 
 def _decompress_snappy(body: bytes, limit_bytes: int) -> tuple[bytearray, int]:
-    """Snappy's blocks say how much they hold: one, or several in the framing of the Java library."""
+    """Decompress a raw snappy block, or several blocks in the framing of the Java library (xerial)."""
     blocks = [body]
     if body.startswith(_XERIAL_MAGIC):
         blocks, position = [], _XERIAL_HEADER_BYTES
@@ -135,7 +127,7 @@ def _decompress_snappy(body: bytes, limit_bytes: int) -> tuple[bytearray, int]:
             position += 4 + size
     total = sum(cramjam.snappy.decompress_raw_len(block) for block in blocks)
     if total > limit_bytes:
-        raise _too_much(limit_bytes)
+        raise _limit_exceeded(limit_bytes)
     output = bytearray(HEADER_BYTES + total)
     written = 0
     for block in blocks:
@@ -144,5 +136,5 @@ def _decompress_snappy(body: bytes, limit_bytes: int) -> tuple[bytearray, int]:
     return output, written
 
 
-def _too_much(limit_bytes: int) -> CorruptRecordError:
-    return CorruptRecordError(f"the records of a batch are more than {limit_bytes} bytes when they are decompressed")
+def _limit_exceeded(limit_bytes: int) -> CorruptRecordError:
+    return CorruptRecordError(f"decompressed records of a batch exceed the limit of {limit_bytes} bytes")

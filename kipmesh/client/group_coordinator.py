@@ -1,9 +1,8 @@
-"""Calls to the coordinator of one group, whichever broker that is, and the group's committed offsets.
+"""Calls to the coordinator of one group, and the group's committed offsets.
 
-The coordinator is found by asking any broker, and looked for again when it does not answer or says that it is not
-(or not yet) the one. Commits go one after the other, so that a later one is never overtaken by an earlier one.
-Invariant: `call` gives an answer whose error, if any, does not come from having asked the wrong broker, or raises a
-KafkaError.
+Any broker returns the coordinator (FindCoordinator). It is looked up again after a failed call and after
+NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE or COORDINATOR_LOAD_IN_PROGRESS. Commits are sent one at a time, so that an
+older commit cannot overtake a newer one. Invariant: a response of `call` never has one of these three errors.
 """
 
 from __future__ import annotations
@@ -14,19 +13,20 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from kipmesh import messages as m
-from kipmesh.client.calls import api_of, call, no_answer
+from kipmesh.client.calls import api_of, call, transport_failure
 from kipmesh.client.cluster import Cluster, by_topic
 from kipmesh.client.types import Node, TopicPartition
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.transport.grpc.client import TransportError
 
-ELSEWHERE = frozenset(
+COORDINATOR_ERRORS = frozenset(
     {ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS}
 )
+"""Errors of a broker that is not, or not yet, the coordinator of the group."""
 
 
-class Identity(NamedTuple):
-    """Who commits; the defaults are a client that is no member."""
+class MemberIdentity(NamedTuple):
+    """The member that commits. The defaults denote a client without membership."""
 
     generation_id: int = -1
     member_id: str = ""
@@ -34,40 +34,46 @@ class Identity(NamedTuple):
 
 
 class GroupCoordinator:
-    """One client's way to the coordinator of `group_id`."""
+    """Sends requests to the coordinator of `group_id`. All methods raise KafkaError."""
 
     def __init__(self, cluster: Cluster, group_id: str) -> None:
         self._cluster = cluster
         self._group_id = group_id
-        self._turn = asyncio.Lock()
+        self._commit_lock = asyncio.Lock()
         self.node: Node | None = None
-        """The broker that was found last; None while it is to be looked for."""
+        """The coordinator, or None if it must be looked up."""
 
-    async def once(self, request: Any, timeout_s: float) -> Any:
-        """Ask once, within `timeout_s`; raises KafkaError when there is no answer."""
+    async def call_once(self, request: Any, timeout_s: float) -> Any:
+        """Send a request without retries and return the response.
+
+        Raises KafkaError if the coordinator cannot be found or does not respond within `timeout_s`.
+        """
         deadline = time.monotonic() + timeout_s
         node = self.node or await self._find(timeout_s)
         try:
             left = max(deadline - time.monotonic(), 0.001)
-            answer = await call(self._cluster.pool, node.address, request, left)
+            response = await call(self._cluster.pool, node.address, request, left)
         except TransportError as error:
             self.node = None
-            raise no_answer(error) from None
-        if not ELSEWHERE.isdisjoint(api_of(request).errors(answer)):
+            raise transport_failure(error) from None
+        if not COORDINATOR_ERRORS.isdisjoint(api_of(request).errors(response)):
             self.node = None
-        return answer
+        return response
 
-    async def call(self, request: Any, timeout_s: float, *, answer_within_s: float | None = None) -> Any:
-        """Ask until the coordinator has answered, for `timeout_s`; one answer may take `answer_within_s`."""
+    async def call(self, request: Any, timeout_s: float, *, attempt_timeout_s: float | None = None) -> Any:
+        """Send a request, retrying until the coordinator handles it or `timeout_s` is over.
+
+        `attempt_timeout_s` limits each attempt. Raises the KafkaError of the last attempt.
+        """
         api = api_of(request)
 
         async def attempt(left_s: float) -> Any:
             try:
-                answer = await self.once(request, min(left_s, answer_within_s or left_s))
+                response = await self.call_once(request, min(left_s, attempt_timeout_s or left_s))
             except KafkaError as error:
                 return error
-            code = next((code for code in api.errors(answer) if code in ELSEWHERE), None)
-            return answer if code is None else KafkaError(code, f"{api.rpc} of group {self._group_id!r}")
+            code = next((code for code in api.errors(response) if code in COORDINATOR_ERRORS), None)
+            return response if code is None else KafkaError(code, f"{api.rpc} failed for group {self._group_id!r}")
 
         return await self._cluster.retry(attempt, timeout_s)
 
@@ -85,8 +91,8 @@ class GroupCoordinator:
 
     # --- offsets
 
-    async def commit(self, offsets: Mapping[TopicPartition, int], who: Identity, timeout_s: float) -> None:
-        """Commit the offsets of the next records to read; raises KafkaError."""
+    async def commit(self, offsets: Mapping[TopicPartition, int], member: MemberIdentity, timeout_s: float) -> None:
+        """Commit the offsets of the next records to consume. Raises the KafkaError of the first failed partition."""
         if not offsets:
             return
         topics = [
@@ -99,24 +105,24 @@ class GroupCoordinator:
             )
             for topic, partitions in by_topic(offsets).items()
         ]
-        async with self._turn:
-            answer = await self.call(m.OffsetCommitRequest(self._group_id, *who, topics=topics), timeout_s)
-        for topic in answer.topics:
+        async with self._commit_lock:
+            response = await self.call(m.OffsetCommitRequest(self._group_id, *member, topics=topics), timeout_s)
+        for topic in response.topics:
             for each in topic.partitions:
                 if each.error_code:
-                    raise KafkaError(each.error_code, f"commit of {topic.name}-{each.partition_index}")
+                    raise KafkaError(each.error_code, f"commit failed for {topic.name}-{each.partition_index}")
 
     async def fetch_offsets(
-        self, partitions: Iterable[tuple[str, int]] | None, timeout_s: float, *, answer_within_s: float | None = None
+        self, partitions: Iterable[tuple[str, int]] | None, timeout_s: float, *, attempt_timeout_s: float | None = None
     ) -> dict[TopicPartition, m.OffsetFetchResponsePartitions]:
-        """The committed offsets of these or all partitions; partitions without one are left out."""
+        """Return the committed offsets of these partitions (None: all). Partitions without one are omitted."""
         wanted = None
         if partitions is not None:
             wanted = [m.OffsetFetchRequestTopics(*topic) for topic in by_topic(partitions).items()]
         request = m.OffsetFetchRequest(groups=[m.OffsetFetchRequestGroup(self._group_id, topics=wanted)])
-        (group,) = (await self.call(request, timeout_s, answer_within_s=answer_within_s)).groups
+        (group,) = (await self.call(request, timeout_s, attempt_timeout_s=attempt_timeout_s)).groups
         if group.error_code:
-            raise KafkaError(group.error_code, f"offsets of group {self._group_id!r}")
+            raise KafkaError(group.error_code, f"cannot fetch offsets of group {self._group_id!r}")
         return {
             TopicPartition(topic.name, each.partition_index): each
             for topic in group.topics
@@ -125,7 +131,7 @@ class GroupCoordinator:
         }
 
     async def committed(self, partitions: Iterable[TopicPartition], timeout_s: float) -> dict[TopicPartition, int]:
-        """The committed offsets of these; partitions without one are left out."""
+        """Return the committed offset of each of these partitions that has one."""
         wanted = list(partitions)
         found = await self.fetch_offsets(wanted, timeout_s) if wanted else {}
         return {where: each.committed_offset for where, each in found.items()}

@@ -1,7 +1,7 @@
-"""Records and other values as JSON objects: Kafka's field names in snake case, `<name>_b64` where bytes are not UTF-8.
+"""JSON form of records, shared by the command line and the consumer service.
 
-The command line and the consumer service print the same form. Keys, values and headers may be anything; what comes
-out is always valid JSON in one line.
+Fields have Kafka's names in snake case. Bytes become text, or base64 in `<name>_b64` if they are not UTF-8. The output
+is always one line of valid JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
 
 
 def put_bytes(target: dict[str, Any], name: str, value: bytes | None) -> None:
-    """Set `name` to the text, or `name_b64` where it is none; None stays null."""
+    """Set `target[name]` to `value` as text or None, or `target[name_b64]` to its base64 if it is not UTF-8."""
     if value is None:
         target[name] = None
         return
@@ -28,7 +28,7 @@ def put_bytes(target: dict[str, Any], name: str, value: bytes | None) -> None:
 
 
 def record_object(record: ConsumerRecord) -> dict[str, Any]:
-    """A consumed record."""
+    """Return the JSON object of a consumed record."""
     known_type = 0 <= record.timestamp_type < len(TIMESTAMP_TYPES)
     out: dict[str, Any] = {
         "topic": record.topic,
@@ -45,14 +45,14 @@ def record_object(record: ConsumerRecord) -> dict[str, Any]:
 
 
 def header_object(name: str, value: bytes | None) -> dict[str, Any]:
-    """A record's header."""
+    """Return the JSON object of a record header."""
     out: dict[str, Any] = {"key": name}
     put_bytes(out, "value", value)
     return out
 
 
 def to_line(value: Mapping[str, Any]) -> str:
-    """One line of JSON, without the line's end."""
+    """Encode as one line of JSON without a newline. Bytes nested in `value` become hexadecimal."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_plain)
 
 

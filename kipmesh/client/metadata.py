@@ -1,12 +1,11 @@
-"""A client's view of the cluster: brokers, topics, leaders, and the one task that keeps it fresh.
+"""Metadata cache of a client: brokers, topics and leaders, refreshed by one background task.
 
-One Metadata request is in flight at a time. It goes to a broker that metadata names, or to a bootstrap address when
-none of those answers; while one is silent, as a stopped process is, the next one is asked as well. Which topics a
-request asks for, and when, is a `RefreshPolicy`; the one here asks for all topics in use as soon as one of them needs
-it (`metadata.refresh=all` of 526-11), and KIP-526's rules are another.
+One refresh is in flight at a time. It goes to a known broker, then to the bootstrap servers; while a broker does not
+respond, the next one is tried as well (526-09). A `RefreshPolicy` selects the topics. `RefreshDue` is the policy of
+consumers and admin clients; producers use KIP-526 (`ProducerMetadata`).
 
-Invariants: a topic that is not tracked is never asked for; a request without topics asks for brokers only; within one
-topic id the leader epoch of a partition never goes back.
+Invariants: only tracked topics are requested; a request without topics requests brokers only; within one topic id the
+leader epoch of a partition never decreases.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import random
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from kipmesh import messages as m
@@ -30,96 +30,102 @@ log = logging.getLogger(__name__)
 
 _RETIRED_IDS_MAX = 16
 SILENCE_S = 0.5
-"""A broker that has not answered for so long may never: others are asked beside it."""
+"""Time without a response after which another broker is tried in parallel."""
 
-UNKNOWN_ANSWERS_MAX = 3
-"""Answers in a row that do not know a topic, after which readers give up: metadata of a new topic may lag that long."""
+UNKNOWN_RESPONSES_MAX = 3
+"""Consecutive responses without a topic after which it counts as missing. Brokers may lag behind for a new topic."""
 
 
 def parse_bootstrap(bootstrap: str | Sequence[str]) -> tuple[str, ...]:
-    """Addresses from `host:port,host:port`; raises InvalidConfigError."""
+    """Parse `host:port,host:port`, or a sequence of `host:port`. Raises InvalidConfigError."""
     parts = bootstrap.split(",") if isinstance(bootstrap, str) else bootstrap
     addresses = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
     for address in addresses:
         host, colon, port = address.rpartition(":")
         if not (colon and host and port.isdigit() and 0 < int(port) <= 65535):
-            raise InvalidConfigError(f"configuration key 'bootstrap.servers': {address!r} is not host:port")
+            raise InvalidConfigError(f"bootstrap.servers must be a list of host:port, got {address!r}")
     if not addresses:
-        raise InvalidConfigError("configuration key 'bootstrap.servers': no address")
+        raise InvalidConfigError("bootstrap.servers must contain at least one host:port")
     return addresses
 
 
+@dataclass(slots=True, eq=False)
 class TopicEntry:
-    """What is known about one tracked topic. Times are seconds of the monotonic clock."""
+    """The cached metadata of one tracked topic. Times are seconds of the monotonic clock."""
 
-    __slots__ = (
-        "attempts",
-        "error",
-        "metadata",
-        "name",
-        "pinned",
-        "refreshed_at",
-        "retired_ids",
-        "retry_at",
-        "topic_id",
-        "unknown_answers",
-        "urgent",
-        "waiters",
-    )
+    name: str
+    metadata: TopicMetadata | None = None
+    error: ErrorCode = ErrorCode.NONE
+    """The topic's error in the last response."""
+    urgent: bool = True
+    """Whether to refresh as soon as the backoff allows, instead of at `metadata.max.age.ms`."""
+    refreshed_at: float = -1.0
+    retry_at: float = 0.0
+    attempts: int = 0
+    """Consecutive responses without usable metadata of the topic."""
+    unknown_responses: int = 0
+    """Consecutive responses that report the topic as unknown."""
+    pinned: bool = False
+    """Whether to keep requesting the topic while it does not exist."""
+    waiters: int = 0
+    topic_id: bytes = b""
+    retired_ids: tuple[bytes, ...] = ()
+    """Ids of deleted topics with this name. Brokers that lag behind may still return them."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.metadata: TopicMetadata | None = None
-        self.error = ErrorCode.NONE
-        self.urgent = True
-        self.refreshed_at = -1.0
-        self.retry_at = 0.0
-        self.attempts = 0
-        self.unknown_answers = 0
-        self.pinned = False
-        self.waiters = 0
-        self.topic_id = b""
-        self.retired_ids: tuple[bytes, ...] = ()
+    def require(self, *, is_patient: bool) -> TopicMetadata | None:
+        """Return the topic's metadata, or None while a later response may contain it.
 
-    def known(self, *, is_patient: bool) -> TopicMetadata | None:
-        """The topic's metadata, None if an answer may still bring it; raises KafkaError if it is to be given up."""
+        Raises KafkaError for a non-retriable error of the topic, and UNKNOWN_TOPIC_OR_PARTITION after several responses
+        without it unless `is_patient`.
+        """
         if self.metadata is None and self.error is not ErrorCode.NONE and not self.error.retriable:
-            raise KafkaError(self.error, f"topic {self.name!r}")
-        if self.metadata is None and not is_patient and self.unknown_answers >= UNKNOWN_ANSWERS_MAX:
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {self.name!r} does not exist")
+            raise _topic_failure(self)
+        if self.metadata is None and not is_patient and self.unknown_responses >= UNKNOWN_RESPONSES_MAX:
+            raise _missing_topic(self)
         return self.metadata
 
 
+def _topic_failure(entry: TopicEntry) -> KafkaError:
+    return KafkaError(entry.error, f"metadata of topic {entry.name!r} is not available")
+
+
+def _missing_topic(entry: TopicEntry) -> KafkaError:
+    return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {entry.name!r} does not exist")
+
+
 class Choice(NamedTuple):
-    """What to ask for now (None: nothing), and otherwise in how many seconds to look again (None: when woken)."""
+    """A decision of a RefreshPolicy: the topics to request now, or None and the seconds until the next decision.
+
+    `wait_s` None means to decide again only after a change.
+    """
 
     topics: Sequence[str] | None
     wait_s: float | None = None
 
 
 class RefreshPolicy(Protocol):
-    """Decides which topics the next metadata request asks for."""
+    """Selects the topics of the next metadata request."""
 
     def choose(self, now_s: float, entries: Mapping[str, TopicEntry]) -> Choice:
-        """The next request, or when there may be one."""
+        """Return the topics to request now, or the time of the next decision."""
 
 
+@dataclass(frozen=True, slots=True)
 class RefreshDue:
-    """Asks for the topics that are urgent or `metadata.max.age.ms` old, and for no other."""
+    """Requests every topic that is urgent or older than `max_age_s`, and no other topic."""
 
-    def __init__(self, max_age_s: float, backoff_s: float) -> None:
-        self._max_age_s = max_age_s
-        self._backoff_s = backoff_s
+    max_age_s: float
+    backoff_s: float
 
     def choose(self, now_s: float, entries: Mapping[str, TopicEntry]) -> Choice:
-        """See RefreshPolicy."""
+        """Return the topics to request now, or the time of the next decision."""
         earliest: float | None = None
         due_now = []
         for topic, entry in entries.items():
             if entry.urgent:
-                due = max(entry.retry_at, entry.refreshed_at + self._backoff_s if entry.refreshed_at >= 0 else 0.0)
+                due = max(entry.retry_at, entry.refreshed_at + self.backoff_s if entry.refreshed_at >= 0 else 0.0)
             else:
-                due = entry.refreshed_at + self._max_age_s
+                due = entry.refreshed_at + self.max_age_s
             if due <= now_s:
                 due_now.append(topic)
             earliest = due if earliest is None else min(earliest, due)
@@ -129,7 +135,11 @@ class RefreshDue:
 
 
 class Metadata:
-    """The cache and its task. Not shared between event loops."""
+    """The metadata cache and its refresh task. Belongs to one event loop.
+
+    `brokers` maps ids to brokers, `controller_id` is -1 if unknown. `listeners` are called after each refresh, failed
+    or not.
+    """
 
     def __init__(
         self,
@@ -146,9 +156,9 @@ class Metadata:
         self.controller_id = -1
         self.listeners: list[Callable[[], None]] = []
         self.failure: KafkaError | None = None
-        """Why the task has ended for good; listeners are told once."""
+        """The error that ended the refresh task. Listeners are called once when it is set."""
         self.last_failure: Exception | None = None
-        """Why no broker answered the last request; None if one did, or no request was sent yet."""
+        """The error of the last request, or None if it succeeded or no request was sent yet."""
         self._entries: dict[str, TopicEntry] = {}
         self._pool = pool
         self._rack_id = rack_id
@@ -167,18 +177,21 @@ class Metadata:
 
     def __del__(self) -> None:
         if getattr(self, "_task", None) is not None:
-            told = f"{self._client_id or 'a client of kipmesh'} was not closed: use `async with` or close()"
-            warnings.warn(told, ResourceWarning, stacklevel=2, source=self)
+            text = f"{self._client_id or 'a kipmesh client'} was not closed: use `async with` or close()"
+            warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
 
     async def start(self, timeout_s: float) -> None:
-        """Start the task and wait for a first answer; raises KafkaError naming the addresses when there is none."""
+        """Start the refresh task and wait for the first response.
+
+        Raises KafkaError(NETWORK_EXCEPTION), which names the bootstrap servers, if none responds within `timeout_s`.
+        """
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="kipmesh-metadata")
-            self._task.add_done_callback(self._ended)
+            self._task.add_done_callback(self._on_task_done)
         await self._wait(lambda: True if self.brokers else None, timeout_s, "the brokers of the cluster")
 
     async def close(self) -> None:
-        """Stop the task; waiting callers are cancelled."""
+        """Stop the refresh task and cancel waiting callers."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -187,47 +200,50 @@ class Metadata:
             waiter.cancel()
         self._waiters.clear()
 
-    # -- reading
+    # -- cached values
 
     def topic(self, name: str) -> TopicMetadata | None:
-        """What is known about a topic, without asking."""
+        """Return the cached metadata of a topic. Sends no request."""
         entry = self._entries.get(name)
         return entry.metadata if entry is not None else None
 
     def error(self, name: str) -> ErrorCode:
-        """The error of the topic in the last answer."""
+        """Return the error of the topic in the last response."""
         entry = self._entries.get(name)
         return entry.error if entry is not None else ErrorCode.NONE
 
     def take_error(self, name: str) -> KafkaError | None:
-        """What a reader of the topic should be told: that it cannot be, or that several answers did not know it."""
+        """Return the topic's error if it should be reported to the application, and reset the count of responses.
+
+        That is a non-retriable error, or UNKNOWN_TOPIC_OR_PARTITION after several responses without the topic.
+        """
         entry = self._entries.get(name)
         if entry is None or entry.error is ErrorCode.NONE:
             return None
         if not entry.error.retriable:
-            return KafkaError(entry.error, f"topic {name!r}")
-        if entry.unknown_answers < UNKNOWN_ANSWERS_MAX:
+            return _topic_failure(entry)
+        if entry.unknown_responses < UNKNOWN_RESPONSES_MAX:
             return None
-        entry.unknown_answers = 0
-        return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r} does not exist")
+        entry.unknown_responses = 0
+        return _missing_topic(entry)
 
     def partition(self, topic: str, partition: int) -> PartitionMetadata | None:
-        """What is known about a partition."""
+        """Return the cached metadata of a partition."""
         metadata = self.topic(topic)
         return metadata.partitions.get(partition) if metadata is not None else None
 
     def address(self, node_id: int) -> str | None:
-        """The address of a broker."""
+        """Return the `host:port` of a broker, or None if it is unknown."""
         node = self.brokers.get(node_id)
         return node.address if node is not None else None
 
     @property
     def unreachable_s(self) -> float:
-        """For how long every request for metadata has failed; 0 when the last one did not."""
+        """Seconds for which all metadata requests have failed; 0 if the last one succeeded."""
         return time.monotonic() - self._failing_since if self.last_failure is not None else 0.0
 
     def candidates(self) -> list[str]:
-        """Addresses to ask what any broker can answer: known brokers in random order, then the bootstrap ones."""
+        """Return addresses for a request that any broker can serve: known brokers, then bootstrap servers, shuffled."""
         known = [node.address for node in self.brokers.values()]
         self._random.shuffle(known)
         first = list(self.bootstrap)
@@ -235,13 +251,13 @@ class Metadata:
         return list(dict.fromkeys(known + first))
 
     def describe(self) -> ClusterDescription:
-        """The cluster as of the last answer."""
+        """Return the brokers and the controller of the last response."""
         return ClusterDescription(self.cluster_id, self.controller_id, tuple(self.brokers.values()))
 
-    # -- asking
+    # -- requests
 
     def track(self, name: str) -> None:
-        """Keep asking for this topic from now on, even while it does not exist."""
+        """Keep this topic's metadata fresh, even while the topic does not exist."""
         self._entry(name).pinned = True
 
     def _entry(self, name: str) -> TopicEntry:
@@ -252,17 +268,17 @@ class Metadata:
         return entry
 
     def forget(self, name: str) -> None:
-        """Keep this topic's metadata no longer."""
+        """Remove this topic's metadata and stop refreshing it."""
         self._entries.pop(name, None)
 
     def forget_unknown(self, name: str) -> None:
-        """Do not ask again for a topic that does not exist and that nobody waits for or tracks."""
+        """Stop requesting a topic without metadata, unless it is tracked or a caller waits for it."""
         entry = self._entries.get(name)
         if entry is not None and entry.metadata is None and not entry.waiters and not entry.pinned:
             del self._entries[name]
 
     def request_refresh(self, topics: Iterable[str] = ()) -> None:
-        """Metadata may be old: ask soon for the brokers and for these topics if they are tracked."""
+        """Refresh the brokers, and those of these topics that are tracked, as soon as the backoff allows."""
         self._brokers_stale = True
         for name in topics:
             entry = self._entries.get(name)
@@ -271,18 +287,18 @@ class Metadata:
         self._wake.set()
 
     async def wait_for_topic(self, name: str, timeout_s: float, *, patient: bool = False) -> TopicMetadata:
-        """The topic's metadata; raises KafkaError when it is not to be had.
+        """Return the topic's metadata, requesting it if it is not cached.
 
-        A topic that nobody knows is given up after a few answers, or, for the `patient`, at the end of `timeout_s`.
+        Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION after several responses without the topic, or only after
+        `timeout_s` if `patient`; the topic's error; REQUEST_TIMED_OUT; NETWORK_EXCEPTION if no broker responds.
         """
         entry = self._entry(name)
-        entry.unknown_answers = 0
+        entry.unknown_responses = 0
         entry.error = ErrorCode.NONE
-
         entry.waiters += 1
         try:
             result: TopicMetadata = await self._wait(
-                lambda: entry.known(is_patient=patient), timeout_s, f"topic {name!r}", entry
+                lambda: entry.require(is_patient=patient), timeout_s, f"topic {name!r}", entry
             )
         finally:
             entry.waiters -= 1
@@ -290,7 +306,7 @@ class Metadata:
         return result
 
     async def wait_for_update(self, timeout_s: float) -> None:
-        """Wait for the next answer, at most so long; raises KafkaError when there will be none."""
+        """Wait for the next response, at most `timeout_s`. Raises KafkaError if the refresh task has failed."""
         raise_failure(self.failure)
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
@@ -301,23 +317,23 @@ class Metadata:
                 self._waiters.remove(waiter)
 
     async def _wait(
-        self, condition: Callable[[], Any], timeout_s: float, what: str, entry: TopicEntry | None = None
+        self, condition: Callable[[], Any], timeout_s: float, name: str, entry: TopicEntry | None = None
     ) -> Any:
         deadline = time.monotonic() + timeout_s
         while (result := condition()) is None:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise self._timeout(what, timeout_s, entry)
+                raise self._timeout(name, timeout_s, entry)
             await self.wait_for_update(left)
         return result
 
-    def _timeout(self, what: str, timeout_s: float, entry: TopicEntry | None) -> KafkaError:
+    def _timeout(self, name: str, timeout_s: float, entry: TopicEntry | None) -> KafkaError:
         if self.last_failure is not None or not self.brokers:
-            where = ", ".join(self.bootstrap)
+            addresses = ", ".join(self.bootstrap)
             reason = f" ({self.last_failure})" if self.last_failure is not None else ""
-            return KafkaError(ErrorCode.NETWORK_EXCEPTION, f"no broker answers at {where}{reason}")
+            return KafkaError(ErrorCode.NETWORK_EXCEPTION, f"no broker responds at {addresses}{reason}")
         code = entry.error if entry is not None and entry.error is not ErrorCode.NONE else ErrorCode.REQUEST_TIMED_OUT
-        return KafkaError(code, f"{what} was not in the metadata within {timeout_s * 1000:.0f} ms")
+        return KafkaError(code, f"no metadata of {name} within {timeout_s * 1000:.0f} ms")
 
     # -- the task
 
@@ -350,7 +366,7 @@ class Metadata:
                 await asyncio.sleep(self._backoff.max_ms / 1000)
             self._notify()
 
-    def _ended(self, task: asyncio.Future[None]) -> None:
+    def _on_task_done(self, task: asyncio.Future[None]) -> None:
         self.failure = task_failure(task, "the client's metadata task")
         if self.failure is None:
             return
@@ -359,16 +375,16 @@ class Metadata:
             try:
                 listener()
             except Exception:
-                log.exception("a listener to metadata failed")
+                log.exception("metadata listener failed")
 
     def _fail(self, error: Exception) -> None:
         if self.last_failure is None:
             self._failing_since = time.monotonic()
         self.last_failure = error
         if isinstance(error, TransportError | KafkaError):
-            log.debug("metadata failed: %s", error)
+            log.debug("metadata request failed: %s", error)
         else:
-            log.error("a metadata answer makes no sense", exc_info=error)
+            log.error("invalid metadata response", exc_info=error)
 
     async def _sleep(self, wait_s: float | None) -> None:
         try:
@@ -378,47 +394,51 @@ class Metadata:
             pass
 
     async def _request(self, topics: Sequence[str]) -> m.MetadataResponse:
-        """The first response that names brokers; raises TransportError or KafkaError when there is none."""
+        """Return the first response that lists brokers. Raises the last TransportError or KafkaError if there is none.
+
+        The next broker is tried after a failure, and in parallel after `SILENCE_S` without a response.
+        """
         names = tuple([m.MetadataRequestTopic(name=name) for name in topics])
         request = m.MetadataRequest(topics=names, rack_id=self._rack_id)
         meter = self._meter() if topics else None
-        failure: Exception = KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, "no address")
-        left = self.candidates()
-        asked: set[asyncio.Task[m.MetadataResponse | Exception]] = set()
+        failure: Exception = KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, "no broker address is known")
+        addresses = self.candidates()
+        pending: set[asyncio.Task[m.MetadataResponse | Exception]] = set()
         try:
-            while left or asked:
-                if left:
-                    asked.add(asyncio.create_task(self._request_from(left.pop(0), request, meter)))
-                wait_s = SILENCE_S if left else None
-                done, asked = await asyncio.wait(asked, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            while addresses or pending:
+                if addresses:
+                    pending.add(asyncio.create_task(self._request_from(addresses.pop(0), request, meter)))
+                wait_s = SILENCE_S if addresses else None
+                done, pending = await asyncio.wait(pending, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
-                    answer = task.result()
-                    if not isinstance(answer, Exception):
-                        return answer
-                    failure = answer
+                    response = task.result()
+                    if not isinstance(response, Exception):
+                        return response
+                    failure = response
         finally:
-            for task in asked:
+            for task in pending:
                 task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
+            await asyncio.gather(*pending, return_exceptions=True)
         raise failure
 
     async def _request_from(
         self, address: str, request: m.MetadataRequest, meter: Meter | None
     ) -> m.MetadataResponse | Exception:
-        """The response of one broker, or why there is none."""
+        """Return the response of one broker, or the error."""
         try:
             response: m.MetadataResponse = await call(self._pool, address, request, self._connect_timeout_s, meter)
         except TransportError as error:
             return error
-        except Exception as error:  # whatever an answer is made of, the next broker's may be better
-            log.exception("metadata of %s cannot be read", address)
-            return KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, f"metadata of {address} cannot be read: {error!r}")
+        except Exception as error:  # an invalid response must not end the task: another broker may send a valid one
+            log.exception("metadata response of %s cannot be decoded", address)
+            text = f"metadata response of {address} cannot be decoded: {error!r}"
+            return KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, text)
         if response.brokers:
             return response
-        return KafkaError(response.error_code or ErrorCode.BROKER_NOT_AVAILABLE, f"{address} knows no brokers yet")
+        return KafkaError(response.error_code or ErrorCode.BROKER_NOT_AVAILABLE, f"{address} returned no brokers")
 
     def _meter(self) -> Meter | None:
-        """Counts the bytes of requests that name topics."""
+        """Counter for the bytes of requests that name topics; None: not counted."""
         return None
 
     def _notify(self) -> None:
@@ -432,45 +452,47 @@ class Metadata:
             if not waiter.done():
                 waiter.set_result(None)
 
-    # -- answers
+    # -- responses
 
-    def _apply(self, asked: Sequence[str], response: m.MetadataResponse) -> None:
+    def _apply(self, requested: Sequence[str], response: m.MetadataResponse) -> None:
         self._brokers_stale = False
         self.brokers = {each.node_id: Node(each.node_id, each.host, each.port, each.rack) for each in response.brokers}
         self.cluster_id = response.cluster_id
         self.controller_id = response.controller_id
         now = self._refreshed_at = time.monotonic()
-        answers = {topic.name: topic for topic in response.topics}
+        topics = {topic.name: topic for topic in response.topics}
         missing = m.MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        for name in asked:
+        for name in requested:
             entry = self._entries.get(name)
             if entry is not None:
-                self._apply_topic(entry, answers.get(name, missing), now)
+                self._apply_topic(entry, topics.get(name, missing), now)
 
-    def _apply_topic(self, entry: TopicEntry, answer: m.MetadataResponseTopic, now: float) -> None:
+    def _apply_topic(self, entry: TopicEntry, topic: m.MetadataResponseTopic, now: float) -> None:
         entry.refreshed_at = now
-        entry.error = KafkaError(answer.error_code).code
-        if entry.error is ErrorCode.NONE and answer.topic_id not in entry.retired_ids:
-            if answer.topic_id and entry.topic_id != answer.topic_id:
-                # A broker that lags behind may still answer with the old topic: that is no news.
+        entry.error = KafkaError(topic.error_code).code
+        if entry.error is ErrorCode.NONE and topic.topic_id not in entry.retired_ids:
+            if topic.topic_id and entry.topic_id != topic.topic_id:
                 entry.retired_ids = (*entry.retired_ids, entry.topic_id)[-_RETIRED_IDS_MAX:] if entry.topic_id else ()
-                entry.topic_id = answer.topic_id
+                entry.topic_id = topic.topic_id
             entry.urgent = False
-            entry.attempts = entry.unknown_answers = 0
-            entry.metadata = _merge(entry.metadata, entry.name, answer)
+            entry.attempts = entry.unknown_responses = 0
+            entry.metadata = _merge(entry.metadata, entry.name, topic)
             return
         entry.attempts += 1
         entry.retry_at = now + self._backoff.delay_s(entry.attempts)
         entry.urgent = True
         if entry.error in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID):
-            entry.unknown_answers += 1
+            entry.unknown_responses += 1
             entry.metadata = None
 
     def apply_leaders(
         self, leaders: Iterable[tuple[str, int, m.LeaderIdAndEpoch]], endpoints: Iterable[m.NodeEndpoint]
     ) -> bool:
-        """A broker said who leads topics' partitions now; true when that is news."""
-        news: dict[str, dict[int, PartitionMetadata]] = {}
+        """Apply the current leaders from an error response (KIP-951). Return whether any leader changed.
+
+        Leaders of tracked topics with a newer leader epoch are accepted; the topics' metadata is then refreshed.
+        """
+        changed: dict[str, dict[int, PartitionMetadata]] = {}
         brokers = {each.node_id: Node(each.node_id, each.host, each.port, each.rack) for each in endpoints}
         for topic, partition, leader in leaders:
             entry = self._entries.get(topic)
@@ -481,21 +503,21 @@ class Metadata:
                 continue
             self.brokers.update(brokers)
             if leader.leader_id in self.brokers:
-                changed = known._replace(leader_id=leader.leader_id, leader_epoch=leader.leader_epoch)
-                news.setdefault(topic, {})[partition] = changed
-        for topic, partitions in news.items():
+                updated = known._replace(leader_id=leader.leader_id, leader_epoch=leader.leader_epoch)
+                changed.setdefault(topic, {})[partition] = updated
+        for topic, partitions in changed.items():
             entry = self._entries[topic]
             if entry.metadata is not None:
                 entry.metadata = entry.metadata._replace(partitions={**entry.metadata.partitions, **partitions})
-        if news:
-            # The rest of it, as who is in sync, is old as well (526-04); nobody waits for that.
-            self.request_refresh(news)
+        if changed:
+            # The ISR and the replicas are stale as well (526-04), but no caller waits for them.
+            self.request_refresh(changed)
             self._notify()
-        return bool(news)
+        return bool(changed)
 
 
-def topic_metadata(name: str, answer: m.MetadataResponseTopic) -> TopicMetadata:
-    """The answer about one topic."""
+def topic_metadata(name: str, topic: m.MetadataResponseTopic) -> TopicMetadata:
+    """Convert a topic of a Metadata response, with its partitions in ascending order."""
     partitions = {
         each.partition_index: PartitionMetadata(
             each.partition_index,
@@ -508,13 +530,13 @@ def topic_metadata(name: str, answer: m.MetadataResponseTopic) -> TopicMetadata:
             each.preferred_read_replica,
             each.last_known_elr,
         )
-        for each in sorted(answer.partitions, key=lambda each: each.partition_index)
+        for each in sorted(topic.partitions, key=lambda each: each.partition_index)
     }
-    return TopicMetadata(name, answer.topic_id, partitions, answer.is_internal)
+    return TopicMetadata(name, topic.topic_id, partitions, topic.is_internal)
 
 
-def _merge(known: TopicMetadata | None, name: str, answer: m.MetadataResponseTopic) -> TopicMetadata:
-    fresh = topic_metadata(name, answer)
+def _merge(known: TopicMetadata | None, name: str, topic: m.MetadataResponseTopic) -> TopicMetadata:
+    fresh = topic_metadata(name, topic)
     if known is None or known.topic_id != fresh.topic_id:
         return fresh
     partitions = dict(fresh.partitions)

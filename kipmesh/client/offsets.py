@@ -1,4 +1,4 @@
-"""ListOffsets, OffsetsForLeaderEpoch and DeleteRecords, asked of the leaders."""
+"""ListOffsets, OffsetsForLeaderEpoch and DeleteRecords requests to partition leaders."""
 
 from __future__ import annotations
 
@@ -6,85 +6,90 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kipmesh import messages as m
-from kipmesh.client.cluster import ByTopic, Cluster, LeaderCall, PartitionAnswer
+from kipmesh.client.cluster import ByTopic, Cluster, LeaderCall, PartitionResult
 from kipmesh.client.types import OffsetAndTimestamp, TopicPartition
 
 
 def _topics(
-    cluster: Cluster, asked: ByTopic, values: Mapping[TopicPartition, int], topic_type: Any, partition_type: Any
+    cluster: Cluster, partitions: ByTopic, values: Mapping[TopicPartition, int], topic_type: Any, partition_type: Any
 ) -> list[Any]:
-    """The topics of a request whose partitions have an index, the current leader epoch and a value."""
+    """Build the topics of a request whose partitions have an index, the current leader epoch and a value."""
     return [
         topic_type(
             topic,
             cluster.topic_id(topic),
             [
                 partition_type(index, cluster.leader_epoch(topic, index), values[TopicPartition(topic, index)])
-                for index in partitions
+                for index in indexes
             ],
         )
-        for topic, partitions in asked.items()
+        for topic, indexes in partitions.items()
     ]
 
 
 def list_offsets_call(cluster: Cluster, timestamps: Mapping[TopicPartition, int]) -> LeaderCall:
-    """ListOffsets; the values are OffsetAndTimestamp, with offset -1 for none."""
+    """Return the ListOffsets call for these timestamps. Its values are OffsetAndTimestamp, with offset -1 for none."""
 
-    def request(asked: ByTopic) -> m.ListOffsetsRequest:
-        topics = _topics(cluster, asked, timestamps, m.ListOffsetsTopic, m.ListOffsetsPartition)
+    def build(partitions: ByTopic) -> m.ListOffsetsRequest:
+        topics = _topics(cluster, partitions, timestamps, m.ListOffsetsTopic, m.ListOffsetsPartition)
         return m.ListOffsetsRequest(topics=topics, timeout_ms=cluster.request_timeout_ms)
 
-    def answers(response: m.ListOffsetsResponse) -> Iterable[PartitionAnswer]:
+    def parse(response: m.ListOffsetsResponse) -> Iterable[PartitionResult]:
         for topic in response.topics:
             for each in topic.partitions:
-                place = OffsetAndTimestamp(each.offset, each.timestamp, each.leader_epoch)
-                yield PartitionAnswer(topic.name, each.partition_index, each.error_code, place)
+                found = OffsetAndTimestamp(each.offset, each.timestamp, each.leader_epoch)
+                yield PartitionResult(topic.name, each.partition_index, each.error_code, found)
 
-    return LeaderCall(request, answers)
+    return LeaderCall(build, parse)
 
 
 async def list_offsets(
     cluster: Cluster, timestamps: Mapping[TopicPartition, int], timeout_s: float
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-    """For each partition the first record at or after a timestamp (or TIMESTAMP_...); None when there is none."""
-    found = await cluster.call_leaders(timestamps, list_offsets_call(cluster, timestamps), timeout_s)
-    return {where: place if place.offset >= 0 else None for where, place in found.items()}
+    """Return the first record at or after a timestamp (ms or TIMESTAMP_...) by partition; None if there is none.
+
+    Retries within `timeout_s`, then raises KafkaError.
+    """
+    results = await cluster.call_leaders(timestamps, list_offsets_call(cluster, timestamps), timeout_s)
+    return {partition: found if found.offset >= 0 else None for partition, found in results.items()}
 
 
-def end_of_epochs_call(cluster: Cluster, epochs: Mapping[TopicPartition, int]) -> LeaderCall:
-    """Where the leader's log has the end of an epoch, at most the high watermark (392-09): EpochEndOffset."""
+def offsets_for_leader_epoch_call(cluster: Cluster, epochs: Mapping[TopicPartition, int]) -> LeaderCall:
+    """Return the OffsetsForLeaderEpoch call for these epochs (392-09). Its values are EpochEndOffset."""
 
-    def request(asked: ByTopic) -> m.OffsetsForLeaderEpochRequest:
-        topics = _topics(cluster, asked, epochs, m.OffsetForLeaderTopic, m.OffsetForLeaderPartition)
+    def build(partitions: ByTopic) -> m.OffsetsForLeaderEpochRequest:
+        topics = _topics(cluster, partitions, epochs, m.OffsetForLeaderTopic, m.OffsetForLeaderPartition)
         return m.OffsetsForLeaderEpochRequest(topics=topics)
 
-    def answers(response: m.OffsetsForLeaderEpochResponse) -> Iterable[PartitionAnswer]:
+    def parse(response: m.OffsetsForLeaderEpochResponse) -> Iterable[PartitionResult]:
         for topic in response.topics:
             for each in topic.partitions:
                 end = m.EpochEndOffset(each.leader_epoch, each.end_offset)
-                yield PartitionAnswer(topic.topic, each.partition, each.error_code, end)
+                yield PartitionResult(topic.topic, each.partition, each.error_code, end)
 
-    return LeaderCall(request, answers)
+    return LeaderCall(build, parse)
 
 
 async def delete_records(
     cluster: Cluster, offsets: Mapping[TopicPartition, int], timeout_s: float
 ) -> dict[TopicPartition, int]:
-    """Raise the log starts (-1: to the high watermark); the new log start by partition."""
+    """Delete the records below these offsets (-1: the high watermark) and return the new log start offsets.
 
-    def request(asked: ByTopic) -> m.DeleteRecordsRequest:
+    Retries within `timeout_s`, then raises KafkaError.
+    """
+
+    def build(partitions: ByTopic) -> m.DeleteRecordsRequest:
         topics = [
             m.DeleteRecordsTopic(
-                topic,
-                [m.DeleteRecordsPartition(index, offsets[TopicPartition(topic, index)]) for index in partitions],
+                topic, [m.DeleteRecordsPartition(index, offsets[TopicPartition(topic, index)]) for index in indexes]
             )
-            for topic, partitions in asked.items()
+            for topic, indexes in partitions.items()
         ]
         return m.DeleteRecordsRequest(topics=topics, timeout_ms=cluster.request_timeout_ms)
 
-    def answers(response: m.DeleteRecordsResponse) -> Iterable[PartitionAnswer]:
+    def parse(response: m.DeleteRecordsResponse) -> Iterable[PartitionResult]:
         for topic in response.topics:
             for each in topic.partitions:
-                yield PartitionAnswer(topic.name, each.partition_index, each.error_code, each.low_watermark)
+                yield PartitionResult(topic.name, each.partition_index, each.error_code, each.low_watermark)
 
-    return await cluster.call_leaders(offsets, LeaderCall(request, answers), timeout_s)
+    return await cluster.call_leaders(offsets, LeaderCall(build, parse), timeout_s)

@@ -1,7 +1,7 @@
-"""The event loop of a blocking client, on a daemon thread, and the life of a client on it.
+"""Runs an asynchronous client on an event loop in a daemon thread and exposes blocking methods.
 
-Calls may come from any thread. A client belongs to the process that started it; after a fork make a new one (a client
-that was not started yet is fine). Invariant: after `close` the thread has ended and the loop is closed.
+Any thread may call the methods. A started client cannot be used in a forked process. Invariant: after `close` the
+thread has ended and the loop is closed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ClientT = TypeVar("ClientT", bound=Client)
 
 
 class Portal:
-    """An event loop on a daemon thread."""
+    """An event loop on a daemon thread named `name`. The constructor starts the thread."""
 
     def __init__(self, name: str) -> None:
         self._pid = os.getpid()
@@ -41,7 +41,7 @@ class Portal:
         try:
             self._loop.run_forever()
         except BaseException:
-            log.exception("the event loop of a client failed")
+            log.exception("client event loop failed")
         finally:
             self._cancel_all()
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
@@ -49,14 +49,13 @@ class Portal:
             self._loop.close()
 
     def _cancel_all(self) -> None:
-        """Nobody waits for a loop that has ended."""
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop and wait for it; an interrupt of the caller cancels it."""
+        """Run a coroutine on the loop and return its result. Interrupting the caller cancels the coroutine."""
         future = self.submit(work)
         try:
             return future.result()
@@ -65,22 +64,24 @@ class Portal:
             raise
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the loop."""
-        if self._pid != os.getpid() or self._loop.is_closed():
+        """Start a coroutine on the loop. Raises RuntimeError if the loop is closed or belongs to another process."""
+        if self._pid != os.getpid():
             work.close()
-            gone = "is closed" if self._pid == os.getpid() else "belongs to another process: make one after the fork"
-            raise RuntimeError(f"this client {gone}")
+            raise RuntimeError(f"client was started by process {self._pid}; create a new client after fork")
+        if self._loop.is_closed():
+            work.close()
+            raise RuntimeError("client is closed")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def close(self) -> None:
-        """Stop the loop and wait for the thread."""
+        """Cancel all tasks, stop the loop and wait for the thread to end."""
         if self._pid == os.getpid() and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
 
 
 class BlockingClient(Generic[ClientT]):
-    """An asynchronous client and its portal."""
+    """Base class of the blocking clients: owns an asynchronous client and the portal it runs on."""
 
     def __init__(self, client: ClientT) -> None:
         self._client = client
@@ -97,20 +98,23 @@ class BlockingClient(Generic[ClientT]):
         self.close()
 
     def start(self) -> None:
-        """Start the thread and connect, which calls do by themselves; KafkaError when no bootstrap address answers."""
+        """Start the thread and connect. Optional: the first call of another method does it.
+
+        Raises KafkaError if no bootstrap server responds, and RuntimeError if the client is closed.
+        """
         if self._closed:
-            raise RuntimeError("this client is closed")
+            raise RuntimeError("client is closed")
         if self._portal is None:
             portal = self._portal = Portal(f"kipmesh-{type(self).__name__.lower()}")
             try:
                 portal.call(self._client.start())
             except BaseException:
-                self._portal, self._closed = None, True  # `close` after this has nothing to do
+                self._portal, self._closed = None, True
                 portal.close()
                 raise
 
     def close(self) -> None:
-        """Close the client and end the thread; may be called again."""
+        """Close the client and end its thread. Idempotent."""
         portal, self._closed = self._portal, True
         if portal is not None:
             self._portal = None
@@ -127,9 +131,9 @@ class BlockingClient(Generic[ClientT]):
 
 
 def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
-    """The blocking form of a client's coroutine method: the same parameters, result and documentation.
+    """Return the blocking version of a coroutine method, with the same parameters, result and documentation.
 
-    Iterators are consumed in the caller's thread, because they may call the client themselves.
+    Iterator arguments are consumed in the caller's thread, because they may call the client.
     """
 
     @functools.wraps(method)
@@ -143,7 +147,7 @@ def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> C
 
 
 def on_loop(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """The form of a client's plain method that runs on the client's event loop."""
+    """Return a version of a plain method that runs on the client's event loop and blocks the caller."""
 
     @functools.wraps(method)
     async def work(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:

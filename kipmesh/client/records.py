@@ -1,8 +1,8 @@
-"""Between records and record batches v2, with aiokafka's Cython code and all of Kafka's compressions.
+"""Encoding and decoding of record batches v2, based on aiokafka's Cython code.
 
-Building: `new_builder` collects records (uncompressed); `seal` makes the bytes to send, compressed if that makes them
-smaller. Reading: `consumer_records` for polls, `decode_columns` for readers who want columns. Invariant: bad bytes
-raise `CorruptRecordError` (`UNSUPPORTED_COMPRESSION_TYPE` for an unknown compression) and nothing else.
+Encoding: `new_builder` collects records, `seal` returns the bytes to send. Decoding: `consumer_records` returns
+records, `decode_columns` columns. Invariant: invalid bytes raise only CorruptRecordError, or
+UNSUPPORTED_COMPRESSION_TYPE for an unknown compression type.
 """
 
 from __future__ import annotations
@@ -19,46 +19,46 @@ from kipmesh.core.record_batch import HEADER_BYTES, BatchHeader, Buffer, assign,
 
 
 def new_builder(size_bytes_max: int) -> Any:
-    """An empty batch: `append(index, timestamp_ms, key, value, headers list)` is None when the batch is full.
+    """Return a builder of one uncompressed batch of at most `size_bytes_max` bytes.
 
-    The first record always fits. What `append` returns has the `size` of the record in bytes.
+    `append(index, timestamp_ms, key, value, headers list)` returns metadata with the `size` of the record in bytes, or
+    None if the batch is full. The first record always fits.
     """
     return DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, size_bytes_max)
 
 
 def record_bytes_max(key: bytes | None, value: bytes | None, headers: Headers) -> int:
-    """Upper bound of the bytes of a batch with this one record."""
+    """Return an upper bound of the size of a batch that contains only this record."""
     return int(DefaultRecordBatchBuilder.estimate_size_in_bytes(key, value, list(headers)))
 
 
 def check_fields(topic: object, key: object, value: object, partition: object, headers: object) -> None:
-    """Which argument cannot be sent, once something has refused them; TypeError, or ValueError for text."""
+    """Raise an error that names the first invalid argument of `send`; return if all are valid.
+
+    Raises TypeError for a wrong type and ValueError for a header name that cannot be encoded as UTF-8.
+    """
     if not isinstance(topic, str):
-        raise TypeError(f"topic: str, and not {type(topic).__name__}")
+        raise TypeError(f"topic must be str, got {type(topic).__name__}")
     for name, field in (("key", key), ("value", value)):
         if field is not None and not isinstance(field, bytes):
-            raise TypeError(f"{name}: bytes or None, and not {type(field).__name__}; encode it before")
+            raise TypeError(f"{name} must be bytes or None, got {type(field).__name__}; encode it first")
     if partition is not None and not isinstance(partition, int):
-        raise TypeError(f"partition: int or None, and not {type(partition).__name__}")
+        raise TypeError(f"partition must be int or None, got {type(partition).__name__}")
     if not isinstance(headers, Iterable) or isinstance(headers, str | bytes):
-        raise TypeError(f"headers: pairs of str and bytes or None, and not {type(headers).__name__}")
+        raise TypeError(f"headers must be (str, bytes or None) pairs, got {type(headers).__name__}")
     for header in headers:
         match header:
             case (str() as name, bytes() | None):
-                _check_unicode(name)
+                try:
+                    name.encode()
+                except UnicodeEncodeError:
+                    raise ValueError(f"header name {name!r} cannot be encoded as UTF-8") from None
             case _:
-                raise TypeError(f"headers: pairs of str and bytes or None, and not {header!r}")
-
-
-def _check_unicode(name: str) -> None:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"headers: the name {name!r} is no Unicode text") from None
+                raise TypeError(f"headers must be (str, bytes or None) pairs, got {header!r}")
 
 
 def seal(builder: Any, compression: Compression) -> bytes:
-    """The batch of `builder`, compressed where that makes it smaller. CPU-bound; may run on a thread."""
+    """Return the bytes of the batch, compressed if that makes it smaller. CPU-bound and safe to run on a thread."""
     plain = builder.build()
     if compression.number == 0:
         return bytes(plain)
@@ -69,7 +69,7 @@ def seal(builder: Any, compression: Compression) -> bytes:
 
 
 def restamped(payload: bytes, stamp: tuple[int, int, int]) -> bytes:
-    """The same batch with another producer id, epoch and base sequence."""
+    """Return the batch with another (producer id, producer epoch, base sequence) and a new CRC."""
     producer_id, epoch, sequence = stamp
     header = parse_header(payload)
     return join(
@@ -86,7 +86,7 @@ def encode_batch(
     base_offset: int = 0,
     leader_epoch: int = -1,
 ) -> bytes:
-    """One batch of keys and values (at least one record), for tests and tools."""
+    """Encode (key, value) pairs as one batch, for tests and tools. At least one record is required."""
     builder = new_builder(1 << 31)
     for index, (key, value) in enumerate(records):
         builder.append(index, timestamp_ms, key, value, [])
@@ -94,20 +94,26 @@ def encode_batch(
 
 
 def read_batch(data: Buffer, position: int, header: BatchHeader) -> list[Any]:
-    """The records of the batch at `position`: objects with offset, timestamp, key, value, headers."""
+    """Decode the batch at byte `position`: objects with offset, timestamp, key, value and headers.
+
+    Raises CorruptRecordError, or KafkaError(UNSUPPORTED_COMPRESSION_TYPE).
+    """
     try:
         return list(DefaultRecordBatch(decompressed(memoryview(data)[position : position + header.size_bytes], header)))
     except KafkaError:
         raise
     except Exception as error:
-        # The decoder has an exception each for bytes that it cannot read.
-        raise CorruptRecordError(f"batch at offset {header.base_offset} cannot be read: {error}") from error
+        # The decoder raises many exception types for invalid bytes.
+        raise CorruptRecordError(f"batch at offset {header.base_offset} cannot be decoded: {error}") from error
 
 
 def consumer_records(
     topic: str, partition: int, data: Buffer, position: int, header: BatchHeader, from_offset: int
 ) -> list[ConsumerRecord]:
-    """The records of the batch at `position` from offset `from_offset` on; control batches have none."""
+    """Decode the records at or above `from_offset` of the batch at byte `position`. Control batches have none.
+
+    Raises CorruptRecordError, or KafkaError(UNSUPPORTED_COMPRESSION_TYPE).
+    """
     if header.is_control or header.record_count == 0:
         return []
     kind = 1 if header.is_log_append_time else 0
@@ -122,7 +128,7 @@ def consumer_records(
 
 
 class Columns(NamedTuple):
-    """Records as columns of one length; `headers` is empty unless it was asked for."""
+    """Records as columns of equal length. `headers` is empty unless requested."""
 
     offsets: list[int]
     timestamps: list[int]
@@ -140,7 +146,10 @@ def decode_columns(
     check_crcs: bool = True,
     with_headers: bool = False,
 ) -> Columns:
-    """The records of whole batches with start_offset <= offset < end_offset as columns, without control batches."""
+    """Decode whole batches to columns: records with start_offset <= offset < end_offset, without control batches.
+
+    Raises CorruptRecordError for an invalid batch or, with `check_crcs`, a wrong CRC.
+    """
     columns = Columns([], [], [], [], [], [])
     for position, header in iterate(data):
         if header.next_offset <= start_offset:

@@ -1,7 +1,7 @@
-"""The blocking forms of Producer, Consumer and AdminClient, for scripts, threads and Spark workers.
+"""Blocking versions of Producer, Consumer and AdminClient for scripts, threads and Spark workers.
 
-Each client has a portal: a daemon thread with an event loop, started with the client (`kipmesh.client.portal`). The
-methods have the parameters, results and documentation of the asynchronous ones.
+Each client runs on an event loop in its own daemon thread (`kipmesh.client.portal`). The methods have the parameters,
+results and documentation of the asynchronous ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ITERATION_POLL_MS = 1000
 
 
 class Producer(BlockingClient[_producer.Producer]):
-    """See `kipmesh.client.Producer`. Records of one thread keep the order of the calls."""
+    """Blocking version of `kipmesh.client.Producer`. Records sent by one thread keep their order."""
 
     def __init__(self, bootstrap: str | Sequence[str], **config: Any) -> None:
         super().__init__(_producer.Producer(bootstrap, **config))
@@ -36,37 +36,41 @@ class Producer(BlockingClient[_producer.Producer]):
         timestamp_ms: int | None = None,
         headers: Headers = (),
     ) -> PendingRecord:
-        """Append a record; blocks when too many wait. What the asynchronous `send` raises is part of the outcome.
+        """Queue a record; blocks while too many records are queued.
 
-        Records of a topic whose metadata is missing wait by themselves.
+        The returned record's `result` raises the errors that the asynchronous `send` would raise. A topic without
+        metadata does not delay the records of other topics.
         """
         return self._pump.send(self._running(), (topic, value, key, partition, timestamp_ms, headers))
 
     def send_many(
         self, topic: str, records: Iterable[tuple[bytes | None, bytes | None]], partition: int | None = None
     ) -> list[Delivery]:
-        """Append (key, value) pairs, far cheaper each than `send`; the outcomes are known after `flush`.
+        """Append (key, value) pairs, with much less overhead than `send`. The deliveries are done after `flush`.
 
-        Raises what the asynchronous `send` raises; the records before are sent all the same.
+        Raises the errors of the asynchronous `send`; records before the failed one are still sent.
         """
         portal = self._running()
         self._pump.drain(portal, topic)
-        return portal.call(self._send_all(topic, list(records), partition))
+        pairs = list(records)  # in the caller's thread, because an iterator may call this producer
 
-    async def _send_all(
-        self, topic: str, records: Sequence[tuple[bytes | None, bytes | None]], partition: int | None
-    ) -> list[Delivery]:
-        send = self._client.send
-        return [await send(topic, value, key, partition) for key, value in records]
+        async def send_all() -> list[Delivery]:
+            send = self._client.send
+            return [await send(topic, value, key, partition) for key, value in pairs]
+
+        return portal.call(send_all())
 
     def flush(self) -> None:
-        """Send all waiting records now; returns when each is delivered or has failed."""
+        """Send all buffered records now and return when each is delivered or has failed.
+
+        Raises KafkaError only if the producer itself has failed, not for failed records.
+        """
         portal = self._running()
         self._pump.drain(portal)
         portal.call(self._client.flush())
 
     def close(self) -> None:
-        """Deliver what was sent, then disconnect and end the thread; may be called again."""
+        """Deliver all queued records, disconnect and end the thread. Idempotent."""
         try:
             if self._portal is not None:
                 self._pump.drain(self._portal)
@@ -76,15 +80,14 @@ class Producer(BlockingClient[_producer.Producer]):
     partitions_for = blocking(_producer.Producer.partitions_for)
 
     def metrics(self) -> dict[str, int | float]:
-        """See `kipmesh.client.Producer.metrics`; from any thread."""
+        """Return the counters of `kipmesh.client.Producer.metrics`. Any thread may call it."""
         return self._client.metrics()
 
 
 class Consumer(BlockingClient[_consumer.Consumer]):
-    """See `kipmesh.client.Consumer`. Iterating yields records without end.
+    """Blocking version of `kipmesh.client.Consumer`. Iteration yields records without end.
 
-    A listener to rebalances is called in the client's own thread, and must not call the consumer; its coroutines run
-    there.
+    A rebalance listener runs in the client's thread and must not call the consumer.
     """
 
     def __init__(self, bootstrap: str | Sequence[str], **config: Any) -> None:
@@ -116,7 +119,7 @@ class Consumer(BlockingClient[_consumer.Consumer]):
 
     @property
     def fetch_stats(self) -> FetchStats:
-        """Fetch sessions that are open, and what was fetched with and without them since the start."""
+        """Fetch counters since the consumer started."""
 
         async def stats() -> FetchStats:
             return self._client.fetch_stats
@@ -125,7 +128,7 @@ class Consumer(BlockingClient[_consumer.Consumer]):
 
 
 class AdminClient(BlockingClient[_admin.AdminClient]):
-    """See `kipmesh.client.AdminClient`. `on_progress` callbacks are called in the client's own thread."""
+    """Blocking version of `kipmesh.client.AdminClient`. `on_progress` callbacks run in the client's thread."""
 
     def __init__(self, bootstrap: str | Sequence[str], **config: Any) -> None:
         super().__init__(_admin.AdminClient(bootstrap, **config))

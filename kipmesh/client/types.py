@@ -1,4 +1,4 @@
-"""Values that the client library takes and gives."""
+"""Arguments and results of the client library."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Headers = Sequence[tuple[str, bytes | None]]
 TIMESTAMP_LATEST = -1
 TIMESTAMP_EARLIEST = -2
 TIMESTAMP_MAX = -3
-"""ListOffsets: the offset of the largest timestamp."""
+"""ListOffsets: select the record with the largest timestamp."""
 
 
 class TopicPartition(NamedTuple):
-    """One partition of a topic."""
+    """A topic name and a partition number."""
 
     topic: str
     partition: int
 
 
 class RecordMetadata(NamedTuple):
-    """Where an acknowledged record is; the offset is -1 with acks=0."""
+    """The position of an acknowledged record. The offset is -1 with acks=0; the timestamp is in milliseconds."""
 
     topic: str
     partition: int
@@ -39,14 +39,14 @@ class RecordMetadata(NamedTuple):
 
 
 class TimestampType(IntEnum):
-    """Whose clock a record's timestamp is from."""
+    """Whether the producer or the broker set a record's timestamp."""
 
     CREATE_TIME = 0
     LOG_APPEND_TIME = 1
 
 
 class ConsumerRecord(NamedTuple):
-    """A record as it was read; `timestamp_type` is a number of TimestampType."""
+    """A consumed record. `timestamp` is in milliseconds, `timestamp_type` a value of TimestampType."""
 
     topic: str
     partition: int
@@ -60,7 +60,10 @@ class ConsumerRecord(NamedTuple):
 
 
 class FetchedBatches(NamedTuple):
-    """Whole record batches of one partition as they are on disk; the first may begin before `position`."""
+    """Undecoded record batches of one partition. The first batch may start before `position`.
+
+    Skip its records below `position`. `next_position` is the offset after the last batch.
+    """
 
     topic: str
     partition: int
@@ -74,37 +77,37 @@ class FetchedBatches(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FetchStats:
-    """How a consumer fetches. `sessions` and `partitions` are of now, the others count from its start."""
+    """Fetch counters of one consumer since it started; `sessions` and `partitions` are current values."""
 
     sessions: int = 0
-    """Fetch sessions that brokers keep for it."""
+    """Open fetch sessions."""
     partitions: int = 0
-    """Partitions in them."""
+    """Partitions in the open fetch sessions."""
     full_fetches: int = 0
-    """Requests that named all partitions: to get a session, or as there is none."""
+    """Full fetch requests: those that create a session, and those sent without one."""
     incremental_fetches: int = 0
-    """Requests that named only what had changed."""
+    """Incremental fetch requests."""
     fetches_aside: int = 0
-    """Requests for the few partitions that could not wait for the session's."""
+    """Requests outside the session, for partitions that could not wait until its pending request completes."""
     resets: Counter[str] = field(default_factory=Counter)
-    """Sessions that were given up, by error name, TRANSPORT or MALFORMED (227-19)."""
+    """Sessions abandoned by the client, by error name, TRANSPORT or MALFORMED (227-19)."""
     bytes_by_node: Counter[int] = field(default_factory=Counter)
-    """Bytes of records by the broker that served them (392-18)."""
+    """Fetched record bytes by broker id (392-18)."""
     redirects: Counter[int] = field(default_factory=Counter)
-    """How often leaders sent a partition to that replica (392-13)."""
+    """Redirects to a preferred read replica, by broker id of the replica (392-13)."""
     returns: Counter[str] = field(default_factory=Counter)
-    """How often a partition went back to the leader, by cause (392-14)."""
+    """Returns of a partition from a follower to the leader, by cause (392-14)."""
     truncations: int = 0
-    """How often records that were returned turned out not to be in the log any more (392-08)."""
+    """Detected truncations that removed records already returned to the application (392-08)."""
     selector_failures: int = 0
-    """What the consumer's own selector did wrong (392-11)."""
+    """Failures of the consumer's replica selector (392-11)."""
 
     def __add__(self, other: FetchStats) -> FetchStats:
         return FetchStats(*[getattr(self, each.name) + getattr(other, each.name) for each in fields(self)])
 
 
 class OffsetAndTimestamp(NamedTuple):
-    """A record's place as ListOffsets answers it."""
+    """The offset, timestamp in milliseconds and leader epoch of a record, as returned by ListOffsets."""
 
     offset: int
     timestamp: int
@@ -112,7 +115,7 @@ class OffsetAndTimestamp(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A broker."""
+    """The id, address and rack of a broker."""
 
     node_id: int
     host: str
@@ -126,7 +129,7 @@ class Node(NamedTuple):
 
 
 class PartitionMetadata(NamedTuple):
-    """What metadata says about a partition; the leader is -1 when there is none."""
+    """The metadata of a partition. `leader_id` is -1 while the partition has no leader."""
 
     partition: int
     leader_id: int
@@ -137,18 +140,18 @@ class PartitionMetadata(NamedTuple):
     error_code: int = 0
     preferred_read_replica: int = -1
     last_known_elr: Sequence[int] = ()
-    """Who left the ISR since a leader last proved itself alive."""
+    """The last known eligible leader replicas (REP-05)."""
 
     @property
     def waits_for(self) -> tuple[int, ...]:
-        """Without a leader: the offline brokers that an election waits for ("Log truth")."""
+        """The offline brokers that must return before a leader can be elected; empty if there is a leader (REP-07)."""
         if self.leader_id >= 0:
             return ()
         return tuple([broker for broker in self.isr or self.last_known_elr if broker in self.offline_replicas])
 
 
 class TopicMetadata(NamedTuple):
-    """What metadata says about a topic."""
+    """The metadata of a topic, with its partitions by number."""
 
     name: str
     topic_id: bytes
@@ -157,7 +160,7 @@ class TopicMetadata(NamedTuple):
 
 
 class ClusterDescription(NamedTuple):
-    """The brokers of a cluster, and the id of its active controller (-1: not known)."""
+    """The brokers of a cluster, and the id of its active controller (-1: unknown)."""
 
     cluster_id: str | None
     controller_id: int
@@ -165,7 +168,10 @@ class ClusterDescription(NamedTuple):
 
 
 class NewTopic(NamedTuple):
-    """A topic to create; -1 takes the cluster's default."""
+    """A topic to create.
+
+    -1 selects the cluster's default number of partitions or replicas. `assignments` maps partitions to replicas.
+    """
 
     name: str
     num_partitions: int = -1
@@ -175,7 +181,7 @@ class NewTopic(NamedTuple):
 
 
 class CreatedTopic(NamedTuple):
-    """A topic that was created (or, with `validate_only`, that could be)."""
+    """A created topic, or with `validate_only` a topic that passed validation."""
 
     name: str
     topic_id: bytes
@@ -184,14 +190,14 @@ class CreatedTopic(NamedTuple):
 
 
 class ConfigResource(NamedTuple):
-    """The owner of a configuration: a topic's name or a broker's id as text."""
+    """The topic or broker that a configuration belongs to. `name` is the topic's name, or the broker id as text."""
 
     resource_type: int
     name: str
 
 
 class ConfigValue(NamedTuple):
-    """One value of a configuration; `source` is a number of ConfigSource."""
+    """One configuration entry. `source` is a value of ConfigSource."""
 
     name: str
     value: str | None
@@ -201,7 +207,7 @@ class ConfigValue(NamedTuple):
 
 
 class ConfigAlteration(NamedTuple):
-    """A change of one configuration key."""
+    """A change of one configuration key. `operation` is a value of AlterOperation."""
 
     name: str
     value: str | None
@@ -209,7 +215,7 @@ class ConfigAlteration(NamedTuple):
 
 
 class BrokerSessions(NamedTuple):
-    """The fetch sessions at one broker by id, or why it did not say."""
+    """The fetch sessions of one broker, or the error of the request that lists them."""
 
     node_id: int
     sessions: Sequence[FetchSessionDescription]
@@ -217,7 +223,7 @@ class BrokerSessions(NamedTuple):
 
 
 class QuorumReplica(NamedTuple):
-    """A voter or observer of the metadata quorum, as its leader sees it; -1 where that is not known."""
+    """State of a voter or observer as known by the quorum leader; -1 if unknown. Timestamps are milliseconds."""
 
     replica_id: int
     log_end_offset: int
@@ -226,7 +232,7 @@ class QuorumReplica(NamedTuple):
 
 
 class QuorumDescription(NamedTuple):
-    """The metadata quorum."""
+    """State of the metadata quorum as reported by its leader."""
 
     leader_id: int
     leader_epoch: int

@@ -126,7 +126,7 @@ def _check_kafka_listener(mesh: Mesh) -> None:
 
 def _check_plaintext_clients_are_told(mesh: Mesh) -> None:
     addresses = mesh.bootstrap
-    assert re.search(r"no broker answers at .*does it want security\.protocol=SSL\?", refusal(addresses))
+    assert re.search(r"no broker responds at .*does it want security\.protocol=SSL\?", refusal(addresses))
     done = mesh.run("topic", "list", "--bootstrap", addresses, check=False)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from kipmesh import messages as m
 from kipmesh.client.admin.requests import AdminRequests
 from kipmesh.client.cluster import by_topic
-from kipmesh.client.group_coordinator import GroupCoordinator, Identity
+from kipmesh.client.group_coordinator import GroupCoordinator, MemberIdentity
 from kipmesh.client.offsets import list_offsets
 from kipmesh.client.types import TIMESTAMP_EARLIEST, TIMESTAMP_LATEST, Node, TopicPartition
 from kipmesh.core.errors import CorruptRecordError, ErrorCode, KafkaError
@@ -118,7 +118,7 @@ class GroupAdmin(AdminRequests):
         """What the group has committed, of all partitions or of these; those without are left out."""
         coordinator = GroupCoordinator(self._cluster, group_id)
         limit_s = self._cluster.request_timeout_ms / 1000
-        found = await coordinator.fetch_offsets(partitions, self._timeout_s, answer_within_s=limit_s)
+        found = await coordinator.fetch_offsets(partitions, self._timeout_s, attempt_timeout_s=limit_s)
         return {
             where: CommittedOffset(one.committed_offset, one.committed_leader_epoch, one.metadata or "")
             for where, one in found.items()
@@ -188,11 +188,11 @@ class GroupAdmin(AdminRequests):
     async def _call_group(self, group_id: str, request: Any) -> tuple[GroupCoordinator, Any]:
         coordinator = GroupCoordinator(self._cluster, group_id)
         limit_s = self._cluster.request_timeout_ms / 1000
-        return coordinator, await coordinator.call(request, self._timeout_s, answer_within_s=limit_s)
+        return coordinator, await coordinator.call(request, self._timeout_s, attempt_timeout_s=limit_s)
 
     async def _commit(self, group_id: str, offsets: Mapping[TopicPartition, int]) -> None:
         try:
-            await GroupCoordinator(self._cluster, group_id).commit(offsets, Identity(), self._timeout_s)
+            await GroupCoordinator(self._cluster, group_id).commit(offsets, MemberIdentity(), self._timeout_s)
         except KafkaError as error:
             if error.code is not ErrorCode.UNKNOWN_MEMBER_ID:
                 raise

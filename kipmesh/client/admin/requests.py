@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from kipmesh import messages as m
-from kipmesh.client.calls import call, no_answer
+from kipmesh.client.calls import call, transport_failure
 from kipmesh.client.cluster import Cluster
 from kipmesh.client.types import ClusterDescription, Node
 from kipmesh.core.errors import ErrorCode, KafkaError
@@ -82,7 +82,7 @@ class AdminRequests:
             try:
                 response = await call(self._cluster.pool, node.address, request, timeout_s)
             except TransportError as error:
-                code = ErrorCode.UNSUPPORTED_VERSION if error.unimplemented else no_answer(error).code
+                code = ErrorCode.UNSUPPORTED_VERSION if error.unimplemented else transport_failure(error).code
                 failure = KafkaError(code, f"broker {node.node_id}: {error}")
                 failure.__cause__ = error
                 return failure

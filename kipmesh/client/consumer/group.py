@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from kipmesh import messages as m
 from kipmesh.client.cluster import Cluster
 from kipmesh.client.consumer.fetcher import Fetcher
-from kipmesh.client.group_coordinator import ELSEWHERE, GroupCoordinator, Identity
+from kipmesh.client.group_coordinator import COORDINATOR_ERRORS, GroupCoordinator, MemberIdentity
 from kipmesh.client.types import TopicPartition
 from kipmesh.core.config import ConsumerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
@@ -269,7 +269,7 @@ class Membership:
         )
         wait_s = config.max_poll_interval_ms / 1000 + JOIN_GRACE_S
         answer: m.JoinGroupResponse = await self.coordinator.call(
-            request, max(timeout_s, wait_s), answer_within_s=wait_s
+            request, max(timeout_s, wait_s), attempt_timeout_s=wait_s
         )
         if answer.error_code:
             if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
@@ -287,7 +287,7 @@ class Membership:
             answer.protocol_name,
             given,
         )
-        synced = await self.coordinator.call(sync, max(timeout_s, wait_s), answer_within_s=wait_s)
+        synced = await self.coordinator.call(sync, max(timeout_s, wait_s), attempt_timeout_s=wait_s)
         if synced.error_code:
             return ErrorCode.of(synced.error_code), None
         self._beating = asyncio.create_task(self._beat(), name="heartbeat")  # the offsets may be long in coming
@@ -334,13 +334,13 @@ class Membership:
                 code = ErrorCode.UNKNOWN_MEMBER_ID
             else:
                 try:
-                    answer = await self.coordinator.once(request, config.session_timeout_ms / 1000)
+                    answer = await self.coordinator.call_once(request, config.session_timeout_ms / 1000)
                 except KafkaError as error:
                     log.info("no answer to a heartbeat of group %s: %s", self.group_id, error)
                     attempts += 1
                     continue
                 code = ErrorCode.of(answer.error_code)
-                attempts = attempts + 1 if code in ELSEWHERE else 0
+                attempts = attempts + 1 if code in COORDINATOR_ERRORS else 0
             if code is ErrorCode.REBALANCE_IN_PROGRESS:
                 self._must_join = True
                 self._fetcher.arrived.set()
@@ -362,7 +362,7 @@ class Membership:
         if self.member_id and self._config.group_instance_id is None:
             request = m.LeaveGroupRequest(self.group_id, members=[m.MemberIdentity(self.member_id)])
             try:
-                await self.coordinator.once(request, CLOSE_TIMEOUT_S)
+                await self.coordinator.call_once(request, CLOSE_TIMEOUT_S)
             except KafkaError as error:
                 log.info("not left group %s: %s", self.group_id, error)
 
@@ -373,11 +373,11 @@ class Membership:
         given = self.positions() if offsets is None else offsets
         if not given:
             return
-        who = Identity()
+        who = MemberIdentity()
         if self._topics is not None:
             if self.generation_id < 0:  # as nobody's, an empty group would take it
                 raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"no member of group {self.group_id!r} now")
-            who = Identity(self.generation_id, self.member_id, self._config.group_instance_id)
+            who = MemberIdentity(self.generation_id, self.member_id, self._config.group_instance_id)
         try:
             await self.coordinator.commit(given, who, timeout_s)
         except KafkaError as error:

@@ -14,7 +14,7 @@ from typing import Any
 from kipmesh.client.cluster import Cluster
 from kipmesh.client.consumer.broker_fetches import PartitionState
 from kipmesh.client.consumer.rules.values import Effects, EndOfEpochAtLeader, ListOffsetsAtLeader
-from kipmesh.client.offsets import end_of_epochs_call, list_offsets_call
+from kipmesh.client.offsets import list_offsets_call, offsets_for_leader_epoch_call
 from kipmesh.core.errors import KafkaError
 
 Question = ListOffsetsAtLeader | EndOfEpochAtLeader
@@ -56,8 +56,8 @@ class LeaderQuestions:
                 for state, number, question in asked
                 if state.reader.is_waiting_for(number)
             }
-            request = (list_offsets_call if is_lookup else end_of_epochs_call)(self.cluster, wanted)
-            found, failures = await self.cluster.ask_leaders(wanted, request, self.timeout_s)
+            request = (list_offsets_call if is_lookup else offsets_for_leader_epoch_call)(self.cluster, wanted)
+            found, failures = await self.cluster.call_leaders_once(wanted, request, self.timeout_s)
             now_ms = int(asyncio.get_running_loop().time() * 1000)
             for state, number, _ in asked:
                 reader, where = state.reader, state.where

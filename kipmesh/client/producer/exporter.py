@@ -1,10 +1,10 @@
-"""Prometheus metrics of a process's producers (526-10): an application registers one collector for all of them.
+"""Prometheus collector for the metadata metrics of all producers of a process (526-10).
 
     producers = ProducerCollector()
     REGISTRY.register(producers)
-    producers.add("orders", producer)  # a `kipmesh.client.Producer`, or a blocking one
+    producers.add("orders", producer)  # asynchronous or blocking
 
-Nothing else of the client imports this module. Scrapes come on another thread, and only look at numbers.
+No other module imports this one, so the client does not require prometheus_client. Scrapes may run on any thread.
 """
 
 from __future__ import annotations
@@ -17,61 +17,61 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 PRODUCERS_MAX = 1000
-"""Producers of one process; each is a label value."""
+"""Maximum number of exported producers. Bounds the label values of `client_id`."""
 _PREFIX = "kipmesh_producer_metadata_"
 
 
 class HasMetrics(Protocol):
-    """A producer, as this module sees it."""
+    """An asynchronous or blocking producer."""
 
     def metrics(self) -> Mapping[str, int | float]:
-        """`Producer.metrics`."""
+        """Return the counters of `Producer.metrics`."""
 
 
 class ProducerCollector(Collector):
-    """See the module. The label `client_id` is the name that a producer was added under."""
+    """Exports the metrics of the added producers, with their names as label `client_id`."""
 
     def __init__(self) -> None:
         self._producers: dict[str, HasMetrics] = {}
 
     def add(self, client_id: str, producer: HasMetrics) -> None:
-        """Export a producer; ValueError for a name that is taken, and for more than `PRODUCERS_MAX` of them."""
+        """Export a producer. Raises ValueError if the name is in use or `PRODUCERS_MAX` is reached."""
         if client_id in self._producers:
-            raise ValueError(f"client_id: a producer {client_id!r} is exported already")
+            raise ValueError(f"producer {client_id!r} is already exported; use another client_id")
         if len(self._producers) >= PRODUCERS_MAX:
-            raise ValueError(f"client_id: {PRODUCERS_MAX} producers are exported already")
+            raise ValueError(f"cannot export more than {PRODUCERS_MAX} producers; remove one first")
         self._producers[client_id] = producer
 
     def remove(self, client_id: str) -> None:
-        """Export it no more; KeyError when it was not."""
+        """Stop exporting a producer. Raises KeyError if it is not exported."""
         del self._producers[client_id]
 
     def describe(self) -> Iterator[Metric]:
-        """The names, for the registry."""
+        """Return the metric families without samples, for registration."""
         return self._families({})
 
     def collect(self) -> Iterator[Metric]:
-        """The values at this scrape."""
+        """Return the metric families with the current values."""
         return self._families({name: producer.metrics() for name, producer in list(self._producers.items())})
 
-    def _families(self, seen: Mapping[str, Mapping[str, int | float]]) -> Iterator[Metric]:
-        for what, text in (
-            ("requests", "Metadata requests; urgent ones have at least one urgent topic."),
-            ("topics", "Topics that metadata was asked for."),
-            ("bytes", "Bytes of metadata requests and their answers."),
+    def _families(self, producers: Mapping[str, Mapping[str, int | float]]) -> Iterator[Metric]:
+        for name, text in (
+            ("requests", "Metadata requests; an urgent request has at least one urgent topic."),
+            ("topics", "Topics in metadata requests."),
+            ("bytes", "Bytes of metadata requests and responses."),
         ):
-            family = CounterMetricFamily(_PREFIX + what, text, labels=["client_id", "urgency"])
-            for client_id, values in seen.items():
+            family = CounterMetricFamily(_PREFIX + name, text, labels=["client_id", "urgency"])
+            for client_id, values in producers.items():
                 for urgency in ("urgent", "non_urgent"):
-                    family.add_metric([client_id, urgency], values[f"metadata_{urgency}_{what}"])
+                    family.add_metric([client_id, urgency], values[f"metadata_{urgency}_{name}"])
             yield family
         for kind, name, text, key in (
-            (CounterMetricFamily, "failed_requests", "Metadata requests without a usable answer.", "failed_requests"),
-            (CounterMetricFamily, "evictions", "Topics forgotten because nothing was sent to them.", "evictions"),
+            (CounterMetricFamily, "failed_requests", "Metadata requests without a valid response.", "failed_requests"),
+            (CounterMetricFamily, "evictions", "Topics evicted because no records were sent to them.", "evictions"),
             (CounterMetricFamily, "blocked_seconds", "Time that calls of send waited for metadata.", "blocked_s"),
-            (GaugeMetricFamily, "cached_topics", "Topics whose metadata is known.", "cached_topics"),
+            (GaugeMetricFamily, "cached_topics", "Topics with cached metadata.", "cached_topics"),
         ):
-            one = kind(_PREFIX + name, text, labels=["client_id"])
-            for client_id, values in seen.items():
-                one.add_metric([client_id], values[f"metadata_{key}"])
-            yield one
+            metric = kind(_PREFIX + name, text, labels=["client_id"])
+            for client_id, values in producers.items():
+                metric.add_metric([client_id], values[f"metadata_{key}"])
+            yield metric

@@ -1,8 +1,8 @@
-"""Checks for a new leader while a leader is silent: a stopped or cut off process keeps its connections open.
+"""Abandons a Produce request to a broker that no longer leads its partitions and does not respond.
 
-A request may be silent for good reasons, as with acks=all while a replica lags. So it is given up only when it has been
-silent for a while and metadata names other leaders for all of its partitions; to know that, metadata is asked for again
-and again meanwhile. What other brokers' answers tell of leaders counts at once.
+A stopped or partitioned broker keeps its connections open, so the request would wait for its full timeout. A slow
+response alone is no reason to abandon it: acks=all may wait for a lagging replica. After `SILENCE_S` the watch
+refreshes metadata periodically, and abandons the request once all its partitions have another leader.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from typing import Self
 
 from kipmesh.client.metadata import SILENCE_S, Metadata
 
-ASK_INTERVAL_S = 0.25
+REFRESH_INTERVAL_S = 0.25
 
 
 class LeaderWatch:
-    """`async with LeaderWatch(...)` around a request; TimeoutError when nobody waits for its answer any more."""
+    """Context manager around a request to a leader.
+
+    Raises TimeoutError inside the block when `leader_id` leads none of the partitions any longer.
+    """
 
     def __init__(self, metadata: Metadata, leader_id: int, partitions: Sequence[tuple[str, int]]) -> None:
         self._metadata = metadata
@@ -27,7 +30,7 @@ class LeaderWatch:
         self._scope = asyncio.timeout(None)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._listens = False
+        self._is_listening = False
 
     async def __aenter__(self) -> Self:
         await self._scope.__aenter__()
@@ -39,26 +42,23 @@ class LeaderWatch:
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._listens:
-            self._metadata.listeners.remove(self._on_news)
+        if self._is_listening:
+            self._metadata.listeners.remove(self._on_metadata)
         await self._scope.__aexit__(kind, error, trace)
 
     def _check(self) -> None:
-        if self._scope.expired():
-            return
-        if not self._listens:
-            self._listens = True
-            self._metadata.listeners.append(self._on_news)
-        if self._leads():
+        if not self._is_listening:
+            self._is_listening = True
+            self._metadata.listeners.append(self._on_metadata)
+        self._on_metadata()
+        if not self._scope.expired() and self._is_leader():
             self._metadata.request_refresh({topic for topic, _ in self._partitions})
-            self._timer = self._loop.call_later(ASK_INTERVAL_S, self._check)
-        else:
+            self._timer = self._loop.call_later(REFRESH_INTERVAL_S, self._check)
+
+    def _on_metadata(self) -> None:
+        if not self._scope.expired() and not self._is_leader():
             self._scope.reschedule(self._loop.time())
 
-    def _on_news(self) -> None:
-        if not self._scope.expired() and not self._leads():
-            self._scope.reschedule(self._loop.time())
-
-    def _leads(self) -> bool:
+    def _is_leader(self) -> bool:
         known = (self._metadata.partition(*each) for each in self._partitions)
         return any(partition is not None and partition.leader_id == self._leader_id for partition in known)

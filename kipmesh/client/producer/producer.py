@@ -1,17 +1,16 @@
-"""The asynchronous producer: appends records to batches, and lets `Sender` deliver them.
+"""The asynchronous producer. Appends records to batches, which `Sender` delivers.
 
-`send` awaits only when the topic's metadata is missing or `buffer.memory` is used up; it also lets the event loop run
-once for each batch that becomes full, so that a loop of sends overlaps with sending. A record is written exactly once,
-however often it is sent, unless `enable.idempotence` is off: then a retry after an answer that was lost may write a
-batch twice. The order of a partition's records is that of the calls.
+`send` waits only while the topic's metadata is missing or `buffer.memory` is used up. It yields to the event loop once
+per full batch, so that a loop of sends overlaps with delivery. With `enable.idempotence` retries never duplicate a
+record; without it, a retry after a lost response may. Records of one partition keep the order of the calls.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from time import time
 from typing import Any
@@ -38,33 +37,34 @@ from kipmesh.transport.grpc.client import ConnectionPool
 
 
 class WouldBlockError(KafkaError):
-    """`send_nowait` would have to wait, for metadata or for room."""
+    """`send_nowait` would have to wait for metadata or buffer memory."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.REQUEST_TIMED_OUT, message)
 
 
+@dataclass(slots=True, eq=False)
 class _Topic:
-    """A topic that records go to."""
-
-    __slots__ = ("available", "metadata", "queues", "sticky", "sticky_queue")
-
-    def __init__(self, sticky: StickyPartitioner) -> None:
-        self.metadata: TopicMetadata | None = None
-        self.queues: list[PartitionQueue] = []
-        self.available: Sequence[int] = ()
-        self.sticky = sticky
-        self.sticky_queue: PartitionQueue | None = None
+    sticky: StickyPartitioner
+    sticky_queue: PartitionQueue | None = None
+    metadata: TopicMetadata | None = None
+    queues: list[PartitionQueue] = field(default_factory=list)
+    available: Sequence[int] = ()
 
 
 def _checked_timestamp(timestamp_ms: int) -> int:
     if not isinstance(timestamp_ms, int) or not 0 <= timestamp_ms <= MAX_INT64:
-        raise KafkaError(ErrorCode.INVALID_TIMESTAMP, f"{timestamp_ms!r} is not a number of milliseconds since 1970")
+        text = f"timestamp must be milliseconds since 1970, at least 0, got {timestamp_ms!r}"
+        raise KafkaError(ErrorCode.INVALID_TIMESTAMP, text)
     return timestamp_ms
 
 
 class Producer(Client):
-    """Sends records. Use `async with`, or `start` and `close`; one event loop, any number of tasks."""
+    """Sends records to a cluster. Use `async with`, or `start` and `close`.
+
+    Belongs to one event loop; any number of its tasks may share it. `config` takes Kafka's producer settings with dots
+    or underscores. Raises InvalidConfigError.
+    """
 
     def __init__(self, bootstrap: str | Sequence[str], **config: Any) -> None:
         self.config = parse_config(ProducerConfig, config)
@@ -81,9 +81,12 @@ class Producer(Client):
         self._batch_closed = False
 
     async def start(self) -> None:
-        """Connect; raises KafkaError when no bootstrap address answers."""
+        """Connect to the cluster.
+
+        Raises KafkaError if no bootstrap server responds, and RuntimeError if the producer was already started.
+        """
         if self._sender is not None or self._closing:
-            raise RuntimeError("a producer starts once")
+            raise RuntimeError("producer was already started; create a new one")
         self._metadata.listeners.append(self._on_metadata)
         try:
             await self._metadata.start(min(self.config.request_timeout_ms, self.config.max_block_ms) / 1000)
@@ -96,12 +99,12 @@ class Producer(Client):
         self._accepting = True
 
     async def close(self) -> None:
-        """Deliver what was sent (each record within `delivery.timeout.ms`), then disconnect. May be called again."""
+        """Deliver the buffered records, each within `delivery.timeout.ms`, and disconnect. Idempotent."""
         if self._closing:
             return
         self._closing = True
         self._refuse()
-        self._metadata.end_waits()
+        self._metadata.refuse_waiters()
         try:
             if self._sender is not None:
                 await self._sender.flush()
@@ -112,16 +115,19 @@ class Producer(Client):
             await self._pool.close()
 
     async def flush(self) -> None:
-        """Send all waiting records now; returns when each is delivered or has failed.
+        """Send all buffered records now and return when each is delivered or has failed.
 
-        Never raises their errors, but that of a producer that cannot go on.
+        Raises KafkaError only if the producer itself has failed, not for failed records.
         """
         sender = self._running()
         await sender.flush()
         raise_failure(sender.failure)
 
     async def partitions_for(self, topic: str) -> TopicMetadata:
-        """A topic's metadata, and `send_nowait` takes it from then on; KafkaError when not within `max.block.ms`."""
+        """Return a topic's metadata, requesting it if needed. `send_nowait` then accepts records of the topic.
+
+        Raises KafkaError if there is no metadata within `max.block.ms`.
+        """
         self._running()
         metadata = await self._metadata.wait_for_topic(topic, self.config.max_block_ms / 1000)
         self._use(topic, metadata)
@@ -136,16 +142,19 @@ class Producer(Client):
         timestamp_ms: int | None = None,
         headers: Headers = (),
     ) -> Delivery:
-        """Append a record; the result is a future of its RecordMetadata, or of the KafkaError that it failed with.
+        """Append a record to a batch and return the future of its RecordMetadata or KafkaError.
 
-        Raises KafkaError when the record cannot be taken: MESSAGE_TOO_LARGE, UNKNOWN_TOPIC_OR_PARTITION, or
-        REQUEST_TIMED_OUT when there is no room within `max.block.ms`; TypeError or ValueError for what is no record.
+        Waits up to `max.block.ms` for metadata and buffer memory. Raises KafkaError if the record is not accepted:
+        MESSAGE_TOO_LARGE, UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION, INVALID_TIMESTAMP, or REQUEST_TIMED_OUT.
+        Raises TypeError or ValueError for an argument of the wrong type, RuntimeError if the producer is not running.
         """
         timestamp_ms = int(time() * 1000) if timestamp_ms is None else _checked_timestamp(timestamp_ms)
         try:
             delivery = self._append(topic, value, key, partition, timestamp_ms, headers, 0)
             if delivery is None:
-                return await self._append_waiting(topic, value, key, partition, timestamp_ms, headers)
+                self._running()
+                append = partial(self._append, topic, value, key, partition, timestamp_ms, headers)
+                return await self._append_waiting(append, topic, partition, self._needed_bytes(key, value, headers))
         except (TypeError, ValueError):
             check_fields(topic, key, value, partition, headers)
             raise
@@ -163,7 +172,10 @@ class Producer(Client):
         timestamp_ms: int | None = None,
         headers: Headers = (),
     ) -> Delivery:
-        """Like `send`, but raises WouldBlockError instead of waiting. Let the event loop run between calls."""
+        """Append a record like `send`, but raise WouldBlockError instead of waiting.
+
+        The caller must yield to the event loop between calls, or nothing is sent.
+        """
         timestamp_ms = int(time() * 1000) if timestamp_ms is None else _checked_timestamp(timestamp_ms)
         try:
             delivery = self._append(topic, value, key, partition, timestamp_ms, headers, 0)
@@ -174,39 +186,39 @@ class Producer(Client):
             self._running()
             if topic not in self._topics:
                 check_topic_name(topic)
-                raise WouldBlockError(f"no metadata of topic {topic!r} yet: see partitions_for")
-            raise WouldBlockError(f"buffer.memory is used up, or partition {partition} of {topic!r} is not known")
+                raise WouldBlockError(f"no metadata of topic {topic!r}; call partitions_for first")
+            raise WouldBlockError(f"buffer.memory is used up or partition {partition} of {topic!r} is unknown")
         return delivery
 
     def has_metadata(self, topic: str, partition: int | None = None) -> bool:
-        """Whether `send` would not have to wait for metadata."""
+        """Whether `send` to the topic or partition would not wait for metadata."""
         state = self._topics.get(topic)
         return state is not None and (partition is None or 0 <= partition < len(state.queues))
 
     def metrics(self) -> dict[str, int | float]:
-        """Counters since the start, by name: of metadata (526-10).
+        """Return the metadata counters since the start (526-10), with the prefix `metadata_`.
 
-        `metadata_` and: `urgent_requests`, `non_urgent_requests`, `failed_requests`; `urgent_topics` and
-        `non_urgent_topics` that were asked for; `urgent_bytes` and `non_urgent_bytes` both ways; `cached_topics` now;
-        `evictions`; `blocked_s`, the seconds that calls of `send` have waited for metadata.
+        `urgent_requests`, `non_urgent_requests` and `failed_requests`; requested `urgent_topics` and
+        `non_urgent_topics`; `urgent_bytes` and `non_urgent_bytes`, sent and received; `cached_topics`, the current
+        number; `evictions`; `blocked_s`, the seconds that `send` has waited for metadata.
         """
         counters, blocked_s = self._metadata.metrics()
-        found: dict[str, int | float] = {f"metadata_{name}": value for name, value in asdict(counters).items()}
-        found["metadata_blocked_s"] = blocked_s
-        return found
+        metrics: dict[str, int | float] = {f"metadata_{name}": value for name, value in asdict(counters).items()}
+        metrics["metadata_blocked_s"] = blocked_s
+        return metrics
 
-    # -- inside
+    # -- internals
 
     def _running(self) -> Sender:
         if self._sender is None:
-            raise RuntimeError("the producer is not started")
+            raise RuntimeError("producer is not started; call start or use async with")
         if self._closing:
-            raise RuntimeError("the producer is closed")
+            raise RuntimeError("producer is closed")
         raise_failure(self._sender.failure)
         return self._sender
 
     def _refuse(self) -> None:
-        """From now on `_append` takes nothing, and `_running` says why."""
+        """Make `_append` return None, so that callers get the error of `_running`."""
         self._accepting = False
 
     def _append(
@@ -219,7 +231,7 @@ class Producer(Client):
         headers: Headers,
         reserved_bytes: int,
     ) -> Delivery | None:
-        """Append without waiting; None when that is impossible. `reserved_bytes` goes into a new batch or back."""
+        """Append without waiting, or return None. `reserved_bytes` are used for a new batch or released."""
         state = self._topics.get(topic)
         if state is None or not self._accepting:
             return None
@@ -241,92 +253,85 @@ class Producer(Client):
                     if chosen is not queue:
                         state.sticky_queue = chosen
                         continue
-                batch = self._open(queue, key, value, headers, reserved_bytes)
+                batch = self._open_batch(queue, key, value, headers, reserved_bytes)
                 if batch is None:
                     return None
                 reserved_bytes = 0
             index = batch.count
             try:
                 appended = batch.append(index, timestamp_ms, key, value, fields)
-            except Exception:  # what is not bytes
+            except Exception:  # a field has the wrong type
                 if batch.count == 0:
                     self._running().discard(batch)
                 if reserved_bytes:
-                    self._memory.give(reserved_bytes)
+                    self._memory.release(reserved_bytes)
                 raise
             if appended is not None:
                 batch.count = index + 1
                 if reserved_bytes:
-                    self._memory.give(reserved_bytes)
+                    self._memory.release(reserved_bytes)
                 return Delivery(batch, index, timestamp_ms)
             self._close_full(batch)
 
-    def _open(
+    def _open_batch(
         self, queue: PartitionQueue, key: bytes | None, value: bytes | None, headers: Headers, reserved_bytes: int
     ) -> Batch | None:
         needed = reserved_bytes or self._needed_bytes(key, value, headers)
-        if not reserved_bytes and not self._memory.take(needed):
+        if not reserved_bytes and not self._memory.try_reserve(needed):
             return None
-        # A record that is larger than a request may be finds no room in an open batch, and is refused here.
+        # Bounded by max.request.size, so that a larger record never fits an open batch: `_needed_bytes` rejects it.
         size_max = min(self.config.batch_size, self.config.max_request_size)
         batch = Batch(queue, needed, size_max, queue.loop.time())
         queue.open = batch
         queue.batches.append(batch)
-        self._running().opened(batch)
-        self._hold(batch)
+        self._running().batch_opened(batch)
+        self._hold_topic(batch)
         return batch
 
-    def _hold(self, batch: Batch) -> None:
-        """The topic's metadata is needed until the batch is finished (526-01)."""
+    def _hold_topic(self, batch: Batch) -> None:
+        """Keep the topic cached until the batch is finished (526-01)."""
         self._metadata.hold(batch.queue.topic)
-        batch.callbacks.append(partial(self._finished, batch))
+        batch.callbacks.append(partial(self._release_topic, batch))
 
-    def _finished(self, batch: Batch) -> None:
+    def _release_topic(self, batch: Batch) -> None:
         for _, child in batch.children:
-            self._hold(child)
+            self._hold_topic(child)
         self._metadata.release(batch.queue.topic)
 
     def _close_full(self, batch: Batch) -> None:
-        queue = batch.queue
-        queue.open = None
-        queue.report_closed(batch)
+        batch.queue.close_batch(batch)
         self._batch_closed = True
-        self._running().closed(queue)
+        self._running().batch_full(batch.queue)
 
     def _needed_bytes(self, key: bytes | None, value: bytes | None, headers: Headers) -> int:
         size = record_bytes_max(key, value, headers)
-        if size > self.config.max_request_size or size > self.config.buffer_memory:
-            limit = "max.request.size" if size > self.config.max_request_size else "buffer.memory"
-            raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, f"a record of {size} bytes is larger than {limit}")
+        limits = (("max.request.size", self.config.max_request_size), ("buffer.memory", self.config.buffer_memory))
+        for name, limit in limits:
+            if size > limit:
+                raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, f"record of {size} bytes exceeds {name}={limit}")
         return min(max(size, self.config.batch_size), self.config.buffer_memory)
 
     async def _append_waiting(
-        self,
-        topic: str,
-        value: bytes | None,
-        key: bytes | None,
-        partition: int | None,
-        timestamp_ms: int,
-        headers: Headers,
+        self, append: Callable[[int], Delivery | None], topic: str, partition: int | None, needed_bytes: int
     ) -> Delivery:
+        """Wait for metadata and buffer memory, then `append` with the reserved bytes (0: none reserved yet)."""
         sender = self._running()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.config.max_block_ms / 1000
-        needed = self._needed_bytes(key, value, headers)
         if partition is not None and not isinstance(partition, int):
             raise TypeError
         check_topic_name(topic)
         await self._wait_for_partition(topic, partition, deadline)
-        delivery = self._append(topic, value, key, partition, timestamp_ms, headers, 0)
+        delivery = append(0)
         while delivery is None:
-            sender.wake.set()  # it looks who waits when this task does
-            if not await self._memory.wait(needed, max(deadline - loop.time(), 0)):
+            sender.wake.set()  # with a waiter for memory, the sender does not wait for `linger.ms`
+            if not await self._memory.reserve(needed_bytes, max(deadline - loop.time(), 0)):
                 self._running()
                 text = f"buffer.memory of {self.config.buffer_memory} bytes was full for {self.config.max_block_ms} ms"
                 raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, text)
-            delivery = self._append(topic, value, key, partition, timestamp_ms, headers, needed)
+            delivery = append(needed_bytes)
             if delivery is None:
-                self._memory.give(needed)
+                self._memory.release(needed_bytes)
                 self._running()
                 await self._wait_for_partition(topic, partition, deadline)
         return delivery
@@ -340,28 +345,28 @@ class Producer(Client):
 
     async def _wait_held(self, topic: str, partition: int | None, deadline: float) -> None:
         loop = asyncio.get_running_loop()
-        asked = False
+        was_refreshed = False
         while True:
             left = max(deadline - loop.time(), 0)
             metadata = await self._metadata.wait_for_topic(topic, left, patient=True)
             self._use(topic, metadata)
             if metadata.partitions and (partition is None or partition in metadata.partitions):
                 return
-            if asked or left <= 0:
-                text = f"partition {partition} of topic {topic!r} ({len(metadata.partitions)} partitions)"
+            if was_refreshed or left <= 0:
+                text = f"topic {topic!r} has no partition {partition}, it has {len(metadata.partitions)} partitions"
                 raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
-            asked = True
+            was_refreshed = True
             self._metadata.request_refresh((topic,))
             while self._metadata.topic(topic) is metadata and deadline > loop.time():
-                await self._metadata.wait_for_answer(topic, deadline - loop.time())
+                await self._metadata.wait_for_response(topic, deadline - loop.time())
 
     def _on_metadata(self) -> None:
-        for name in self._metadata.take_news():
+        for name in self._metadata.take_changed():
             metadata = self._metadata.topic(name)
             state = self._known.get(name)
             if metadata is None:
                 self._topics.pop(name, None)
-                if state is not None and not self._metadata.is_kept(name):
+                if state is not None and not self._metadata.is_cached(name):
                     self._forget(name, state)
             elif state is not None and (metadata is not state.metadata or name not in self._topics):
                 self._use(name, metadata)
@@ -371,7 +376,7 @@ class Producer(Client):
                 self._sender.fail(self._metadata.failure)
 
     def _forget(self, name: str, state: _Topic) -> None:
-        """526-01: nothing of the topic waits; what is still under way has failed already, and its queues are kept."""
+        """Drop the queues of an evicted topic (526-01), unless they still have batches, whose records have failed."""
         if not any(queue.batches or queue.in_flight for queue in state.queues):
             del self._known[name]
 
@@ -383,7 +388,7 @@ class Producer(Client):
         state.metadata = metadata
         count = max(metadata.partitions, default=-1) + 1
         for index in range(len(state.queues), count):
-            state.queues.append(PartitionQueue(name, index, loop, state.sticky.closed))
+            state.queues.append(PartitionQueue(name, index, loop, state.sticky.batch_closed))
         with_leader = tuple(each.partition for each in metadata.partitions.values() if each.leader_id >= 0)
         state.available = with_leader or tuple(metadata.partitions)
         if state.queues:

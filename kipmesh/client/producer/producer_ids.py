@@ -1,7 +1,7 @@
-"""The producer id of an idempotent producer: asked of any broker, at the start and when the epochs are used up.
+"""Obtains the producer id of an idempotent producer at start and when its epochs are used up (InitProducerId).
 
-What may pass is tried again without end, at one broker after the other; batches wait meanwhile, each for at most
-`delivery.timeout.ms`. A broker that does not know the call, or refuses it for good, ends the producer.
+Any broker may serve the request. Retriable errors are retried without limit, at one broker after another; batches wait
+meanwhile, each for at most `delivery.timeout.ms`. Any other error ends the producer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class ProducerIds:
-    """Keeps `sequences` identified."""
+    """Requests producer ids for `sequences`. Calls `on_identified` after success and `on_failure` after an error."""
 
     config: ProducerConfig
     metadata: Metadata
@@ -35,29 +35,29 @@ class ProducerIds:
 
     def __post_init__(self) -> None:
         self.error: KafkaError | None = None
-        """Why there is no producer id yet."""
+        """The error of the last attempt; None after success."""
         self._backoff = Backoff(self.config.retry_backoff_ms, self.config.retry_backoff_max_ms)
         self._task: asyncio.Task[None] | None = None
 
-    def want(self) -> None:
-        """Get a producer id, unless there is one or it is asked for already."""
+    def request(self) -> None:
+        """Start requesting a producer id, unless there is one or a request is pending."""
         if self._task is None and self.sequences.identity is None:
             self._task = asyncio.create_task(self._obtain(), name="kipmesh-producer-id")
-            self._task.add_done_callback(self._ended)
+            self._task.add_done_callback(self._on_task_done)
 
     async def close(self) -> None:
-        """Ask no more."""
+        """Stop requesting a producer id."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._task = None
         error = None if task.cancelled() else task.exception()
         if isinstance(error, KafkaError):
             self.on_failure(error)
         elif error is not None:
-            self.on_failure(task_failure(task, "the task that gets a producer id") or KafkaError(-1))
+            self.on_failure(task_failure(task, "the producer id task") or KafkaError(-1))
         elif not task.cancelled():
             self.on_identified()
 
@@ -66,33 +66,33 @@ class ProducerIds:
         while True:
             brokers = sorted(self.metadata.brokers)
             if brokers:
-                answer = await self._ask(brokers[attempt % len(brokers)])
-                if answer is not None:
-                    self.sequences.identified(answer.producer_id, answer.producer_epoch)
+                response = await self._request_from(brokers[attempt % len(brokers)])
+                if response is not None:
+                    self.sequences.identified(response.producer_id, response.producer_epoch)
                     self.error = None
-                    log.debug("producer id %d", answer.producer_id)
+                    log.debug("obtained producer id %d", response.producer_id)
                     return
             attempt += 1
             await asyncio.sleep(self._backoff.delay_s(attempt))
 
-    async def _ask(self, broker_id: int) -> InitProducerIdResponse | None:
+    async def _request_from(self, broker_id: int) -> InitProducerIdResponse | None:
         address = self.metadata.address(broker_id)
         if address is None:
             return None
         try:
-            answer: InitProducerIdResponse = await call(
+            response: InitProducerIdResponse = await call(
                 self.pool, address, InitProducerIdRequest(), self.config.request_timeout_ms / 1000
             )
         except TransportError as error:
             if error.unimplemented:
-                text = f"the broker at {address} does not know idempotent producers: say enable.idempotence=false"
+                text = f"broker at {address} does not support idempotent producers; set enable.idempotence=false"
                 raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, text) from None
             self.error = KafkaError(ErrorCode.NETWORK_EXCEPTION, str(error))
             return None
-        if not answer.error_code:
-            return answer
-        self.error = KafkaError(answer.error_code, answer.error_message or "")
+        if not response.error_code:
+            return response
+        self.error = KafkaError(response.error_code, response.error_message or "")
         if not self.error.retriable:
             raise self.error
-        log.debug("no producer id: %s", self.error)
+        log.debug("producer id request failed: %s", self.error)
         return None

@@ -1,13 +1,12 @@
-"""A producer's metadata: `TopicTracker` (KIP-526) decides what is asked for and when, and this asks it.
+"""Metadata of a producer. `TopicTracker` (KIP-526) decides which topics to request and when.
 
-What needs a topic holds it: a `send` that waits, and each batch until it is delivered. Who waits for a topic is woken
-by answers about that topic only, and `take_news` names the topics whose metadata is new, so that a producer of many
-topics pays for those that something happened to.
+A waiting `send` and every undelivered batch hold their topic, so that it is not evicted. Waiters wake only for
+responses about their topic, and `take_changed` lists the changed topics. Unrelated topics therefore cost nothing.
 
-Connecting asks for the brokers by a request that names no topic and gets none. After that there is no such request
-(526-09): what a producer asks for is what the tracker says. The counters leave it out.
+Connecting sends a request without topics, which returns the brokers only; the metrics do not count it. All later
+requests name topics (526-09).
 
-Invariant: the tracker knows each topic that has an entry, but for those whose end it reports at its next step.
+Invariant: the tracker tracks every cached topic, except those it reports as forgotten in its next step.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def _now_ms() -> float:
 
 
 class ProducerMetadata(Metadata):
-    """The cache and its task; not shared between event loops."""
+    """The metadata cache and its refresh task. Belongs to one event loop."""
 
     def __init__(self, bootstrap: str | Sequence[str], pool: ConnectionPool, config: ProducerConfig) -> None:
         super().__init__(bootstrap, pool, config)
@@ -47,97 +46,100 @@ class ProducerMetadata(Metadata):
                 config.metadata_refresh,
             )
         )
-        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
-        self._news: dict[str, None] = {}
+        self._topic_waiters: dict[str, list[asyncio.Future[None]]] = {}
+        self._changed: dict[str, None] = {}
         self._is_closed = False
         self._blocked_s = 0.0
 
-    # -- from the producer
+    # -- called by the producer
 
     def hold(self, name: str) -> None:
-        """Something of this topic waits or is under way until `release`: it is asked for if need be, and kept."""
+        """Request the topic if needed and keep it cached until the matching `release` (526-01)."""
         self._tracker.hold(name, _now_ms())
-        if name not in self._entries:
-            self._entry(name)
+        self._entry(name)
 
     def release(self, name: str) -> None:
-        """One `hold` ends."""
+        """End one `hold`."""
         self._tracker.release(name, _now_ms())
 
-    def is_kept(self, name: str) -> bool:
-        """Whether the topic is not forgotten yet."""
+    def is_cached(self, name: str) -> bool:
+        """Whether the topic has a cache entry, with or without metadata."""
         return name in self._entries
 
-    def take_news(self) -> tuple[str, ...]:
-        """Topics whose metadata came, changed or went since the last call."""
-        news, self._news = self._news, {}
-        return tuple(news)
+    def take_changed(self) -> tuple[str, ...]:
+        """Return the topics whose metadata was refreshed or evicted since the last call."""
+        changed, self._changed = self._changed, {}
+        return tuple(changed)
 
     def request_refresh(self, topics: Iterable[str] = ()) -> None:
-        """The metadata of these topics is out of date (526-04)."""
+        """Mark the metadata of these topics as stale (526-04)."""
         now_ms = _now_ms()
         for name in topics:
             self._tracker.changed(name, now_ms)
         self._wake.set()
 
     async def wait_for_topic(self, name: str, timeout_s: float, *, patient: bool = False) -> TopicMetadata:
-        """The topic's metadata; raises KafkaError when it is not to be had, RuntimeError when the producer is closed.
+        """Return the topic's metadata, requesting it if it is not cached.
 
-        A topic that nobody knows is given up after a few answers, or, for the `patient`, at the end of `timeout_s`.
+        Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION after several responses without the topic, or only after
+        `timeout_s` if `patient`; the topic's error; REQUEST_TIMED_OUT; NETWORK_EXCEPTION if no broker responds. Raises
+        RuntimeError if the producer is closed.
         """
         self.hold(name)
         try:
             known = self._entry(name).metadata
-            return known if known is not None else await self._missing(name, timeout_s, patient)
+            return known if known is not None else await self._wait_for_metadata(name, timeout_s, patient)
         finally:
             self.release(name)
 
-    async def _missing(self, name: str, timeout_s: float, patient: bool) -> TopicMetadata:
+    async def _wait_for_metadata(self, name: str, timeout_s: float, patient: bool) -> TopicMetadata:
         entry = self._entry(name)
-        entry.unknown_answers = 0
+        entry.unknown_responses = 0
         entry.error = ErrorCode.NONE
         begin = time.monotonic()
         try:
-            while entry.known(is_patient=patient) is None:
+            while (metadata := entry.require(is_patient=patient)) is None:
                 left = begin + timeout_s - time.monotonic()
                 if left <= 0:
                     raise self._timeout(f"topic {name!r}", timeout_s, entry)
-                await self.wait_for_answer(name, left)
-            assert entry.metadata is not None
-            return entry.metadata
+                await self.wait_for_response(name, left)
+            return metadata
         finally:
             self._blocked_s += time.monotonic() - begin
             if entry.metadata is None:
-                self._wake.set()  # perhaps nobody wants it any more
+                self._wake.set()  # the tracker may now forget the topic
 
-    async def wait_for_answer(self, name: str, timeout_s: float) -> None:
-        """Wait for the next answer about a topic, at most so long; raises when there will be none."""
+    async def wait_for_response(self, name: str, timeout_s: float) -> None:
+        """Wait for the next response about a topic, at most `timeout_s`.
+
+        Raises KafkaError if the refresh task has failed, and RuntimeError if the producer is closed.
+        """
         raise_failure(self.failure)
         if self._is_closed:
-            raise RuntimeError("the producer is closed")
+            raise RuntimeError("producer is closed")
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(name, []).append(waiter)
+        self._topic_waiters.setdefault(name, []).append(waiter)
         try:
             await asyncio.wait([waiter], timeout=timeout_s)
         finally:
             if not waiter.done():
-                waiters = self._waiting[name]
+                waiters = self._topic_waiters[name]
                 waiters.remove(waiter)
                 if not waiters:
-                    del self._waiting[name]
+                    del self._topic_waiters[name]
 
-    def end_waits(self) -> None:
-        """The producer takes no more records: who waits for a topic is told."""
+    def refuse_waiters(self) -> None:
+        """Make current and later waits for a topic raise RuntimeError, because the producer is closing."""
         self._is_closed = True
-        self._wake_for(list(self._waiting))
+        self._wake_topic_waiters(list(self._topic_waiters))
 
     async def close(self) -> None:
-        """Stop the task; who waits is told."""
-        self.end_waits()
+        """Stop the refresh task and refuse waiters."""
+        self.refuse_waiters()
         await super().close()
 
     def metrics(self) -> tuple[TrackerMetrics, float]:
-        """526-10: the tracker's counters, and the seconds that calls of `send` have waited for metadata."""
+        """Return the tracker's counters, and the seconds that `send` calls have waited for metadata (526-10)."""
         return self._tracker.metrics(), self._blocked_s
 
     # -- the task
@@ -149,11 +151,11 @@ class ProducerMetadata(Metadata):
             step = self._tracker.poll(_now_ms())
             for name in step.forgotten:
                 self._entries.pop(name, None)
-                self._news[name] = None
+                self._changed[name] = None
             if step.forgotten:
                 self._notify()
             if step.request is not None:
-                await self._ask(step.request)
+                await self._refresh(step.request)
             elif not self.brokers:
                 failures += 1
                 if not await self._connect():
@@ -163,7 +165,7 @@ class ProducerMetadata(Metadata):
                 await self._sleep(None if wait_until_ms is None else max(wait_until_ms - _now_ms(), 0) / 1000)
 
     async def _connect(self) -> bool:
-        """Learn the brokers; whether it worked."""
+        """Request the brokers and return whether the request succeeded."""
         try:
             response = await self._request(())
             self._apply((), response)
@@ -174,7 +176,7 @@ class ProducerMetadata(Metadata):
         self._notify()
         return self.last_failure is None
 
-    async def _ask(self, request: RefreshRequest) -> None:
+    async def _refresh(self, request: RefreshRequest) -> None:
         try:
             response = await self._request(request.topics)
             self._apply(request.topics, response)
@@ -188,22 +190,22 @@ class ProducerMetadata(Metadata):
             lost = {entry.name for entry in entries if entry.metadata is None}
             self._tracker.answered(_now_ms(), resolved, lost)
         self._notify()
-        self._wake_for(request.topics)
+        self._wake_topic_waiters(request.topics)
 
     def _meter(self) -> Meter:
         return self._tracker.transferred
 
-    def _apply_topic(self, entry: TopicEntry, answer: m.MetadataResponseTopic, now: float) -> None:
-        super()._apply_topic(entry, answer, now)
-        self._news[entry.name] = None
+    def _apply_topic(self, entry: TopicEntry, topic: m.MetadataResponseTopic, now: float) -> None:
+        super()._apply_topic(entry, topic, now)
+        self._changed[entry.name] = None
 
     def _wake_waiters(self) -> None:
         super()._wake_waiters()
         if self.failure is not None:
-            self._wake_for(list(self._waiting))
+            self._wake_topic_waiters(list(self._topic_waiters))
 
-    def _wake_for(self, names: Iterable[str]) -> None:
+    def _wake_topic_waiters(self, names: Iterable[str]) -> None:
         for name in names:
-            for waiter in self._waiting.pop(name, ()):
+            for waiter in self._topic_waiters.pop(name, ()):
                 if not waiter.done():
                     waiter.set_result(None)

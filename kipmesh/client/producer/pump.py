@@ -1,9 +1,8 @@
-"""Records on their way from any thread to an asynchronous producer's event loop.
+"""Passes records from any thread to an asynchronous producer on its event loop.
 
-One coroutine at a time takes the records in the order of the calls. Records of a topic without metadata are put aside,
-and a task of the topic's own hands them over in their order once there is metadata; so no topic waits for another.
-Invariants: records of one topic keep the order of the calls; every record gets an outcome; at most `AHEAD_MAX` records
-wait here, aside or not.
+One coroutine at a time appends the records in call order. Records of a topic without metadata are deferred to a task
+per topic, so that no topic waits for another. Invariants: records of one topic keep their order; every record gets an
+outcome; at most `QUEUED_MAX` records are queued, deferred ones included.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from kipmesh.client.producer.producer import Producer
 from kipmesh.client.types import RecordMetadata
 from kipmesh.core.errors import KafkaError
 
-AHEAD_MAX = 2000
+QUEUED_MAX = 2000
 
 
 class PendingRecord:
-    """The outcome of one record that was sent by a blocking producer."""
+    """The pending outcome of a record that was sent by a blocking producer."""
 
     __slots__ = ("_arguments", "_delivery", "_portal", "_waiters", "begin_s", "error")
 
@@ -35,7 +34,7 @@ class PendingRecord:
         self.begin_s = time.monotonic()
         self._delivery: Delivery | None = None
         self.error: BaseException | None = None
-        """Why it was not handed over."""
+        """The error of appending the record to the producer."""
         self._waiters: list[asyncio.Future[None]] = []
 
     def done(self) -> bool:
@@ -43,7 +42,10 @@ class PendingRecord:
         return self.error is not None or (self._delivery is not None and self._delivery.done())
 
     def result(self, timeout_s: float | None = None) -> RecordMetadata:
-        """Wait for the outcome; raises the record's KafkaError, or TimeoutError."""
+        """Return the record's position, waiting up to `timeout_s` (None: without limit).
+
+        Raises TimeoutError, the record's KafkaError, or the error that the asynchronous `send` raised.
+        """
         if self.error is None and self._delivery is not None and self._delivery.done():
             return self._delivery.result()
         future = self._portal.submit(self._outcome())
@@ -58,16 +60,16 @@ class PendingRecord:
             self._waiters.append(waiter)
             await waiter
         if self._delivery is None:
-            raise self.error or RuntimeError("the producer is closed")
+            raise self.error or RuntimeError("producer is closed")
         return await self._delivery
 
     @property
-    def where(self) -> tuple[str, int | None]:
-        """Topic, and partition if the caller named one; until it is handed over."""
+    def destination(self) -> tuple[str, int | None]:
+        """Topic and requested partition (None: chosen by the producer). Valid until the record is appended."""
         return self._arguments[0], self._arguments[3]
 
     async def append(self, client: Producer) -> None:
-        """On the loop: hand the record to the producer."""
+        """Append the record to the producer. Runs on the event loop."""
         try:
             self._delivery = await client.send(*self._arguments)
         except Exception as error:
@@ -79,7 +81,7 @@ class PendingRecord:
             self._wake()
 
     def fail(self, error: BaseException) -> None:
-        """On the loop: the record is not handed over."""
+        """Complete the record with an error. Runs on the event loop."""
         self.error = error
         self._wake()
 
@@ -91,37 +93,37 @@ class PendingRecord:
 
 
 class Pump:
-    """See the module. `send` and `drain` may be called by any thread."""
+    """The queue between blocking `send` calls and one producer. Any thread may call `send` and `drain`."""
 
     def __init__(self, client: Producer) -> None:
         self._client = client
-        self._room = threading.Semaphore(AHEAD_MAX)
+        self._capacity = threading.Semaphore(QUEUED_MAX)
         self._lock = threading.Lock()
-        self._waiting: deque[PendingRecord] = deque()
+        self._queue: deque[PendingRecord] = deque()
         self._appending: Future[None] | None = None
-        self._aside: dict[str, tuple[deque[PendingRecord], asyncio.Task[None]]] = {}  # of the loop only
+        self._deferred: dict[str, tuple[deque[PendingRecord], asyncio.Task[None]]] = {}  # used on the event loop only
 
     def send(self, portal: Portal, arguments: tuple[Any, ...]) -> PendingRecord:
-        """Take a record; blocks when too many wait."""
+        """Queue a record with the arguments of `Producer.send`. Blocks while `QUEUED_MAX` records are queued."""
         record = PendingRecord(portal, arguments)
-        self._room.acquire()
+        self._capacity.acquire()
         with self._lock:
-            self._waiting.append(record)
+            self._queue.append(record)
             if self._appending is None:
                 self._appending = portal.submit(self._append_all())
         return record
 
     def drain(self, portal: Portal, topic: str | None = None) -> None:
-        """Wait until the producer has what was sent, or that of one topic."""
+        """Block until all queued records, or those of one topic, are appended or have failed."""
         with self._lock:
             appending = self._appending
         if appending is not None:
             appending.result()
-        if self._aside:
-            portal.call(self._aside_done(topic))
+        if self._deferred:
+            portal.call(self._wait_deferred(topic))
 
-    async def _aside_done(self, topic: str | None) -> None:
-        tasks = [task for name, (_, task) in self._aside.items() if topic in (None, name)]
+    async def _wait_deferred(self, topic: str | None) -> None:
+        tasks = [task for name, (_, task) in self._deferred.items() if topic in (None, name)]
         if tasks:
             await asyncio.wait(tasks)
 
@@ -129,55 +131,53 @@ class Pump:
         try:
             while True:
                 with self._lock:
-                    if not self._waiting:
+                    if not self._queue:
                         self._appending = None
                         return
-                    record = self._waiting.popleft()
-                if not self._is_put_aside(record):
-                    self._room.release()
+                    record = self._queue.popleft()
+                if not self._defer(record):
+                    self._capacity.release()
                     await record.append(self._client)
-        except BaseException:  # the portal's end: what still waits is tried by the next send, and refused by it
+        except BaseException:  # the portal is closing: a later send resubmits this coroutine, which raises there
             with self._lock:
                 self._appending = None
             raise
 
-    def _is_put_aside(self, record: PendingRecord) -> bool:
+    def _defer(self, record: PendingRecord) -> bool:
+        """Defer the record if its topic has no metadata or deferred records. Returns whether it was deferred."""
+        topic, partition = record.destination
         try:
-            return self._put_aside(record)
-        except (TypeError, ValueError):  # what is no topic or partition: the producer says so
+            deferred = self._deferred.get(topic)
+            if deferred is None and self._client.has_metadata(topic, partition):
+                return False
+        except (TypeError, ValueError):  # invalid topic or partition: `send` raises a better error
             return False
-
-    def _put_aside(self, record: PendingRecord) -> bool:
-        topic, partition = record.where
-        found = self._aside.get(topic)
-        if found is not None:
-            found[0].append(record)
-            return True
-        if self._client.has_metadata(topic, partition):
-            return False
-        records = deque([record])
-        self._aside[topic] = (records, asyncio.create_task(self._append_later(topic, records)))
+        if deferred is not None:
+            deferred[0].append(record)
+        else:
+            records = deque([record])
+            self._deferred[topic] = (records, asyncio.create_task(self._append_deferred(topic, records)))
         return True
 
-    async def _append_later(self, topic: str, records: deque[PendingRecord]) -> None:
+    async def _append_deferred(self, topic: str, records: deque[PendingRecord]) -> None:
         try:
             while records:
                 record = records.popleft()
                 try:
                     await record.append(self._client)
                 finally:
-                    self._room.release()
+                    self._capacity.release()
                 error = record.error
                 if isinstance(error, KafkaError) and not self._client.has_metadata(topic):
-                    self._give_up(records, error)
+                    self._fail_expired(records, error)
         finally:
-            del self._aside[topic]
+            del self._deferred[topic]
             for record in records:
-                record.fail(RuntimeError("the producer is closed"))
-                self._room.release()
+                record.fail(RuntimeError("producer is closed"))
+                self._capacity.release()
 
-    def _give_up(self, records: deque[PendingRecord], error: KafkaError) -> None:
-        """Records that have waited for `max.block.ms`, too, do not wait once more for each other."""
+    def _fail_expired(self, records: deque[PendingRecord], error: KafkaError) -> None:
+        """Fail the records that were sent more than `max.block.ms` ago, instead of waiting once more for each."""
         while records and (time.monotonic() - records[0].begin_s) * 1000 >= self._client.config.max_block_ms:
             records.popleft().fail(error)
-            self._room.release()
+            self._capacity.release()

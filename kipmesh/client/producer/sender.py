@@ -1,12 +1,11 @@
-"""Sends ready batches: one Produce request a broker carries every ready partition, one batch of each.
+"""Sends ready batches. A Produce request has at most one batch of each ready partition of its leader.
 
-A batch is ready when it is full, `linger.ms` old, or when somebody flushes or waits for room. One task drains the
-queues; each request is a task that ends in `_settle`, and the requests to a broker begin in the order of their making.
-With idempotence, `kipmesh.core.producer.sequences` says which batch of a partition may go, and under which
-numbers; without it, one of a partition is in flight at a time. Invariants: a partition is in `_ready` only while its
-backoff is over; a batch that fails retriably goes back to its place in the queue; every batch is finished exactly once,
-at the latest `delivery.timeout.ms` after it was made. After a `failure`, which is for good, all batches are finished
-and nothing is taken any more.
+A batch is ready when it is full, `linger.ms` old, or when a caller flushes or waits for memory. One task drains the
+queues; each request runs in its own task, and requests to one broker are sent in order. With idempotence,
+`kipmesh.core.producer.sequences` decides when a batch may be sent and with which sequences; without it, each partition
+has one batch in flight. Invariants: a partition in `_ready` is not in backoff; a retried batch returns to its position
+in the queue; every batch is finished once, at the latest `delivery.timeout.ms` after its creation. After `failure` is
+set, all batches are finished and no records are accepted.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from kipmesh.client.calls import Backoff, call, no_answer, task_failure
+from kipmesh.client.calls import Backoff, call, task_failure, transport_failure
 from kipmesh.client.compression import COMPRESSIONS, Compression
 from kipmesh.client.metadata import Metadata
 from kipmesh.client.producer.accumulator import Batch, BufferMemory, PartitionQueue
@@ -43,7 +42,7 @@ _COMPRESS_ON_LOOP_BYTES_MAX = 32 << 10
 
 
 class Sender:
-    """The network side of a producer."""
+    """Sends the batches of one producer. `on_failure` is called when the producer fails as a whole."""
 
     def __init__(
         self,
@@ -71,28 +70,28 @@ class Sender:
         self._backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms)
         self._loop = asyncio.get_running_loop()
         self.wake = asyncio.Event()
-        """Set when something changed that may let batches go: metadata, or a `send` that waits for room."""
+        """Set after a change that may allow sending: new metadata, or a `send` that waits for memory."""
         self._timer: asyncio.TimerHandle | None = None
         self._ready: dict[PartitionQueue, None] = {}
         self._delayed: dict[PartitionQueue, None] = {}
         self._lingering: deque[Batch] = deque()
         self._by_age: deque[Batch] = deque()
         self._requests: dict[int, int] = {}
-        self._begun: dict[int, asyncio.Event] = {}  # of each leader the last request: set once it is on its way
+        self._last_sent: dict[int, asyncio.Event] = {}  # by leader: set once its latest request has been sent
         self._tasks: set[asyncio.Task[None]] = set()
         self._flushes = 0
         self._sequences = ProducerSequences()
-        self._ids = ProducerIds(config, metadata, pool, self._sequences, self._identified, self.fail)
+        self._ids = ProducerIds(config, metadata, pool, self._sequences, self._on_producer_id, self.fail)
         self._in_flight_max = UNRESOLVED_MAX if config.enable_idempotence else 1
         if config.enable_idempotence:
-            self._ids.want()
+            self._ids.request()
         self._task = asyncio.create_task(self._run(), name="kipmesh-producer")
-        self._task.add_done_callback(self._ended)
+        self._task.add_done_callback(self._on_task_done)
 
-    # -- from the producer
+    # -- called by the producer
 
-    def opened(self, batch: Batch) -> None:
-        """A queue has a new open batch."""
+    def batch_opened(self, batch: Batch) -> None:
+        """Register a new open batch."""
         self.incomplete[batch] = None
         queue = batch.queue
         if queue.sequences is None and self._config.enable_idempotence:
@@ -102,44 +101,44 @@ class Sender:
         if self._linger_s == 0 or self._flushes or self._memory.waiters or len(self._lingering) == 1:
             self.wake.set()
 
-    def closed(self, queue: PartitionQueue) -> None:
-        """A queue's open batch became full."""
+    def batch_full(self, queue: PartitionQueue) -> None:
+        """Schedule sending of a queue whose open batch became full."""
         self._mark_ready(queue)
         self.wake.set()
 
     async def flush(self) -> None:
-        """Send everything that is there now, and wait until it is delivered or has failed."""
+        """Send all current batches and wait until they are delivered or have failed."""
         self._flushes += 1
         self.wake.set()
         try:
             for batch in list(self.incomplete):
-                await self._finished(batch)
+                await self._wait_finished(batch)
             if self._config.acks == 0 and self._tasks:
-                await asyncio.wait(set(self._tasks))  # finished, but perhaps not on their way yet
+                await asyncio.wait(set(self._tasks))  # with acks=0 batches finish before their request is sent
         finally:
             self._flushes -= 1
 
-    async def _finished(self, batch: Batch) -> None:
+    async def _wait_finished(self, batch: Batch) -> None:
         if not batch.finished:
             await asyncio.shield(batch.future(self._loop))
         for _, child in batch.children:
-            await self._finished(child)
+            await self._wait_finished(child)
 
     def discard(self, batch: Batch) -> None:
-        """A new batch stays empty, because its first record is not one."""
+        """Remove a new batch that stays empty because its first record is invalid."""
         self._remove(batch.queue, batch)
         self._complete(batch, None)
-        self._memory.give(batch.reserved_bytes)
+        self._memory.release(batch.reserved_bytes)
 
     async def close(self) -> None:
-        """Stop; what is not delivered fails."""
+        """Stop sending and fail undelivered batches."""
         tasks = [self._task, *self._tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, self._ids.close(), return_exceptions=True)
         if self._timer is not None:
             self._timer.cancel()
-        self._fail_all(KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the producer was closed before it was delivered"))
+        self._fail_all(KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "producer was closed before delivery"))
 
     # -- the task
 
@@ -147,35 +146,35 @@ class Sender:
         while True:
             await self.wake.wait()
             self.wake.clear()
-            self._drain(self._loop.time())
+            self._send_ready(self._loop.time())
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         failure = task_failure(task, "the producer's sending task")
         if failure is not None:
             self.fail(failure)
 
     def fail(self, failure: KafkaError) -> None:
-        """Something that nobody expected: what is not delivered fails, and nothing is sent any more."""
+        """End the producer after a fatal error: fail all undelivered batches and send nothing more."""
         if self.failure is None:
             self.failure = failure
             self._task.cancel()
             self._on_failure()
             self._fail_all(failure)
 
-    def _drain(self, now: float) -> None:
+    def _send_ready(self, now: float) -> None:
         self._expire(now)
-        self._ripen(now)
+        self._expire_linger(now)
         for queue in [queue for queue in self._delayed if queue.retry_at_s <= now or self._leader_is_new(queue)]:
             del self._delayed[queue]
             self._mark_ready(queue)
         for leader_id, batches in self._plan():
             self._requests[leader_id] = self._requests.get(leader_id, 0) + 1
-            before, begun = self._begun.get(leader_id), asyncio.Event()
-            self._begun[leader_id] = begun
-            task = asyncio.create_task(self._send(leader_id, batches, before, begun))
+            previous_sent, sent = self._last_sent.get(leader_id), asyncio.Event()
+            self._last_sent[leader_id] = sent
+            task = asyncio.create_task(self._send(leader_id, batches, previous_sent, sent))
             self._tasks.add(task)
-            task.add_done_callback(self._ended)
+            task.add_done_callback(self._on_task_done)
         self._set_timer()
 
     def _mark_ready(self, queue: PartitionQueue) -> None:
@@ -196,17 +195,17 @@ class Sender:
         timeout_ms = self._config.delivery_timeout_ms
         text = f"{batch.count} records for {queue.topic}-{queue.partition} were not delivered within {timeout_ms} ms"
         if batch.retried_for is not None:
-            text += f", at last because of {batch.retried_for}"
+            text += f", last error: {batch.retried_for}"
         elif batch.numbers is None and self._ids.error is not None:
-            text += f", there is no producer id: {self._ids.error}"
+            text += f", no producer id: {self._ids.error}"
         self._complete(batch, KafkaError(ErrorCode.REQUEST_TIMED_OUT, text))
         if batch not in queue.in_flight:
             self._remove(queue, batch)
-            self._memory.give(batch.reserved_bytes)
+            self._memory.release(batch.reserved_bytes)
         if queue.sequences is not None and batch.numbers is not None:
             queue.sequences.gave_up(batch.numbers, is_certain=False)
             self._drop(queue, queue.sequences.renumber_if_due())
-            self._resume(queue)
+            self._mark_if_ready(queue)
 
     def _remove(self, queue: PartitionQueue, batch: Batch) -> None:
         queue.batches.remove(batch)
@@ -216,14 +215,14 @@ class Sender:
             self._ready.pop(queue, None)
             self._delayed.pop(queue, None)
 
-    def _ripen(self, now: float) -> None:
+    def _expire_linger(self, now: float) -> None:
         forced = self._flushes > 0 or bool(self._memory.waiters)
         while self._lingering:
             batch = self._lingering[0]
             if not batch.finished and batch.queue.open is batch:
                 if not forced and now < batch.created_s + self._linger_s:
                     return
-                batch.ripe = True
+                batch.linger_expired = True
                 self._mark_ready(batch.queue)
             self._lingering.popleft()
 
@@ -240,15 +239,15 @@ class Sender:
             self._timer = self._loop.call_at(min(due), self.wake.set)
 
     def _plan(self) -> list[tuple[int, list[Batch]]]:
-        """Take the ready batches that may go now, by request; the others stay ready."""
+        """Take the ready batches that may be sent now, grouped into requests of one leader each."""
         plan: list[tuple[int, list[Batch]]] = []
         started: dict[int, int] = {}
         without_leader: set[str] = set()
         queues = list(self._ready)
         if self._config.enable_idempotence and self._sequences.identity is None:
-            self._ids.want()
+            self._ids.request()
             queues = []
-        while queues:  # a request has one batch of a partition
+        while queues:  # each round adds at most one batch of a partition to a request
             queues = self._plan_round(queues, plan, started, without_leader)
         if without_leader:
             self._metadata.request_refresh(without_leader)
@@ -261,10 +260,10 @@ class Sender:
         started: dict[int, int],
         without_leader: set[str],
     ) -> list[PartitionQueue]:
-        """At most one batch of each queue; gives those that are ready with another one."""
+        """Add at most one batch of each queue to the plan. Returns the queues with another ready batch."""
         filling: dict[int, tuple[list[Batch], int]] = {}
         limit = self._config.max_in_flight_requests_per_connection
-        now, again = self._loop.time(), []
+        now, remaining = self._loop.time(), []
         for queue in queues:
             partition = self._metadata.partition(queue.topic, queue.partition)
             if partition is None or partition.leader_id not in self._metadata.brokers:
@@ -274,7 +273,7 @@ class Sender:
             batch = queue.batches[0]
             if queue.sequences is not None and not queue.sequences.may_send(batch.numbers, leader_id, now):
                 if queue.in_flight:
-                    del self._ready[queue]  # what is in flight marks it again
+                    del self._ready[queue]  # the response to a batch in flight marks the queue ready again
                 continue
             size = batch.size_bytes() + _REQUEST_OVERHEAD_BYTES
             batches, total = filling.get(leader_id, ([], 0))
@@ -287,26 +286,24 @@ class Sender:
             batch.leader_epoch = partition.leader_epoch
             batches.append(batch)
             filling[leader_id] = (batches, total + size)
-            self._take(queue, batch)
+            self._dequeue(queue, batch)
             if queue in self._ready:
-                again.append(queue)
-        return again
+                remaining.append(queue)
+        return remaining
 
-    def _take(self, queue: PartitionQueue, batch: Batch) -> None:
+    def _dequeue(self, queue: PartitionQueue, batch: Batch) -> None:
         del self._ready[queue]
         queue.batches.popleft()
         queue.in_flight.append(batch)
         if queue.open is batch:
-            queue.open = None
-            queue.report_closed(batch)
+            queue.close_batch(batch)
         if queue.sequences is not None:
             if batch.numbers is None:
                 batch.numbers = queue.sequences.number(batch.count)
             queue.sequences.sent(batch.numbers)
-        self._resume(queue)
+        self._mark_if_ready(queue)
 
-    def _identified(self) -> None:
-        """There is a producer id."""
+    def _on_producer_id(self) -> None:
         for queue in [*self._ready, *self._delayed]:
             if queue.sequences is not None:
                 self._drop(queue, queue.sequences.renumber_if_due())
@@ -315,9 +312,9 @@ class Sender:
     # -- one request
 
     async def _send(
-        self, leader_id: int, batches: list[Batch], before: asyncio.Event | None, begun: asyncio.Event
+        self, leader_id: int, batches: list[Batch], previous_sent: asyncio.Event | None, sent: asyncio.Event
     ) -> None:
-        """One request, not begun before that of `before` is on its way; `begun` is set once this one is."""
+        """Send one request after `previous_sent` is set, set `sent`, and handle the response."""
         results: dict[tuple[str, int], PartitionProduceResponse] = {}
         failure: KafkaError | None = KafkaError(ErrorCode.NETWORK_EXCEPTION, "cancelled")
         try:
@@ -326,35 +323,36 @@ class Sender:
             if not request.topic_data:
                 return
             if address is None:
-                failure = KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"broker {leader_id} is gone")
+                failure = KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"leader {leader_id} is not in the metadata")
                 return
             if self._config.acks == 0:
                 for batch in batches:
                     self._complete(batch, None)
-            if before is not None:
-                await before.wait()
-            begun.set()
+            if previous_sent is not None:
+                await previous_sent.wait()
+            sent.set()
             response = await self._call(leader_id, address, request, batches)
-            self._learn_leaders(response)
+            self._apply_leaders(response)
             results = {
                 (topic.name, each.index): each for topic in response.responses for each in topic.partition_responses
             }
             failure = None
         except TransportError as error:
-            failure = KafkaError(ErrorCode.MESSAGE_TOO_LARGE, str(error)) if error.too_large else no_answer(error)
+            too_large = KafkaError(ErrorCode.MESSAGE_TOO_LARGE, str(error))
+            failure = too_large if error.too_large else transport_failure(error)
         except Exception as error:
-            log.exception("a produce request failed")
-            failure = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the request could not be made: {error}")
+            log.exception("produce request failed")
+            failure = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"produce request failed: {error!r}")
         finally:
-            begun.set()
+            sent.set()
             self._requests[leader_id] -= 1
             for batch in batches:
                 result = results.get((batch.queue.topic, batch.queue.partition))
-                self._settle(batch, leader_id, result, failure)
+                self._handle_result(batch, leader_id, result, failure)
             self.wake.set()
 
     async def _make_request(self, batches: Sequence[Batch]) -> ProduceRequest:
-        """The request of at most one batch a partition; those that were finished meanwhile are left out."""
+        """Build the request, without the batches that have expired meanwhile."""
         await self._seal([batch for batch in batches if batch.payload is None and not batch.finished])
         topics: dict[str, list[PartitionProduceData]] = {}
         for batch in batches:
@@ -389,7 +387,7 @@ class Sender:
     async def _call(
         self, leader_id: int, address: str, request: ProduceRequest, batches: Sequence[Batch]
     ) -> ProduceResponse:
-        """The answer; TransportError also when the leader is silent and another one leads all that was sent."""
+        """Return the response. Raises TransportError, also if the leader hangs and no longer leads any partition."""
         partitions = [(batch.queue.topic, batch.queue.partition) for batch in batches]
         try:
             async with LeaderWatch(self._metadata, leader_id, partitions):
@@ -400,7 +398,7 @@ class Sender:
             raise TransportError.no_response(address, "Produce") from None
         return response
 
-    def _learn_leaders(self, response: ProduceResponse) -> None:
+    def _apply_leaders(self, response: ProduceResponse) -> None:
         leaders = [
             (topic.name, each.index, each.current_leader)
             for topic in response.responses
@@ -411,51 +409,51 @@ class Sender:
             self._metadata.apply_leaders(leaders, response.node_endpoints)
 
     def _leader_epoch(self, queue: PartitionQueue) -> int:
-        """That of a leader that can be asked; -1 if there is none."""
+        """Return the partition's leader epoch, or -1 if its leader is not available."""
         known = self._metadata.partition(queue.topic, queue.partition)
         return known.leader_epoch if known is not None and known.leader_id in self._metadata.brokers else -1
 
-    # -- outcomes
+    # -- results
 
-    def _settle(
+    def _handle_result(
         self,
         batch: Batch,
         leader_id: int,
         result: PartitionProduceResponse | None,
         failure: KafkaError | None,
     ) -> None:
-        """The request of `batch` to a leader has ended, however; decide about the batch and its queue."""
+        """Complete, retry or fail a batch whose request has ended with `result` or `failure`."""
         queue = batch.queue
         queue.in_flight.remove(batch)
         error = failure
         if error is None and result is None:
-            error = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the broker's answer does not mention the partition")
+            error = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "Produce response lacks the partition")
         elif error is None and result is not None and result.error_code:
             error = KafkaError(result.error_code, result.error_message or "")
         if error is not None and (error.code.refreshes_metadata or error.code is ErrorCode.REQUEST_TIMED_OUT):
-            # A leader that says nothing may be held or cut off from the mesh: another one may lead by now.
+            # A leader that does not respond may be hung or partitioned: the partition may have a new leader.
             self._metadata.request_refresh((queue.topic,))
         if error is None and queue.sequences is not None and batch.numbers is not None:
             queue.sequences.acked(batch.numbers, leader_id, self._loop.time())
         if batch.finished:
-            self._memory.give(batch.reserved_bytes)
+            self._memory.release(batch.reserved_bytes)
         elif error is None and result is not None:
             batch.base_offset = result.base_offset
             batch.log_append_time_ms = result.log_append_time_ms
             self._complete(batch, None)
-            self._memory.give(batch.reserved_bytes)
+            self._memory.release(batch.reserved_bytes)
         elif error is not None:
-            self._failed(queue, batch, error)
+            self._retry_or_fail(queue, batch, error)
         if queue.sequences is not None:
             self._drop(queue, queue.sequences.settled())
-        self._resume(queue)
+        self._mark_if_ready(queue)
 
     def _leader_is_new(self, queue: PartitionQueue) -> bool:
-        """Whether somebody leads whom nobody has asked since the last try failed (KIP-951): no reason to wait."""
+        """Whether the leader changed since the last failed attempt: retry without backoff (KIP-951)."""
         return self._leader_epoch(queue) > queue.failed_epoch >= 0
 
-    def _failed(self, queue: PartitionQueue, batch: Batch, error: KafkaError) -> None:
-        """Once more later, or as soon as there is another leader than that of the try."""
+    def _retry_or_fail(self, queue: PartitionQueue, batch: Batch, error: KafkaError) -> None:
+        """Split the batch if it is too large, queue it for a retry, or complete it."""
         batch.attempts += 1
         verdict = Verdict.AGAIN if error.retriable else Verdict.FAILED
         if queue.sequences is not None and batch.numbers is not None:
@@ -468,14 +466,15 @@ class Sender:
             queue.put_back(batch)
             epoch = batch.leader_epoch
             queue.failed_epoch = max(epoch, queue.failed_epoch) if queue in self._delayed else epoch
-            is_turn = error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and batch.attempts <= UNRESOLVED_MAX
-            if not is_turn and not self._leader_is_new(queue):
+            # Out of order: the batch only has to wait for the batches before it, so it needs no backoff.
+            is_reordered = error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and batch.attempts <= UNRESOLVED_MAX
+            if not is_reordered and not self._leader_is_new(queue):
                 queue.retry_at_s = self._loop.time() + self._backoff.delay_s(batch.attempts)
                 self._delayed[queue] = None
         else:
             is_written = verdict is Verdict.WRITTEN
             self._complete(batch, None if is_written else error)
-            self._memory.give(batch.reserved_bytes)
+            self._memory.release(batch.reserved_bytes)
             if queue.sequences is None or batch.numbers is None:
                 return
             if is_written:
@@ -484,15 +483,15 @@ class Sender:
                 queue.sequences.gave_up(batch.numbers, is_certain=verdict is Verdict.FAILED)
 
     def _drop(self, queue: PartitionQueue, dropped: Sequence[Numbers]) -> None:
-        """Batches that may be written already, and would be once more if they were sent again."""
+        """Fail batches that may already be written, because sending them again could duplicate records."""
         for batch in [batch for batch in queue.batches if dropped and batch.numbers in dropped]:
-            text = "a batch before this one expired, so that this one may be written or not, and is not sent again"
+            text = "not retried because an earlier batch expired; the record may or may not be written"
             self._complete(batch, KafkaError(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, text))
-            self._memory.give(batch.reserved_bytes)
+            self._memory.release(batch.reserved_bytes)
             self._remove(queue, batch)
 
-    def _resume(self, queue: PartitionQueue) -> None:
-        if queue.batches and (queue.batches[0] is not queue.open or queue.batches[0].ripe):
+    def _mark_if_ready(self, queue: PartitionQueue) -> None:
+        if queue.batches and (queue.batches[0] is not queue.open or queue.batches[0].linger_expired):
             self._mark_ready(queue)
 
     def _complete(self, batch: Batch, error: KafkaError | None) -> None:
@@ -504,7 +503,7 @@ class Sender:
         batch.finish()
 
     def _split(self, queue: PartitionQueue, batch: Batch) -> None:
-        """Two batches in place of one that the broker takes as too large."""
+        """Replace a batch that the broker rejected as too large by two batches."""
         payload = batch.payload or b""
         records = read_batch(payload, 0, parse_header(payload))
         middle = len(records) // 2

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from kipmesh.client import AdminClient, Consumer, ConsumerRecord, NewTopic, Producer, ResetTo, TopicPartition, sync
 from kipmesh.client.calls import api_of
-from kipmesh.client.group_coordinator import ELSEWHERE
+from kipmesh.client.group_coordinator import COORDINATOR_ERRORS
 from kipmesh.cluster import LocalCluster
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.messages import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
@@ -166,7 +166,7 @@ async def test_an_error_of_another_brokers_group_is_found_in_the_results() -> No
     elsewhere = DeletableGroupResult("g", ErrorCode.NOT_COORDINATOR)
     api = api_of(DeleteGroupsRequest(["g"]))
     assert api.errors(DeleteGroupsResponse(results=[elsewhere])) == [ErrorCode.NOT_COORDINATOR]
-    assert ErrorCode.NOT_COORDINATOR in ELSEWHERE
+    assert ErrorCode.NOT_COORDINATOR in COORDINATOR_ERRORS
 
 
 async def test_blocking_client_administers_groups(admin: AdminClient, bootstrap: str) -> None:

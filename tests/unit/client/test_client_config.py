@@ -63,8 +63,8 @@ def test_keys_are_accepted_in_both_spellings() -> None:
         (Producer, "h:1", {"enable.idempotence": True, "max.in.flight.requests.per.connection": 6}, "at most 5"),
         (Consumer, "h:1", {"auto.offset.reset": "first"}, "auto.offset.reset"),
         (AdminClient, "", {}, "bootstrap.servers"),
-        (Consumer, "host", {}, "'host' is not host:port"),
-        (Producer, "host:1,other:x", {}, "'other:x' is not host:port"),
+        (Consumer, "host", {}, "must be a list of host:port, got 'host'"),
+        (Producer, "host:1,other:x", {}, "must be a list of host:port, got 'other:x'"),
     ],
 )
 def test_mistakes_are_one_clear_line(kind: type, bootstrap: str, config: dict[str, object], words: str) -> None:

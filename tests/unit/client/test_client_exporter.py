@@ -30,7 +30,7 @@ def test_names_are_known_before_there_is_a_producer() -> None:
 def test_each_producer_has_its_name_once() -> None:
     collector = ProducerCollector()
     collector.add("one", Counted())
-    with pytest.raises(ValueError, match="'one' is exported already"):
+    with pytest.raises(ValueError, match="'one' is already exported"):
         collector.add("one", Counted())
     registry = CollectorRegistry()
     registry.register(collector)

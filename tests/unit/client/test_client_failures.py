@@ -208,18 +208,18 @@ async def test_failed_fetching_task_fails_the_calls_of_a_consumer(caplog: pytest
 
 async def test_room_that_will_never_be_is_not_room() -> None:
     memory = BufferMemory(100)
-    assert memory.take(100)
-    waiting = asyncio.create_task(memory.wait(50, 60))
+    assert memory.try_reserve(100)
+    waiting = asyncio.create_task(memory.reserve(50, 60))
     await asyncio.sleep(0)
     memory.refuse_waiters()
     assert not await waiting
-    waiting = asyncio.create_task(memory.wait(50, 60))
+    waiting = asyncio.create_task(memory.reserve(50, 60))
     await asyncio.sleep(0)
     memory.refuse_waiters()
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    memory.give(100)
+    memory.release(100)
     assert memory.free_bytes == 100
 
 

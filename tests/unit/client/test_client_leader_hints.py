@@ -117,7 +117,7 @@ async def test_hints_ask_for_metadata_too_but_nobody_waits_for_it() -> None:
 async def test_a_silent_leader_is_given_up_as_soon_as_a_hint_names_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not before it has been silent for a while, and not at the next look only."""
     monkeypatch.setattr(leader_watch, "SILENCE_S", 0.2)
-    monkeypatch.setattr(leader_watch, "ASK_INTERVAL_S", 10_000)
+    monkeypatch.setattr(leader_watch, "REFRESH_INTERVAL_S", 10_000)
     async with moving() as fake, Producer(fake.bootstrap, **PATIENT) as producer:
         metadata = producer._metadata
         await producer.partitions_for("t")

@@ -32,11 +32,11 @@ def test_murmur2_is_kafkas(key: bytes, expected: int) -> None:
 def test_sticky_keeps_a_partition_for_its_share() -> None:
     sticky = StickyPartitioner(1000, random.Random(1))
     first = sticky.next((0, 1, 2))
-    sticky.closed(first, 400)
+    sticky.batch_closed(first, 400)
     assert sticky.next((0, 1, 2)) == first
-    sticky.closed((first + 1) % 3, 5000)
+    sticky.batch_closed((first + 1) % 3, 5000)
     assert sticky.next((0, 1, 2)) == first
-    sticky.closed(first, 700)
+    sticky.batch_closed(first, 700)
     assert sticky.next((0, 1, 2)) != first
 
 
@@ -46,7 +46,7 @@ def test_sticky_spreads_evenly_and_avoids_what_is_away() -> None:
     for _ in range(3000):
         partition = sticky.next((0, 2, 3))
         seen[partition] += 1
-        sticky.closed(partition, 100)
+        sticky.batch_closed(partition, 100)
     assert set(seen) == {0, 2, 3}
     assert min(seen.values()) > 800
     assert sticky.next((1,)) == 1

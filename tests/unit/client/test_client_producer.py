@@ -234,13 +234,13 @@ async def test_what_is_not_bytes_is_refused_and_harms_nothing() -> None:
 @pytest.mark.parametrize(
     ("bad", "kind", "says"),
     [
-        ({"value": "text"}, TypeError, "value: bytes or None, and not str; encode it before"),
-        ({"key": 5}, TypeError, "key: bytes or None, and not int; encode it before"),
-        ({"partition": "1"}, TypeError, "partition: int or None, and not str"),
-        ({"headers": [("h", 3)]}, TypeError, "headers: pairs of str and bytes or None, and not ('h', 3)"),
-        ({"headers": 7}, TypeError, "headers: pairs of str and bytes or None, and not int"),
-        ({"headers": [("\ud800", b"")]}, ValueError, r"headers: the name '\ud800' is no Unicode text"),
-        ({"topic": []}, TypeError, "topic: str, and not list"),
+        ({"value": "text"}, TypeError, "value must be bytes or None, got str; encode it first"),
+        ({"key": 5}, TypeError, "key must be bytes or None, got int; encode it first"),
+        ({"partition": "1"}, TypeError, "partition must be int or None, got str"),
+        ({"headers": [("h", 3)]}, TypeError, "headers must be (str, bytes or None) pairs, got ('h', 3)"),
+        ({"headers": 7}, TypeError, "headers must be (str, bytes or None) pairs, got int"),
+        ({"headers": [("\ud800", b"")]}, ValueError, r"header name '\ud800' cannot be encoded as UTF-8"),
+        ({"topic": []}, TypeError, "topic must be str, got list"),
     ],
 )
 async def test_what_is_no_record_is_named(bad: dict[str, Any], kind: type[Exception], says: str) -> None:

@@ -163,7 +163,7 @@ async def test_producer_recovers_once_a_broker_responds_again() -> None:
         waiting = asyncio.create_task(producer.send("t", b"0"))
         await until(lambda: producer.last_failure)
         producer.config = config.model_copy(update={"max_block_ms": 100})
-        with pytest.raises(KafkaError, match="no broker answers") as caught:
+        with pytest.raises(KafkaError, match="no broker responds") as caught:
             await producer.send("t", b"1")
         assert caught.value.code is ErrorCode.NETWORK_EXCEPTION
         assert producer.metrics()["metadata_failed_requests"] >= 1

@@ -116,7 +116,7 @@ def test_decompression_has_a_limit(name: str) -> None:
     exact = len(plain) - HEADER_BYTES
     assert bytes(decompressed(batch, header, exact)) == bytes(plain)
     for limit in (exact - 1, exact // 3, 1):
-        with pytest.raises(CorruptRecordError, match="more than"):
+        with pytest.raises(CorruptRecordError, match="exceed the limit"):
             decompressed(batch, header, limit)
     cut = batch[: len(batch) - 20]
     with pytest.raises(CorruptRecordError):
@@ -129,7 +129,7 @@ def test_a_bomb_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(batch) < 300_000
     assert len(decode_columns(batch).values[0] or b"") == 3 << 20
     monkeypatch.setattr(decompressed, "__defaults__", (2 << 20,))
-    with pytest.raises(CorruptRecordError, match="more than 2097152 bytes"):
+    with pytest.raises(CorruptRecordError, match="limit of 2097152 bytes"):
         decode_columns(batch)
 
 
