@@ -1,8 +1,8 @@
-"""Apache Spark on the mesh: the Python Data Source ``format("kipmesh")`` and the jobs that use it.
+"""Apache Spark support: the Python data source `format("kipmesh")`.
 
-Spark finds the source by itself through the package `pyspark_kipmesh`; where that is switched off, call
-`register(spark)`. Nothing here imports pyspark or gRPC before it is needed: Spark's Python daemon forks its workers,
-and gRPC must not be loaded in a process that forks.
+Spark discovers the source through the package `pyspark_kipmesh`. If discovery is off, call `register(spark)`. Importing
+this package loads neither pyspark nor gRPC: Spark's Python daemon forks its workers, and a process that forks must not
+load gRPC.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``format("kipmesh")`` known to `spark`; harmless when it is known already.
+    """Register `format("kipmesh")` with a session; idempotent.
 
-    Turns on that Spark hands filters to Python sources, unless the session says something about it already, and makes
-    it safe to start several streaming queries side by side (`kipmesh.spark.source`).
+    Enables Spark's filter pushdown for Python sources unless the session configures it, and makes it safe to start
+    several streaming queries concurrently (see `kipmesh.spark.source`).
     """
     from kipmesh.spark.source import KipmeshDataSource, complete_variables
 
     name = KipmeshDataSource.name()
-    complete_variables(spark, name)  # of the source that Spark has found, which other sessions use
+    complete_variables(spark, name)  # for the source that Spark discovered, which other sessions use
     spark.dataSource.register(KipmeshDataSource)
     complete_variables(spark, name)
     if spark.conf.get(_PUSHDOWN, None) is None:

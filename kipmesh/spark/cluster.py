@@ -1,12 +1,10 @@
-"""The cluster as the source uses it: questions for planning, and the records of a range.
+"""Cluster access of the source: metadata and offsets for planning, and the records of ranges.
 
-Planning asks through an admin client, so that each micro-batch sees partitions and offsets as they are now; reading
-goes through a consumer, which fetches ahead in its own thread while the caller decodes. Both are opened when they are
-first needed and closed with the `ClusterConnection`.
+Planning uses an admin client, so that each micro-batch sees current partitions and offsets. Reading uses a consumer,
+which prefetches in a thread while the caller decodes. Both open on first use and close with the `ClusterConnection`.
 
-Invariant: `fetch` gives whole batches in offset order that cover the range, or raises, or (when failOnDataLoss is
-false) has reported what is missing. What waits undelivered is at most two fetches of a partition, and about
-`fetch.max.bytes` of all.
+Invariant: `fetch` returns whole batches in offset order that cover the range, or raises, or (failOnDataLoss=false) has
+reported the missing offsets. At most two fetches per partition and about `fetch.max.bytes` in total are buffered.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from kipmesh.client.sync import AdminClient, Consumer
-from kipmesh.client.types import TIMESTAMP_EARLIEST, TIMESTAMP_LATEST, OffsetAndTimestamp, TopicMetadata
+from kipmesh.client.types import TIMESTAMP_EARLIEST, TIMESTAMP_LATEST, TopicMetadata
 from kipmesh.core.config import AdminConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.spark import consumers
@@ -30,14 +28,16 @@ from kipmesh.spark.planning import DataLoss
 
 _POLL_MS: Final = 500
 RACK_VARIABLE: Final = "KIPMESH_CLIENT_RACK"
-"""The environment variable of an executor that says in which rack it is."""
+"""Environment variable with the rack of an executor."""
 
 
 class ClusterConnection:
-    """A connection to the cluster that the options name."""
+    """Clients of the cluster that the options name.
+
+    Args: keeps_consumer: keep the consumer for the next task of this process, unless an error occurred.
+    """
 
     def __init__(self, options: SourceOptions, *, keeps_consumer: bool = False) -> None:
-        """`keeps_consumer`: leave the consumer to the next task of this process where nothing went wrong."""
         self._options = options
         self._keeps_consumer = keeps_consumer
         self._admin: AdminClient | None = None
@@ -58,7 +58,7 @@ class ClusterConnection:
             self.close()
 
     def close(self) -> None:
-        """Close what was opened; may be called again."""
+        """Close the clients; idempotent."""
         admin, consumer = self._admin, self._consumer
         self._admin = self._consumer = None
         try:
@@ -71,14 +71,17 @@ class ClusterConnection:
     # -- planning (`kipmesh.spark.planning.Cluster`)
 
     def partitions(self) -> list[TopicPartition]:
-        """The partitions that the options name, in order; `InvalidOptionError` when one does not exist."""
+        """Return the partitions that the options select, sorted.
+
+        Raises InvalidOptionError if one does not exist, KafkaError.
+        """
         options = self._options
         if options.assignment:
             there = set(self._partitions_of("assign", sorted({each.topic for each in options.assignment})))
             missing = [each for each in options.assignment if each not in there]
             if missing:
                 raise InvalidOptionError(
-                    "assign", f"names {missing[0].topic}-{missing[0].partition}, which is not there"
+                    "assign", f"names {missing[0].topic}-{missing[0].partition}, which does not exist"
                 )
             return list(options.assignment)
         if options.pattern:
@@ -88,37 +91,38 @@ class ClusterConnection:
         return self._partitions_of("subscribe", sorted(options.topics))
 
     def earliest_offsets(self, partitions: Collection[TopicPartition]) -> Offsets:
-        """The first offset of each partition."""
-        return self._list_offsets(dict.fromkeys(partitions, TIMESTAMP_EARLIEST))
+        """Return the log start offset of each partition. Raises InvalidOptionError for a deleted topic, KafkaError."""
+        return self._boundary_offsets(partitions, TIMESTAMP_EARLIEST)
 
     def latest_offsets(self, partitions: Collection[TopicPartition]) -> Offsets:
-        """The offset after the last readable record of each partition."""
-        return self._list_offsets(dict.fromkeys(partitions, TIMESTAMP_LATEST))
+        """Return the high watermark of each partition. Raises InvalidOptionError for a deleted topic, KafkaError."""
+        return self._boundary_offsets(partitions, TIMESTAMP_LATEST)
 
     def offsets_for_times(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-        """The first offset whose time is at least the one given; None where all records are older."""
-        found = self._list(times)
-        return {where: None if place is None else place.offset for where, place in found.items()}
+        """Return the first offset with at least the given timestamp (ms), None if all records are older.
 
-    def _list_offsets(self, wanted: Mapping[TopicPartition, int]) -> Offsets:
-        return {where: 0 if place is None else place.offset for where, place in self._list(wanted).items()}
-
-    def _list(self, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        if not wanted:
+        Raises InvalidOptionError for a deleted topic, KafkaError.
+        """
+        if not times:
             return {}
-        asked = {(topic, partition): timestamp for (topic, partition), timestamp in wanted.items()}
         options = self._options
         option = "assign" if options.assignment else "subscribePattern" if options.pattern else "subscribe"
-        with _there(option):  # they were a moment ago
-            found = self._open_admin().list_offsets(asked)
-        return {TopicPartition(*where): place for where, place in found.items()}
+        with _existing_topics(option):  # a topic may have been deleted since planning began
+            found = self._open_admin().list_offsets(
+                {(topic, partition): time_ms for (topic, partition), time_ms in times.items()}
+            )
+        return {TopicPartition(*where): None if place is None else place.offset for where, place in found.items()}
+
+    def _boundary_offsets(self, partitions: Collection[TopicPartition], timestamp: int) -> Offsets:
+        found = self.offsets_for_times(dict.fromkeys(partitions, timestamp))
+        return {where: offset or 0 for where, offset in found.items()}
 
     def _partitions_of(self, option: str, topics: list[str]) -> list[TopicPartition]:
-        with _there(option):
+        with _existing_topics(option):
             return _all_partitions(self._open_admin().describe_topics(topics))
 
     def leaders(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """Who leads each partition now; -1 where nobody does."""
+        """Return the leader of each partition, -1 for none. Raises KafkaError."""
         topics = self._open_admin().describe_topics(sorted({each.topic for each in partitions}))
         known = {
             TopicPartition(topic.name, number): found.leader_id
@@ -130,10 +134,11 @@ class ClusterConnection:
     # -- reading
 
     def fetch(self, ranges: Sequence[OffsetRange], loss: DataLoss) -> Iterator[tuple[OffsetRange, int, bytes]]:
-        """Whole batches that hold the records of a range, and the offset from which on they count.
+        """Yield (range, first offset, whole batches) until all ranges are read.
 
-        The first batch of a range may begin before that offset: those records were read already, or deleted. Ranges
-        are of several partitions, each named once, and come in turns, by one fetch session a broker.
+        The first batch of a range may begin before the first offset. Ranges belong to different partitions and are
+        interleaved; they share one fetch session per broker. Raises KafkaError (REQUEST_TIMED_OUT if there are no
+        records for `kafkaConsumer.pollTimeoutMs`), DataLossError from `loss`.
         """
         consumer = self._open_consumer()
         open_ranges = {each.topic_partition: each for each in ranges}
@@ -148,8 +153,8 @@ class ClusterConnection:
             except KafkaError as error:
                 if error.code != ErrorCode.OFFSET_OUT_OF_RANGE:
                     raise
-                positions.update(self._all_next_there(open_ranges, positions, loss))
-                for where in open_ranges:  # the error names one; what the others have fetched comes again
+                positions.update(self._resume_positions(open_ranges, positions, loss))
+                for where in open_ranges:  # the error discards prefetched records of all partitions
                     consumer.seek(where, positions[where])
                 self._drop_read(consumer, open_ranges, positions)
                 continue
@@ -157,7 +162,7 @@ class ClusterConnection:
                 quiet_since = time.monotonic()
             else:
                 self._check_not_stalled(open_ranges, positions, quiet_since)
-                positions.update(self._all_next_there(open_ranges, positions, loss))
+                positions.update(self._resume_positions(open_ranges, positions, loss))
             for each in batches:
                 where = TopicPartition(each.topic, each.partition)
                 wanted = open_ranges.get(where)
@@ -171,7 +176,7 @@ class ClusterConnection:
         read = [where for where, wanted in open_ranges.items() if positions[where] >= wanted.end]
         for where in read:
             del open_ranges[where]
-        if read and open_ranges:  # what was lost may end beyond the log: nobody is to fetch there
+        if read and open_ranges:  # do not fetch beyond the end of a truncated log
             consumer.assign(open_ranges)
 
     def _check_not_stalled(
@@ -181,20 +186,20 @@ class ClusterConnection:
         if time.monotonic() - quiet_since > stall_seconds:
             where = next(iter(open_ranges))
             text = (
-                f"no records of {where.topic}-{where.partition} from offset {positions[where]} for {stall_seconds:g} s"
-                " (kafkaConsumer.pollTimeoutMs)"
+                f"no records of {where.topic}-{where.partition} from offset {positions[where]} within"
+                f" {stall_seconds:g} s (kafkaConsumer.pollTimeoutMs)"
             )
             raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, text)
 
-    def _all_next_there(
+    def _resume_positions(
         self, open_ranges: Mapping[TopicPartition, OffsetRange], positions: Offsets, loss: DataLoss
     ) -> Offsets:
-        """Where to go on when nothing came: where each was, or after what was lost."""
+        """Return where to resume in each partition: at its position, or after lost records."""
         earliest = self.earliest_offsets(open_ranges)
         late = [where for where in open_ranges if positions[where] >= earliest[where]]
         latest = self.latest_offsets(late)
         return {
-            where: _next_there(wanted, positions[where], earliest[where], latest.get(where), loss)
+            where: _resume_position(wanted, positions[where], earliest[where], latest.get(where), loss)
             for where, wanted in open_ranges.items()
         }
 
@@ -210,7 +215,7 @@ class ClusterConnection:
 
     def _open_consumer(self) -> Consumer:
         if self._consumer is None:
-            config = in_rack_of_this_process(self._options.client_config, os.environ)
+            config = with_rack_of_process(self._options.client_config, os.environ)
             if self._keeps_consumer:
                 self._key = consumers.key_of(self._options.bootstrap, config)
                 self._consumer = consumers.borrow(self._key)
@@ -221,11 +226,10 @@ class ClusterConnection:
         return self._consumer
 
 
-def in_rack_of_this_process(config: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
-    """A consumer's settings, with the rack of the process that reads unless they name one (392-17).
+def with_rack_of_process(config: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return a consumer's configuration with the rack of this process, unless it has one (392-17).
 
-    Options travel from the driver to the executors, and each executor may be in another rack: so the rack is not among
-    them, but in the executor's own environment.
+    Options travel from the driver to executors in other racks, so the rack comes from the environment of the executor.
     """
     rack = environment.get(RACK_VARIABLE, "").strip()
     if not rack or "client.rack" in config or "rack.id" in config:
@@ -233,28 +237,28 @@ def in_rack_of_this_process(config: Mapping[str, str], environment: Mapping[str,
     return {**config, "client.rack": rack}
 
 
-def _next_there(wanted: OffsetRange, position: int, earliest: int, latest: int | None, loss: DataLoss) -> int:
-    """Where to go on when nothing came at `position`: there, or after what was lost."""
+def _resume_position(wanted: OffsetRange, position: int, earliest: int, latest: int | None, loss: DataLoss) -> int:
+    """Return where to resume: at `position`, or after lost records."""
     where = wanted.topic_partition
     name = f"{where.topic}-{where.partition}"
     if position < earliest:
         following = min(earliest, wanted.end)
-        loss.report(f"{name} begins at offset {earliest} now and {position} was to be read", following - position)
+        loss.report(f"{name} now begins at offset {earliest}, requested offset {position}", following - position)
         return following
     if latest is not None and position >= latest:
-        loss.report(f"{name} ends at offset {latest} now and {position} was to be read", wanted.end - position)
+        loss.report(f"{name} now ends at offset {latest}, requested offset {position}", wanted.end - position)
         return wanted.end
     return position
 
 
 @contextmanager
-def _there(option: str) -> Iterator[None]:
-    """A topic that is unknown becomes the `InvalidOptionError` of the option that names it."""
+def _existing_topics(option: str) -> Iterator[None]:
+    """Turn the error for an unknown topic into an InvalidOptionError that names the option."""
     try:
         yield
     except KafkaError as error:
         if error.code in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION):
-            raise InvalidOptionError(option, f"names a topic that is not there: {error}") from None
+            raise InvalidOptionError(option, f"names a topic that does not exist: {error}") from None
         raise
 
 

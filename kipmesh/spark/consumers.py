@@ -1,10 +1,10 @@
-"""Consumers that a Python worker keeps from one task to the next, as Spark's Kafka connector does in the JVM.
+"""Idle consumers that a Python worker keeps for its next task, as Spark's Kafka connector does in the JVM.
 
-Spark runs task after task in the same worker process. Connecting takes longer than reading a small range does, so a
-task that ended well leaves its consumer to the next one with the same settings. It is left without partitions: it
-buffers nothing, and a second later it has closed its fetch sessions (227-17). After `IDLE_SECONDS` it is closed.
+Spark runs many tasks in one worker process, and connecting takes longer than reading a small range. A successful task
+therefore leaves its consumer to the next task with the same configuration. An idle consumer has no partitions: it
+buffers nothing and closes its fetch sessions within a second (227-17). It is closed after `IDLE_SECONDS`.
 
-Invariant: a consumer is one task's or nobody's; those of a process that forked are never used in the child.
+Invariant: a consumer is either idle or used by one task. A forked child never uses consumers of its parent.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Final, NamedTuple
 from kipmesh.client.sync import Consumer
 
 IDLE_SECONDS: Final = 30.0
-"""How long a consumer waits for the next task."""
+"""Maximum time that a consumer stays idle."""
 KEPT_MAX: Final = 4
-"""Consumers that wait at once, each for tasks with other settings; the one that has waited longest goes."""
+"""Maximum number of idle consumers, each with a different configuration. The one idle for longest is closed first."""
 
 
 class Key(NamedTuple):
-    """What makes one consumer as good as another."""
+    """Identifies interchangeable consumers."""
 
     pid: int
     bootstrap: str
@@ -42,12 +42,12 @@ _kept: dict[Key, _Kept] = {}
 
 
 def key_of(bootstrap: str, config: Mapping[str, str]) -> Key:
-    """The key of a consumer of this process."""
+    """Return the key of a consumer in this process."""
     return Key(os.getpid(), bootstrap, frozenset(config.items()))
 
 
 def borrow(key: Key) -> Consumer | None:
-    """One that waits, which is the caller's now."""
+    """Take an idle consumer with this key, or None."""
     with _lock:
         found = _kept.pop(key, None)
     if found is None:
@@ -57,22 +57,19 @@ def borrow(key: Key) -> Consumer | None:
 
 
 def give_back(key: Key, consumer: Consumer) -> None:
-    """Keep it for the next task; where there are enough, one that has waited is closed.
-
-    A consumer that is not in order is closed instead. Nothing is raised: the task that had it has done its work.
-    """
+    """Keep a consumer for the next task, or close it if it is broken. Closes surplus idle consumers. Never raises."""
     try:
         consumer.assign([])
         timer = threading.Timer(IDLE_SECONDS, _expire, (key, consumer))
         timer.daemon = True
         with _lock:
-            timer.start()  # which waits for the lock, too, before it looks
+            timer.start()  # `_expire` needs the lock, so it cannot run before the entry exists
             surplus = [_kept.pop(key)] if key in _kept else []
             while len(_kept) >= KEPT_MAX:
                 surplus.append(_kept.pop(next(iter(_kept))))
             _kept[key] = _Kept(consumer, timer)
     except Exception:
-        _log.warning("a consumer cannot be kept for the next task", exc_info=True)
+        _log.warning("keeping an idle consumer failed", exc_info=True)
         _close(consumer)
         return
     for each in surplus:
@@ -93,4 +90,4 @@ def _close(consumer: Consumer) -> None:
     try:
         consumer.close()
     except Exception:
-        _log.warning("a consumer that is not needed any more is not closed well", exc_info=True)
+        _log.warning("closing an idle consumer failed", exc_info=True)

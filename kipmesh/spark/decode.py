@@ -1,12 +1,11 @@
-"""Batches v2 to Arrow, column by column: the part of a Spark task that takes the time.
+"""Decodes v2 batches to Arrow columns, the most expensive part of a task.
 
-The topic, partition and timestamp type of a batch are constants; the rest is taken from the records of several batches
-at once (`kipmesh.spark.record_columns`), and keys, values and headers are copied once, from the buffer that the batches
-are in to Arrow's. Control batches are skipped, records outside of the range asked for are dropped. What waits to
-become an Arrow batch is at most `_ROWS` rows or `_BYTES` of records, or one batch where that is more; the fetches that
-it is in are at most `_BYTES` and one fetch.
+Topic, partition and timestamp type are constants of a batch. All other fields come from one parse of the records of several
+batches (`kipmesh.spark.record_columns`). Keys, values and headers are copied once, from the fetch buffer to Arrow.
+Control batches and records outside the range are dropped. Pending data is at most `_ROWS` rows or `_BYTES`, or one
+larger batch; the fetches that contain it are at most `_BYTES` and one more fetch.
 
-Invariant: rows of a partition leave in offset order, each offset at most once.
+Invariant: rows of a partition are in offset order, each offset at most once.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from kipmesh.spark.record_columns import (
 )
 from kipmesh.spark.row_ids import Header, record_id
 
-# What makes one Arrow batch: large enough that its fixed costs do not count.
+# Limits of one Arrow batch, large enough to amortise its fixed costs.
 _ROWS: Final = 64 * 1024
 _BYTES: Final = 4 * 1024 * 1024
 
@@ -40,15 +39,15 @@ _UNREADABLE: Final = (CorruptRecordError, IndexError, pa.ArrowInvalid)
 _LOG_APPEND_TIME: Final = 1
 _MICROSECONDS: Final = 1000
 _MS_MAX: Final = (2**63 - 1) // _MICROSECONDS
-"""Of a timestamp that Spark can hold, before 1970 as well as after."""
-# Fetches of so many bytes are read where they are; smaller ones, and decompressed batches, are put together before.
+"""Largest absolute timestamp in ms that Spark can hold."""
+# Larger fetches are decoded in place. Smaller ones, and decompressed batches, are concatenated first.
 _BYTES_ALONE: Final = _BYTES // 8
 
 
 def decode(chunks: Iterable[tuple[OffsetRange, int, bytes]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Arrow batches of the records of ranges in `chunks`: first offsets, and whole batches in offset order by range.
+    """Decode chunks, (range, first offset, whole batches) in offset order per range, to Arrow batches.
 
-    Raises `CorruptRecordError` for bytes that are no batch or whose CRC is wrong.
+    Raises CorruptRecordError for invalid bytes or a wrong CRC.
     """
     decoder = _Decoder(schema)
     for wanted, first, chunk in chunks:
@@ -57,7 +56,7 @@ def decode(chunks: Iterable[tuple[OffsetRange, int, bytes]], schema: pa.Schema) 
 
 
 class _Body(NamedTuple):
-    """The records of one batch, decompressed, where they are in a buffer; those from offset `first` on count."""
+    """Decompressed records of one batch in a buffer. Records before offset `first` are dropped."""
 
     wanted: OffsetRange
     header: record_batch.BatchHeader
@@ -77,17 +76,17 @@ class _Body(NamedTuple):
 
 
 class _Decoder:
-    """Batches in, Arrow batches out."""
+    """Collects batches and converts them to Arrow."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
         self._bodies: list[_Body] = []
         self._rows = self._bytes = 0
         self._held_bytes = 0
-        """Of the fetches that bodies lie in: of each there may be one small batch that counts."""
+        """Size of the fetches that contain pending batches. A fetch may be kept for one small batch."""
 
     def add(self, wanted: OffsetRange, first: int, chunk: bytes) -> Iterator[pa.RecordBatch]:
-        """Take whole batches, of which the records from offset `first` on count."""
+        """Add whole batches. Records before offset `first` are dropped."""
         for position, header in record_batch.iterate(chunk):
             if header.last_offset < first or header.is_control or not header.record_count:
                 continue
@@ -107,7 +106,7 @@ class _Decoder:
             yield from self.finish()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """What is left."""
+        """Convert the pending batches."""
         bodies, self._bodies = self._bodies, []
         self._rows = self._bytes = self._held_bytes = 0
         if not bodies:
@@ -115,7 +114,7 @@ class _Decoder:
         try:
             columns = self._columns(bodies)
         except _UNREADABLE:
-            for body in bodies:  # which of them it is
+            for body in bodies:  # find the invalid one
                 try:
                     self._columns([body])
                 except _UNREADABLE as error:
@@ -131,7 +130,7 @@ class _Decoder:
         parts = record_starts(data, octets, begins, last_ends)
         for body, starts in zip(bodies, parts, strict=True):
             if len(starts) != body.header.record_count:
-                raise CorruptRecordError(f"{len(starts)} records where its header says {body.header.record_count}")
+                raise CorruptRecordError(f"{len(starts)} records, but the header has {body.header.record_count}")
         counts = np.array([len(part) for part in parts])
         starts = np.concatenate(parts)
         ends = np.append(starts[1:], 0)
@@ -147,9 +146,11 @@ class _Decoder:
         if is_beyond.any():
             if (is_beyond & is_wanted).any():
                 first = int((is_beyond & is_wanted).argmax())
-                told = f"the timestamp of the record at offset {offsets[first]}, {timestamps[first]} ms,"
-                raise CorruptRecordError(f"{told} is beyond what Spark can hold ({_MS_MAX} ms)")
-            timestamps = np.where(is_beyond, 0, timestamps)  # of records that are left out below
+                raise CorruptRecordError(
+                    f"the timestamp of the record at offset {offsets[first]} must be within {_MS_MAX} ms of 1970 for "
+                    f"Spark, got {timestamps[first]} ms"
+                )
+            timestamps = np.where(is_beyond, 0, timestamps)  # these records are dropped below
         keys, values = _two_columns(data, records.keys, records.values)
         count = len(offsets)
         arrays = [
@@ -178,7 +179,7 @@ def _body(wanted: OffsetRange, chunk: bytes, position: int, header: record_batch
     try:
         data = decompressed(memoryview(chunk)[position : position + header.size_bytes], header)
     except Exception as error:
-        # Five decompressors have an exception each for bytes that they cannot read.
+        # Each codec has its own exception for invalid bytes.
         raise _unreadable(wanted, header, error) from error
     return _Body(wanted, header, data, record_batch.HEADER_BYTES, first)
 
@@ -189,7 +190,7 @@ def _unreadable(wanted: OffsetRange, header: record_batch.BatchHeader, error: Ex
 
 
 def _one_buffer(bodies: list[_Body]) -> tuple[bytes, list[int]]:
-    """What all bodies are in, and where each begins: as fetched where that is one buffer."""
+    """Return one buffer with all bodies, and their positions. Copies only if the bodies have different buffers."""
     data = bodies[0].data
     if isinstance(data, bytes) and all(body.data is data for body in bodies):
         return data, [body.begin for body in bodies]
@@ -201,7 +202,7 @@ def _one_buffer(bodies: list[_Body]) -> tuple[bytes, list[int]]:
 
 
 class _BatchValues:
-    """What the headers of batches and their places say, once for each of their records."""
+    """Values from batch headers, repeated for each record."""
 
     def __init__(self, bodies: list[_Body], counts: Numbers) -> None:
         headers = [body.header for body in bodies]
@@ -215,7 +216,7 @@ class _BatchValues:
         self.types = self._each([int(header.is_log_append_time) for header in headers]).astype(np.int32)
         self._base_timestamps = self._each([header.base_timestamp for header in headers])
         self._append_times = self._each([header.max_timestamp for header in headers])
-        # Where the batch before is of another partition, offsets need not go on.
+        # Offsets ascend only within a run of batches of one partition.
         places = [body.wanted.topic_partition for body in bodies]
         changes = [0, *(int(a != b) for a, b in itertools.pairwise(places))]
         self._runs = self._each(np.cumsum(changes).tolist())
@@ -224,36 +225,39 @@ class _BatchValues:
         return np.repeat(np.array(values, np.int64), self._counts)
 
     def topics(self) -> pa.Array:
-        """Of each record."""
+        """Return the topic of each record."""
         names = list(dict.fromkeys(self._topics))
         if len(names) == 1:
             return pa.repeat(names[0], int(self._counts.sum()))
         return pa.array(names).take(pa.array(self._each([names.index(each) for each in self._topics])))
 
     def offsets(self, deltas: Numbers) -> Numbers:
-        """Of each record."""
+        """Return the offset of each record.
+
+        Raises CorruptRecordError if offsets are not ascending or outside their batch.
+        """
         offsets = self._base_offsets + deltas
         falls = (offsets[1:] <= offsets[:-1]) & (self._runs[1:] == self._runs[:-1])
         if (deltas < 0).any() or (deltas > self._last_deltas).any() or falls.any():
-            raise CorruptRecordError("the offsets of records are not in order, or not those of their batch")
+            raise CorruptRecordError("record offsets must be ascending and within their batch")
         return offsets
 
     def timestamps(self, deltas: Numbers) -> Numbers:
-        """Of each record, in ms: of the producer, or of the log where the batch says so."""
+        """Return the timestamp of each record in ms, which is the append time if the batch says so."""
         times = self._base_timestamps + deltas
         if (((self._base_timestamps ^ times) & (deltas ^ times)) < 0).any():
-            raise CorruptRecordError("a timestamp is beyond 64 bits")
+            raise CorruptRecordError("a timestamp exceeds 64 bits")
         return np.where(self.types == _LOG_APPEND_TIME, self._append_times, times) if self.types.any() else times
 
 
 def _two_columns(data: pa.Buffer, one: Spans, other: Spans) -> tuple[pa.Array, pa.Array]:
-    """Two binary columns of fields that lie in turn in the buffer: each is one copy of what it holds."""
+    """Return two binary columns whose fields alternate in the buffer. Copies each once."""
     count = len(one.starts)
     bounds = np.empty(4 * count + 1, np.int32)
     bounds[0:-1:4], bounds[1:-1:4] = one.starts, one.ends
     bounds[2:-1:4], bounds[3:-1:4] = other.starts, other.ends
     bounds[-1] = bounds[-2]
-    # Every second piece of this is a field, and the ones in between are lengths and the like.
+    # Every second piece is a field. The pieces between are lengths and other fields.
     pieces = pa.BinaryArray.from_buffers(pa.binary(), 4 * count, [None, pa.py_buffer(bounds), data])
     return _taken(pieces, 0, one.is_null), _taken(pieces, 2, other.is_null)
 
@@ -268,7 +272,7 @@ def _taken(pieces: pa.Array, first: int, is_null: np.ndarray[Any, Any]) -> pa.Ar
 
 
 def _headers(data: pa.Buffer, headers: RecordHeaders | None, count: int) -> pa.Array:
-    """Headers as the connector gives them: null, and not an empty list, for a record without headers."""
+    """Return the column headers as in Spark's Kafka connector: null for a record without headers."""
     kind = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
     if headers is None:
         return pa.nulls(count, pa.list_(kind))

@@ -1,7 +1,7 @@
-"""An executor of Spark in a pod: `python -m kipmesh.spark.executor`, the command of Spark's pod template.
+"""A Spark executor in a pod: `python -m kipmesh.spark.executor`, the command of Spark's pod template.
 
-Spark's driver makes the pod, says in its environment what the executor is to be, and counts on the image to turn that
-into a JVM. Images of Spark have a shell script for it; pyspark, as it is installed by pip, has none.
+The driver creates the pod and describes the executor in environment variables. The image turns them into a JVM. Spark's
+images have a shell script for this; pyspark, as installed by pip, does not.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ARGUMENTS = {
 
 
 def command(environment: Mapping[str, str], java: Path, jars: Path) -> list[str]:
-    """The JVM's command line; raises KeyError for a variable that the driver has not set."""
+    """Return the JVM command line. Raises KeyError for an environment variable that the driver has not set."""
     numbered = {int(found[1]): value for key, value in environment.items() if (found := _JAVA_OPTION.fullmatch(key))}
     memory = environment["SPARK_EXECUTOR_MEMORY"]
     path = [environment.get("SPARK_CLASSPATH", ""), f"{jars}/*"]
@@ -44,7 +44,7 @@ def command(environment: Mapping[str, str], java: Path, jars: Path) -> list[str]
 
 
 def main() -> None:
-    """Become the JVM; exits with 1 and a line when this is no executor's pod."""
+    """Replace this process by the JVM. Exits with 1 and one line if a variable is missing."""
     import pyspark
 
     from kipmesh.spark.java import ensure_java
@@ -53,7 +53,7 @@ def main() -> None:
     try:
         words = command(os.environ, home / "bin" / "java", Path(pyspark.__file__).parent / "jars")
     except KeyError as error:
-        sys.exit(f"kipmesh: {error.args[0]} is not set: Spark's driver starts this in the pods that it makes")
+        sys.exit(f"kipmesh: {error.args[0]} is not set; only the Spark driver starts this command, in executor pods")
     os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
     os.execv(words[0], words)  # noqa: S606 - Spark's own variables
 

@@ -1,10 +1,9 @@
-"""Find a Java runtime that Spark 4 can use (17 or newer), or install one where the system's package manager may.
+"""Finds a Java runtime for Spark 4 (17 or newer), or installs one with the system's package manager.
 
-Looked at in turn: JAVA_HOME, the PATH, the folders where systems and version managers put them. `ensure_java` installs
-one only when nothing is found and this process is root with a known package manager; otherwise it raises
-`JavaMissingError`, whose message is the one clear line to show.
+Searches JAVA_HOME, PATH and the usual directories of systems and version managers. `ensure_java` installs Java only if
+none is found and this process may use a known package manager; otherwise it raises `JavaMissingError`.
 
-``python -m kipmesh.spark.java`` prints the folder for JAVA_HOME, and with ``--install`` makes sure that there is one.
+`python -m kipmesh.spark.java` prints JAVA_HOME; `--install` also installs a missing Java.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ MINIMUM_VERSION: Final = 17
 _VERSION_SECONDS: Final = 20.0
 _INSTALL_SECONDS: Final = 600.0
 _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
-_FOLDERS: Final = (
+_DIRECTORIES: Final = (
     "/usr/lib/jvm/*",
     "/usr/java/*",
     "/opt/java/*",
@@ -36,7 +35,7 @@ _FOLDERS: Final = (
     "~/.asdf/installs/java/*",
     "~/.local/share/mise/installs/java/*",
 )
-# Package manager, the command that installs a Java runtime, whether it wants root.
+# Package manager, the command that installs a Java runtime, whether it needs root.
 _INSTALLERS: Final[tuple[tuple[str, str, bool], ...]] = (
     ("apt-get", "apt-get update -qq && apt-get install -y -qq --no-install-recommends {package}", True),
     ("dnf", "dnf install -y -q java-17-openjdk-headless || dnf install -y -q java-21-openjdk-headless", True),
@@ -47,38 +46,41 @@ _APT_PACKAGES: Final = "openjdk-17-jre-headless || apt-get install -y -qq --no-i
 
 
 class JavaMissingError(Exception):
-    """There is no usable Java; the message is one line that says what to do."""
+    """There is no usable Java. The message is one line with the remediation."""
 
 
 def find_java() -> Path | None:
-    """The JAVA_HOME of the first Java runtime of at least `MINIMUM_VERSION`, or None."""
+    """Return the JAVA_HOME of the first Java runtime of at least `MINIMUM_VERSION`, or None."""
     return next((home for home in dict.fromkeys(_candidates()) if java_version(home) >= MINIMUM_VERSION), None)
 
 
 def ensure_java(report: Callable[[str], None] = lambda _line: None) -> Path:
-    """As `find_java`, installing one where that is allowed. Raises `JavaMissingError`."""
+    """Return JAVA_HOME, installing Java if necessary. Raises JavaMissingError.
+
+    Args: report: called with a line before an installation.
+    """
     home = find_java()
     if home is not None:
         return home
     command = _installer()
     if command is None:
         raise JavaMissingError(
-            f"Spark needs Java {MINIMUM_VERSION} or newer, and none was found:"
-            " install it (e.g. openjdk-17-jre-headless) or set JAVA_HOME."
+            f"Spark needs Java {MINIMUM_VERSION} or newer, and none was found;"
+            " install it (e.g. openjdk-17-jre-headless) or set JAVA_HOME"
         )
-    report(f"No Java {MINIMUM_VERSION}+ found; installing one: {command}")
+    report(f"no Java {MINIMUM_VERSION}+ found, installing it: {command}")
     problem = _run_installer(command)
     home = find_java()
     if home is None:
         raise JavaMissingError(
-            f"Spark needs Java {MINIMUM_VERSION} or newer, and installing it failed ({problem}):"
-            " install it by hand or set JAVA_HOME."
+            f"Spark needs Java {MINIMUM_VERSION} or newer, and its installation failed ({problem});"
+            " install it manually or set JAVA_HOME"
         )
     return home
 
 
 def java_version(home: Path) -> int:
-    """The feature version of the Java in `home`; 0 when there is none that starts."""
+    """Return the feature version of the Java in `home`, 0 if it does not start."""
     executable = home / "bin" / "java"
     if not os.access(executable, os.X_OK):
         return 0
@@ -96,17 +98,17 @@ def _candidates() -> Iterator[Path]:
     if home := os.environ.get("JAVA_HOME"):
         yield Path(home)
     if found := shutil.which("java"):
-        # /usr/bin/java is a link to .../bin/java on most systems (a stub on macOS, which java_version finds out).
+        # /usr/bin/java links to .../bin/java on most systems. On macOS it is a stub, for which java_version returns 0.
         yield Path(found).resolve().parent.parent
-    for pattern in _FOLDERS:
-        folder = Path(pattern).expanduser()
-        root = Path(folder.anchor)
-        yield from sorted(root.glob(str(folder.relative_to(root))))
+    for pattern in _DIRECTORIES:
+        directory = Path(pattern).expanduser()
+        root = Path(directory.anchor)
+        yield from sorted(root.glob(str(directory.relative_to(root))))
 
 
 def _installer() -> str | None:
-    for program, command, wants_root in _INSTALLERS:
-        if shutil.which(program) and (not wants_root or os.geteuid() == 0):
+    for program, command, needs_root in _INSTALLERS:
+        if shutil.which(program) and (not needs_root or os.geteuid() == 0):
             return command.format(package=_APT_PACKAGES)
     return None
 
@@ -129,11 +131,11 @@ def _run_installer(command: str) -> str:
 
 
 def main() -> int:
-    """Print JAVA_HOME; 1 and one line when there is none."""
+    """Print JAVA_HOME; return 1 with a line on standard error if there is no Java."""
     try:
         home = ensure_java(lambda line: print(line, file=sys.stderr)) if "--install" in sys.argv[1:] else find_java()
         if home is None:
-            raise JavaMissingError(f"No Java {MINIMUM_VERSION} or newer was found.")
+            raise JavaMissingError(f"no Java {MINIMUM_VERSION} or newer found; install it or set JAVA_HOME")
     except JavaMissingError as error:
         print(error, file=sys.stderr)
         return 1

@@ -1,10 +1,9 @@
-"""Offsets as values: the connector's JSON, ranges of them, and how a range becomes tasks.
+"""Offsets as values: the connector's JSON, ranges, and the split of ranges into tasks.
 
-The JSON is the connector's own, ``{"topic":{"0":123}}``, with topics and partitions in order, so that equal offsets
-are equal text (Spark compares the text) and a person can read a checkpoint. -2 stands for earliest and -1 for latest
-where an option allows it; neither ever reaches a checkpoint.
+The JSON has the form of Spark's Kafka connector, `{"topic":{"0":123}}`, with sorted topics and partitions: Spark
+compares offsets as text. -2 (earliest) and -1 (latest) are valid in options only, never in a checkpoint.
 
-Invariants: a range is ``start <= end``, end exclusive; splitting and limiting neither lose nor repeat an offset.
+Invariants: a range is `start <= end`, end exclusive. Splitting and limiting neither lose nor repeat an offset.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _MAX_INT: Final = 2**31 - 1
 
 
 class InvalidOptionError(ValueError):
-    """An option of the source is unknown, malformed or not allowed here."""
+    """An option is unknown, malformed or not allowed. `option` is its name."""
 
     def __init__(self, option: str, problem: str) -> None:
         super().__init__(f"option {option} {problem}")
@@ -30,16 +29,16 @@ class InvalidOptionError(ValueError):
 
 
 class OtherModeError(InvalidOptionError):
-    """An option that only the other one of batch and streaming queries has."""
+    """An option belongs to the other mode, batch or streaming."""
 
 
 class DataLossError(RuntimeError):
-    """Records that the query was to read are no longer there, and failOnDataLoss is true."""
+    """Records of the query are no longer available, and failOnDataLoss is true."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(
-            f"Some data may have been lost: {problem}. It was deleted by retention, or the topic was truncated or"
-            " recreated. Set the option failOnDataLoss to false to go on with what is there."
+            f"some data may have been lost: {problem}; retention deleted the records, or the topic was truncated or"
+            " recreated; set the option failOnDataLoss to false to continue with the available records"
         )
 
 
@@ -55,7 +54,7 @@ Offsets = dict[TopicPartition, int]
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """The records of one partition from `start` up to and without `end`."""
+    """Records of one partition from `start` to `end`, exclusive."""
 
     topic_partition: TopicPartition
     start: int
@@ -63,12 +62,12 @@ class OffsetRange:
 
     @property
     def size(self) -> int:
-        """How many offsets the range covers; compaction may have left fewer records."""
+        """Number of offsets in the range. Compaction may have left fewer records."""
         return self.end - self.start
 
 
 def offsets_to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    """The connector's form, in order."""
+    """Return offsets in the connector's JSON form, sorted."""
     document: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in sorted(offsets.items()):
         document.setdefault(topic, {})[str(partition)] = offset
@@ -76,7 +75,7 @@ def offsets_to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str
 
 
 def offsets_from_json(document: Mapping[str, Mapping[str, int]]) -> Offsets:
-    """What `offsets_to_json` wrote, as it comes back from a checkpoint."""
+    """Return the offsets of a document from `offsets_to_json`."""
     return {
         TopicPartition(topic, int(partition)): int(offset)
         for topic, partitions in document.items()
@@ -85,52 +84,52 @@ def offsets_from_json(document: Mapping[str, Mapping[str, int]]) -> Offsets:
 
 
 def parse_partition_numbers(option: str, text: str, *, least: int) -> Offsets:
-    """``{"topic":{"0":123}}`` to numbers of at least `least`. Raises `InvalidOptionError`, which names `option`."""
+    """Parse `{"topic":{"0":123}}` with numbers of at least `least`. Raises InvalidOptionError that names `option`."""
     example = 'earliest, latest or {"topic":{"0":123}}' if least < 0 else '{"topic":{"0":1700000000000}}'
     document = _parse_json_object(option, text, example)
     numbers: Offsets = {}
     for topic, partitions in document.items():
         if not isinstance(partitions, dict):
-            raise InvalidOptionError(option, f"wants an object of partitions for topic {topic!r}")
+            raise InvalidOptionError(option, f"must have an object of partitions for topic {topic!r}")
         for partition, number in partitions.items():
             if not (partition.isdigit() and int(partition) <= _MAX_INT):
-                raise InvalidOptionError(option, f"has {partition!r} where topic {topic!r} has a partition number")
+                raise InvalidOptionError(option, f"must have partition numbers for topic {topic!r}, got {partition!r}")
             if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= _MAX_LONG:
-                raise InvalidOptionError(option, f"has {number!r} for {topic}-{partition}; {least} or more is allowed")
+                raise InvalidOptionError(option, f"must be at least {least} for {topic}-{partition}, got {number!r}")
             numbers[TopicPartition(topic, int(partition))] = number
     return numbers
 
 
 def parse_assignment(option: str, text: str) -> tuple[TopicPartition, ...]:
-    """``{"topic":[0,1]}`` to partitions, in order."""
+    """Parse `{"topic":[0,1]}` to sorted partitions. Raises InvalidOptionError that names `option`."""
     document = _parse_json_object(option, text, '{"topic":[0,1]}')
     found: set[TopicPartition] = set()
     for topic, partitions in document.items():
         if not isinstance(partitions, list) or not partitions:
-            raise InvalidOptionError(option, f"wants a list of partitions for topic {topic!r}")
+            raise InvalidOptionError(option, f"must have a list of partitions for topic {topic!r}")
         for partition in partitions:
             if isinstance(partition, bool) or not isinstance(partition, int) or not 0 <= partition <= _MAX_INT:
-                raise InvalidOptionError(option, f"has {partition!r} where topic {topic!r} has a partition number")
+                raise InvalidOptionError(option, f"must have partition numbers for topic {topic!r}, got {partition!r}")
             found.add(TopicPartition(topic, partition))
     return tuple(sorted(found))
 
 
 def _parse_json_object(option: str, text: str, example: str) -> dict[str, Any]:
-    wants = f"wants {example}"
+    problem = f"must be {example}, got {text[:200]!r}"
     try:
         document = json.loads(text)
     except ValueError as error:
-        raise InvalidOptionError(option, f"{wants} and not {text[:200]!r}: {error}") from None
+        raise InvalidOptionError(option, f"{problem}: {error}") from None
     if not isinstance(document, dict) or not document:
-        raise InvalidOptionError(option, f"{wants} and not {text[:200]!r}")
+        raise InvalidOptionError(option, problem)
     return document
 
 
 def limit_ranges(ranges: Iterable[OffsetRange], limit: int) -> list[OffsetRange]:
-    """Cut `ranges` such that together they cover at most `limit` offsets, each in proportion to its backlog.
+    """Shorten ranges to at most `limit` offsets in total, each in proportion to its size.
 
-    What rounding leaves over goes to the largest remainders, so exactly `limit` is covered where there is as much, and
-    a small partition has its turn when the others have shrunk.
+    Rounding remainders go to the largest fractions. The result has exactly `limit` offsets if there are enough, and
+    small partitions are not starved.
     """
     pending = list(ranges)
     total = sum(each.size for each in pending)
@@ -146,9 +145,9 @@ def limit_ranges(ranges: Iterable[OffsetRange], limit: int) -> list[OffsetRange]
 def split_ranges(
     ranges: Iterable[OffsetRange], min_partitions: int | None, max_records: int | None
 ) -> list[OffsetRange]:
-    """Cut ranges into tasks: none longer than `max_records`, and about `min_partitions` of them at least.
+    """Split ranges into pieces of at most `max_records`, and into about `min_partitions` pieces at least.
 
-    Without either, a range is a task. Empty ranges vanish. The large ranges are cut, into pieces of even size.
+    Large ranges are split into pieces of equal size. Empty ranges are dropped.
     """
     pieces = [each for each in ranges if each.size > 0]
     if max_records is not None:
@@ -162,9 +161,9 @@ def split_ranges(
 def group_ranges(
     ranges: Iterable[OffsetRange], max_tasks: int | None, leaders: Mapping[TopicPartition, int]
 ) -> list[tuple[OffsetRange, ...]]:
-    """The ranges as at most `max_tasks` tasks of about even size; without it each is a task of its own.
+    """Group ranges into at most `max_tasks` tasks of similar size. Without a limit each range is a task.
 
-    Those of one leader are side by side, so that a task asks few brokers; each partition is at most once in a task.
+    Ranges of one leader are adjacent, so that a task reads from few brokers. A partition occurs at most once in a task.
     """
     pending = list(ranges)
     if max_tasks is None or len(pending) <= max_tasks:

@@ -1,7 +1,7 @@
-"""What a query reads: from options and the cluster's answers to ranges of offsets, for batch and for streaming.
+"""Plans the offset ranges of batch and streaming queries from options and the state of the cluster.
 
-The functions here decide and do no IO; `Cluster` is what they ask. Whatever is no longer there is handed to
-`DataLoss`, which raises or counts, as failOnDataLoss says.
+The functions do no IO except through `Cluster`. Missing records are reported to `DataLoss`, which raises or counts,
+depending on failOnDataLoss.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ logger = logging.getLogger(__name__)
 
 
 class Cluster(Protocol):
-    """The questions that planning asks a cluster."""
+    """Cluster metadata that planning needs. Methods raise KafkaError."""
 
     def partitions(self) -> list[TopicPartition]:
-        """The partitions that the options name, in order; `InvalidOptionError` when one does not exist."""
+        """Return the partitions that the options select, sorted. Raises InvalidOptionError if one does not exist."""
 
     def earliest_offsets(self, partitions: Collection[TopicPartition]) -> Offsets:
-        """The first offset of each partition."""
+        """Return the log start offset of each partition."""
 
     def latest_offsets(self, partitions: Collection[TopicPartition]) -> Offsets:
-        """The offset after the last readable record of each partition."""
+        """Return the high watermark of each partition."""
 
     def offsets_for_times(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-        """The first offset whose time is at least the one given; None where all records are older."""
+        """Return the first offset with at least the given timestamp (ms), None if all records are older."""
 
 
 class DataLoss:
-    """Raises for records that are gone, or warns and counts them."""
+    """Raises DataLossError for missing records (`fail`), or counts them and logs a warning."""
 
     def __init__(self, *, fail: bool) -> None:
         self._fail = fail
@@ -50,21 +50,21 @@ class DataLoss:
         self.offsets_lost = 0
 
     def report(self, problem: str, lost: int) -> None:
-        """`lost` offsets of a query are gone; `problem` says which."""
+        """Report `lost` missing offsets. Raises DataLossError with `problem` if `fail` is set."""
         if self._fail:
             raise DataLossError(problem)
         self.events += 1
         self.offsets_lost += lost
-        logger.warning("data loss: %s; going on, because failOnDataLoss is false", problem)
+        logger.warning("data loss: %s; continuing, because failOnDataLoss is false", problem)
 
 
 def resolve_bound(
     bound: Bound, cluster: Cluster, partitions: Collection[TopicPartition], *, later_than_any_is_latest: bool
 ) -> Offsets:
-    """The offset of each partition that `bound` stands for.
+    """Return the offset of each partition for a bound. Raises InvalidOptionError, KafkaError.
 
-    As in the connector, an end by timestamp that lies after the last record is the end of the partition, and a start
-    there is an error unless startingOffsetsByTimestampStrategy is latest.
+    As in Spark's Kafka connector, an end timestamp after the last record means the end of the partition. A start
+    timestamp after the last record is an error unless startingOffsetsByTimestampStrategy is latest.
     """
     match bound.kind:
         case BoundKind.EARLIEST:
@@ -84,7 +84,7 @@ def resolve_bound(
         first = min(late)
         raise InvalidOptionError(
             bound.option,
-            f"is {times[first]} for {_name(first)}, which has no record that late; set"
+            f"is {times[first]} for {_name(first)}, which has no record with this or a later timestamp; set"
             " startingOffsetsByTimestampStrategy to latest to start at its end",
         )
     latest = cluster.latest_offsets(late) if late else {}
@@ -109,7 +109,10 @@ def _check_same_partitions(bound: Bound, partitions: Collection[TopicPartition])
 
 
 def plan_start(options: SourceOptions, cluster: Cluster, loss: DataLoss) -> Offsets:
-    """Where a streaming query without a checkpoint begins. Offsets given that are not there are data loss."""
+    """Return the start of a streaming query without a checkpoint.
+
+    Missing start offsets are reported to `loss`. Raises InvalidOptionError, DataLossError, KafkaError.
+    """
     partitions = cluster.partitions()
     starting = options.starting
     starts = resolve_bound(starting, cluster, partitions, later_than_any_is_latest=options.later_than_any_is_latest)
@@ -119,15 +122,18 @@ def plan_start(options: SourceOptions, cluster: Cluster, loss: DataLoss) -> Offs
     for partition, start in sorted(starts.items()):
         nearest = min(max(start, earliest[partition]), latest[partition])
         if nearest != start:
-            what = "begins" if nearest > start else "ends"
-            problem = f"option {starting.option} is {start} for {_name(partition)}, which {what} at offset {nearest}"
+            edge = "begins" if nearest > start else "ends"
+            problem = f"option {starting.option} is {start} for {_name(partition)}, which {edge} at offset {nearest}"
             loss.report(problem, max(0, nearest - start))
         starts[partition] = nearest
     return starts
 
 
 def plan_batch(options: SourceOptions, cluster: Cluster, loss: DataLoss) -> list[OffsetRange]:
-    """The ranges of a batch query. Offsets given that are not (or no longer) there are data loss."""
+    """Return the ranges of a batch query.
+
+    Missing offsets are reported to `loss`. Raises InvalidOptionError, DataLossError, KafkaError.
+    """
     partitions = cluster.partitions()
     starts = resolve_bound(
         options.starting, cluster, partitions, later_than_any_is_latest=options.later_than_any_is_latest
@@ -143,7 +149,8 @@ def plan_batch(options: SourceOptions, cluster: Cluster, loss: DataLoss) -> list
         start, end = starts[partition], ends[partition]
         if start > end:
             raise InvalidOptionError(
-                options.starting.option, f"is {start} for {_name(partition)}, after the end of the query, {end}"
+                options.starting.option,
+                f"must not exceed the end of the query, {end}, for {_name(partition)}, got {start}",
             )
         named = f"(options {options.starting.option}, {options.ending.option})"
         start, end = _clip(partition, (start, end), (earliest[partition], latest[partition]), loss, named)
@@ -156,11 +163,11 @@ def _clip(
 ) -> tuple[int, int]:
     (start, end), (earliest, latest) = wanted, there
     if start < earliest < end or start < end <= earliest:
-        problem = f"{_name(partition)} begins at offset {earliest} now and {start} was to be read {named}"
+        problem = f"{_name(partition)} now begins at offset {earliest}, requested offset {start} {named}"
         loss.report(problem, min(earliest, end) - start)
         start = min(earliest, end)
     if end > latest:
-        problem = f"{_name(partition)} ends at offset {latest} and {end} was to be read {named}"
+        problem = f"{_name(partition)} ends at offset {latest}, requested end {end} {named}"
         loss.report(problem, end - max(start, latest))
         end = max(start, latest)
     return start, end
@@ -169,20 +176,20 @@ def _clip(
 def plan_latest(
     start: Offsets, latest: Offsets, earliest_of_new: Offsets, limit: int | None, loss: DataLoss
 ) -> Offsets:
-    """Where the next micro-batch ends: at `latest`, or nearer when `limit` offsets are allowed.
+    """Return the end of the next micro-batch: `latest`, or less to stay within `limit` offsets.
 
-    A partition that is new since `start` begins at its earliest offset. A partition that ends before the query's own
-    position was truncated or recreated: data loss, after which it starts again from what is there. Partitions that
-    are gone are data loss too, and leave the offsets.
+    A new partition starts at its earliest offset. Data loss is reported for a partition that ends before the query's
+    position (truncated or recreated, then the query resumes at its end) and for a deleted one, which leaves the
+    offsets.
     """
     gone = sorted(start.keys() - latest.keys())
     if gone:
-        loss.report(f"partitions are gone: {', '.join(map(_name, gone))}", 0)
+        loss.report(f"deleted partitions: {', '.join(map(_name, gone))}", 0)
     ranges = []
     for partition, end in sorted(latest.items()):
         begin = start.get(partition, earliest_of_new.get(partition, 0))
         if end < begin:
-            loss.report(f"{_name(partition)} ends at offset {end}, and {begin} had been reached", begin - end)
+            loss.report(f"{_name(partition)} ends at offset {end}, the query had reached {begin}", begin - end)
             begin = end
         ranges.append(OffsetRange(partition, begin, end))
     if limit is not None:
@@ -191,29 +198,29 @@ def plan_latest(
 
 
 def count_new(start: Offsets, end: Offsets, earliest_of_new: Offsets) -> int:
-    """How many offsets there are from `start` to `end`; a partition that is new begins at its earliest."""
+    """Return the number of offsets from `start` to `end`. A new partition starts at its earliest offset."""
     begins = ((each, start.get(each, earliest_of_new.get(each, 0))) for each in end)
     return sum(max(0, end[each] - begin) for each, begin in begins)
 
 
 def plan_stream(start: Offsets, end: Offsets, earliest_of_new: Offsets, loss: DataLoss) -> list[OffsetRange]:
-    """The ranges of one micro-batch. New partitions are read from their first offset, which should be 0."""
+    """Return the ranges of one micro-batch. Data loss is reported for a new partition that does not begin at 0."""
     ranges = []
     for partition, last in sorted(end.items()):
         first = start.get(partition)
         if first is None:
             first = earliest_of_new[partition]
             if first > 0:
-                loss.report(f"new partition {_name(partition)} begins at offset {first} and not at 0", first)
+                loss.report(f"new partition {_name(partition)} begins at offset {first} instead of 0", first)
         if first > last:
-            loss.report(f"{_name(partition)} ends at offset {last}, and {first} had been reached", first - last)
+            loss.report(f"{_name(partition)} ends at offset {last}, the query had reached {first}", first - last)
             first = last
         ranges.append(OffsetRange(partition, first, last))
     return ranges
 
 
 def new_partitions(start: Mapping[TopicPartition, int], end: Iterable[TopicPartition]) -> list[TopicPartition]:
-    """The partitions of `end` that `start` does not know."""
+    """Return the partitions of `end` that are not in `start`."""
     return [partition for partition in end if partition not in start]
 
 

@@ -1,12 +1,11 @@
-"""Filters that Spark hands down, as bounds on what a batch query plans: topics, partitions, offsets, times.
+"""Turns filters that Spark pushes down into bounds of a batch query: topics, partitions, offsets, times.
 
-Topics, partitions and offsets are decided by planning alone, so Spark need not look again. Timestamps of producers go
-up and down within a partition: only what lies before the first record of at least a given time is known to be older
-(ListOffsets by time says where that is), so a lower bound of time moves the start, an upper bound moves nothing, and
-Spark checks both again.
+Planning fully decides filters on topics, partitions and offsets, so Spark need not apply them. Producer timestamps are
+not monotonic in a partition. ListOffsets by time finds the first record of at least that time, so a lower bound moves
+the start and an upper bound has no effect. Spark applies both again.
 
-Invariant: no record that fulfils all filters is left out, and no filter is kept from Spark that planning does not
-decide by itself.
+Invariant: no record that satisfies all filters is left out, and Spark applies every filter that planning does not
+decide.
 """
 
 from __future__ import annotations
@@ -57,15 +56,15 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 class Times(Protocol):
-    """Who knows where a time begins in a partition."""
+    """Finds offsets by time."""
 
     def offsets_for_times(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-        """The first offset whose time is at least the one given; None where all records are older."""
+        """Return the first offset with at least the given timestamp (ms), None if all records are older."""
 
 
 @dataclass
 class Pushdown:
-    """What the filters of one query that were taken say, all of them at once."""
+    """Combined bounds of the filters of one query."""
 
     tests: list[Callable[[TopicPartition], bool]] = field(default_factory=list)
     first_offset: int = 0
@@ -73,11 +72,11 @@ class Pushdown:
     first_time_ms: int | None = None
 
     def take(self, filters: Iterable[Filter]) -> list[Filter]:
-        """Take over what planning can use; the filters that Spark still has to check, each as it was given."""
+        """Use filters for planning; return those that Spark must apply, unchanged."""
         return [each for each in filters if not self._decides(each)]
 
     def _decides(self, given: Filter) -> bool:
-        """Use the filter where it can be used; whether planning alone decides it."""
+        """Use a filter if possible; return whether planning alone decides it."""
         inner, wanted = (given.child, False) if isinstance(given, Not) else (given, True)
         attribute: tuple[str, ...] = getattr(inner, "attribute", ())
         column = attribute[0] if len(attribute) == 1 else None
@@ -146,7 +145,10 @@ class Pushdown:
         self.first_time_ms = least if self.first_time_ms is None else max(self.first_time_ms, least)
 
     def narrow(self, ranges: Iterable[OffsetRange], cluster: Times) -> list[OffsetRange]:
-        """What of the ranges is left; `cluster` is asked after their ends were known, where there is a time."""
+        """Return the ranges within the bounds. Call it after the ends of the ranges are known.
+
+        `cluster` is queried only if there is a lower bound of time.
+        """
         left = []
         for each in ranges:
             if not all(test(each.topic_partition) for test in self.tests):
@@ -169,7 +171,7 @@ class Pushdown:
 
 @dataclass(frozen=True)
 class _Test:
-    """One filter on topic (`own` 0) or partition (1)."""
+    """A filter on topic (`own` 0) or partition (1)."""
 
     test: Test
     own: int
@@ -181,7 +183,7 @@ class _Test:
 
 
 def _is_of(kind: type, given: Filter, value: Any) -> bool:
-    """Whether the filter compares with values of that type, none of them null; a time must know its zone."""
+    """Whether all values of a filter have this type and are not null. A datetime needs a time zone."""
     if isinstance(given, In):
         values = list(value)
         return bool(values) and all(_is_one(kind, each) for each in values)

@@ -1,11 +1,11 @@
-"""What Spark calls: the readers of batch and streaming queries.
+"""Readers of batch and streaming queries.
 
-Objects here travel by pickle between Python processes, so they hold options; a connection is opened in the process
-that uses it and never pickled. Exactly-once is by offsets alone: the ranges of a micro-batch come from the checkpoint,
-and the same range gives the same records again.
+Spark pickles these objects between processes, so they hold options. A connection is opened in the process that uses it
+and never pickled. Exactly-once follows from offsets alone: the ranges of a micro-batch come from the checkpoint, and a
+range always returns the same records.
 
-On pyspark 4.1 streaming sources have neither read limits nor Trigger.AvailableNow's preparation:
-`maxOffsetsPerTrigger` and `minOffsetsPerTrigger` are refused there by name.
+On pyspark 4.1 streaming sources have neither read limits nor support for Trigger.AvailableNow, so
+`maxOffsetsPerTrigger` and `minOffsetsPerTrigger` are rejected.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ Json = dict[str, dict[str, int]]
 
 
 class RangePartition(InputPartition):
-    """What one task reads: ranges of different partitions, one unless maxTasks asks for fewer tasks."""
+    """Input of one task: ranges of different partitions, a single one unless maxTasks limits the tasks."""
 
     def __init__(self, wanted: tuple[OffsetRange, ...]) -> None:
         super().__init__(wanted)
@@ -69,12 +69,12 @@ class RangePartition(InputPartition):
 
 
 class _Executor:
-    """What readers do on an executor."""
+    """The part of readers that runs on executors."""
 
     _options: SourceOptions
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of one task. Spark asks for an empty partition when a query has no tasks."""
+        """Yield the records of one task. Spark passes an empty partition if a query has no tasks."""
         if not isinstance(partition, RangePartition):
             return
         from pyspark import TaskContext
@@ -82,42 +82,45 @@ class _Executor:
         from kipmesh.spark.cluster import ClusterConnection
         from kipmesh.spark.decode import decode
 
-        with ClusterConnection(self._options, keeps_consumer=TaskContext.get() is not None) as mesh:
+        with ClusterConnection(self._options, keeps_consumer=TaskContext.get() is not None) as cluster:
             schema = arrow_schema(
                 include_headers=self._options.include_headers, include_record_id=self._options.include_record_id
             )
-            chunks = mesh.fetch(partition.wanted, DataLoss(fail=self._options.fail_on_data_loss))
+            chunks = cluster.fetch(partition.wanted, DataLoss(fail=self._options.fail_on_data_loss))
             yield from decode(chunks, schema)
 
 
 class KipmeshReader(_Executor, DataSourceReader):
-    """A batch query."""
+    """Reader of a batch query."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self.pushdown = Pushdown()
         self.pushes_filters = options.push_filters
-        """Spark plans a frame once: what the filters of one query leave out is missing from the frame's next ones."""
+        """Whether planning uses filters. They also limit later queries of the frame, which Spark plans only once."""
 
     @property
     def pushFilters(self) -> FilterTaker:  # noqa: N802 (Spark's name)
-        """Takes filters, where spark.sql.python.filterPushdown.enabled lets Spark hand them down."""
+        """Accepts filters if spark.sql.python.filterPushdown.enabled is true."""
         return FilterTaker(self)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """A task for each partition of the topics; more where minPartitions or maxRecordsPerPartition ask for them."""
+        """Plan the tasks: one per partition, more if minPartitions or maxRecordsPerPartition require it.
+
+        Raises InvalidOptionError, DataLossError, KafkaError.
+        """
         from kipmesh.spark.cluster import ClusterConnection
 
-        with ClusterConnection(self._options) as mesh:
-            ranges = plan_batch(self._options, mesh, DataLoss(fail=self._options.fail_on_data_loss))
-            return _tasks(self._options, self.pushdown.narrow(ranges, mesh), mesh)
+        with ClusterConnection(self._options) as cluster:
+            ranges = plan_batch(self._options, cluster, DataLoss(fail=self._options.fail_on_data_loss))
+            return _tasks(self._options, self.pushdown.narrow(ranges, cluster), cluster)
 
 
 class FilterTaker:
-    """`pushFilters` of a batch reader, which must not look like one of its own where Spark's setting is off.
+    """The `pushFilters` method of a batch reader, which looks inherited to Spark.
 
-    Spark refuses a reader that overrides `pushFilters` as long as spark.sql.python.filterPushdown.enabled is false,
-    its default, instead of leaving the filters to itself. It tells by the function behind the method.
+    While spark.sql.python.filterPushdown.enabled is false, the default, Spark rejects a reader that overrides
+    `pushFilters`. It compares the method's `__func__` with that of the base class.
     """
 
     def __init__(self, reader: KipmeshReader) -> None:
@@ -125,56 +128,56 @@ class FilterTaker:
         self.__func__ = DataSourceReader.pushFilters
 
     def __call__(self, filters: list[Filter]) -> list[Filter]:
-        """Use the filters in planning, if the option pushFilters says so; those that Spark still has to check."""
+        """Use the filters for planning if the option pushFilters is true. Returns the filters that Spark must apply."""
         return self._reader.pushdown.take(filters) if self._reader.pushes_filters else filters
 
 
 class _StreamReader(_Executor, DataSourceStreamReader):
-    """A streaming query, as far as pyspark 4.1 and 4.2 agree. Lives in a process of its own beside the driver."""
+    """The part of a streaming reader common to pyspark 4.1 and 4.2. Lives in a separate process beside the driver."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._loss = DataLoss(fail=options.fail_on_data_loss)
-        self._open_mesh: ClusterConnection | None = None
+        self._open_cluster: ClusterConnection | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open_mesh": None}
+        return {**self.__dict__, "_open_cluster": None}
 
     @property
-    def _mesh(self) -> ClusterConnection:
-        if self._open_mesh is None:
+    def _cluster(self) -> ClusterConnection:
+        if self._open_cluster is None:
             from kipmesh.spark.cluster import ClusterConnection
 
-            self._open_mesh = ClusterConnection(self._options)
-        return self._open_mesh
+            self._open_cluster = ClusterConnection(self._options)
+        return self._open_cluster
 
     def initialOffset(self) -> Json:  # noqa: N802 (Spark's name)
-        """Where a query without a checkpoint begins."""
-        return offsets_to_json(plan_start(self._options, self._mesh, self._loss))
+        """Return the start of a query without a checkpoint. Raises InvalidOptionError, DataLossError, KafkaError."""
+        return offsets_to_json(plan_start(self._options, self._cluster, self._loss))
 
     def partitions(self, start: Json, end: Json) -> Sequence[InputPartition]:
-        """The tasks of one micro-batch."""
+        """Plan the tasks of one micro-batch. Raises DataLossError, KafkaError."""
         begin, until = offsets_from_json(start), offsets_from_json(end)
-        new = self._mesh.earliest_offsets(new_partitions(begin, until))
-        return _tasks(self._options, plan_stream(begin, until, new, self._loss), self._mesh)
+        new = self._cluster.earliest_offsets(new_partitions(begin, until))
+        return _tasks(self._options, plan_stream(begin, until, new, self._loss), self._cluster)
 
     def commit(self, end: Json) -> None:
-        """Nothing to do: the checkpoint is the only place of offsets."""
+        """Do nothing: only the checkpoint stores offsets."""
 
     def stop(self) -> None:
         """Close the connection."""
-        if self._open_mesh is not None:
-            self._open_mesh.close()
-            self._open_mesh = None
+        if self._open_cluster is not None:
+            self._open_cluster.close()
+            self._open_cluster = None
 
     def _latest(self) -> Offsets:
-        return self._mesh.latest_offsets(self._mesh.partitions())
+        return self._cluster.latest_offsets(self._cluster.partitions())
 
 
 if _HAS_READ_LIMITS:
 
     class KipmeshStreamReader(_StreamReader, SupportsTriggerAvailableNow):
-        """A streaming query with read limits and Trigger.AvailableNow."""
+        """Streaming reader with read limits and Trigger.AvailableNow."""
 
         def __init__(self, options: SourceOptions) -> None:
             super().__init__(options)
@@ -182,13 +185,13 @@ if _HAS_READ_LIMITS:
             self._last_batch_s = -math.inf
 
         def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 (Spark's name)
-            """Remember where the topics end now: the query goes there and no further."""
+            """Store the current end of the topics, at which the query will end."""
             self._target = self._latest()
 
         def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 (Spark's name)
-            """What maxOffsetsPerTrigger and minOffsetsPerTrigger say.
+            """Return the limit of maxOffsetsPerTrigger or minOffsetsPerTrigger.
 
-            Both at once cannot be told to Spark; `latestOffset` looks at the least by itself.
+            Spark has no limit for both. Then `latestOffset` itself applies the minimum.
             """
             most, least = self._options.max_offsets_per_trigger, self._options.min_offsets_per_trigger
             if most is not None:
@@ -196,17 +199,17 @@ if _HAS_READ_LIMITS:
             return ReadAllAvailable() if least is None else ReadMinRows(least)
 
         def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # noqa: N802 (Spark's name)
-            """Where the next micro-batch ends; `start` itself when there is nothing new."""
+            """Return the end of the next micro-batch, or `start` if there is none. Raises DataLossError, KafkaError."""
             begin = offsets_from_json(start)
             latest = self._latest() if self._target is None else self._target
-            new = self._mesh.earliest_offsets(new_partitions(begin, latest))
+            new = self._cluster.earliest_offsets(new_partitions(begin, latest))
             if self._waits(begin, latest, new, limit):
                 return start
             rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
             return offsets_to_json(plan_latest(begin, latest, new, rows, self._loss))
 
         def _waits(self, begin: Offsets, latest: Offsets, new: Offsets, limit: ReadLimit) -> bool:
-            """Whether minOffsetsPerTrigger holds the next batch back. Trigger.AvailableNow and Once never wait."""
+            """Whether minOffsetsPerTrigger delays the next batch. Trigger.AvailableNow and Once never wait."""
             least = self._options.min_offsets_per_trigger
             if least is None or self._target is not None or isinstance(limit, ReadAllAvailable):
                 return False
@@ -219,33 +222,36 @@ if _HAS_READ_LIMITS:
             return False
 
         def reportLatestOffset(self) -> Json:  # noqa: N802 (Spark's name)
-            """Where the topics end now, for the progress of the query."""
+            """Return the current end of the topics, for the query's progress."""
             return offsets_to_json(self._latest())
 
 else:
 
     class KipmeshStreamReader(_StreamReader):  # type: ignore[no-redef]
-        """A streaming query on pyspark 4.1: every micro-batch takes all there is."""
+        """Streaming reader for pyspark 4.1, where each micro-batch reads all available records."""
 
         def __init__(self, options: SourceOptions) -> None:
             super().__init__(options)
             refuse_read_limits(options)
 
         def latestOffset(self) -> Json:  # type: ignore[override]  # noqa: N802 (Spark's name)
-            """Where the topics end now."""
+            """Return the current end of the topics."""
             return offsets_to_json(self._latest())
 
 
 def refuse_read_limits(options: SourceOptions) -> None:
-    """What pyspark 4.1 cannot do, by name; raises `InvalidOptionError`."""
-    if options.max_offsets_per_trigger is not None:
-        raise InvalidOptionError("maxOffsetsPerTrigger", "needs pyspark 4.2, which has read limits")
-    if options.min_offsets_per_trigger is not None:
-        raise InvalidOptionError("minOffsetsPerTrigger", "needs pyspark 4.2, which has read limits")
+    """Raise InvalidOptionError for options that need pyspark 4.2."""
+    limits = {
+        "maxOffsetsPerTrigger": options.max_offsets_per_trigger,
+        "minOffsetsPerTrigger": options.min_offsets_per_trigger,
+    }
+    for name, limit in limits.items():
+        if limit is not None:
+            raise InvalidOptionError(name, "needs pyspark 4.2, which has read limits")
 
 
 def arrow_schema(*, include_headers: bool, include_record_id: bool = False) -> pa.Schema:
-    """The columns of Spark's Kafka connector as Arrow types, exactly as Spark 4.2 expects them."""
+    """Return the columns of Spark's Kafka connector as the Arrow types that Spark 4.2 expects."""
     import pyarrow as pa
 
     fields = [
@@ -265,9 +271,9 @@ def arrow_schema(*, include_headers: bool, include_record_id: bool = False) -> p
     return pa.schema(fields)
 
 
-def _tasks(options: SourceOptions, ranges: list[OffsetRange], mesh: ClusterConnection) -> list[InputPartition]:
+def _tasks(options: SourceOptions, ranges: list[OffsetRange], cluster: ClusterConnection) -> list[InputPartition]:
     pieces = split_ranges(ranges, options.min_partitions, options.max_records_per_partition)
     leaders: dict[TopicPartition, int] = {}
     if options.max_tasks is not None and len(pieces) > options.max_tasks:
-        leaders = mesh.leaders({piece.topic_partition for piece in pieces})
+        leaders = cluster.leaders({piece.topic_partition for piece in pieces})
     return [RangePartition(group) for group in group_ranges(pieces, options.max_tasks, leaders)]

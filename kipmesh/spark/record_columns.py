@@ -1,11 +1,11 @@
-"""The records of batches v2 as columns of numbers, without a Python object for each record.
+"""Parses the records of v2 batches into numpy columns, without a Python object per record.
 
-A record says where the next one begins and nothing else does, so finding their starts is the one step by step part; all
-else (varints, lengths, headers) is done for the records of many batches at once by numpy. Keys, values and headers stay
-where they are: what comes out are their bounds in the buffer.
+Finding the record starts is sequential, because each record holds only its length. Everything else (varints, lengths,
+headers) is vectorised over many batches. Keys, values and headers are not copied: the result has their bounds in the
+buffer.
 
-Invariants: every bound lies within its record and bounds of one record do not decrease; bytes that are no records raise
-`CorruptRecordError` or, where they go on beyond the buffer, IndexError. The work is O(bytes), whatever they say.
+Invariants: every bound lies within its record, and bounds of one record do not decrease. Invalid bytes raise
+CorruptRecordError, or IndexError beyond the end of the buffer. The work is O(bytes) for any input.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _MORE: Final = 0x80
 _SEVEN: Final = 0x7F
 _INT32_OCTETS: Final = 5
 _INT64_OCTETS: Final = 10
-# Records of one size are guessed at; where they are not, so many are walked before the next guess, twice as many each
-# time.
+# A run of records of equal size is found in one step. Without a run, this many records are walked before the next
+# attempt, doubling each time.
 _WALK_MIN: Final = 8
 _WALK_MAX: Final = 4096
 
 
 class Spans(NamedTuple):
-    """Bounds of one field in the buffer; where it is null both are the same."""
+    """Bounds of a field in the buffer, one per record. A null field has equal bounds."""
 
     starts: Numbers
     ends: Numbers
@@ -39,7 +39,7 @@ class Spans(NamedTuple):
 
 
 class RecordHeaders(NamedTuple):
-    """Headers of all records in order: how many each record has, and where their keys and values are."""
+    """Headers of all records in order: their count per record, and the bounds of their keys and values."""
 
     counts: Numbers
     keys: Spans
@@ -47,43 +47,46 @@ class RecordHeaders(NamedTuple):
 
 
 class RecordColumns(NamedTuple):
-    """Of each record what it says; deltas are to its batch."""
+    """Fields of the records. Deltas are relative to the batch."""
 
     timestamp_deltas: Numbers
     offset_deltas: Numbers
     keys: Spans
     values: Spans
     headers: RecordHeaders | None
-    """None when no record has headers."""
+    """None if no record has headers."""
 
 
 def record_starts(data: bytes, octets: Octets, begins: Sequence[int], ends: Sequence[int]) -> list[Numbers]:
-    """Where the records of each batch, data[begin:end], begin. `octets` is `data` as an array."""
+    """Return the record starts of each batch, data[begin:end]. `octets` is `data` as an array.
+
+    Raises CorruptRecordError, IndexError.
+    """
     found: list[Numbers] = []
     budget = _WALK_MIN
     for begin, end in zip(begins, ends, strict=True):
         parts: list[Numbers] = []
         position = begin
         while position < end:
-            if budget > _WALK_MIN:  # there was no run; after a while one is looked for again
+            if budget > _WALK_MIN:  # the last attempt found no run
                 position = _walk(data, position, end, budget, parts)
                 if position >= end:
                     break
-            size = _following(data, position) - position
+            size = _next_record(data, position) - position
             run = _run_of_one_size(octets, position, size, end)
             parts.append(np.arange(position, position + run * size, size, dtype=np.int64))
             position += run * size
             budget = _WALK_MIN if run >= _WALK_MIN else min(2 * budget, _WALK_MAX)
         if position != end:
-            raise CorruptRecordError("a record reaches beyond its batch")
+            raise CorruptRecordError("a record extends beyond its batch")
         found.append(np.concatenate(parts) if len(parts) > 1 else parts[0])
-        if len(parts) == 1:  # the batch was over before a run was looked for
+        if len(parts) == 1:  # the batch ended before the next attempt
             budget = max(_WALK_MIN, budget // 2)
     return found
 
 
 def _walk(data: bytes, position: int, end: int, count: int, parts: list[Numbers]) -> int:
-    """The next `count` starts, one by one; the position after them."""
+    """Append the next `count` starts; return the position after those records."""
     starts: list[int] = []
     append = starts.append
     for _ in range(count):
@@ -98,24 +101,24 @@ def _walk(data: bytes, position: int, end: int, count: int, parts: list[Numbers]
         if second < _MORE:
             position += ((first & _SEVEN | second << 7) >> 1) + 2
         else:
-            position = _following(data, position)
+            position = _next_record(data, position)
     parts.append(np.array(starts, dtype=np.int64))
     return position
 
 
-def _following(data: bytes, position: int) -> int:
-    """Where the record after the one at `position` begins."""
+def _next_record(data: bytes, position: int) -> int:
+    """Return the start of the record after the one at `position`."""
     value = 0
     for index in range(_INT32_OCTETS):
         octet = data[position + index]
         value |= (octet & _SEVEN) << 7 * index
         if octet < _MORE:
             return position + index + 1 + (value >> 1)
-    raise CorruptRecordError("the length of a record is longer than five bytes")
+    raise CorruptRecordError(f"the length of a record has more than {_INT32_OCTETS} bytes")
 
 
 def _run_of_one_size(octets: Octets, position: int, size: int, end: int) -> int:
-    """How many records from `position` on surely have that size: each begins as the first one does."""
+    """Return how many records from `position` on have this size, judged by their length fields."""
     count = (end - position) // size
     if count < 2:
         return 1
@@ -131,10 +134,10 @@ def _run_of_one_size(octets: Octets, position: int, size: int, end: int) -> int:
 
 
 def parse_records(octets: Octets, starts: Numbers, ends: Numbers) -> RecordColumns:
-    """The fields of the records from `starts` to `ends`. IndexError where they go on after `octets`."""
+    """Parse the records between `starts` and `ends`. Raises CorruptRecordError, IndexError beyond the buffer."""
     lengths, at = _varints(octets, starts, _INT32_OCTETS)
     if not np.array_equal(at + lengths, ends):
-        raise CorruptRecordError("a record is not as long as it says")
+        raise CorruptRecordError("the length of a record is wrong")
     timestamps, at = _varints(octets, at + 1, _INT64_OCTETS)
     _check_within(at, ends)
     offsets, at = _varints(octets, at, _INT32_OCTETS)
@@ -147,9 +150,9 @@ def parse_records(octets: Octets, starts: Numbers, ends: Numbers) -> RecordColum
 
 
 def _headers(octets: Octets, at: Numbers, ends: Numbers, counts: Numbers) -> RecordHeaders | None:
-    """All first headers, then all second ones, ..."""
+    """Parse the first header of all records, then the second one, and so on."""
     if (counts < 0).any() or (2 * counts > ends - at).any():
-        raise CorruptRecordError("a record cannot have as many headers as it says")
+        raise CorruptRecordError("the header count of a record is invalid")
     total = int(counts.sum())
     found = None
     if total:
@@ -173,17 +176,17 @@ def _headers(octets: Octets, at: Numbers, ends: Numbers, counts: Numbers) -> Rec
             counts, Spans(key_bounds[0], key_bounds[1], key_nulls), Spans(value_bounds[0], value_bounds[1], value_nulls)
         )
     if not np.array_equal(at, ends):
-        raise CorruptRecordError("a record is not as long as it says")
+        raise CorruptRecordError("the length of a record is wrong")
     return found
 
 
 def _spans(octets: Octets, at: Numbers, ends: Numbers) -> Spans:
-    """A length and so many bytes; -1 is null."""
+    """Parse a length and the bounds of its bytes; -1 is null."""
     lengths, starts = _varints(octets, at, _INT32_OCTETS)
     nulls = lengths < 0
     if nulls.any():
         if (lengths < -1).any():
-            raise CorruptRecordError("a negative length")
+            raise CorruptRecordError("the length of a field is less than -1")
         lengths[nulls] = 0
     stops = starts + lengths
     _check_within(stops, ends)
@@ -192,11 +195,11 @@ def _spans(octets: Octets, at: Numbers, ends: Numbers) -> Spans:
 
 def _check_within(at: Numbers, ends: Numbers) -> None:
     if (at > ends).any():
-        raise CorruptRecordError("a field reaches beyond its record")
+        raise CorruptRecordError("a field extends beyond its record")
 
 
 def _varints(octets: Octets, at: Numbers, octets_max: int) -> tuple[Numbers, Numbers]:
-    """Zigzag varints at these positions, and the positions after them."""
+    """Decode zigzag varints; return the values and the positions after them."""
     octet = octets[at]
     values = (octet & _SEVEN).astype(np.uint64)
     after = at + 1
@@ -204,7 +207,7 @@ def _varints(octets: Octets, at: Numbers, octets_max: int) -> tuple[Numbers, Num
     shift = 7
     while rows.size:
         if shift >= 7 * octets_max:
-            raise CorruptRecordError(f"a varint is longer than {octets_max} bytes")
+            raise CorruptRecordError(f"a varint has more than {octets_max} bytes")
         octet = octets[after[rows]]
         values[rows] |= (octet & _SEVEN).astype(np.uint64) << np.uint64(shift)
         after[rows] += 1

@@ -1,17 +1,15 @@
-"""Names of rows that are written: by them a reader tells a row that was written again from one that is there twice.
+"""Names of written rows, by which readers recognise a row that was written again.
 
-A record of a streaming (or batch) write has two headers, beside its own:
+A record of a write has two additional headers:
 
-- `kipmesh.batch`: ``<query id>/<batch number>``, of a batch write the id of the write. A batch that is run again after
-  a restart has the same.
-- `kipmesh.row`: ``<task>-<16 hex digits of the row>-<n>``: the digits are a hash of the whole row, `n` counts equal
-  hashes within the task from 0.
+- `kipmesh.batch`: `<query id>/<batch number>`, or the id of a batch write. A batch that is repeated after a restart
+  keeps it.
+- `kipmesh.row`: `<task>-<16 hex digits>-<n>`: the digits are a hash of the row, `n` counts equal hashes in the task
+  from 0.
 
-A task that is run again, on the same rows in whatever order, gives each of them the same name: the hash does not ask
-where in the task a row stands, and of rows that are equal it does not matter which is which. Two rows of one run of a
-task never have the same name, however they hash.
+A repeated task gives the same rows the same names, in whatever order they come. Equal rows are interchangeable.
 
-Invariant: within a run of a task the names are distinct; they are a function of the set of rows (with repetitions).
+Invariant: the names of one run of a task are distinct and depend only on its multiset of rows.
 """
 
 from __future__ import annotations
@@ -28,14 +26,14 @@ ROW_HEADER: Final = "kipmesh.row"
 
 Header = tuple[str, bytes | None]
 Row = tuple[str, bytes | None, bytes | None, int | None, int | None, Sequence[Header]]
-"""Topic, key, value, partition, timestamp in ms, headers, as they were in the columns."""
+"""Topic, key, value, partition, timestamp in ms and headers, as in the columns."""
 
 _LENGTH: Final = struct.Struct("<q")
 _ABSENT: Final = -1
 
 
 def row_hash(row: Row) -> int:
-    """64 bits of everything in the row."""
+    """Return a 64-bit hash of all fields of a row."""
     topic, key, value, partition, timestamp_ms, headers = row
     parts: list[bytes] = []
     for each in (topic.encode(), key, value):
@@ -49,22 +47,22 @@ def row_hash(row: Row) -> int:
 
 
 def _append(parts: list[bytes], content: bytes | None) -> None:
-    """With its length before it, so that no two rows give the same bytes."""
+    """Append the content with its length, so that different rows have different bytes."""
     parts.append(_LENGTH.pack(_ABSENT if content is None else len(content)))
     if content is not None:
         parts.append(content)
 
 
 class RowNames:
-    """The names of one run of task number `task`. Keeps 8 bytes a row."""
+    """Names rows in one run of a task. Needs 8 bytes per row."""
 
     def __init__(self, task: int) -> None:
         self._task = task
-        # Sorted arrays of the hashes so far, each less than half as long as the one before: so they are few.
+        # Sorted arrays of earlier hashes. Each has less than half the length of its predecessor, so there are few.
         self._seen: list[np.ndarray[Any, Any]] = []
 
     def take(self, rows: Iterable[Row]) -> list[bytes]:
-        """The names of the next rows, in their order."""
+        """Return the names of the next rows, in order."""
         hashes = np.fromiter(map(row_hash, rows), dtype=np.uint64)
         if not len(hashes):
             return []
@@ -73,7 +71,7 @@ class RowNames:
         return [b"%d-%016x-%d" % (task, h, n) for h, n in zip(hashes.tolist(), counts.tolist(), strict=True)]
 
     def _counts(self, hashes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """How often each was there before: in earlier calls, and to its left."""
+        """Return how often each hash occurred before, in earlier calls or to its left."""
         order = np.argsort(hashes, kind="stable")
         ordered = hashes[order]
         counts = np.empty(len(hashes), dtype=np.int64)
@@ -87,12 +85,12 @@ class RowNames:
 
 
 def without_names(headers: Sequence[Header]) -> list[Header]:
-    """The headers that are a record's own: a record that was read and is written again gets a new name."""
+    """Return the headers except `kipmesh.batch` and `kipmesh.row`, because a rewritten record gets new ones."""
     return [each for each in headers if each[0] not in (BATCH_HEADER, ROW_HEADER)]
 
 
 def record_id(topic: str, partition: int, offset: int, headers: Sequence[Header]) -> str:
-    """What is equal for all times that one row was written: by its headers, without them by its place."""
+    """Return an id that all copies of a row share: its names, or its topic, partition and offset if it has none."""
     batch = row = None
     for name, content in headers:
         if name == BATCH_HEADER:

@@ -1,7 +1,6 @@
-"""A local Spark session that is quiet (it logs to a file), small and closed to the network, for jobs and tests.
+"""A local Spark session for jobs and tests: small, logging to a file, closed to the network.
 
-Workers run the interpreter that runs this (`PYSPARK_PYTHON`), the session's time zone is UTC whatever the machine's
-is, and nothing listens on other interfaces than the loopback one.
+Workers use the current interpreter, the session's time zone is UTC, and listeners bind to the loopback interface only.
 """
 
 from __future__ import annotations
@@ -31,18 +30,19 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.python.filterPushdown.enabled": "true",
 }
 _STOP_SECONDS: Final = 15.0
-# A job of a minute is over before the optimising compiler and a concurrent collector have earned what they cost.
-# The other compiler's code has 48 MB by default, which a job of many queries fills; then nothing is compiled any more.
+# Short jobs do not profit from the optimising compiler and a concurrent collector. The default code cache of the first
+# compiler, 48 MB, overflows in jobs with many queries, which stops compilation.
 _JVM_OPTIONS: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=160m"
 
 
 def local_session(
     name: str, work_dir: Path, *, cores: int = 2, memory: str = "1g", settings: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """Start (or get) Spark on `cores` cores of this machine; its own files, `spark.log` too, go to `work_dir`.
+    """Start Spark on this machine, or return the running session. Raises JavaMissingError.
 
-    ``format("kipmesh")`` is registered, so that streaming queries may start side by side.
-    Raises `kipmesh.spark.java.JavaMissingError` when there is no Java and none can be installed.
+    `format("kipmesh")` is registered, and streaming queries may start concurrently. Args: work_dir: directory for
+    Spark's files and `spark.log`; cores: default of spark.master; memory: driver memory, such as 1g; settings: Spark
+    settings that take precedence.
     """
     os.environ["JAVA_HOME"] = str(ensure_java())
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -70,7 +70,7 @@ def local_session(
 
 
 def _launch_jvm(settings: Mapping[str, str], work_dir: Path) -> None:
-    """Start the JVM with its standard error, which its Python workers inherit, in a file; a running one is kept."""
+    """Start the JVM with standard error, which its Python workers inherit, in `spark.log`. Keeps a running JVM."""
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
 
@@ -90,10 +90,10 @@ def _launch_jvm(settings: Mapping[str, str], work_dir: Path) -> None:
 
 
 def home_without_zip(home: Path) -> Path:
-    """Spark's folder, as links, but for the zipped copy of pyspark that is in it: workers take what is installed.
+    """Create a SPARK_HOME of links, without Spark's zipped copy of pyspark, so that workers import the installed one.
 
-    A zip has no compiled modules: each worker would compile pyspark anew, which takes three times as long as all else
-    of its start. Spark waits ten seconds for a worker, whatever else the machine has to do.
+    A zip has no compiled modules, so each worker would compile pyspark, which dominates its start time. Spark waits
+    only ten seconds for a worker.
     """
     import pyspark
 
@@ -105,7 +105,7 @@ def home_without_zip(home: Path) -> Path:
 
 
 def _link(link: Path, part: Path) -> None:
-    """Make or mend a link that is there all the time: a JVM that just starts may be looking for its classes."""
+    """Create or replace a link atomically: a JVM that is starting may be reading through it."""
     if link.is_symlink() and link.readlink() == part:
         return
     new = link.with_name(f".{link.name}.{os.getpid()}")
@@ -115,7 +115,7 @@ def _link(link: Path, part: Path) -> None:
 
 
 def stop_session(spark: SparkSession) -> None:
-    """Stop Spark and the JVM that `local_session` started, and wait until it is gone."""
+    """Stop Spark and the JVM of `local_session`, and wait for its end."""
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway
@@ -126,7 +126,7 @@ def stop_session(spark: SparkSession) -> None:
     gateway.shutdown()
     process = gateway.proc
     if process is not None:
-        # The JVM ends when its standard input does.
+        # The JVM ends when its standard input is closed.
         process.stdin.close()
         try:
             process.wait(_STOP_SECONDS)

@@ -1,8 +1,8 @@
-"""``format("kipmesh")`` of Spark's `read`, `readStream`, `write` and `writeStream`.
+"""The data source `format("kipmesh")` of Spark's `read`, `readStream`, `write` and `writeStream`.
 
-The driver plans ranges of offsets (`planning`), executors read them (`mesh`, `decode`) and hand Arrow batches to
-Spark (`readers`); rows of a write go out through a producer in each task (`writers`). Spark's Python daemon forks, so
-neither gRPC nor the client library is imported from here.
+The driver plans offset ranges (`planning`). Executors read them (`cluster`), decode them to Arrow batches (`decode`)
+and pass those to Spark (`readers`). Each task of a write has a producer (`writers`). Spark's Python daemon forks, so
+this module imports neither gRPC nor the client library.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 
 class KipmeshDataSource(DataSource):
-    """The source as Spark knows it: the columns and options of Spark's Kafka connector."""
+    """The source as Spark uses it, with the columns and options of Spark's Kafka connector."""
 
     @classmethod
     def name(cls) -> str:
-        """The name that ``format(...)`` takes."""
+        """Return the name for `format(...)`."""
         return "kipmesh"
 
     def schema(self) -> StructType:
-        """The columns, and the first place where options are checked: what no mode accepts is refused at load()."""
+        """Return the columns. Raises InvalidOptionError for options that are invalid in every mode, at load()."""
         raw = dict(self.options)
         try:
             options = parse_options(raw, Mode.BATCH)
@@ -51,27 +51,30 @@ class KipmeshDataSource(DataSource):
         return _columns(options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """The reader of a batch query."""
+        """Return the reader of a batch query. Raises InvalidOptionError."""
         options = parse_options(dict(self.options), Mode.BATCH)
         _check_schema(schema, options)
         return KipmeshReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
-        """The reader of a streaming query."""
+        """Return the reader of a streaming query. Raises InvalidOptionError."""
         options = parse_options(dict(self.options), Mode.STREAM)
         _check_schema(schema, options)
         return KipmeshStreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """The writer of a batch query."""
+        """Return the writer of a batch query. Raises InvalidOptionError, ValueError for unsuitable columns."""
         if overwrite:
-            raise InvalidOptionError("mode", "cannot be overwrite: records are only appended; set append")
+            raise InvalidOptionError("mode", "must be append, got overwrite: a topic can only be appended to")
         options = parse_write_options(dict(self.options), Mode.BATCH)
         check_columns(_types(schema), options)
         return KipmeshWriter(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        """The writer of a streaming query. Output mode complete (`overwrite`) appends each batch's whole result."""
+        """Return the writer of a streaming query. In output mode complete each batch appends its whole result.
+
+        Raises InvalidOptionError, ValueError for unsuitable columns.
+        """
         options = parse_write_options(dict(self.options), Mode.STREAM)
         check_columns(_types(schema), options)
         return KipmeshStreamWriter(options)
@@ -90,16 +93,16 @@ def _columns(options: SourceOptions) -> StructType:
 def _check_schema(schema: StructType, options: SourceOptions) -> None:
     columns = _columns(options)
     if schema != columns:
-        raise InvalidOptionError("schema", f"cannot be chosen: the columns are {columns.simpleString()}")
+        raise InvalidOptionError("schema", f"must be left out: the columns are {columns.simpleString()}")
 
 
-# -- several streaming queries of one Spark
+# -- concurrent streaming queries of one Spark session
 #
-# Spark has one `PythonFunction` for each Python data source, and with it one map of environment variables for all its
-# queries. The first streaming query puts four keys into it (`PythonStreamingSourceRunner.init`), and every query writes
-# the map out with its tasks. Nothing synchronises that: two queries that start side by side may both add a key, after
-# which the map counts one more than it has, and no task of this source can be written out any more: "Illegal size 5 of
-# collection, expected 6". A map that has the keys already is only ever given other values, which harms nothing.
+# Spark has one `PythonFunction` per Python data source, and all its queries share its map of environment variables.
+# A streaming query adds four keys (`PythonStreamingSourceRunner.init`), and every query serialises the map with its
+# tasks, without synchronisation. When two queries start concurrently, both may add a key, which leaves a wrong size in
+# the map. Then no task of the source can be serialised: "Illegal size 5 of collection, expected 6". Updates of existing
+# keys are safe, so the keys are added in advance.
 
 RUNNER_VARIABLES: Final[Mapping[str, str]] = {
     "SPARK_LOCAL_DIRS": "",
@@ -107,16 +110,16 @@ RUNNER_VARIABLES: Final[Mapping[str, str]] = {
     "SPARK_BUFFER_SIZE": "",
     "SPARK_PYTHON_RUNTIME": "PYTHON_WORKER",
 }
-"""What Spark 4.1 and 4.2 put into the map when a streaming query starts. Empty is what all who use it set before."""
+"""Keys that Spark 4.1 and 4.2 add when a streaming query starts, with the values that Spark assumes without them."""
 
 _log = logging.getLogger(__name__)
 
 
 def complete_variables(spark: SparkSession, name: str) -> None:
-    """Add what is missing of `RUNNER_VARIABLES` to the map of the Python data source `name`, if there is that source.
+    """Add missing `RUNNER_VARIABLES` to the environment map of the Python data source `name`, if it exists.
 
-    To be called before its first query. With Spark Connect the map is out of reach, and nothing happens; so it is,
-    with a warning in the log, when Spark's inner classes are not as they were in 4.1 and 4.2.
+    Call it before the first query. Does nothing with Spark Connect. Logs a warning if Spark's internal classes differ
+    from 4.1 and 4.2.
     """
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
@@ -127,11 +130,11 @@ def complete_variables(spark: SparkSession, name: str) -> None:
                 variables[variable] = value
     except (AttributeError, TypeError, Py4JError):
         if hasattr(spark, "_jsparkSession"):
-            _log.warning("Streaming queries of %s must not start side by side: see docs/spark.md", name, exc_info=True)
+            _log.warning("streaming queries of %s must not start concurrently, see docs/spark.md", name, exc_info=True)
 
 
 def _variables(spark: Any, name: str) -> Any:
-    """The map itself, as py4j's view of it; None where there is no such source."""
+    """Return py4j's view of the map, or None if the source does not exist."""
     manager = spark._jsparkSession.sessionState().dataSourceManager()
     if not manager.dataSourceExists(name):
         return None

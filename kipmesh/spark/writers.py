@@ -1,11 +1,11 @@
-"""What Spark calls: the writers of batch and streaming queries.
+"""Writers of batch and streaming queries.
 
-A task sends its rows through an idempotent producer of its own and is done when all of them are acknowledged. A task
-that is run again, by Spark's retries or because a query was restarted, sends them again: under the same names
-(`kipmesh.spark.row_ids`), so that a reader can tell. What is promised is in docs/spark.md.
+Each task sends its rows through an idempotent producer and ends when all are acknowledged. A retried task sends its
+rows again under the same names (`kipmesh.spark.row_ids`), so that readers can remove duplicates. docs/spark.md states
+the guarantees.
 
-Objects here travel by pickle between Python processes and hold options only. What a task needs to know of its query
-(which batch it is) is in the task's own properties.
+Spark pickles these objects between processes, so they hold options only. A task reads the id of its batch from its
+properties.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ if TYPE_CHECKING:
     from kipmesh.client.producer.pump import PendingRecord
     from kipmesh.client.sync import Producer
 
-# By these names Spark's streaming engine tells its tasks what they belong to.
+# Task properties that Spark's streaming engine sets.
 _QUERY_ID: Final = "sql.streaming.queryId"
 _BATCH_ID: Final = "streaming.sql.batchId"
-# Rows of an Arrow batch are sent in parts of so many; then those that are done are looked at and forgotten.
+# Number of rows between checks of completed sends.
 _ROWS: Final = 1000
 
 
 @dataclass(frozen=True)
 class RowsWritten(WriterCommitMessage):
-    """What a task tells the driver."""
+    """Number of rows that a task wrote, sent to the driver."""
 
     rows: int
 
 
 class KipmeshWriter(DataSourceArrowWriter):
-    """A batch write. The id of the write is made once, on the driver, unless the option batchId gives it."""
+    """A batch write. Without the option batchId the driver creates an id for it."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
         self._batch = options.batch_id or uuid.uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> RowsWritten:
-        """Send the rows of one task, on an executor."""
+        """Send the rows of one task. Runs on an executor. See `write_rows` for errors."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -65,7 +65,7 @@ class KipmeshStreamWriter(DataSourceStreamArrowWriter):
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> RowsWritten:
-        """Send the rows of one task of a micro-batch, on an executor."""
+        """Send the rows of one task of a micro-batch. Runs on an executor. See `write_rows` for errors."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -73,12 +73,15 @@ class KipmeshStreamWriter(DataSourceStreamArrowWriter):
         if context is not None:
             query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
         if context is None or query is None or batch is None:
-            raise RuntimeError(f"Spark told the task no {_QUERY_ID} and {_BATCH_ID}: no batch to write for")
+            raise RuntimeError(f"the task properties {_QUERY_ID} and {_BATCH_ID} are missing, Spark must set them")
         return write_rows(self._options, f"{query}/{batch}", context.partitionId(), iterator)
 
 
 def write_rows(options: WriteOptions, batch: str, task: int, batches: Iterator[pa.RecordBatch]) -> RowsWritten:
-    """Returns when every row is acknowledged; raises the first error of a row, when the others are settled."""
+    """Send all rows of a task and wait for their acknowledgements.
+
+    Raises the first KafkaError after all rows have an outcome, and the errors of `rows_of`.
+    """
     names = RowNames(task) if options.write_ids else None
     sender: _Sender | None = None
     rows = 0
@@ -86,7 +89,7 @@ def write_rows(options: WriteOptions, batch: str, task: int, batches: Iterator[p
         for arrow in batches:
             for first in range(0, arrow.num_rows, _ROWS):
                 part = rows_of(arrow.slice(first, _ROWS), options)
-                if sender is None:  # an empty task connects to nothing
+                if sender is None:  # a task without rows does not connect
                     sender = _Sender(options)
                 sender.send(part, batch.encode(), names)
                 rows += len(part)
@@ -99,9 +102,9 @@ def write_rows(options: WriteOptions, batch: str, task: int, batches: Iterator[p
 
 
 def rows_of(arrow: pa.RecordBatch, options: WriteOptions) -> list[Row]:
-    """The rows of an Arrow batch as records are made of them.
+    """Convert an Arrow batch to rows.
 
-    Raises `InvalidOptionError` for a row without topic, ValueError for a header that is null or has no key.
+    Raises InvalidOptionError for a row without a topic, ValueError for a header that is null or has no key.
     """
     import pyarrow as pa
 
@@ -117,7 +120,7 @@ def rows_of(arrow: pa.RecordBatch, options: WriteOptions) -> list[Row]:
 
     topics = column("topic") if options.topic is None else [options.topic] * count
     if None in topics:
-        raise InvalidOptionError("topic", "must be given: there is a row whose topic is null")
+        raise InvalidOptionError("topic", "is required, because a row has no topic")
     keys, values = column("key", pa.binary()), column("value", pa.binary())
     times_ms = (None if at is None else at // 1000 for at in column("timestamp", pa.int64()))
     headers = map(_headers, column("headers") if options.include_headers else nothing)
@@ -128,15 +131,15 @@ def _headers(given: list[dict[str, Any] | None] | None) -> list[Header]:
     headers: list[Header] = []
     for each in given or ():
         if each is None:
-            raise ValueError("the column headers has a header that is null; leave it out of the array")
+            raise ValueError("the column headers has a header that is null; remove it from the array")
         if each["key"] is None:
-            raise ValueError("the column headers has a header whose key is null, and a header must have a key")
+            raise ValueError("the column headers has a header whose key is null; set a key")
         headers.append((each["key"], each["value"]))
     return headers
 
 
 class _Sender:
-    """A producer, and the records of it that are under way."""
+    """A producer and its records in flight."""
 
     def __init__(self, options: WriteOptions) -> None:
         from kipmesh.client.sync import Producer
@@ -146,7 +149,7 @@ class _Sender:
         self._pending: deque[PendingRecord] = deque()
 
     def send(self, rows: list[Row], batch: bytes, names: RowNames | None) -> None:
-        """Send rows; blocks when too many wait, and raises the error of an earlier one that failed."""
+        """Send rows; blocks while the producer's buffer is full. Raises the error of an earlier row."""
         ids = [None] * len(rows) if names is None else names.take(rows)
         send, append = self.producer.send, self._pending.append
         for (topic, key, value, partition, timestamp_ms, headers), row_id in zip(rows, ids, strict=True):
@@ -157,7 +160,7 @@ class _Sender:
             self._pending.popleft().result()
 
     def finish(self) -> None:
-        """Wait until all is acknowledged; raises the first error."""
+        """Wait for all acknowledgements. Raises the first error."""
         self.producer.flush()
         while self._pending:
             self._pending.popleft().result()

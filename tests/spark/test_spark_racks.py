@@ -75,7 +75,7 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         pytest.skip("Spark needs Java 17 or newer, and there is none here")
     folder = tmp_path_factory.mktemp("standalone")
     with ExitStack() as stack:
-        port, page = stack.enter_context(closing(ports.Held())).choose(2)
+        port, page = stack.enter_context(closing(ports.PortReservation())).choose(2)
         address = f"spark://127.0.0.1:{port}"
         ports_of_master = ["--port", str(port), "--webui-port", str(page)]
         running = [stack.enter_context(java("master.Master", folder / "master", ports_of_master))]

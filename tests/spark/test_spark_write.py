@@ -58,10 +58,10 @@ def test_the_topic_may_be_a_column(spark: SparkSession, mesh: LocalCluster, read
 @pytest.mark.parametrize(
     ("expression", "options", "mode", "named"),
     [
-        ("id as value", {}, "append", "column value is bigint and must be string or binary"),
+        ("id as value", {}, "append", "column value must be string or binary, got bigint"),
         ("'x' as key", {}, "append", "column value is missing"),
         ("'x' as value", {"topics": "t"}, "append", "option topics is unknown"),
-        ("'x' as value", {}, "overwrite", "option mode cannot be overwrite"),
+        ("'x' as value", {}, "overwrite", "option mode must be append"),
         ("'x' as value", {"kafka.acks": "2"}, "append", "option kafka.acks must be all"),
     ],
 )

@@ -110,7 +110,7 @@ def test_the_greatest_and_the_least_timestamp_of_spark() -> None:
 @pytest.mark.parametrize("beyond", [(2**63 - 1) // 1000 + 1, -((2**63 - 1) // 1000) - 1, 2**63 - 1])
 def test_a_timestamp_that_spark_cannot_hold_names_the_record(beyond: int) -> None:
     data = at_times(0, beyond, 5)
-    told = rf"offset 3 of t-7 .*record at offset 4, {beyond} ms, is beyond"
+    told = rf"offset 3 of t-7 .*record at offset 4 must be within .* got {beyond} ms"
     with pytest.raises(CorruptRecordError, match=told):
         decoded([(3, data)], 3, 6)
     assert len(decoded([(3, data)], 3, 4)) == 1  # the record is not asked for
@@ -122,7 +122,7 @@ def test_a_timestamp_that_wraps_is_refused() -> None:
     header = next(iterate(data))[1]
     assert header.base_timestamp == 2**62
     broken[27:35] = (2**63 - 2).to_bytes(8, "big")  # the base; the second record is 5 ms later
-    with pytest.raises(CorruptRecordError, match="beyond"):
+    with pytest.raises(CorruptRecordError, match="a timestamp exceeds 64 bits"):
         decoded([(3, with_crc(broken))], 3, 5)
 
 

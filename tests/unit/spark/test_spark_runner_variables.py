@@ -38,7 +38,7 @@ def test_other_inner_classes_are_a_warning(caplog: pytest.LogCaptureFixture) -> 
     broken: Any = SimpleNamespace(_jsparkSession=SimpleNamespace())
     with caplog.at_level(logging.WARNING):
         complete_variables(broken, "kipmesh")
-    assert "must not start side by side" in caplog.text
+    assert "must not start concurrently" in caplog.text
 
 
 def test_spark_connect_has_no_inner_classes_and_no_warning(caplog: pytest.LogCaptureFixture) -> None:

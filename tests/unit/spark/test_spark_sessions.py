@@ -13,7 +13,7 @@ from kipmesh.client import types as client_types
 from kipmesh.client.consumer import fetcher
 from kipmesh.client.records import decode_columns, encode_batch
 from kipmesh.core.errors import KafkaError
-from kipmesh.spark.cluster import RACK_VARIABLE, ClusterConnection, in_rack_of_this_process
+from kipmesh.spark.cluster import RACK_VARIABLE, ClusterConnection, with_rack_of_process
 from kipmesh.spark.offsets import OffsetRange, TopicPartition
 from kipmesh.spark.options import Mode, SourceOptions, parse_options
 from kipmesh.spark.planning import DataLoss
@@ -169,7 +169,7 @@ async def test_switched_off() -> None:
 
 def test_the_rack_is_that_of_the_process_that_reads() -> None:
     here = {RACK_VARIABLE: " rack-b "}
-    assert in_rack_of_this_process({"fetch.min.bytes": "1"}, here) == {"fetch.min.bytes": "1", "client.rack": "rack-b"}
-    assert in_rack_of_this_process({"client.rack": "rack-a"}, here) == {"client.rack": "rack-a"}
-    assert in_rack_of_this_process({"rack.id": "rack-a"}, here) == {"rack.id": "rack-a"}
-    assert in_rack_of_this_process({}, {RACK_VARIABLE: ""}) == in_rack_of_this_process({}, {}) == {}
+    assert with_rack_of_process({"fetch.min.bytes": "1"}, here) == {"fetch.min.bytes": "1", "client.rack": "rack-b"}
+    assert with_rack_of_process({"client.rack": "rack-a"}, here) == {"client.rack": "rack-a"}
+    assert with_rack_of_process({"rack.id": "rack-a"}, here) == {"rack.id": "rack-a"}
+    assert with_rack_of_process({}, {RACK_VARIABLE: ""}) == with_rack_of_process({}, {}) == {}

@@ -75,7 +75,7 @@ def test_rows_are_made_of_the_columns_that_are_there() -> None:
 
 
 def test_a_row_needs_a_topic() -> None:
-    with pytest.raises(InvalidOptionError, match="option topic must be given: there is a row"):
+    with pytest.raises(InvalidOptionError, match="option topic is required, because a row"):
         rows_of(columns(topic=["a", None], value=["x", "y"]), options())
 
 
