@@ -170,5 +170,5 @@ def _make(image: MetadataImage, schedule: SnapshotSchedule, store: SnapshotStore
     for _ in writer.write(image_values(captured)):
         pass
     size = writer.freeze()
-    schedule.made(writer.records, 0)
+    schedule.completed(writer.records, 0)
     return size

@@ -180,7 +180,7 @@ class SimState:
             return
         self.counts["snapshots made"] += 1
         self.checker.made(node, making.captured)
-        self.schedule.made(making.writer.records, node.wall_ms())
+        self.schedule.completed(making.writer.records, node.wall_ms())
         node.step(node.the_replica.register_snapshot(making.captured.snapshot_id))
 
     def _abort(self) -> None:

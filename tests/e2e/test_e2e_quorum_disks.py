@@ -160,7 +160,7 @@ def test_a_voter_without_a_valid_snapshot_refuses_to_start(mesh: QuorumCluster, 
     for _ in range(2):  # the second time there is no corrupt one left to be found, and nothing else has changed
         line = refusal(mesh, node)
         assert re.search(r"the metadata log starts at offset \d+ and no valid snapshot ends there or later", line)
-        assert "move its metadata folder away and start it again" in line
+        assert "move its metadata directory away and restart it" in line
         assert {file.name: file.read_bytes() for file in segments(node)} == log
     if how == "corrupt":
         assert sorted(file.name for file in node.metadata.glob("*.corrupt")) == [f"{one.name}.corrupt" for one in lost]

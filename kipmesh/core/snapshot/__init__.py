@@ -1,1 +1,1 @@
-"""Snapshots of `__cluster_metadata`: the rules of KIP-630 as pure functions and sans-IO state machines."""
+"""Rules for snapshots of `__cluster_metadata` (KIP-630): pure functions and sans-IO state machines."""

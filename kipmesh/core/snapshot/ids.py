@@ -1,7 +1,7 @@
-"""Snapshot ids and the names of their files (630-01), and which of two is newer (630-13, 630-14).
+"""Snapshot ids, snapshot file names (630-01) and the order of snapshots (630-13, 630-14).
 
-A snapshot id is (end offset, epoch). Apache Kafka writes the end offset with 20 digits and the epoch with 10; the
-proposal's 20 digits are read as well.
+A snapshot id is (end offset, epoch). File names are written like Apache Kafka's: 20 digits for the end offset and 10
+for the epoch. KIP-630's 20 digits for the epoch are accepted when parsing.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ _NAME = re.compile(r"(\d{20})-(\d{20}|\d{10})\.checkpoint(\.part|\.deleted|\.cor
 
 
 class FileKind(Enum):
-    """What a snapshot's file is."""
+    """State of a snapshot file, given by the suffix of its name."""
 
     COMPLETE = ""
     PART = ".part"
     """Being written or fetched."""
     DELETED = ".deleted"
     CORRUPT = ".corrupt"
-    """Set aside for somebody to look at."""
+    """Kept for inspection."""
 
 
 class SnapshotFile(NamedTuple):
-    """What the name of a file says."""
+    """Content of a snapshot's file name."""
 
     snapshot_id: SnapshotId
     kind: FileKind
 
 
 def file_name(snapshot_id: SnapshotId, kind: FileKind = FileKind.COMPLETE) -> str:
-    """The name that Apache Kafka gives it; raises ValueError for an id that no snapshot has."""
+    """Return the file name of a snapshot. Raises ValueError if end offset or epoch is negative or too large."""
     end_offset, epoch = snapshot_id.end_offset, snapshot_id.epoch
     if not (0 <= end_offset <= _MAX_INT64 and 0 <= epoch <= _MAX_INT32):
-        raise ValueError(f"no snapshot has the id {end_offset}-{epoch}")
+        raise ValueError(f"invalid snapshot id {end_offset}-{epoch}: must be an int64 and an int32 of at least 0")
     return f"{end_offset:020d}-{epoch:010d}{SUFFIX}{kind.value}"
 
 
 def parse_file_name(name: str) -> SnapshotFile | None:
-    """What the name says; None when it is not a snapshot's."""
+    """Return the content of a snapshot's file name, or None for any other name."""
     match = _NAME.fullmatch(name)
     if match is None:
         return None
@@ -57,14 +57,14 @@ def parse_file_name(name: str) -> SnapshotFile | None:
 
 
 def age_order(snapshot_id: SnapshotId) -> tuple[int, int]:
-    """A sort key: later epochs are newer, then greater end offsets."""
+    """Return a sort key for snapshot ids, oldest first: by epoch, then end offset."""
     return snapshot_id.epoch, snapshot_id.end_offset
 
 
 def latest_end(log_end_offset: int, log_epoch: int, snapshot_id: SnapshotId | None) -> SnapshotId:
-    """What a replica stands for when votes are asked for and granted: the later of its log's end and its snapshot's.
+    """Return the later of a log's end and a snapshot's end, which counts in elections (630-13).
 
-    `log_epoch` is -1 for an empty log, whose end then says nothing (630-13).
+    `log_epoch` is -1 for an empty log, whose end then does not count.
     """
     log_end = SnapshotId(log_end_offset, log_epoch)
     return log_end if snapshot_id is None else max(log_end, snapshot_id, key=age_order)

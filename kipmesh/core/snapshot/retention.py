@@ -1,10 +1,10 @@
-"""Which snapshots a replica keeps, where its log may start, and what it starts from (630-05, 630-06, 630-08, 630-14).
+"""Retention of snapshots, the metadata log's start offset, and recovery at start (630-05, 630-06, 630-08, 630-14).
 
-Invariants (630-06): the log start never goes back; while it is above 0 there is a snapshot at or above it, and at most
-at the high watermark; only snapshots below it are deleted, and only after it was raised.
+Invariants (630-06): the log start never decreases. While it is above 0, there is a snapshot between log start and high
+watermark. Only snapshots below the log start are deleted, after it was raised.
 
-Nothing that a majority may rely on is dropped silently (630-14): if neither a snapshot nor the beginning of the log is
-left, a voter refuses to start, and an observer, on which no other replica relies, fetches everything again.
+Committed records are never dropped silently (630-14): without a valid snapshot or the beginning of the log, a voter
+refuses to start, and an observer, whose copy no other replica needs, fetches everything again.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from kipmesh.messages import SnapshotId
 
 
 class RetentionLimits(NamedTuple):
-    """The configuration: Kafka's keys and defaults."""
+    """Retention settings with Kafka's names and defaults."""
 
     lag_time_ms_max: int = 604_800_000
     """`metadata.start.offset.lag.time.max.ms`"""
     bytes_max: int = 100 << 20
-    """`metadata.max.retention.bytes`, of log and snapshots together."""
+    """`metadata.max.retention.bytes`, log and snapshots together."""
     observer_live_ms: int = 300_000
-    """How long after its last fetch an observer is waited for."""
+    """Time after its last fetch during which an observer counts as live."""
 
 
 class KeptSnapshot(NamedTuple):
-    """A snapshot that this replica has, whole."""
+    """A complete snapshot of this replica."""
 
     snapshot_id: SnapshotId
     size_bytes: int
     last_contained_log_timestamp: int
     log_bytes_after: int
-    """Bytes of the log from its end offset on."""
+    """Bytes of the log after the snapshot's end offset."""
 
 
 class ReplicaEnd(NamedTuple):
-    """How far another replica is, as its fetches say; a voter that has not fetched yet is at -1."""
+    """Log end of another replica as of its last fetch; -1 for a voter that has not fetched yet."""
 
     replica_id: int
     is_voter: bool
@@ -57,10 +57,10 @@ def leader_log_start(
     now_ms: int,
     limits: RetentionLimits,
 ) -> int:
-    """The greatest offset that a leader's log may start at (630-05), `log_start` if it must stay.
+    """Return the greatest offset at which the leader's log may start (630-05), or `log_start` if it must stay.
 
-    It is the end of a snapshot that every live replica has reached, or that is old enough. While log and snapshots
-    have more than `bytes_max`, the next newer snapshot will do as well.
+    That is the end of the newest snapshot that all live replicas have reached or that is old enough. While log and
+    snapshots exceed `limits.bytes_max`, the next newer snapshot is accepted as well. `now_ms` is wall-clock time.
     """
     candidates = sorted(
         (each for each in snapshots if log_start <= each.snapshot_id.end_offset <= high_watermark),
@@ -77,28 +77,28 @@ def leader_log_start(
             break
         chosen = each.snapshot_id.end_offset
         log_bytes = each.log_bytes_after
-        # What is below the log start from now on: `each` stays until a newer one is chosen.
+        # Snapshots below the new log start are deleted. `each` stays until a newer one is chosen.
         snapshot_bytes = sum(other.size_bytes for other in candidates if other.snapshot_id.end_offset >= chosen)
     return chosen
 
 
 def follower_log_start(log_start: int, leader_log_start: int, latest: SnapshotId | None) -> int:
-    """Where the log of a follower or observer may start: at most at the leader's, and at its own latest snapshot."""
+    """Return the log start of a follower or observer: the leader's, but at most the end of its latest snapshot."""
     if latest is None:
         return log_start
     return max(log_start, min(leader_log_start, latest.end_offset))
 
 
 def obsolete(log_start: int, snapshot_ids: Iterable[SnapshotId]) -> tuple[SnapshotId, ...]:
-    """The snapshots to delete, oldest first (630-06)."""
+    """Return the snapshots to delete, oldest first (630-06)."""
     return tuple(sorted((each for each in snapshot_ids if each.end_offset < log_start), key=age_order))
 
 
 def needs_snapshot(fetch_offset: int, last_fetched_epoch: int, log_start: int, oldest: SnapshotId | None) -> bool:
-    """Whether a fetch is answered with the latest snapshot's id (630-08).
+    """Whether a fetch position gets the latest snapshot's id instead of records (630-08).
 
-    So it is below the log start, at a log start above 0 with another epoch than the oldest snapshot's, and with a last
-    fetched epoch that is older than that: this log can tell nothing of it.
+    True below the log start, at a log start above 0 with another epoch than the oldest snapshot's, and with a last
+    fetched epoch older than that: the log cannot check such a position.
     """
     if oldest is None or (fetch_offset == 0 and log_start == 0):
         return False
@@ -107,52 +107,52 @@ def needs_snapshot(fetch_offset: int, last_fetched_epoch: int, log_start: int, o
     return fetch_offset == log_start and last_fetched_epoch != oldest.epoch
 
 
-# -- start
+# -- recovery
 
 
 class LogExtent(NamedTuple):
-    """What the metadata log has."""
+    """Offsets and last epoch of the metadata log."""
 
     start_offset: int
     end_offset: int
     last_epoch: int
-    """Of its last batch, -1 when it has none."""
+    """Leader epoch of the last batch, -1 if the log is empty."""
 
 
 class StartFromLog(NamedTuple):
-    """No snapshot: the log from offset 0."""
+    """Replay the log from offset 0. There is no snapshot."""
 
 
 class StartFromSnapshot(NamedTuple):
-    """Load it, then replay the log after it."""
+    """Load the snapshot, then replay the log after it."""
 
     snapshot_id: SnapshotId
     replaces_log: bool
-    """First empty the log and let it start at the snapshot's end: it ends before the snapshot."""
+    """The log ends before the snapshot or diverges from it: truncate it fully, start it at the snapshot's end."""
 
 
 class StartRefused(NamedTuple):
-    """Do not start; the message is one line for people."""
+    """Do not start. `message` is one line for the operator."""
 
     message: str
 
 
 class StartByFetching(NamedTuple):
-    """Empty the log and fetch from offset 0: the leader will send a snapshot."""
+    """Truncate the log fully and fetch from offset 0. The leader will send a snapshot id."""
 
 
 Start = StartFromLog | StartFromSnapshot | StartRefused | StartByFetching
 
 
 def candidates(snapshot_ids: Sequence[SnapshotId]) -> list[SnapshotId]:
-    """The order in which to look for a valid one: newest first."""
+    """Return snapshots in the order in which to validate them: newest first."""
     return sorted(snapshot_ids, key=age_order, reverse=True)
 
 
 def start(valid: SnapshotId | None, corrupt: Sequence[SnapshotId], log: LogExtent, *, is_voter: bool) -> Start:
-    """Where to start; `valid` is the newest valid snapshot, `corrupt` are those that were set aside."""
+    """Decide how a replica starts. `valid`: newest valid snapshot; `corrupt`: snapshots that failed validation."""
     if valid is not None:
-        if age_order(valid) > (log.last_epoch, log.end_offset) or _was_to_replace(valid, log):
+        if age_order(valid) > (log.last_epoch, log.end_offset) or _replaces_log_end(valid, log):
             return StartFromSnapshot(valid, replaces_log=True)
         if log.start_offset <= valid.end_offset:
             return StartFromSnapshot(valid, replaces_log=False)
@@ -160,19 +160,19 @@ def start(valid: SnapshotId | None, corrupt: Sequence[SnapshotId], log: LogExten
         return StartFromLog()
     if not is_voter:
         return StartByFetching()
-    why = f"the metadata log starts at offset {log.start_offset} and no valid snapshot ends there or later"
+    problem = f"the metadata log starts at offset {log.start_offset} and no valid snapshot ends there or later"
     if corrupt:
-        why += f" (set aside as corrupt: {', '.join(file_name(each) for each in corrupt)})"
+        problem += f" (set aside as corrupt: {', '.join(file_name(each) for each in corrupt)})"
     return StartRefused(
-        f"{why}; this voter may have the only copy of what was agreed on. If the other voters are a majority and are "
-        "running, move its metadata folder away and start it again: it then fetches everything from the leader"
+        f"{problem}; this voter may have the only copy of committed records. If the other voters are a majority and "
+        "are running, move its metadata directory away and restart it: it then fetches everything from the leader"
     )
 
 
-def _was_to_replace(valid: SnapshotId, log: LogExtent) -> bool:
-    """Whether the snapshot says otherwise than the log's end, which is of a later epoch and not above it.
+def _replaces_log_end(valid: SnapshotId, log: LogExtent) -> bool:
+    """Whether the log's end, which is of a later epoch and not above the snapshot's end, contradicts the snapshot.
 
-    What a snapshot has was committed, so the end of the log never was: the leader had sent the snapshot to take its
-    place, and the process ended when it was whole and the log not yet emptied.
+    A snapshot has only committed records, so the end of the log was never committed: the leader sent the snapshot to
+    replace it, and the process stopped after completing the snapshot and before truncating the log.
     """
     return valid.end_offset >= log.end_offset and valid.epoch < log.last_epoch

@@ -171,7 +171,7 @@ class SnapshotMaker:
             log.warning("making a snapshot failed, retrying later", error=str(error))
         else:
             took_ms = monotonic_ms() - started_ms
-            self.schedule.made(records, monotonic_ms())
+            self.schedule.completed(records, monotonic_ms())
             self.metrics.snapshot_made(snapshot_id, records, size, took_ms)
             self._clean_soon.set()
             log.info(

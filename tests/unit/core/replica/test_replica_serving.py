@@ -10,8 +10,8 @@ from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.replica.follower import FollowerWatermarks
 from kipmesh.core.replica.serving import (
     OffsetCase,
-    check_list_offsets,
     check_fetch,
+    check_list_offsets,
     compares_epochs,
     epoch_end_for,
     offset_case,

@@ -66,7 +66,7 @@ def test_other_names_are_not_snapshots(name: str) -> None:
 
 @pytest.mark.parametrize("snapshot_id", [(-1, 0), (0, -1), (1 << 63, 0), (0, 1 << 31)])
 def test_impossible_ids_have_no_name(snapshot_id: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="no snapshot"):
+    with pytest.raises(ValueError, match="invalid snapshot id"):
         file_name(SnapshotId(*snapshot_id))
 
 
@@ -142,13 +142,13 @@ def test_what_changes_while_one_is_made_counts_for_the_next() -> None:
     schedule = SnapshotSchedule(LIMITS, 0)
     schedule.applied((), 1000)
     schedule.begin()
-    assert schedule.is_making
+    assert schedule.is_in_progress
     with pytest.raises(RuntimeError):
         schedule.begin()
     schedule.applied(partitions(1, 2), 1500)
     assert schedule.due(2 * HOUR_MS) is None
-    schedule.made(4, 7)
-    assert (schedule.is_making, schedule.record_bytes, schedule.changed_records) == (False, 1500, 2)
+    schedule.completed(4, 7)
+    assert (schedule.is_in_progress, schedule.record_bytes, schedule.changed_records) == (False, 1500, 2)
     assert schedule.due(8) is SnapshotReason.CHANGES
 
 
@@ -166,7 +166,7 @@ def test_a_failure_counts_everything_again_and_waits() -> None:
     schedule.loaded(4, 2000)
     assert schedule.due(2000 + HOUR_MS) is None
     schedule.applied(partitions(*range(4)), 5000)
-    schedule.made(1000, 3000)  # the one that was begun before
+    schedule.completed(1000, 3000)  # the one that was begun before
     schedule.failed(10 * HOUR_MS)
     assert schedule.due(3000) is SnapshotReason.CHANGES
 
@@ -318,4 +318,4 @@ def test_what_to_start_from(
     assert isinstance(decided, StartRefused)
     assert "\n" not in decided.message
     assert "00000000000000000070-0000000003.checkpoint" in decided.message
-    assert "move its metadata folder away" in decided.message
+    assert "move its metadata directory away" in decided.message

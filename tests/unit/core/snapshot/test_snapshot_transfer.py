@@ -200,9 +200,7 @@ def test_requests_and_responses_of_several() -> None:
     late = SnapshotFetch("c", 0, ID)
     assert isinstance(dict(steps([late], response))[late], Ignored)
     refused = FetchSnapshotResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID)
-    assert steps([late], refused) == [
-        (late, Ended(ErrorCode.INCONSISTENT_CLUSTER_ID, "the leader refuses the request"))
-    ]
+    assert steps([late], refused) == [(late, Ended(ErrorCode.INCONSISTENT_CLUSTER_ID, "the leader returned an error"))]
 
 
 @given(st.binary(min_size=1, max_size=400), st.integers(1, 60), st.integers(0, 1 << 32))
