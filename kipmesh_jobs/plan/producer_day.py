@@ -280,7 +280,7 @@ class Day:
             self._poll(now_ms)
             return
         resolved = {name for name in request.topics if name not in self._missing}
-        self._tracker.answered(now_ms, resolved, set(request.topics) - resolved)
+        self._tracker.completed(now_ms, resolved, set(request.topics) - resolved)
         for name in request.topics:
             if name not in resolved:
                 attempts = max(self._tracker.attempts(name), 1)

@@ -21,7 +21,7 @@ from murmurhash2 import murmurhash2
 from kipmesh.client.records import new_builder
 from kipmesh.client.types import RecordMetadata
 from kipmesh.core.errors import KafkaError
-from kipmesh.core.producer.sequences import Numbers, PartitionSequences
+from kipmesh.core.producer.sequences import BatchSequence, PartitionSequences
 
 _MURMUR2_SEED = 0x9747B28C
 
@@ -36,7 +36,7 @@ class Batch:
     created_s: float
     order: tuple[int, ...] = ()
     """Position among all batches of the queue. Empty: the batch is the newest."""
-    numbers: Numbers | None = None
+    numbers: BatchSequence | None = None
     """Sequences of an idempotent producer, assigned before the first attempt."""
     stamp: tuple[int, int, int] | None = None
     """Producer id, producer epoch and base sequence in the payload."""

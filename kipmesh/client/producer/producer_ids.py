@@ -68,7 +68,7 @@ class ProducerIds:
             if brokers:
                 response = await self._request_from(brokers[attempt % len(brokers)])
                 if response is not None:
-                    self.sequences.identified(response.producer_id, response.producer_epoch)
+                    self.sequences.set_identity(response.producer_id, response.producer_epoch)
                     self.error = None
                     log.debug("obtained producer id %d", response.producer_id)
                     return

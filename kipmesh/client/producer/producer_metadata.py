@@ -188,7 +188,7 @@ class ProducerMetadata(Metadata):
             entries = [entry for name in request.topics if (entry := self._entries.get(name)) is not None]
             resolved = {entry.name for entry in entries if not entry.urgent}
             lost = {entry.name for entry in entries if entry.metadata is None}
-            self._tracker.answered(_now_ms(), resolved, lost)
+            self._tracker.completed(_now_ms(), resolved, lost)
         self._notify()
         self._wake_topic_waiters(request.topics)
 

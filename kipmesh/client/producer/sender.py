@@ -24,7 +24,7 @@ from kipmesh.client.producer.producer_ids import ProducerIds
 from kipmesh.client.records import read_batch, restamped, seal
 from kipmesh.core.config import ProducerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.producer.sequences import UNRESOLVED_MAX, Numbers, ProducerSequences, Verdict
+from kipmesh.core.producer.sequences import UNRESOLVED_MAX, BatchSequence, ProducerSequences, Verdict
 from kipmesh.core.record_batch import parse_header
 from kipmesh.messages import (
     PartitionProduceData,
@@ -203,7 +203,7 @@ class Sender:
             self._remove(queue, batch)
             self._memory.release(batch.reserved_bytes)
         if queue.sequences is not None and batch.numbers is not None:
-            queue.sequences.gave_up(batch.numbers, is_certain=False)
+            queue.sequences.abandoned(batch.numbers, is_certain=False)
             self._drop(queue, queue.sequences.renumber_if_due())
             self._mark_if_ready(queue)
 
@@ -445,7 +445,7 @@ class Sender:
         elif error is not None:
             self._retry_or_fail(queue, batch, error)
         if queue.sequences is not None:
-            self._drop(queue, queue.sequences.settled())
+            self._drop(queue, queue.sequences.request_done())
         self._mark_if_ready(queue)
 
     def _leader_is_new(self, queue: PartitionQueue) -> bool:
@@ -455,12 +455,12 @@ class Sender:
     def _retry_or_fail(self, queue: PartitionQueue, batch: Batch, error: KafkaError) -> None:
         """Split the batch if it is too large, queue it for a retry, or complete it."""
         batch.attempts += 1
-        verdict = Verdict.AGAIN if error.retriable else Verdict.FAILED
+        verdict = Verdict.RETRY if error.retriable else Verdict.FAILED
         if queue.sequences is not None and batch.numbers is not None:
             verdict = queue.sequences.refused(batch.numbers, error)
         if error.code is ErrorCode.MESSAGE_TOO_LARGE and batch.count > 1:
             self._split(queue, batch)
-        elif verdict is Verdict.AGAIN and batch.attempts <= self._config.retries:
+        elif verdict is Verdict.RETRY and batch.attempts <= self._config.retries:
             batch.retried_for = error
             log.debug("produce to %s-%d failed: %s", queue.topic, queue.partition, error)
             queue.put_back(batch)
@@ -480,9 +480,9 @@ class Sender:
             if is_written:
                 queue.sequences.acked(batch.numbers, -1, self._loop.time())
             else:
-                queue.sequences.gave_up(batch.numbers, is_certain=verdict is Verdict.FAILED)
+                queue.sequences.abandoned(batch.numbers, is_certain=verdict is Verdict.FAILED)
 
-    def _drop(self, queue: PartitionQueue, dropped: Sequence[Numbers]) -> None:
+    def _drop(self, queue: PartitionQueue, dropped: Sequence[BatchSequence]) -> None:
         """Fail batches that may already be written, because sending them again could duplicate records."""
         for batch in [batch for batch in queue.batches if dropped and batch.numbers in dropped]:
             text = "not retried because an earlier batch expired; the record may or may not be written"

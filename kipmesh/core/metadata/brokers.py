@@ -73,8 +73,7 @@ class BrokerLifecycle:
     def register(
         self, request: m.BrokerRegistrationRequest, now_ms: int, next_offset: int
     ) -> Decision[m.BrokerRegistrationResponse]:
-        """Decide BrokerRegistration. `next_offset` is the offset that the first returned record must get; it becomes
-        the broker epoch.
+        """Decide BrokerRegistration. The first returned record must get the offset `next_offset`, the new broker epoch.
 
         Error codes: INCONSISTENT_CLUSTER_ID, INVALID_REQUEST, POLICY_VIOLATION (too many brokers),
         DUPLICATE_BROKER_REGISTRATION.
@@ -284,10 +283,9 @@ class BrokerLifecycle:
         return expired
 
     def fence(self, broker_ids: Sequence[int]) -> list[r.Record]:
-        """Return the records that fence the first broker. The others, which are fenced next, are not elected in its
-        place.
+        """Return the records that fence the first broker: one event at fencing level 1 (630-16).
 
-        One event at fencing level 1 (630-16).
+        The other brokers, which are fenced next, are not elected in its place.
         """
         broker = self._image.brokers[broker_ids[0]]
         event = r.BrokerRegistrationChangeRecord(broker.broker_id, broker.broker_epoch, fenced=1)
@@ -319,16 +317,15 @@ class BrokerLifecycle:
         return self._elect_by_log_end(list(self._log_ends), self._image.can_lead)
 
     def elect_unclean(self, keys: Sequence[PartitionKey]) -> list[r.Record]:
-        """Return the unclean elections of leaderless partitions whose available replicas have all reported their log
-        ends.
+        """Return the unclean elections of leaderless partitions whose available replicas have reported log ends.
 
-        For the other partitions, heartbeat responses request the log ends and the election follows, unless `withdraw`
+        For the other partitions, heartbeat responses request the log ends and the election follows, unless `cancel_unclean`
         is called first.
         """
         self._unclean_requested.update(dict.fromkeys(keys))
         return self._elect_by_log_end(keys, self._image.can_lead)
 
-    def withdraw(self, keys: Iterable[PartitionKey]) -> None:
+    def cancel_unclean(self, keys: Iterable[PartitionKey]) -> None:
         """Cancel requested unclean elections."""
         for key in keys:
             self._unclean_requested.pop(key, None)

@@ -117,7 +117,7 @@ class MetadataController(ControllerState):
     def withdraw_elections(self, partitions: Iterable[elections.TopicPartition]) -> Decision[None]:
         """Cancel pending unclean elections whose clients no longer wait."""
         names = self.image.topic_names
-        self.brokers.withdraw([(names[topic], partition) for topic, partition in partitions if topic in names])
+        self.brokers.cancel_unclean([(names[topic], partition) for topic, partition in partitions if topic in names])
         return Decision((), None)
 
     def plan_broker_drain(self, request: m.PlanBrokerDrainRequest) -> Decision[m.PlanBrokerDrainResponse]:

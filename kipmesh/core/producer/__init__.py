@@ -1,7 +1,4 @@
-"""Which topics a producer asks metadata for, and when (KIP-526): sans-IO, the clock comes from outside.
-
-`docs/producer_metadata.md` explains it; `TopicTracker` is the door.
-"""
+"""Producer state, sans-IO: metadata refresh by topic (KIP-526, see docs/producer_metadata.md) and sequence numbers."""
 
 from kipmesh.core.producer.tracker import (
     RefreshMode,

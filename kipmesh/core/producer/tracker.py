@@ -1,20 +1,19 @@
-"""The topics of one producer: which are urgent (T), which are not (U), what to ask for, and what to forget.
+"""Metadata refresh of one producer: which topics to request, when, and which to forget. Rules 526-01 to 526-11.
 
-Rules 526-01 to 526-11. A topic with metadata is in exactly one place, and one without is in one of the last three:
+A topic with metadata is in exactly one place. A topic without metadata is in one of the last three:
 
-    FRESH    its metadata is younger than half of `metadata.max.age.ms`
-    AGED     older than that: the set U (526-05)
-    URGENT   the set T (526-04), to be asked for now
-    WAITING  the set T, once its own back-off is over (526-09); or without records: to be forgotten then
-    ASKED    in the request that is under way
+    FRESH      its metadata is younger than half of `metadata.max.age.ms`
+    AGED       its metadata is older: the set U (526-05)
+    URGENT     the set T (526-04), to be requested now
+    WAITING    part of T after its own back-off (526-09); forgotten then if no record needs it
+    IN_FLIGHT  in the current request
 
-The driver calls `hold` when a record (or a batch of records) of a topic starts to wait or be under way and `release`
-when that ends, `changed` when something says that metadata is out of date, and `poll` after each of these and when the
-time it named has come. Each call costs what is due and not what is known: the places are linked lists in the order of
-the last refresh, the back-offs are a heap. Only a request of mode `all` walks through all topics.
+The driver calls `hold` when a record (or batch) of a topic starts to wait, `release` when that ends, `changed` when
+metadata is out of date, and `poll` after each of these and at the time that `poll` returned. The cost of a call depends
+on the topics that are due, not on all topics; only requests of mode `all` visit all topics.
 
-Invariants: one request is under way at most; FRESH and AGED are in the order of refresh, and no topic in FRESH was
-refreshed before one in AGED; `_idle` has, in the order of their last use, the topics with metadata that nobody holds.
+Invariants: at most one request is in flight; FRESH and AGED are in refresh order, and no topic in FRESH was refreshed
+before one in AGED; `_idle` has the topics with metadata and without holds, in the order of last use.
 """
 
 from __future__ import annotations
@@ -28,19 +27,22 @@ from itertools import islice
 from typing import Literal, NamedTuple
 
 _BUCKETS = 64
-"""Of `metadata.max.age.ms`. A topic counts as old as the oldest of its bucket may be."""
+"""Buckets per `metadata.max.age.ms`. A topic counts as old as the oldest possible topic of its bucket."""
 _MARGIN_SHARE = 32
-"""Requests are planned to go `metadata.max.age.ms` / 32 before the oldest topic is urgent: room for round trips."""
+"""Requests are planned `metadata.max.age.ms` / 32 before the oldest topic becomes urgent, to leave time for round
+trips."""
 
 RefreshMode = Literal["paced", "literal", "all"]
-"""`paced`: non-urgent requests are spread (526-11); `literal`: as the seed says; `all`: each request asks for all."""
+"""`paced`: spread non-urgent requests over time (526-11); `literal`: follow 526-07 literally; `all`: every request
+names all topics."""
 
 TARGET_MIN_TOPICS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class TrackerConfig:
-    """The thresholds. `backoff_ms` says how long a topic waits that so many answers in a row did not resolve."""
+    """Thresholds of the tracker. `backoff_ms(n)` is the back-off of a topic after `n` responses in a row did not
+    resolve it."""
 
     max_age_ms: int
     evict_ms: int
@@ -49,26 +51,27 @@ class TrackerConfig:
     mode: RefreshMode = "paced"
 
     def target_topics(self, cached_topics: int) -> int:
-        """526-03: topics of a request that is not urgent; what is asked every ten seconds if all are asked in turn."""
+        """Return the maximum topics of a non-urgent request (526-03): a refresh of all topics takes `max_age_ms` at one
+        request per 10 s."""
         return max(-(-10_000 * cached_topics // self.max_age_ms), TARGET_MIN_TOPICS)
 
 
 class RefreshRequest(NamedTuple):
-    """A metadata request to send now: the urgent topics first, then `len(topics) - urgent_topics` that are not."""
+    """A metadata request to send now. The first `urgent_topics` topics are urgent."""
 
     topics: tuple[str, ...]
     urgent_topics: int
 
     @property
     def is_urgent(self) -> bool:
-        """Whether it was made for urgent topics (526-06); otherwise 526-07 made it."""
+        """Whether the request has urgent topics (526-06); otherwise it follows 526-07."""
         return self.urgent_topics > 0
 
 
 class Step(NamedTuple):
-    """What to do now, and until when nothing has to be done unless something happens (None: nothing ever).
+    """Result of `poll`: a request to send, and the time of the next `poll` (None: not needed without new events).
 
-    `forgotten` topics are those that are known no more since the last step: evicted, or never resolved and given up.
+    `forgotten`: topics dropped since the last step, because they were evicted or never resolved.
     """
 
     request: RefreshRequest | None
@@ -78,7 +81,8 @@ class Step(NamedTuple):
 
 @dataclass(slots=True)
 class TrackerMetrics:
-    """526-10. A request and its bytes are urgent when one of its topics is; topics are counted one by one."""
+    """Counters of rule 526-10. A request and its bytes are urgent if one of its topics is; topics are counted
+    individually."""
 
     urgent_requests: int = 0
     non_urgent_requests: int = 0
@@ -92,49 +96,49 @@ class TrackerMetrics:
 
 
 class Pace:
-    """When the next request goes that is not urgent (526-11).
+    """Time of the next non-urgent request (526-11).
 
-    Topics that started together become half aged together, and 526-07 taken literally requests them back to back. Here
-    the requests are spread: the next one goes as late as the slowest even pace allows at which every topic is requested
-    before it is `metadata.max.age.ms` old. The pace is found from a histogram of the times of refresh, so it costs the
-    same for any number of topics.
+    Topics that started together reach half their maximum age together, and 526-07 taken literally requests them back to
+    back. Pacing sends each request as late as the slowest even pace allows at which every topic is requested before
+    `metadata.max.age.ms`. The pace is computed from a histogram of refresh times, so its cost does not depend on the
+    number of topics.
 
-    Invariant: the buckets count exactly the topics that `entered` and did not leave; there are at most `_BUCKETS` + 2
-    with topics in use, because older topics are urgent and leave.
+    Invariant: the buckets count exactly the topics in FRESH and AGED. At most `_BUCKETS` + 2 buckets are in use,
+    because older topics are urgent.
     """
 
     def __init__(self, max_age_ms: int) -> None:
         self._max_age_ms = max_age_ms
         self._width_ms = max_age_ms / _BUCKETS
         self._margin_ms = max_age_ms / _MARGIN_SHARE
-        self._counts: dict[int, int] = {}  # in order: times of refresh never go back, but for a topic that comes back
+        self._counts: dict[int, int] = {}  # in bucket order, unless a topic returns after a failed request
         self._in_order = True
         self._last_ms = float("-inf")
 
-    def entered(self, refreshed_ms: float) -> None:
-        """A topic waits for its next refresh."""
+    def add(self, refreshed_ms: float) -> None:
+        """Count a topic that waits for its next refresh."""
         bucket = int(refreshed_ms // self._width_ms)
         if bucket not in self._counts:
             self._in_order = self._in_order and (not self._counts or bucket > next(reversed(self._counts)))
             self._counts[bucket] = 0
         self._counts[bucket] += 1
 
-    def left(self, refreshed_ms: float) -> None:
-        """It does not any more: it is asked for, is urgent or is gone."""
+    def remove(self, refreshed_ms: float) -> None:
+        """Stop counting a topic that is requested, urgent or dropped."""
         bucket = int(refreshed_ms // self._width_ms)
         self._counts[bucket] -= 1
         if not self._counts[bucket]:
             del self._counts[bucket]
 
-    def asked(self, now_ms: float) -> None:
-        """A request goes that is not urgent."""
+    def request_sent(self, now_ms: float) -> None:
+        """Record that a non-urgent request is sent."""
         self._last_ms = now_ms
 
     def next_ms(self, target_topics: int, oldest_refreshed_ms: float) -> float:
-        """When the next request of at most `target_topics` goes; in the past if it is late.
+        """Return when to send the next request of at most `target_topics`; in the past if it is late.
 
-        With a request every d ms from the last one on (or from when the oldest topic is half aged), the one that asks
-        for the last topic of each bucket has to go before that bucket's time is over: the largest such d is the pace.
+        With a request every d ms from the last one on (or from when the oldest topic is half aged), the request for the
+        last topic of each bucket must precede the bucket's deadline. The largest such d is the pace.
         """
         if not self._in_order:
             self._counts = dict(sorted(self._counts.items()))
@@ -151,37 +155,35 @@ class Pace:
 
 
 class Place(Enum):
-    """See the module."""
+    """The list that a topic is in, as the module defines."""
 
     FRESH = "fresh"
     AGED = "aged"
     URGENT = "urgent"
     WAITING = "waiting"
-    ASKED = "asked"
+    IN_FLIGHT = "in flight"
 
 
+@dataclass(slots=True, eq=False)
 class _Topic:
-    """What is known about one topic."""
+    """State of one topic."""
 
-    __slots__ = ("asked_from", "attempts", "holds", "name", "place", "refreshed_ms", "retry_ms", "told", "used_ms")
-
-    def __init__(self, name: str, now_ms: float) -> None:
-        self.name = name
-        self.place = Place.URGENT
-        self.asked_from = Place.URGENT  # of a topic in ASKED
-        self.holds = 0
-        self.used_ms = now_ms
-        self.refreshed_ms: float | None = None  # of its metadata; None without any
-        self.told = False  # that its metadata changed, since it was asked for
-        self.attempts = 0  # answers in a row that did not resolve it
-        self.retry_ms = 0.0  # not asked for before
+    name: str
+    used_ms: float
+    place: Place = Place.URGENT
+    requested_from: Place = Place.URGENT  # for a topic in IN_FLIGHT
+    holds: int = 0
+    refreshed_ms: float | None = None  # None without metadata
+    is_changed: bool = False  # `changed` was called since the last request for it
+    attempts: int = 0  # responses in a row that did not resolve it
+    retry_ms: float = 0.0  # earliest next request
 
 
 _Places = OrderedDict[str, _Topic]
 
 
 class TopicTracker:
-    """See the module."""
+    """Decides which topics of one producer to request, and when. Times are ms of one monotonic clock."""
 
     def __init__(self, config: TrackerConfig) -> None:
         self._config = config
@@ -196,33 +198,34 @@ class TopicTracker:
         self._idle: _Places = OrderedDict()
         self._pace = Pace(config.max_age_ms)
         self._request: RefreshRequest | None = None
-        self._asked: list[_Topic] = []
+        self._requested: list[_Topic] = []
         self._not_before_ms = float("-inf")
         self._cached = 0
         self._forgotten: list[str] = []
 
     def metrics(self) -> TrackerMetrics:
-        """A copy of the counters, and how many topics have metadata now."""
+        """Return a copy of the counters, with the current number of topics with metadata."""
         return replace(self._metrics, cached_topics=self._cached)
 
     def target_topics(self) -> int:
-        """526-03, now."""
+        """Return the current target of 526-03."""
         return self._config.target_topics(self._cached)
 
     def place(self, name: str) -> Place | None:
-        """Where a topic is; None if it is not known. What is due is moved by `poll` only."""
+        """Return the topic's place, or None if it is unknown. Only `poll` moves topics that are due."""
         topic = self._topics.get(name)
         return topic.place if topic is not None else None
 
     def attempts(self, name: str) -> int:
-        """Answers in a row that did not resolve the topic."""
+        """Return the number of responses in a row that did not resolve the topic."""
         topic = self._topics.get(name)
         return topic.attempts if topic is not None else 0
 
-    # -- what happens at the producer
+    # --- producer events
 
     def hold(self, name: str, now_ms: float) -> None:
-        """Something of this topic waits or is under way: without metadata it is urgent; it is not forgotten."""
+        """Record that a record or batch of the topic waits or is in flight. The topic is kept, and is urgent without
+        metadata."""
         topic = self._topics.get(name)
         if topic is None:
             topic = self._topics[name] = _Topic(name, now_ms)
@@ -232,7 +235,7 @@ class TopicTracker:
         self._idle.pop(name, None)
 
     def release(self, name: str, now_ms: float) -> None:
-        """One `hold` ends. The topic counts as used until now."""
+        """End one `hold`. The topic counts as used until now."""
         topic = self._topics[name]
         topic.holds -= 1
         topic.used_ms = now_ms
@@ -241,28 +244,28 @@ class TopicTracker:
         if topic.refreshed_ms is not None:
             self._idle[name] = topic
         elif topic.place is Place.URGENT:
-            # Nobody waits for it any more: it is not in T (526-08).
+            # No record needs it, so it is not in T (526-08).
             self._drop(topic)
 
     def changed(self, name: str, now_ms: float) -> None:
-        """Something says that the topic's metadata is out of date, or a record needs a partition that is not in it.
+        """Record that the topic's metadata is out of date or lacks a partition that a record needs.
 
-        If that comes within `retry.backoff.ms` of an answer, then that answer did not resolve it: it waits for so long.
+        Within `retry.backoff.ms` of a response, that response did not resolve the topic, so it waits for the back-off.
         """
         topic = self._topics.get(name)
-        if topic is None or topic.refreshed_ms is None or topic.told:
+        if topic is None or topic.refreshed_ms is None or topic.is_changed:
             return
-        topic.told = True
+        topic.is_changed = True
         if topic.place in (Place.FRESH, Place.AGED):
             self._take(topic)
             self._make_urgent(topic, now_ms)
 
-    # -- requests
+    # --- requests
 
     def poll(self, now_ms: float) -> Step:
-        """What to do now. A request that is returned is under way: `answered` or `failed` has to follow."""
+        """Return the next step. `completed` or `failed` must follow for a returned request."""
         self._evict(now_ms)
-        self._ripen(now_ms)
+        self._move_due(now_ms)
         request = self._choose(now_ms) if self._request is None and now_ms >= self._not_before_ms else None
         if request is not None:
             self._count(request)
@@ -271,13 +274,13 @@ class TopicTracker:
         gone = tuple(name for name in forgotten if name not in self._topics)
         return Step(request, gone, self._wait_until_ms(now_ms))
 
-    def answered(self, now_ms: float, resolved: Set[str], lost: Set[str] = frozenset()) -> None:
-        """The request's answer. Topics that it asked for and that are not `resolved` wait, each by itself (526-09).
+    def completed(self, now_ms: float, resolved: Set[str], lost: Set[str] = frozenset()) -> None:
+        """Record the response of the request. Topics that are not `resolved` back off independently (526-09).
 
-        `lost` ones have no metadata any more; the others keep what they have.
+        Topics in `lost` lose their metadata; the others keep it.
         """
         assert self._request is not None
-        names, self._request, self._asked = self._request.topics, None, []
+        names, self._request, self._requested = self._request.topics, None, []
         for name in names:
             topic = self._topics.get(name)
             if topic is None:
@@ -286,35 +289,35 @@ class TopicTracker:
             if name in resolved:
                 self._resolve(topic, now_ms)
             else:
-                self._leave_unresolved(topic, now_ms, name in lost)
+                self._back_off(topic, now_ms, name in lost)
 
     def failed(self, now_ms: float) -> None:
-        """No answer: nothing is asked for `retry.backoff.ms` (526-09), and then what is urgent or due by then."""
+        """Record that the request failed. The next one waits for `retry.backoff.ms` (526-09)."""
         assert self._request is not None
         self._metrics.failed_requests += 1
         self._request = None
         self._not_before_ms = now_ms + self._config.retry_backoff_ms
-        asked, self._asked = self._asked, []
-        # Backwards to the front: nothing that is older can have come there meanwhile.
-        for topic in reversed(asked):
+        requested, self._requested = self._requested, []
+        # In reverse to the front keeps refresh order: no older topic can have been added meanwhile.
+        for topic in reversed(requested):
             if self._topics.get(topic.name) is not topic:
                 continue  # evicted meanwhile
             if topic.refreshed_ms is None and not topic.holds:
                 self._drop(topic)
-            elif topic.told or topic.asked_from not in (Place.FRESH, Place.AGED):
+            elif topic.is_changed or topic.requested_from not in (Place.FRESH, Place.AGED):
                 self._make_urgent(topic, now_ms)
             else:
-                self._put(topic, topic.asked_from, first=True)
+                self._put(topic, topic.requested_from, first=True)
 
     def transferred(self, sent_bytes: int, received_bytes: int) -> None:
-        """Bytes of the request that is under way."""
+        """Count the bytes of the current request and its response."""
         assert self._request is not None
         if self._request.is_urgent:
             self._metrics.urgent_bytes += sent_bytes + received_bytes
         else:
             self._metrics.non_urgent_bytes += sent_bytes + received_bytes
 
-    # -- places
+    # --- places
 
     def _put(self, topic: _Topic, place: Place, *, first: bool = False) -> None:
         topic.place = place
@@ -326,7 +329,7 @@ class TopicTracker:
             places.move_to_end(topic.name, last=False)
         if place is not Place.URGENT:
             assert topic.refreshed_ms is not None
-            self._pace.entered(topic.refreshed_ms)
+            self._pace.add(topic.refreshed_ms)
 
     def _take(self, topic: _Topic) -> None:
         places = self._places.get(topic.place)
@@ -335,7 +338,7 @@ class TopicTracker:
         del places[topic.name]
         if topic.place is not Place.URGENT:
             assert topic.refreshed_ms is not None
-            self._pace.left(topic.refreshed_ms)
+            self._pace.remove(topic.refreshed_ms)
 
     def _drop(self, topic: _Topic) -> None:
         self._take(topic)
@@ -345,8 +348,8 @@ class TopicTracker:
         self._cached -= topic.refreshed_ms is not None
 
     def _make_urgent(self, topic: _Topic, now_ms: float) -> None:
-        """From no list: to T, now or after the back-off of an answer that was of no use."""
-        if topic.refreshed_ms is not None and topic.told:
+        """Move a topic that is in no list to T, after the back-off if the last response did not resolve it."""
+        if topic.refreshed_ms is not None and topic.is_changed:
             topic.retry_ms = max(topic.retry_ms, topic.refreshed_ms + self._config.retry_backoff_ms)
         if topic.retry_ms > now_ms:
             self._wait(topic)
@@ -358,35 +361,35 @@ class TopicTracker:
         self._retry_number += 1
         heapq.heappush(self._retries, (topic.retry_ms, self._retry_number, topic))
 
-    # -- answers
+    # --- responses
 
     def _resolve(self, topic: _Topic, now_ms: float) -> None:
-        told = topic.told and topic.place is Place.ASKED  # after it was asked for: the answer may be from before
+        is_changed = topic.is_changed and topic.place is Place.IN_FLIGHT  # the response may be older than the change
         self._cached += topic.refreshed_ms is None
         topic.refreshed_ms = now_ms
-        topic.attempts, topic.retry_ms, topic.told = 0, 0.0, told
+        topic.attempts, topic.retry_ms, topic.is_changed = 0, 0.0, is_changed
         if not topic.holds and topic.name not in self._idle:
             self._idle[topic.name] = topic
             topic.used_ms = now_ms
-        if told:
+        if is_changed:
             self._make_urgent(topic, now_ms)
         else:
             self._put(topic, Place.FRESH)
 
-    def _leave_unresolved(self, topic: _Topic, now_ms: float, is_lost: bool) -> None:
+    def _back_off(self, topic: _Topic, now_ms: float, is_lost: bool) -> None:
         if is_lost and topic.refreshed_ms is not None:
             self._cached -= 1
             topic.refreshed_ms = None
             self._idle.pop(topic.name, None)
-        topic.told = topic.refreshed_ms is not None
+        topic.is_changed = topic.refreshed_ms is not None
         topic.attempts += 1
         topic.retry_ms = now_ms + self._config.backoff_ms(topic.attempts)
         self._wait(topic)
 
-    # -- time
+    # --- time
 
     def _evict(self, now_ms: float) -> None:
-        """526-01: topics with metadata that nobody used for `metadata.evict.ms`."""
+        """Drop topics with metadata that were unused for `metadata.evict.ms` (526-01)."""
         while self._idle:
             topic = next(iter(self._idle.values()))
             if topic.used_ms + self._config.evict_ms > now_ms:
@@ -394,8 +397,8 @@ class TopicTracker:
             self._drop(topic)
             self._metrics.evictions += 1
 
-    def _ripen(self, now_ms: float) -> None:
-        """Move what time moves: FRESH to AGED, AGED to URGENT, and WAITING on."""
+    def _move_due(self, now_ms: float) -> None:
+        """Move topics that are due: FRESH to AGED, AGED to URGENT, WAITING to URGENT or dropped."""
         max_age_ms = self._config.max_age_ms
         for place, age_ms in ((self._fresh, max_age_ms / 2), (self._aged, max_age_ms)):
             while place:
@@ -407,14 +410,14 @@ class TopicTracker:
                 self._put(topic, Place.AGED if place is self._fresh else Place.URGENT)
         while self._retries and self._retries[0][0] <= now_ms:
             retry_ms, _, topic = heapq.heappop(self._retries)
-            if self._is_stale(retry_ms, topic):
+            if self._is_outdated(retry_ms, topic):
                 continue
             if topic.refreshed_ms is not None or topic.holds:
                 self._put(topic, Place.URGENT)
             else:
                 self._drop(topic)
 
-    def _is_stale(self, retry_ms: float, topic: _Topic) -> bool:
+    def _is_outdated(self, retry_ms: float, topic: _Topic) -> bool:
         known = self._topics.get(topic.name) is topic
         return not known or topic.place is not Place.WAITING or topic.retry_ms != retry_ms
 
@@ -423,39 +426,39 @@ class TopicTracker:
         if self._config.mode == "all":
             if not self._urgent:
                 return None
-            wanted = (topic for topic in self._topics.values() if topic.refreshed_ms is not None or topic.holds)
-            others = [topic for topic in wanted if topic.place is not Place.URGENT]
-            # In the order of refresh, which `failed` needs.
+            candidates = (topic for topic in self._topics.values() if topic.refreshed_ms is not None or topic.holds)
+            others = [topic for topic in candidates if topic.place is not Place.URGENT]
+            # In refresh order, which `failed` relies on.
             others.sort(key=lambda topic: -1.0 if topic.refreshed_ms is None else topic.refreshed_ms)
-            return self._ask(list(self._urgent.values()), others)
+            return self._start_request(list(self._urgent.values()), others)
         if self._urgent:
             # 526-06: all of T, however many, and as many of U as the target leaves room for.
             room = max(target - len(self._urgent), 0)
-            return self._ask(list(self._urgent.values()), list(islice(self._aged.values(), room)))
+            return self._start_request(list(self._urgent.values()), list(islice(self._aged.values(), room)))
         if self._is_time_for_aged(now_ms, target):
-            self._pace.asked(now_ms)
-            return self._ask([], list(islice(self._aged.values(), target)))
+            self._pace.request_sent(now_ms)
+            return self._start_request([], list(islice(self._aged.values(), target)))
         return None
 
     def _is_time_for_aged(self, now_ms: float, target: int) -> bool:
-        """526-07, or by its pace 526-11."""
+        """Return whether a non-urgent request is due by 526-07, or by 526-11 in mode `paced`."""
         if self._config.mode == "literal":
             return len(self._aged) >= target
         return bool(self._aged) and now_ms >= self._next_aged_ms()
 
     def _next_aged_ms(self) -> float:
-        """When mode `paced` asks next for topics that are not urgent, if there are any."""
+        """Return when mode `paced` sends its next non-urgent request. Requires a topic in FRESH or AGED."""
         oldest = next(iter((self._aged or self._fresh).values()))
         assert oldest.refreshed_ms is not None
         return self._pace.next_ms(self.target_topics(), oldest.refreshed_ms)
 
-    def _ask(self, urgent: list[_Topic], others: list[_Topic]) -> RefreshRequest:
-        self._asked = [*urgent, *others]
-        for topic in self._asked:
+    def _start_request(self, urgent: list[_Topic], others: list[_Topic]) -> RefreshRequest:
+        self._requested = [*urgent, *others]
+        for topic in self._requested:
             self._take(topic)
-            topic.asked_from, topic.place = topic.place, Place.ASKED
-            topic.told = False
-        return RefreshRequest(tuple(topic.name for topic in self._asked), len(urgent))
+            topic.requested_from, topic.place = topic.place, Place.IN_FLIGHT
+            topic.is_changed = False
+        return RefreshRequest(tuple(topic.name for topic in self._requested), len(urgent))
 
     def _count(self, request: RefreshRequest) -> None:
         self._metrics.urgent_requests += request.is_urgent
@@ -474,10 +477,10 @@ class TopicTracker:
         return min(due, default=None)
 
     def _next_request_ms(self, now_ms: float) -> float | None:
-        """When a request may be due, if none is under way and nothing happens."""
+        """Return when the next request may be due without new events, or None. Requires that none is in flight."""
         if self._urgent:
             return now_ms
-        while self._retries and self._is_stale(self._retries[0][0], self._retries[0][2]):
+        while self._retries and self._is_outdated(self._retries[0][0], self._retries[0][2]):
             heapq.heappop(self._retries)
         due = [self._retries[0][0]] if self._retries else []
         if self._aged or self._fresh:
@@ -491,7 +494,7 @@ class TopicTracker:
         return min(due, default=None)
 
     def _target_reached_ms(self, now_ms: float) -> float:
-        """The next time when U may reach the target (526-07)."""
+        """Return the next time when U may reach the target (526-07), or infinity."""
         target = self.target_topics()
         if len(self._aged) >= target:
             return now_ms

@@ -152,7 +152,7 @@ class Producers:
         if not self.states.truncate(end_offset):
             self._build(segments)
         elif len(self.states):  # older batches are among a producer's last five again
-            self.states.recall(_headers_before(segments, end_offset))
+            self.states.add_history(_headers_before(segments, end_offset))
 
     def load(
         self, names: Iterable[str], segments: Sequence[Segment], end_offset: int, offset_max: int, *, clean: bool
@@ -187,7 +187,7 @@ class Producers:
                 continue
             start = offset
             if len(self.states):
-                self.states.recall(_headers_before(segments, start))
+                self.states.add_history(_headers_before(segments, start))
             break
         for header in _headers_from(segments, start):
             if header.producer_id >= 0:

@@ -173,7 +173,7 @@ async def test_after_the_last_epoch_comes_another_producer_id() -> None:
         cluster.create_topic("t")
         async with Producer(cluster.bootstrap, **FAST) as producer:
             await (await producer.send("t", b"a"))
-            sender_of(producer)._sequences.identified(1000, PRODUCER_EPOCH_MAX)
+            sender_of(producer)._sequences.set_identity(1000, PRODUCER_EPOCH_MAX)
             await (await producer.send("t", b"b"))
             cluster.inject("Produce", ErrorCode.INVALID_RECORD)
             with pytest.raises(KafkaError):

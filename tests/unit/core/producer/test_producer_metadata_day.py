@@ -55,7 +55,7 @@ def test_a_step_costs_what_is_due() -> None:
         for name in names:
             tracker.hold(name, 0)
         assert tracker.poll(0).request is not None
-        tracker.answered(1, set(names))
+        tracker.completed(1, set(names))
         count = 0
 
         def profile(_frame: object, event: str, _argument: object) -> None:
@@ -67,7 +67,7 @@ def test_a_step_costs_what_is_due() -> None:
         try:
             tracker.hold("new", 2)
             step = tracker.poll(2)
-            tracker.answered(3, {"new"})
+            tracker.completed(3, {"new"})
             tracker.release(names[0], 3)
             tracker.poll(3)
         finally:

@@ -228,7 +228,7 @@ class Model(RuleBasedStateMachine):
             topic.retry_ms = self.now_ms + RETRY_MS if topic.told else 0
             topic.refreshed_ms, topic.attempts = self.now_ms, 0
         resolved = set(request.topics) - missing
-        self.tracker.answered(self.now_ms, resolved, missing if lost else set())
+        self.tracker.completed(self.now_ms, resolved, missing if lost else set())
         self.poll()
 
     @precondition(lambda self: self.oracle.asked is not None)

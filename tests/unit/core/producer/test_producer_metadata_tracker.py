@@ -13,7 +13,7 @@ def tracker_of(topics: int, mode: RefreshMode = "literal") -> TopicTracker:
     for number in range(topics):
         tracker.hold(f"t{number}", number)
         assert tracker.poll(number).request == ((f"t{number}",), 1)
-        tracker.answered(number, {f"t{number}"})
+        tracker.completed(number, {f"t{number}"})
     return tracker
 
 
@@ -53,13 +53,13 @@ def test_topics_that_are_not_resolved_wait_longer_each_time_and_new_ones_do_not(
     tracker = tracker_of(0)
     tracker.hold("missing", 0)
     assert tracker.poll(0).request == (("missing",), 1)
-    tracker.answered(10, set(), {"missing"})
+    tracker.completed(10, set(), {"missing"})
     assert tracker.poll(10).wait_until_ms == 110
     tracker.hold("new", 20)
     assert tracker.poll(20).request == (("new",), 1)
-    tracker.answered(30, {"new"})
+    tracker.completed(30, {"new"})
     assert tracker.poll(110).request == (("missing",), 1)
-    tracker.answered(120, set(), {"missing"})
+    tracker.completed(120, set(), {"missing"})
     assert tracker.attempts("missing") == 2
     assert tracker.poll(319).request is None
     assert tracker.poll(320).request == (("missing",), 1)
@@ -69,7 +69,7 @@ def test_nobody_waits_for_it_any_more() -> None:
     tracker = tracker_of(0)
     tracker.hold("missing", 0)
     tracker.poll(0)
-    tracker.answered(10, set(), {"missing"})
+    tracker.completed(10, set(), {"missing"})
     tracker.release("missing", 20)
     step = tracker.poll(110)
     assert step == (None, ("missing",), None)
@@ -80,10 +80,10 @@ def test_news_while_it_is_asked_for_is_asked_for_once_more() -> None:
     tracker.changed("t0", 1000)
     assert tracker.poll(1000).request == (("t0",), 1)
     tracker.changed("t0", 1005)
-    tracker.answered(1010, {"t0"})
+    tracker.completed(1010, {"t0"})
     assert tracker.poll(1010).wait_until_ms == 1110
     assert tracker.poll(1110).request == (("t0",), 1)
-    tracker.answered(1120, {"t0"})
+    tracker.completed(1120, {"t0"})
     assert tracker.poll(2000).request is None
 
 
@@ -91,7 +91,7 @@ def test_topics_that_are_held_stay_and_idle_ones_go() -> None:
     tracker = tracker_of(2, "paced")
     tracker.release("t0", 1000)
     assert tracker.poll(1000 + MAX_AGE_MS - 1).forgotten == ()
-    tracker.answered(1000 + MAX_AGE_MS - 1, {"t0", "t1"})
+    tracker.completed(1000 + MAX_AGE_MS - 1, {"t0", "t1"})
     assert tracker.poll(1000 + MAX_AGE_MS).forgotten == ("t0",)
     assert tracker.metrics().evictions == 1
     assert tracker.poll(10 * MAX_AGE_MS).request == RefreshRequest(("t1",), 1)

@@ -9,7 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.producer.sequences import Numbers, PartitionSequences, ProducerSequences, ProducerStates, Verdict
+from kipmesh.core.producer.sequences import (
+    BatchSequence,
+    PartitionSequences,
+    ProducerSequences,
+    ProducerStates,
+    Verdict,
+)
 from kipmesh.core.record_batch import BatchHeader
 from kipmesh.messages.schema import MAX_INT32
 
@@ -20,20 +26,20 @@ LOST = KafkaError(ErrorCode.NETWORK_EXCEPTION)
 
 def producer() -> tuple[ProducerSequences, PartitionSequences]:
     shared = ProducerSequences()
-    shared.identified(7, 0)
+    shared.set_identity(7, 0)
     return shared, PartitionSequences(shared)
 
 
-def send(partition: PartitionSequences, records: int = 1) -> Numbers:
+def send(partition: PartitionSequences, records: int = 1) -> BatchSequence:
     assert partition.may_send(None, LEADER, 0)
     numbers = partition.number(records)
     partition.sent(numbers)
     return numbers
 
 
-def ack(partition: PartitionSequences, numbers: Numbers) -> None:
+def ack(partition: PartitionSequences, numbers: BatchSequence) -> None:
     partition.acked(numbers, LEADER, 0)
-    partition.settled()
+    partition.request_done()
 
 
 def test_without_a_producer_id_nothing_goes() -> None:
@@ -42,7 +48,7 @@ def test_without_a_producer_id_nothing_goes() -> None:
     assert not partition.may_send(None, LEADER, 0)
     with pytest.raises(RuntimeError):
         partition.number(1)
-    shared.identified(7, 0)
+    shared.set_identity(7, 0)
     assert partition.may_send(None, LEADER, 0)
 
 
@@ -55,7 +61,7 @@ def test_batches_go_side_by_side_only_to_a_leader_that_knows_the_producer() -> N
     assert stamps == [(7, 0, 3), (7, 0, 5), (7, 0, 7), (7, 0, 9), (7, 0, 11)]
     assert not partition.may_send(None, LEADER, 0), "no more than five"
     partition.acked(partition.unresolved[0], LEADER, 0)
-    partition.settled()
+    partition.request_done()
     assert partition.may_send(None, LEADER, 59)
     assert not partition.may_send(None, LEADER, 61), "the leader may have forgotten it"
     assert not partition.may_send(None, LEADER + 1, 0), "another leader may not know it"
@@ -66,8 +72,8 @@ def test_what_is_sent_again_is_the_oldest_and_keeps_its_sequence() -> None:
     ack(partition, send(partition))
     one, two = send(partition), send(partition)
     for numbers in (two, one):
-        assert partition.refused(numbers, LOST) is Verdict.AGAIN
-        partition.settled()
+        assert partition.refused(numbers, LOST) is Verdict.RETRY
+        partition.request_done()
     assert not partition.may_send(two, LEADER, 0)
     assert not partition.may_send(None, LEADER, 0)
     assert partition.may_send(one, LEADER + 1, 0)
@@ -81,13 +87,13 @@ def test_a_gap_before_the_oldest_bumps_the_epoch_and_one_before_a_later_does_not
     shared, partition = producer()
     ack(partition, send(partition))
     one, two = send(partition, 2), send(partition, 2)
-    assert partition.refused(two, GAP) is Verdict.AGAIN
-    partition.settled()
+    assert partition.refused(two, GAP) is Verdict.RETRY
+    partition.request_done()
     assert shared.identity == (7, 0)
-    assert partition.refused(one, GAP) is Verdict.AGAIN
+    assert partition.refused(one, GAP) is Verdict.RETRY
     assert shared.identity == (7, 1)
     assert not partition.may_send(one, LEADER, 0), "its request is not settled"
-    partition.settled()
+    partition.request_done()
     assert (one.stamp, two.stamp) == ((7, 1, 0), (7, 1, 2))
     assert partition.may_send(one, LEADER, 0)
 
@@ -97,15 +103,15 @@ def test_a_batch_that_is_refused_for_good_lets_those_after_it_begin_anew() -> No
     ack(partition, send(partition))
     one, two = send(partition), send(partition)
     assert partition.refused(one, KafkaError(ErrorCode.INVALID_RECORD)) is Verdict.FAILED
-    partition.gave_up(one, is_certain=True)
-    partition.settled()
+    partition.abandoned(one, is_certain=True)
+    partition.request_done()
     assert two.stamp == (7, 0, 2)
-    assert partition.refused(two, GAP) is Verdict.AGAIN
-    partition.settled()
+    assert partition.refused(two, GAP) is Verdict.RETRY
+    partition.request_done()
     assert two.stamp == (7, 0, 2), "the gap may be the one before, which was not settled yet"
     partition.sent(two)
-    assert partition.refused(two, GAP) is Verdict.AGAIN
-    partition.settled()
+    assert partition.refused(two, GAP) is Verdict.RETRY
+    partition.request_done()
     assert two.stamp == (7, 1, 0)
     assert shared.bumps == 1
 
@@ -114,16 +120,16 @@ def test_after_a_batch_without_an_answer_the_others_are_settled_first() -> None:
     shared, partition = producer()
     ack(partition, send(partition))
     one, two = send(partition), send(partition)
-    partition.gave_up(one, is_certain=False)
+    partition.abandoned(one, is_certain=False)
     assert not partition.may_send(None, LEADER, 0)
-    partition.settled()
+    partition.request_done()
     ack(partition, two)
     assert partition.may_send(None, LEADER, 0), "the next one was written, so it was, too"
     assert shared.bumps == 0
     last = send(partition)
-    partition.gave_up(last, is_certain=False)
+    partition.abandoned(last, is_certain=False)
     assert shared.bumps == 0
-    partition.settled()
+    partition.request_done()
     assert shared.identity == (7, 1)
     assert partition.number(1).stamp == (7, 1, 0)
 
@@ -133,14 +139,14 @@ def test_what_may_still_be_on_its_way_behind_an_expired_batch_is_not_written_a_s
     ack(partition, send(partition))
     one, two, three = send(partition), send(partition), send(partition)
     partition.refused(two, LOST)
-    assert partition.settled() == []
-    partition.gave_up(one, is_certain=False)
-    assert partition.settled() == []
+    assert partition.request_done() == []
+    partition.abandoned(one, is_certain=False)
+    assert partition.request_done() == []
     partition.sent(two)
     partition.refused(two, GAP)
-    assert partition.settled() == []
+    assert partition.request_done() == []
     partition.refused(three, GAP)
-    assert partition.settled() == [two], "both requests with it may come yet, when the expired one has come"
+    assert partition.request_done() == [two], "both requests with it may come yet, when the expired one has come"
     assert three.stamp == (7, 1, 0)
 
 
@@ -151,8 +157,8 @@ def test_other_partitions_go_over_to_the_new_epoch_when_they_are_drained() -> No
     waiting = send(other)
     shared.bump()
     assert not other.may_send(None, LEADER, 0)
-    assert other.refused(waiting, LOST) is Verdict.AGAIN
-    other.settled()
+    assert other.refused(waiting, LOST) is Verdict.RETRY
+    other.request_done()
     assert other.may_send(waiting, LEADER, 0), "in its old epoch"
     other.sent(waiting)
     ack(other, waiting)
@@ -161,14 +167,14 @@ def test_other_partitions_go_over_to_the_new_epoch_when_they_are_drained() -> No
 
 def test_after_the_last_epoch_another_producer_id_is_needed() -> None:
     shared = ProducerSequences()
-    shared.identified(7, 2**15 - 1)
+    shared.set_identity(7, 2**15 - 1)
     partition = PartitionSequences(shared)
     one = send(partition)
     partition.refused(one, GAP)
-    partition.settled()
+    partition.request_done()
     assert shared.identity is None
     assert not partition.may_send(one, LEADER, 0)
-    shared.identified(8, 0)
+    shared.set_identity(8, 0)
     partition.renumber_if_due()
     assert one.stamp == (8, 0, 0)
     assert partition.may_send(one, LEADER, 0)
@@ -215,7 +221,7 @@ class Mesh:
         self.random = random.Random(seed)
         self.shared, self.partition = producer()
         self.counts = counts
-        self.numbers: dict[int, Numbers] = {}
+        self.numbers: dict[int, BatchSequence] = {}
         self.queue = list(range(len(counts)))
         self.outcome: dict[int, str] = {}
         self.requests: list[tuple[int, tuple[int, int, int], bool]] = []  # batch, stamp, somebody waits for the answer
@@ -301,7 +307,7 @@ class Mesh:
         if left and self.random.random() < 0.2:
             batch = left[0]
             self.outcome[batch] = "unknown"
-            self.partition.gave_up(self.numbers[batch], is_certain=False)
+            self.partition.abandoned(self.numbers[batch], is_certain=False)
             if batch in self.queue:
                 self.queue.remove(batch)
                 self.drop(self.partition.renumber_if_due())
@@ -313,15 +319,15 @@ class Mesh:
             self.outcome.setdefault(batch, "written")
         elif batch not in self.outcome:
             verdict = self.partition.refused(numbers, error)
-            if verdict is Verdict.AGAIN:
+            if verdict is Verdict.RETRY:
                 self.queue = sorted([*self.queue, batch])
             else:
                 assert error.code == ErrorCode.INVALID_RECORD, error
-                self.partition.gave_up(numbers, is_certain=True)
+                self.partition.abandoned(numbers, is_certain=True)
                 self.outcome[batch] = "refused"
-        self.drop(self.partition.settled())
+        self.drop(self.partition.request_done())
 
-    def drop(self, dropped: list[Numbers]) -> None:
+    def drop(self, dropped: list[BatchSequence]) -> None:
         for batch in [batch for batch in self.queue if self.numbers.get(batch) in dropped]:
             self.queue.remove(batch)
             self.outcome[batch] = "unknown"

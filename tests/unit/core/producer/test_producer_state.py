@@ -149,7 +149,7 @@ def test_a_snapshot_has_the_last_batch_and_recalling_brings_the_others() -> None
     assert known.first_offset == 12
     with pytest.raises(KafkaError):
         again.check(header(10, 2))
-    again.recall([header(0, offset=1, pid=99), *headers])
+    again.add_history([header(0, offset=1, pid=99), *headers])
     for sequence in range(4, 14, 2):
         known = again.check(header(sequence, 2))
         assert known is not None
@@ -185,7 +185,7 @@ def test_what_is_left_after_a_cut_is_what_the_batches_left_make(steps: list[tupl
             rebuilt.append(each, each.base_offset, 0)
     before = sorted(partition.states.entries())
     if partition.states.truncate(end):
-        partition.states.recall(each for each in log if each.base_offset < end)
+        partition.states.add_history(each for each in log if each.base_offset < end)
         assert sorted(partition.states.entries()) == sorted(rebuilt.entries())
         for each in log:
             if each.base_offset < end:
