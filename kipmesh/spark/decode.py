@@ -1,7 +1,7 @@
 """Decodes v2 batches to Arrow columns, the most expensive part of a task.
 
-Topic, partition and timestamp type are constants of a batch. All other fields come from one parse of the records of several
-batches (`kipmesh.spark.record_columns`). Keys, values and headers are copied once, from the fetch buffer to Arrow.
+Topic, partition and timestamp type are constants of a batch. All other fields come from one parse of several batches
+(`kipmesh.spark.record_columns`). Keys, values and headers are copied once, from the fetch buffer to Arrow.
 Control batches and records outside the range are dropped. Pending data is at most `_ROWS` rows or `_BYTES`, or one
 larger batch; the fetches that contain it are at most `_BYTES` and one more fetch.
 
