@@ -1,1 +1,1 @@
-"""Administration of a cluster. `admin.AdminClient` is the entry point; the other modules hold one subject each."""
+"""Administration of a cluster. `admin.AdminClient` is the entry point; each other module has one subject."""

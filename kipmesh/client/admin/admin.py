@@ -1,4 +1,7 @@
-"""Administration: topics, partitions, configurations, offsets, groups and the metadata quorum, by any broker."""
+"""The asynchronous admin client: topics, partitions, configurations, offsets and the metadata quorum.
+
+Requests go to any broker. The subjects of the other modules of this package are mixed in.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +38,15 @@ from kipmesh.transport.grpc.client import TransportError
 
 _POLL_S_MAX = 0.2
 _ELECTION_SHARE = 0.8
-"""Of the caller's time: for log ends to be told; the rest is for the answer, and for another broker."""
+"""Share of the request timeout that the controller may use for an election; the rest covers transport and a retry."""
 
 
 class AdminClient(Client, GroupAdmin, ReassignmentAdmin, BrokerAdmin, CredentialAdmin):
-    """Administers a cluster. Use `async with`, or `start` and `close`; one event loop."""
+    """Administers a cluster. Use `async with`, or `start` and `close`. Belongs to one event loop.
+
+    `config` takes Kafka's admin settings with dots or underscores. Raises InvalidConfigError. All requests retry
+    retriable errors within `default.api.timeout.ms`, then raise KafkaError.
+    """
 
     def __init__(self, bootstrap: str | Sequence[str], **config: Any) -> None:
         self.config = parse_config(AdminConfig, config)
@@ -48,11 +55,11 @@ class AdminClient(Client, GroupAdmin, ReassignmentAdmin, BrokerAdmin, Credential
         self._timeout_s = self.config.default_api_timeout_ms / 1000
 
     async def start(self) -> None:
-        """Connect; raises KafkaError when no bootstrap address answers."""
+        """Connect to the cluster. Raises KafkaError if no bootstrap server responds."""
         await self._cluster.start(min(self.config.request_timeout_ms, self.config.default_api_timeout_ms) / 1000)
 
     async def close(self) -> None:
-        """Disconnect; may be called again."""
+        """Disconnect. Idempotent."""
         await self._cluster.close()
 
     # -- topics
@@ -60,9 +67,9 @@ class AdminClient(Client, GroupAdmin, ReassignmentAdmin, BrokerAdmin, Credential
     async def create_topics(
         self, topics: Iterable[NewTopic], *, wait: bool = True, validate_only: bool = False
     ) -> list[CreatedTopic]:
-        """Create topics; with `wait` returns when a broker knows a leader for each of their partitions.
+        """Create topics, or only validate them. With `wait`, wait until all brokers know the partitions' leaders.
 
-        Raises KafkaError for the first topic that could not be created; the others are created all the same.
+        Raises KafkaError for the first topic that could not be created; the others are still created.
         """
         wanted = [_creatable(topic) for topic in topics]
         request = m.CreateTopicsRequest(wanted, self._request_timeout_ms, validate_only)
@@ -75,49 +82,52 @@ class AdminClient(Client, GroupAdmin, ReassignmentAdmin, BrokerAdmin, Credential
         ]
         if wait and not validate_only:
             ids = {each.name: each.topic_id for each in created}
-            await self._wait_for(list(ids), lambda found: all(_led(found.get(name), ids[name]) for name in ids))
+            await self._wait_for(list(ids), lambda found: all(_has_leaders(found.get(name), ids[name]) for name in ids))
         return created
 
     async def delete_topics(self, names: Iterable[str], *, wait: bool = True) -> None:
-        """Delete topics by name; with `wait` returns when a broker does not know them any more."""
+        """Delete topics. With `wait`, wait until no broker lists them.
+
+        Raises KafkaError for the first topic that could not be deleted; the others are still deleted.
+        """
         listed = list(names)
         request = m.DeleteTopicsRequest(
             [m.DeleteTopicState(name) for name in listed], timeout_ms=self._request_timeout_ms
         )
-        old = {topic.name: topic.topic_id for topic in await self._describe(listed)} if wait else {}
+        old = {name: topic.topic_id for name, topic in (await self._describe(listed)).items()} if wait else {}
         await self._call(request, lambda found: [(each.name or "", each) for each in found.responses])
         if wait:
-
-            def gone(found: Mapping[str, TopicMetadata]) -> bool:
-                return all(name not in found or found[name].topic_id != old.get(name) for name in listed)
-
-            await self._wait_for(listed, gone)
+            await self._wait_for(
+                listed,
+                lambda found: all(name not in found or found[name].topic_id != old.get(name) for name in listed),
+            )
 
     async def create_partitions(self, totals: Mapping[str, int], *, wait: bool = True) -> None:
-        """Raise the number of partitions of topics to these totals."""
+        """Raise the number of partitions of topics to these totals. With `wait`, wait until they have leaders.
+
+        Raises KafkaError for the first topic that could not be changed; the others are still changed.
+        """
         parts = [m.CreatePartitionsTopic(name, count) for name, count in totals.items()]
         request = m.CreatePartitionsRequest(parts, self._request_timeout_ms)
         await self._call(request, lambda found: [(each.name, each) for each in found.results])
         if wait:
-
-            def grown(found: Mapping[str, TopicMetadata]) -> bool:
-                return all(
-                    name in found and len(found[name].partitions) >= count and _led(found[name])
+            await self._wait_for(
+                list(totals),
+                lambda found: all(
+                    name in found and len(found[name].partitions) >= count and _has_leaders(found[name])
                     for name, count in totals.items()
-                )
-
-            await self._wait_for(list(totals), grown)
+                ),
+            )
 
     async def list_topics(self) -> list[TopicMetadata]:
-        """All topics, by name."""
+        """Return all topics, sorted by name."""
         response = await self._fetch_metadata(m.MetadataRequest(topics=None))
-        found = [topic_metadata(each.name or "", each) for each in response.topics if not each.error_code]
-        return sorted(found, key=lambda topic: topic.name)
+        return sorted(_topics_of(response).values(), key=lambda topic: topic.name)
 
     async def describe_topics(self, names: Iterable[str]) -> list[TopicMetadata]:
-        """These topics, in this order; raises KafkaError for one that does not exist."""
+        """Return these topics in the given order. Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION) for a missing one."""
         listed = list(names)
-        found = {topic.name: topic for topic in await self._describe(listed)}
+        found = await self._describe(listed)
         for name in listed:
             if name not in found:
                 raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r} does not exist")
@@ -128,17 +138,17 @@ class AdminClient(Client, GroupAdmin, ReassignmentAdmin, BrokerAdmin, Credential
         election_type: m.ElectionType = m.ElectionType.PREFERRED,
         partitions: Iterable[tuple[str, int]] | None = None,
     ) -> dict[TopicPartition, KafkaError | None]:
-        """Elect leaders of these partitions, or of all that need it: for each why there was no election, or None.
+        """Elect leaders of these partitions, or of all partitions that need it.
 
-        PREFERRED: back to the first replica, the leader service. UNCLEAN: a partition without a leader gets the one
-        that has the most of its log; what that lacks is lost.
+        PREFERRED elects the first replica. UNCLEAN elects, for a partition without a leader, the replica with the
+        longest log; records that it lacks are lost. Returns by partition the error, or None after an election.
         """
         topics = None
         if partitions is not None:
             topics = [m.TopicPartitions(topic, numbers) for topic, numbers in by_topic(partitions).items()]
         timeout_ms = int(self._request_timeout_ms * _ELECTION_SHARE)
         response: m.ElectLeadersResponse = await self._call(
-            m.ElectLeadersRequest(election_type, topics, timeout_ms), lambda found: [("the election of leaders", found)]
+            m.ElectLeadersRequest(election_type, topics, timeout_ms), lambda found: [("leader election failed", found)]
         )
         return {
             TopicPartition(result.topic, each.partition_id): failure_of(each, "")
@@ -151,9 +161,9 @@ class AdminClient(Client, GroupAdmin, ReassignmentAdmin, BrokerAdmin, Credential
     async def describe_configs(
         self, resources: Iterable[ConfigResource], *, keys: Iterable[str] = (), with_documentation: bool = False
     ) -> dict[ConfigResource, dict[str, ConfigValue]]:
-        """The configurations of topics and brokers by key."""
-        asked = [m.DescribeConfigsResource(each.resource_type, each.name, tuple(keys)) for each in resources]
-        request = m.DescribeConfigsRequest(asked, include_documentation=with_documentation)
+        """Return the configurations of topics and brokers by key; all keys if `keys` is empty."""
+        described = [m.DescribeConfigsResource(each.resource_type, each.name, tuple(keys)) for each in resources]
+        request = m.DescribeConfigsRequest(described, include_documentation=with_documentation)
         response: m.DescribeConfigsResponse = await self._call(
             request, lambda found: [(each.resource_name, each) for each in found.results]
         )
@@ -168,7 +178,10 @@ class AdminClient(Client, GroupAdmin, ReassignmentAdmin, BrokerAdmin, Credential
     async def alter_configs(
         self, changes: Mapping[ConfigResource, Iterable[ConfigAlteration]], *, validate_only: bool = False
     ) -> None:
-        """Change single configuration keys (Kafka's IncrementalAlterConfigs)."""
+        """Change single configuration keys (IncrementalAlterConfigs), or only validate the changes.
+
+        Raises KafkaError for the first resource that could not be changed; the others are still changed.
+        """
         resources = [
             m.AlterConfigsResource(
                 resource.resource_type,
@@ -185,48 +198,53 @@ class AdminClient(Client, GroupAdmin, ReassignmentAdmin, BrokerAdmin, Credential
     async def list_offsets(
         self, timestamps: Mapping[tuple[str, int], int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """For each partition the first record at or after a timestamp in ms, or TIMESTAMP_EARLIEST, _LATEST, _MAX."""
+        """Return the first record at or after a timestamp by partition; None if there is none.
+
+        Timestamps are milliseconds since 1970, or TIMESTAMP_EARLIEST, TIMESTAMP_LATEST or TIMESTAMP_MAX.
+        """
         wanted = {TopicPartition(*where): timestamp for where, timestamp in timestamps.items()}
         return await leader_offsets.list_offsets(self._cluster, wanted, self._timeout_s)
 
     async def delete_records(self, offsets: Mapping[tuple[str, int], int]) -> dict[TopicPartition, int]:
-        """Delete the records below these offsets (-1: all up to the high watermark); the new first offsets."""
+        """Delete the records below these offsets (-1: the high watermark) and return the new log start offsets."""
         wanted = {TopicPartition(*where): offset for where, offset in offsets.items()}
         return await leader_offsets.delete_records(self._cluster, wanted, self._timeout_s)
 
     async def describe_quorum(self) -> QuorumDescription:
-        """The metadata quorum, as its leader sees it."""
+        """Describe the metadata quorum as known by its leader."""
 
         def results(response: m.DescribeQuorumResponse) -> list[tuple[str, Any]]:
             inner = [each for topic in response.topics for each in topic.partitions]
-            return [("the quorum", each) for each in (response, *inner)]
+            return [("cannot describe the quorum", each) for each in (response, *inner)]
 
         return quorum_description(await self._call(DESCRIBE_QUORUM, results))
 
-    # -- inside
+    # -- internals
 
-    async def _describe(self, names: Sequence[str]) -> list[TopicMetadata]:
+    async def _describe(self, names: Sequence[str]) -> dict[str, TopicMetadata]:
         request = m.MetadataRequest([m.MetadataRequestTopic(name=name) for name in names])
         response = await self._fetch_metadata(request)
         for each in response.topics:
             if each.error_code not in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
-                raise KafkaError(each.error_code, f"topic {each.name!r}")
-        return [topic_metadata(each.name or "", each) for each in response.topics if not each.error_code]
+                raise KafkaError(each.error_code, f"cannot describe topic {each.name!r}")
+        return _topics_of(response)
 
     async def _wait_for(self, names: Sequence[str], condition: Callable[[Mapping[str, TopicMetadata]], bool]) -> None:
-        """Until every broker that answers sees these topics as wanted; they follow the controller after a moment."""
+        """Wait until the metadata of every reachable broker fulfils the condition."""
         deadline = time.monotonic() + self._timeout_s
         delay = 0.005
-        while not await self._everywhere(names, condition):
+        while not await self._is_everywhere(names, condition):
             if time.monotonic() + delay >= deadline:
-                text = f"the metadata of {', '.join(names)} did not become complete"
+                text = f"brokers did not apply the change of {', '.join(names)} within {self._timeout_s:g} s"
                 raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, text)
             await asyncio.sleep(delay)
             delay = min(delay * 2, _POLL_S_MAX)
 
-    async def _everywhere(self, names: Sequence[str], condition: Callable[[Mapping[str, TopicMetadata]], bool]) -> bool:
+    async def _is_everywhere(
+        self, names: Sequence[str], condition: Callable[[Mapping[str, TopicMetadata]], bool]
+    ) -> bool:
         request = m.MetadataRequest([m.MetadataRequestTopic(name=name) for name in names])
-        answered = False
+        has_response = False
         for address in self._cluster.metadata.candidates():
             try:
                 response: m.MetadataResponse = await call(
@@ -234,11 +252,14 @@ class AdminClient(Client, GroupAdmin, ReassignmentAdmin, BrokerAdmin, Credential
                 )
             except TransportError:
                 continue
-            answered = True
-            found = [topic_metadata(each.name or "", each) for each in response.topics if not each.error_code]
-            if not condition({topic.name: topic for topic in found}):
+            has_response = True
+            if not condition(_topics_of(response)):
                 return False
-        return answered
+        return has_response
+
+
+def _topics_of(response: m.MetadataResponse) -> dict[str, TopicMetadata]:
+    return {each.name or "": topic_metadata(each.name or "", each) for each in response.topics if not each.error_code}
 
 
 def _creatable(topic: NewTopic) -> m.CreatableTopic:
@@ -251,7 +272,7 @@ def _creatable(topic: NewTopic) -> m.CreatableTopic:
     )
 
 
-def _led(topic: TopicMetadata | None, topic_id: bytes = b"") -> bool:
+def _has_leaders(topic: TopicMetadata | None, topic_id: bytes = b"") -> bool:
     if topic is None or not topic.partitions or (topic_id and topic.topic_id != topic_id):
         return False
     return all(each.leader_id >= 0 for each in topic.partitions.values())

@@ -1,4 +1,4 @@
-"""What each broker knows for itself: its log directories, its fetch sessions, and the faults injected for tests."""
+"""Administration of single brokers: log directories, fetch sessions, and faults injected for tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.transport.grpc.client import TransportError
 
 SESSIONS_TIMEOUT_S = 5.0
-"""For one broker's list of sessions, so that a hung broker does not delay those of the others for long."""
+"""Timeout of each broker's response, so that a hung broker does not delay the result for long."""
 
 
 class ReplicaInfo(NamedTuple):
@@ -19,40 +19,47 @@ class ReplicaInfo(NamedTuple):
 
     size_bytes: int
     offset_lag: int
-    """Records by which its log ends below the high watermark."""
+    """High watermark minus log end offset, in records."""
 
 
 class LogDirDescription(NamedTuple):
-    """One log directory of a broker."""
+    """A log directory of a broker."""
 
     log_dir: str
-    """Its path."""
+    """Path on the broker."""
     error: KafkaError | None
-    """KAFKA_STORAGE_ERROR, with the reason, while it is offline."""
+    """KAFKA_STORAGE_ERROR with the reason if the directory is offline."""
     replicas: dict[TopicPartition, ReplicaInfo]
     total_bytes: int
-    """Of its disk; -1 where that is not known."""
+    """Size of the disk; -1 if unknown."""
     usable_bytes: int
-    """Free ones of these; -1 where that is not known."""
+    """Free space on the disk; -1 if unknown."""
 
 
 class BrokerAdmin(AdminRequests):
-    """The part of `AdminClient` that is about single brokers."""
+    """Requests of `AdminClient` to single brokers."""
 
     async def list_fetch_sessions(self, broker_id: int | None = None) -> list[BrokerSessions]:
-        """The fetch sessions at one broker, or at all of them; what a broker did not say has its `error`."""
+        """Return the fetch sessions of one broker or of all brokers.
+
+        The error of a broker that does not respond is in its entry. Raises KafkaError(BROKER_NOT_AVAILABLE) if the
+        broker is not in the cluster.
+        """
         timeout_s = min(self._cluster.request_timeout_ms / 1000, SESSIONS_TIMEOUT_S)
         nodes = await self._nodes(broker_id)
-        answers = await self._call_brokers(m.ListFetchSessionsRequest(), nodes, timeout_s)
+        responses = await self._call_brokers(m.ListFetchSessionsRequest(), nodes, timeout_s)
         return [
-            BrokerSessions(node_id, (), answer)
-            if isinstance(answer, KafkaError)
-            else BrokerSessions(node_id, [FetchSessionDescription(**each._asdict()) for each in answer.sessions])
-            for node_id, answer in answers.items()
+            BrokerSessions(node_id, (), response)
+            if isinstance(response, KafkaError)
+            else BrokerSessions(node_id, [FetchSessionDescription(**each._asdict()) for each in response.sessions])
+            for node_id, response in responses.items()
         ]
 
     async def describe_log_dirs(self, broker_id: int) -> list[LogDirDescription]:
-        """A broker's log directories, what is in them, and which are offline."""
+        """Return the log directories of a broker with their replicas and their state.
+
+        Raises KafkaError, BROKER_NOT_AVAILABLE if the broker does not respond.
+        """
         response: m.DescribeLogDirsResponse = (await self._all_of(m.DescribeLogDirsRequest(), broker_id))[broker_id]
         return [
             LogDirDescription(
@@ -70,29 +77,31 @@ class BrokerAdmin(AdminRequests):
         ]
 
     async def inject_fault(self, fault: m.InjectedFault, broker_id: int | None = None) -> dict[int, int]:
-        """A fault for tests, at one broker or at each of them: its numbers by the brokers' ids (`kipmesh faults`).
+        """Inject a fault for tests at one broker or at all brokers, and return its id by broker id.
 
-        Raises KafkaError, POLICY_VIOLATION where faults are not allowed (`fault.injection.enable`).
+        Raises KafkaError, POLICY_VIOLATION if `fault.injection.enable` is false.
         """
-        answers = await self._all_of(m.InjectFaultRequest(fault), broker_id)
-        return {node_id: answer.fault_id for node_id, answer in answers.items()}
+        responses = await self._all_of(m.InjectFaultRequest(fault), broker_id)
+        return {node_id: response.fault_id for node_id, response in responses.items()}
 
     async def list_faults(self, broker_id: int | None = None) -> dict[int, list[m.InjectedFault]]:
-        """The faults that are still to act, by the brokers' ids."""
-        answers = await self._all_of(m.ListFaultsRequest(), broker_id)
-        return {node_id: list(answer.faults) for node_id, answer in answers.items()}
+        """Return the active faults by broker id."""
+        responses = await self._all_of(m.ListFaultsRequest(), broker_id)
+        return {node_id: list(response.faults) for node_id, response in responses.items()}
 
     async def clear_faults(self, broker_id: int | None = None) -> dict[int, int]:
-        """Take all faults away: how many there were, by the brokers' ids."""
-        answers = await self._all_of(m.ClearFaultsRequest(), broker_id)
-        return {node_id: answer.cleared for node_id, answer in answers.items()}
+        """Remove all faults and return their number by broker id."""
+        responses = await self._all_of(m.ClearFaultsRequest(), broker_id)
+        return {node_id: response.cleared for node_id, response in responses.items()}
 
     async def _all_of(self, request: Any, broker_id: int | None) -> dict[int, Any]:
-        """The responses by broker id; raises the first error, BROKER_NOT_AVAILABLE for a broker that is silent."""
+        """Return the responses by broker id. Raises the first error; BROKER_NOT_AVAILABLE without a response."""
         nodes = await self._nodes(broker_id)
-        answers = await self._call_brokers(request, nodes, self._cluster.request_timeout_ms / 1000)
-        for answer in answers.values():
-            if isinstance(answer, KafkaError):
-                is_silent = isinstance(answer.__cause__, TransportError)
-                raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE if is_silent else answer.code, answer.message) from None
-        return answers
+        responses = await self._call_brokers(request, nodes, self._cluster.request_timeout_ms / 1000)
+        for error in responses.values():
+            if isinstance(error, KafkaError):
+                has_response = not isinstance(error.__cause__, TransportError)
+                raise KafkaError(
+                    error.code if has_response else ErrorCode.BROKER_NOT_AVAILABLE, error.message
+                ) from None
+        return responses

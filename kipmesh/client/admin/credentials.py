@@ -1,6 +1,6 @@
-"""SCRAM credentials of users in the metadata log, by any broker, which forwards to the active controller.
+"""Administration of users' SCRAM credentials in the metadata log.
 
-A password never leaves this process: what is sent is PBKDF2 of it.
+Passwords are never sent, only their PBKDF2 hashes.
 """
 
 from __future__ import annotations
@@ -20,41 +20,44 @@ SALT_BYTES = 16
 
 
 class ScramMechanism(IntEnum):
-    """How a user authenticates; the numbers are Kafka's."""
+    """SCRAM mechanism, with Kafka's numbers."""
 
     SCRAM_SHA_256 = 1
     SCRAM_SHA_512 = 2
 
     @property
     def mechanism_name(self) -> str:
-        """As clients configure it: `SCRAM-SHA-256`."""
+        """The SASL name, such as `SCRAM-SHA-256`."""
         return self.name.replace("_", "-")
 
     @classmethod
     def of(cls, name: str) -> ScramMechanism:
-        """The mechanism of that name; raises ValueError."""
+        """Return the mechanism with that SASL name. Raises ValueError."""
         if name not in NUMBERS:
-            raise ValueError(f"{name!r} is none of {', '.join(NUMBERS)}")
+            raise ValueError(f"SCRAM mechanism must be one of {', '.join(NUMBERS)}, got {name!r}")
         return cls(NUMBERS[name])
 
 
 class ScramCredentialInfo(NamedTuple):
-    """What can be told of a credential."""
+    """The public part of a credential."""
 
     mechanism: int
-    """A ScramMechanism, or another number that a newer cluster has."""
+    """A ScramMechanism, or an unknown number from a newer cluster."""
     iterations: int
 
 
 class CredentialAdmin(AdminRequests):
-    """The part of `AdminClient` that is about users."""
+    """Requests of `AdminClient` about users."""
 
     async def describe_user_scram_credentials(
         self, users: Iterable[str] | None = None
     ) -> dict[str, list[ScramCredentialInfo]]:
-        """The SCRAM credentials in the metadata log, of these users or of all; RESOURCE_NOT_FOUND for no user."""
+        """Return the SCRAM credentials of these users (None: all). Passwords are not included.
+
+        Raises KafkaError(RESOURCE_NOT_FOUND) for a user without credentials.
+        """
         named = None if users is None else list(dict.fromkeys(users))
-        if named == []:  # to the cluster an empty list is all
+        if named == []:  # the protocol uses an empty list for all users
             return {}
         request = m.DescribeUserScramCredentialsRequest([m.UserName(name) for name in named or ()])
         response: m.DescribeUserScramCredentialsResponse = await self._call(request)
@@ -69,11 +72,14 @@ class CredentialAdmin(AdminRequests):
     async def set_user_scram_credential(
         self, user: str, mechanism: ScramMechanism, password: str, *, iterations: int = ITERATIONS_MIN
     ) -> None:
-        """Give a user a SCRAM credential, or another one; holds for new connections. The password is not sent."""
+        """Create or replace a user's SCRAM credential. It applies to new connections. The password is not sent.
+
+        Raises KafkaError(UNACCEPTABLE_CREDENTIAL) for an empty password or an invalid number of iterations.
+        """
         if not password:
-            raise KafkaError(ErrorCode.UNACCEPTABLE_CREDENTIAL, "a password is not empty")
-        if not ITERATIONS_MIN <= iterations <= ITERATIONS_MAX:  # before it is worked on
-            text = f"{iterations} iterations, between {ITERATIONS_MIN} and {ITERATIONS_MAX} are allowed"
+            raise KafkaError(ErrorCode.UNACCEPTABLE_CREDENTIAL, "password must not be empty")
+        if not ITERATIONS_MIN <= iterations <= ITERATIONS_MAX:
+            text = f"iterations must be between {ITERATIONS_MIN} and {ITERATIONS_MAX}, got {iterations}"
             raise KafkaError(ErrorCode.UNACCEPTABLE_CREDENTIAL, text)
         salt = secrets.token_bytes(SALT_BYTES)
         salted = await asyncio.to_thread(salted_password, mechanism.mechanism_name, password, salt, iterations)
@@ -81,7 +87,7 @@ class CredentialAdmin(AdminRequests):
         await self._call(m.AlterUserScramCredentialsRequest((), [upsertion]), _by_user)
 
     async def delete_user_scram_credential(self, user: str, mechanism: ScramMechanism) -> None:
-        """Take a user's SCRAM credential away; RESOURCE_NOT_FOUND where there is none."""
+        """Delete a user's SCRAM credential. Raises KafkaError(RESOURCE_NOT_FOUND) if there is none."""
         deletion = m.ScramCredentialDeletion(user, mechanism)
         await self._call(m.AlterUserScramCredentialsRequest([deletion], ()), _by_user)
 

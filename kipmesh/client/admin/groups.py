@@ -1,8 +1,8 @@
-"""Administration of consumer groups: what there is, where each one stands, and other offsets for groups that are empty.
+"""Administration of consumer groups: list, describe and delete groups, and change their offsets.
 
-Every broker lists the groups that it coordinates; all else is asked of the group's coordinator, wherever that moves.
-Offsets are changed as somebody who is no member (generation -1): the coordinator allows that while the group is empty,
-so a consumer that is running never loses its place to an administrator.
+Each broker lists the groups that it coordinates. All other requests go to the coordinator of the group. Offset changes
+use generation -1, which the coordinator accepts only while the group is empty. A running consumer therefore never has
+its position changed.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from kipmesh.client.types import TIMESTAMP_EARLIEST, TIMESTAMP_LATEST, Node, Top
 from kipmesh.core.errors import CorruptRecordError, ErrorCode, KafkaError
 from kipmesh.core.group.records import PROTOCOL_TYPE, decode_assignment, flat
 
-GROUPS_AT_A_TIME = 16
+CONCURRENT_GROUPS_MAX = 16
 T = TypeVar("T")
 NewOffsets = Mapping[TopicPartition, int] | Mapping[tuple[str, int], int]
 
 
 class GroupListing(NamedTuple):
-    """A group, as its coordinator lists it."""
+    """A group in the list of its coordinator."""
 
     group_id: str
     protocol_type: str
-    """`consumer`, or empty where nobody ever joined."""
+    """`consumer`, or empty if no member ever joined."""
     state: str
     """Empty, PreparingRebalance, CompletingRebalance, Stable or Dead."""
     group_type: str
@@ -45,23 +45,23 @@ class GroupMemberDescription(NamedTuple):
     client_id: str
     host: str
     assignment: Sequence[TopicPartition]
-    """In order; none while the group rebalances, and where the members are not consumers."""
+    """Assigned partitions, sorted. Empty during a rebalance, and for members that are not consumers."""
 
 
 class GroupDescription(NamedTuple):
-    """A group and its members. One that there is not has the state Dead."""
+    """A group and its members. A missing group has the state Dead."""
 
     group_id: str
     state: str
     protocol_type: str
     partition_assignor: str
-    """How partitions are shared out; empty while the group is not Stable."""
+    """Name of the assignor; empty unless the group is Stable."""
     coordinator: Node
     members: Sequence[GroupMemberDescription]
 
 
 class CommittedOffset(NamedTuple):
-    """Where a group goes on in a partition; the leader epoch is -1 where the committer did not say it."""
+    """The committed offset of a partition. The leader epoch is -1 if it was not committed."""
 
     offset: int
     leader_epoch: int
@@ -69,7 +69,7 @@ class CommittedOffset(NamedTuple):
 
 
 class ResetTo(StrEnum):
-    """Where `reset_group_offsets` puts a group."""
+    """Target of `reset_group_offsets`."""
 
     EARLIEST = "earliest"
     """The first record."""
@@ -78,19 +78,19 @@ class ResetTo(StrEnum):
     OFFSET = "offset"
     """The offset `value`."""
     TIMESTAMP = "timestamp"
-    """The first record at or after `value`, in ms since 1970; after the last record where there is none."""
+    """The first record at or after `value`, in ms since 1970, or after the last record if there is none."""
     SHIFT_BY = "shift-by"
-    """`value` records on from what is committed, back if it is negative."""
+    """The committed offset plus `value`, which may be negative."""
 
 
 class GroupAdmin(AdminRequests):
-    """The part of `AdminClient` that is about groups."""
+    """Requests of `AdminClient` about consumer groups."""
 
     async def list_groups(self, *, states: Collection[str] = (), types: Collection[str] = ()) -> list[GroupListing]:
-        """The groups in one of these states and of one of these types, by id; none given are all.
+        """Return the groups in any of these states and types (empty: all), sorted by id.
 
-        Raises KafkaError when a broker does not answer, for then some would be missing. A group whose coordinator
-        changes at this moment may be missing.
+        Raises KafkaError if a broker does not respond, because its groups would be missing. A group whose coordinator
+        is changing may be missing.
         """
         request = m.ListGroupsRequest(list(states), list(types))
 
@@ -98,9 +98,9 @@ class GroupAdmin(AdminRequests):
             brokers = (await self._fetch_metadata(m.MetadataRequest(), left_s)).brokers
             nodes = [Node(one.node_id, one.host, one.port) for one in brokers]
             timeout_s = min(left_s, self._cluster.request_timeout_ms / 1000)
-            answers = list((await self._call_brokers(request, nodes, timeout_s)).values())
-            failure = next((answer for answer in answers if isinstance(answer, KafkaError)), None)
-            return failure or [one for answer in answers for one in answer.groups]
+            responses = list((await self._call_brokers(request, nodes, timeout_s)).values())
+            failure = next((response for response in responses if isinstance(response, KafkaError)), None)
+            return failure or [one for response in responses for one in response.groups]
 
         listed = {one.group_id: one for one in await self._cluster.retry(attempt, self._timeout_s)}
         return [
@@ -109,13 +109,13 @@ class GroupAdmin(AdminRequests):
         ]
 
     async def describe_groups(self, group_ids: Iterable[str]) -> dict[str, GroupDescription]:
-        """State, coordinator and members of each group; one that there is not is Dead."""
-        return await _each(group_ids, self._describe_group)
+        """Return state, coordinator and members by group id. A missing group has the state Dead."""
+        return await _for_each(group_ids, self._describe_group)
 
     async def list_group_offsets(
         self, group_id: str, partitions: Iterable[tuple[str, int]] | None = None
     ) -> dict[TopicPartition, CommittedOffset]:
-        """What the group has committed, of all partitions or of these; those without are left out."""
+        """Return the group's committed offsets of these partitions (None: all). Partitions without one are omitted."""
         coordinator = GroupCoordinator(self._cluster, group_id)
         limit_s = self._cluster.request_timeout_ms / 1000
         found = await coordinator.fetch_offsets(partitions, self._timeout_s, attempt_timeout_s=limit_s)
@@ -125,16 +125,15 @@ class GroupAdmin(AdminRequests):
         }
 
     async def alter_group_offsets(self, group_id: str, offsets: NewOffsets) -> None:
-        """Commit these offsets for a group that is empty, or that there was not.
+        """Commit offsets for an empty or new group, without checking that records exist at them.
 
-        Raises KafkaError: UNKNOWN_MEMBER_ID while the group has members; for the first of the partitions that were
-        refused (UNKNOWN_TOPIC_OR_PARTITION), while the others are committed all the same. Whether there are records
-        at the offsets is not looked at. ValueError for a negative offset.
+        Raises ValueError for a negative offset, and KafkaError: UNKNOWN_MEMBER_ID if the group has members, or the
+        error of the first rejected partition, such as UNKNOWN_TOPIC_OR_PARTITION; the others are still committed.
         """
-        if any(offset < 0 for offset in offsets.values()):
-            raise ValueError("an offset is not negative")
-        wanted = {TopicPartition(*where): offset for where, offset in offsets.items()}
-        await self._commit(group_id, wanted)
+        for (topic, partition), offset in offsets.items():
+            if offset < 0:
+                raise ValueError(f"offset must not be negative, got {offset} for {topic}-{partition}")
+        await self._commit(group_id, {TopicPartition(*where): offset for where, offset in offsets.items()})
 
     async def reset_group_offsets(
         self,
@@ -145,10 +144,10 @@ class GroupAdmin(AdminRequests):
         *,
         dry_run: bool = False,
     ) -> dict[TopicPartition, int]:
-        """Put an empty group somewhere else in these partitions: the new offsets, not committed with `dry_run`.
+        """Reset the offsets of an empty group in these partitions and return the new offsets.
 
-        Offsets before the first record become that one's, those beyond the end the end. Raises KafkaError as
-        `alter_group_offsets`, and OFFSET_OUT_OF_RANGE for SHIFT_BY where nothing is committed.
+        With `dry_run` nothing is committed. Offsets are limited to the log start and the end. Raises the KafkaErrors
+        of `alter_group_offsets`, and OFFSET_OUT_OF_RANGE for SHIFT_BY without a committed offset.
         """
         wanted = [TopicPartition(*where) for where in partitions]
         offsets = await self._reset_offsets(group_id, wanted, to, value)
@@ -157,33 +156,33 @@ class GroupAdmin(AdminRequests):
         return offsets
 
     async def delete_group_offsets(self, group_id: str, partitions: Iterable[tuple[str, int]]) -> None:
-        """Forget what is committed for these partitions.
+        """Delete the group's committed offsets of these partitions.
 
-        Raises KafkaError: GROUP_ID_NOT_FOUND, or GROUP_SUBSCRIBED_TO_TOPIC for the first partition that a member may
-        be reading; the others are forgotten all the same.
+        Raises KafkaError: GROUP_ID_NOT_FOUND, or GROUP_SUBSCRIBED_TO_TOPIC for the first partition whose topic a member
+        subscribes to; the other offsets are still deleted.
         """
         topics = [
             m.OffsetDeleteRequestTopic(topic, [m.OffsetDeleteRequestPartition(index) for index in numbers])
             for topic, numbers in by_topic(partitions).items()
         ]
-        _, answer = await self._call_group(group_id, m.OffsetDeleteRequest(group_id, topics))
-        if answer.error_code:
-            raise KafkaError(answer.error_code, f"group {group_id!r}")
-        for topic_answer in answer.topics:
-            for one in topic_answer.partitions:
+        _, response = await self._call_group(group_id, m.OffsetDeleteRequest(group_id, topics))
+        if response.error_code:
+            raise KafkaError(response.error_code, f"cannot delete offsets of group {group_id!r}")
+        for topic in response.topics:
+            for one in topic.partitions:
                 if one.error_code:
-                    text = f"{topic_answer.name}-{one.partition_index} of group {group_id!r}"
+                    text = f"cannot delete the offset of {topic.name}-{one.partition_index} of group {group_id!r}"
                     raise KafkaError(one.error_code, text)
 
     async def delete_groups(self, group_ids: Iterable[str]) -> None:
         """Delete empty groups and their offsets.
 
-        Raises KafkaError for the first that was not deleted (GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP); the others are
-        deleted all the same.
+        Raises KafkaError for the first group that could not be deleted (GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP); the
+        others are still deleted.
         """
-        await _each(group_ids, self._delete_group)
+        await _for_each(group_ids, self._delete_group)
 
-    # --- inside ----------------------------------------------------------------------------------------------------
+    # --- internals -------------------------------------------------------------------------------------------------
 
     async def _call_group(self, group_id: str, request: Any) -> tuple[GroupCoordinator, Any]:
         coordinator = GroupCoordinator(self._cluster, group_id)
@@ -196,15 +195,15 @@ class GroupAdmin(AdminRequests):
         except KafkaError as error:
             if error.code is not ErrorCode.UNKNOWN_MEMBER_ID:
                 raise
-            raise KafkaError(error.code, f"group {group_id!r} has members: only they may commit") from None
+            raise KafkaError(error.code, f"group {group_id!r} has members; stop its consumers first") from None
 
     async def _describe_group(self, group_id: str) -> GroupDescription:
         coordinator, response = await self._call_group(group_id, m.DescribeGroupsRequest([group_id]))
         group: m.DescribedGroup
         (group,) = response.groups
         if group.error_code:
-            raise KafkaError(group.error_code, f"group {group_id!r}")
-        assert coordinator.node is not None  # it has answered
+            raise KafkaError(group.error_code, f"cannot describe group {group_id!r}")
+        assert coordinator.node is not None
         is_consumer = group.protocol_type == PROTOCOL_TYPE
         members = [_member(member, is_consumer=is_consumer) for member in group.members]
         return GroupDescription(
@@ -220,13 +219,13 @@ class GroupAdmin(AdminRequests):
         _, response = await self._call_group(group_id, m.DeleteGroupsRequest([group_id]))
         (result,) = response.results
         if result.error_code:
-            raise KafkaError(result.error_code, f"group {group_id!r}")
+            raise KafkaError(result.error_code, f"cannot delete group {group_id!r}")
 
     async def _reset_offsets(
         self, group_id: str, partitions: Collection[TopicPartition], to: ResetTo, value: int
     ) -> dict[TopicPartition, int]:
         first, last = await asyncio.gather(
-            self._edges(partitions, TIMESTAMP_EARLIEST), self._edges(partitions, TIMESTAMP_LATEST)
+            self._offsets_at(partitions, TIMESTAMP_EARLIEST), self._offsets_at(partitions, TIMESTAMP_LATEST)
         )
         wanted: Mapping[TopicPartition, int]
         if to is ResetTo.EARLIEST:
@@ -236,7 +235,7 @@ class GroupAdmin(AdminRequests):
         elif to is ResetTo.OFFSET:
             wanted = dict.fromkeys(partitions, value)
         elif to is ResetTo.TIMESTAMP:
-            found = await self._edges(partitions, max(value, 0))
+            found = await self._offsets_at(partitions, max(value, 0))
             wanted = {where: last[where] if found[where] < 0 else found[where] for where in partitions}
         else:
             committed = await self.list_group_offsets(group_id, partitions)
@@ -247,8 +246,8 @@ class GroupAdmin(AdminRequests):
             wanted = {where: committed[where].offset + value for where in partitions}
         return {where: max(first[where], min(wanted[where], last[where])) for where in partitions}
 
-    async def _edges(self, partitions: Collection[TopicPartition], timestamp: int) -> dict[TopicPartition, int]:
-        """Offsets by ListOffsets; -1 where there is none."""
+    async def _offsets_at(self, partitions: Collection[TopicPartition], timestamp: int) -> dict[TopicPartition, int]:
+        """Return the offset of a timestamp by partition; -1 if there is none."""
         found = await list_offsets(self._cluster, dict.fromkeys(partitions, timestamp), self._timeout_s)
         return {where: -1 if place is None else place.offset for where, place in found.items()}
 
@@ -258,7 +257,7 @@ def _member(member: m.DescribedGroupMember, *, is_consumer: bool) -> GroupMember
     if is_consumer:
         try:
             lists = decode_assignment(member.member_assignment).assigned_partitions
-        except CorruptRecordError:  # only the members need to understand it
+        except CorruptRecordError:  # the assignment's format is private to the members
             lists = ()
         assignment = sorted(TopicPartition(*where) for where in flat(lists))
     return GroupMemberDescription(
@@ -266,22 +265,14 @@ def _member(member: m.DescribedGroupMember, *, is_consumer: bool) -> GroupMember
     )
 
 
-async def _each(group_ids: Iterable[str], work: Callable[[str], Awaitable[T]]) -> dict[str, T]:
-    """Do it for every group, some at a time; raises the first error when all are through."""
-    places = asyncio.Semaphore(GROUPS_AT_A_TIME)
+async def _for_each(group_ids: Iterable[str], work: Callable[[str], Awaitable[T]]) -> dict[str, T]:
+    """Call `work` for every group, some at a time. Raises the first error after all calls have ended."""
+    slots = asyncio.Semaphore(CONCURRENT_GROUPS_MAX)
 
-    async def one(group_id: str) -> T:
-        async with places:
+    async def run(group_id: str) -> T:
+        async with slots:
             return await work(group_id)
 
-    listed = list(dict.fromkeys(group_ids))
-    done: dict[str, T] = {}
-    failures: list[BaseException] = []
-    for group_id, result in zip(listed, await asyncio.gather(*map(one, listed), return_exceptions=True), strict=True):
-        if isinstance(result, BaseException):
-            failures.append(result)
-        else:
-            done[group_id] = result
-    if failures:
-        raise failures[0]
-    return done
+    tasks = {group_id: asyncio.create_task(run(group_id)) for group_id in dict.fromkeys(group_ids)}
+    await asyncio.gather(*tasks.values(), return_exceptions=True)
+    return {group_id: task.result() for group_id, task in tasks.items()}

@@ -1,4 +1,4 @@
-"""Moving replicas to other brokers, and brokers that leave, by any broker, which forwards to the active controller."""
+"""Partition reassignments, draining of brokers and their removal. Any broker forwards to the active controller."""
 
 from __future__ import annotations
 
@@ -16,78 +16,78 @@ from kipmesh.core.errors import ErrorCode, KafkaError
 
 POLL_S = 0.2
 PARTITIONS_MAX = 500
-"""Most partitions of one AlterPartitionReassignments: a short step of the controller."""
+"""Maximum partitions of one AlterPartitionReassignments request, so that the controller handles it quickly."""
 
 
 class PartitionReassignment(NamedTuple):
-    """A partition whose replicas are being moved."""
+    """A running reassignment of a partition."""
 
     replicas: Sequence[int]
-    """Those that it is to have, and then those that leave."""
+    """The target replicas, followed by those being removed."""
     adding_replicas: Sequence[int]
     removing_replicas: Sequence[int]
 
 
 class DrainProgress(NamedTuple):
-    """How far a drain is."""
+    """Progress of draining a broker."""
 
     total: int
-    """Replicas that the broker had, at most, since the drain began."""
+    """Maximum number of replicas on the broker since the drain started."""
     left: int
-    """Replicas that it has now."""
+    """Current number of replicas on the broker."""
     leaving: int
-    """Those of them that are known to be moved, in the walk over all of them that is under way."""
+    """Replicas that are being moved, as counted so far in the current pass."""
 
 
-_NOT_TOLD = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the answer does not say")
+_NO_RESULT = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "AlterPartitionReassignments response lacks the partition")
 
 OnDrain = Callable[[DrainProgress], None]
 OnMoved = Callable[[int, int], None]
-"""How many partitions are done, and of how many."""
+"""Called with the number of finished partitions and the total."""
 NewReplicas = Mapping[tuple[str, int], Sequence[int] | None]
-"""Topic and partition -> its replicas, the preferred leader first; None cancels what is running."""
+"""Target replicas by (topic, partition), preferred leader first. None cancels a running reassignment."""
 
 
 class ReassignmentAdmin(AdminRequests):
-    """The part of `AdminClient` that moves replicas, and lets brokers leave."""
+    """Requests of `AdminClient` that move replicas and remove brokers."""
 
     async def alter_partition_reassignments(self, targets: NewReplicas) -> dict[TopicPartition, KafkaError | None]:
-        """Give partitions other replicas, the preferred leader first; None cancels a reassignment that is running.
+        """Start or cancel partition reassignments and return by partition the error, or None if accepted.
 
-        For each partition why that was refused, or None. The replicas move after that: see `wait_reassigned`. Some are
-        asked for at a time. Raises KafkaError when nothing was answered; when that happens later, it is why the rest
-        was refused.
+        The replicas move afterwards: see `wait_reassigned`. Sends several requests if there are many partitions. Raises
+        KafkaError if the first request fails; if a later one fails, the remaining partitions have its error.
         """
-        left = {TopicPartition(*where): replicas for where, replicas in targets.items()}
+        remaining = {TopicPartition(*where): replicas for where, replicas in targets.items()}
         results: dict[TopicPartition, KafkaError | None] = {}
-        while left:
-            some = dict(islice(left.items(), PARTITIONS_MAX))
+        while remaining:
+            chunk = dict(islice(remaining.items(), PARTITIONS_MAX))
             try:
-                answered = await self._alter_some(some)
+                chunk_results = await self._alter_chunk(chunk)
             except KafkaError as error:
                 if not results:
                     raise
-                return results | dict.fromkeys(left, error)
-            begun = None in answered.values()
-            for where in some:
-                refused = answered.get(where, _NOT_TOLD)
-                # What is too many for one request, and alone is not, is asked for again.
-                if not begun or refused is None or refused.code is not ErrorCode.POLICY_VIOLATION:
-                    results[where] = refused
-                    del left[where]
+                return results | dict.fromkeys(remaining, error)
+            has_progress = None in chunk_results.values()
+            for where in chunk:
+                failure = chunk_results.get(where, _NO_RESULT)
+                # POLICY_VIOLATION: the request exceeds a limit of the controller. The next request may not.
+                if not has_progress or failure is None or failure.code is not ErrorCode.POLICY_VIOLATION:
+                    results[where] = failure
+                    del remaining[where]
         return results
 
-    async def _alter_some(
+    async def _alter_chunk(
         self, targets: Mapping[TopicPartition, Sequence[int] | None]
     ) -> dict[TopicPartition, KafkaError | None]:
-        """One request."""
-        topics = [
-            m.ReassignableTopic(
-                topic,
-                [m.ReassignablePartition(index, _tuple(targets[TopicPartition(topic, index)])) for index in partitions],
+        topics = []
+        for topic, partitions in by_topic(targets).items():
+            new = ((index, targets[TopicPartition(topic, index)]) for index in partitions)
+            topics.append(
+                m.ReassignableTopic(
+                    topic,
+                    [m.ReassignablePartition(index, None if ids is None else tuple(ids)) for index, ids in new],
+                )
             )
-            for topic, partitions in by_topic(targets).items()
-        ]
         request = m.AlterPartitionReassignmentsRequest(self._request_timeout_ms, topics)
         response: m.AlterPartitionReassignmentsResponse = await self._call(request)
         return {
@@ -99,7 +99,7 @@ class ReassignmentAdmin(AdminRequests):
     async def list_partition_reassignments(
         self, partitions: Iterable[tuple[str, int]] | None = None
     ) -> dict[TopicPartition, PartitionReassignment]:
-        """The reassignments that are running: all, or those of these partitions."""
+        """Return the running reassignments of these partitions (None: all)."""
         topics = None
         if partitions is not None:
             topics = [m.ListPartitionReassignmentsTopics(*each) for each in by_topic(partitions).items()]
@@ -114,7 +114,7 @@ class ReassignmentAdmin(AdminRequests):
         }
 
     async def wait_reassigned(self, partitions: Iterable[tuple[str, int]], on_progress: OnMoved | None = None) -> None:
-        """Until no reassignment of these partitions is running, for as long as it takes."""
+        """Wait without a time limit until no reassignment of these partitions is running."""
         wanted = list(partitions)
         while True:
             running = await self.list_partition_reassignments(wanted)
@@ -127,69 +127,69 @@ class ReassignmentAdmin(AdminRequests):
     async def drain_broker(
         self, broker_id: int, *, wait: bool = True, on_progress: OnDrain | None = None
     ) -> DrainProgress:
-        """Move every replica of a broker to the others; with `wait` returns when it has none.
+        """Move all replicas of a broker to other brokers. With `wait`, return when it has none.
 
-        Raises KafkaError: INVALID_REPLICATION_FACTOR, before anything is moved, when there are too few other brokers;
-        what was refused for `default.api.timeout.ms` while nothing else began, after all that could begin.
+        Without `wait`, return when all reassignments have started. Raises KafkaError: INVALID_REPLICATION_FACTOR,
+        before any move, if there are too few other brokers; the error of a partition that cannot be moved, after
+        `default.api.timeout.ms` without progress.
         """
         drain = _Drain(self, broker_id, on_progress)
-        await drain.walk(is_check=True)
-        refused_until = time.monotonic() + self._timeout_s
+        await drain.run_pass(is_check=True)
+        fail_at = time.monotonic() + self._timeout_s
         while True:
-            started = time.monotonic()
-            begun = await drain.walk()
+            pass_begin = time.monotonic()
+            started = await drain.run_pass()
             now = time.monotonic()
-            if begun:
-                refused_until = now + self._timeout_s
-            elif drain.refused and now >= refused_until:
-                raise drain.refusal()
-            if not drain.progress.left or not (begun or drain.refused or wait):
+            if started:
+                fail_at = now + self._timeout_s
+            elif drain.rejected and now >= fail_at:
+                raise drain.failure()
+            if not drain.progress.left or not (started or drain.rejected or wait):
                 return drain.progress
-            # A client that waits must not keep the controller busy.
-            await asyncio.sleep(max(POLL_S, 9 * (now - started)) if not begun else 0)
+            # Passes without progress use at most a tenth of the time, so that waiting does not load the controller.
+            await asyncio.sleep(max(POLL_S, 9 * (now - pass_begin)) if not started else 0)
 
     async def plan_drain(self, broker_id: int, cursor: m.DrainCursor | None, *, is_check: bool) -> Any:
-        """One step of a walk over the replicas of a broker that is being drained."""
+        """Return the controller's plan for the next replicas of a broker, from `cursor` on (None: the first).
+
+        `is_check` only verifies that the replicas can be moved.
+        """
         request = m.PlanBrokerDrainRequest(broker_id, self._request_timeout_ms, cursor, is_check)
         return await self._call(request)
 
     async def unregister_broker(self, broker_id: int) -> None:
-        """Let the cluster forget a broker that is stopped and has no replica."""
+        """Remove a broker that is stopped and has no replicas from the cluster. Raises KafkaError."""
         await self._call(m.UnregisterBrokerRequest(broker_id))
 
 
-def _tuple(replicas: Sequence[int] | None) -> tuple[int, ...] | None:
-    return None if replicas is None else tuple(replicas)
-
-
 class _Drain:
-    """Walks over the replicas of a broker that is being drained."""
+    """Drains one broker in passes over its replicas."""
 
     def __init__(self, admin: ReassignmentAdmin, broker_id: int, on_progress: OnDrain | None) -> None:
         self._admin = admin
         self._broker_id = broker_id
         self._on_progress = on_progress
         self.progress = DrainProgress(0, 0, 0)
-        self.refused: dict[TopicPartition, KafkaError] = {}
-        """In the last walk; topics may be deleted meanwhile, which is no refusal."""
+        self.rejected: dict[TopicPartition, KafkaError] = {}
+        """Partitions that could not be moved in the last pass, except those of deleted topics."""
 
-    async def walk(self, *, is_check: bool = False) -> int:
-        """Once over all of them; begins what can begin unless it is a check. Returns how many reassignments began."""
+    async def run_pass(self, *, is_check: bool = False) -> int:
+        """Check all replicas and, unless `is_check`, move those that can move. Returns the started reassignments."""
         cursor: m.DrainCursor | None = None
-        begun = leaving = 0
-        self.refused = {}
+        started = leaving = 0
+        self.rejected = {}
         while True:
             plan: m.PlanBrokerDrainResponse
             plan = await self._admin.plan_drain(self._broker_id, cursor, is_check=is_check)
             leaving += plan.leaving
             if not is_check:
-                self._tell(plan.replicas, begun + leaving)
-                begun += await self._move(plan)
+                self._report(plan.replicas, started + leaving)
+                started += await self._move(plan)
             cursor = plan.next_cursor
             if cursor is None:
-                return begun
+                return started
 
-    def _tell(self, left: int, leaving: int) -> None:
+    def _report(self, left: int, leaving: int) -> None:
         self.progress = DrainProgress(max(self.progress.total, left), left, min(leaving, left))
         if self._on_progress is not None:
             self._on_progress(self.progress)
@@ -203,11 +203,11 @@ class _Drain:
         results = await self._admin.alter_partition_reassignments(targets)
         for where, error in results.items():
             if error is not None and error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                self.refused[where] = error
+                self.rejected[where] = error
         return sum(error is None for error in results.values())
 
-    def refusal(self) -> KafkaError:
-        """What was refused to the end, as one error."""
-        (topic, partition), error = next(iter(self.refused.items()))
-        text = f"{len(self.refused)} partitions cannot be moved, such as partition {partition} of topic {topic!r}"
+    def failure(self) -> KafkaError:
+        """Return one error for all rejected partitions."""
+        (topic, partition), error = next(iter(self.rejected.items()))
+        text = f"{len(self.rejected)} partitions cannot be moved, for example {topic}-{partition}"
         return KafkaError(error.code, f"{text}: {error.message}")

@@ -1,7 +1,7 @@
-"""Requests that all parts of `AdminClient` share: to any broker, and to single brokers.
+"""Requests to any broker and to single brokers, shared by all parts of `AdminClient`.
 
-Every request retries what can be retried within `default.api.timeout.ms` and raises `KafkaError` otherwise. A retry
-after a lost response may find its own work: `create_topics` then raises TOPIC_ALREADY_EXISTS, as in Kafka.
+Retriable errors are retried within `default.api.timeout.ms`. A retry after a lost response may find the change already
+made: `create_topics` then raises TOPIC_ALREADY_EXISTS, as in Kafka.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.transport.grpc.client import TransportError
 
 Results = Callable[[Any], Iterable[tuple[str, Any]]]
-"""The parts of a response that have an error code, each with what to say where the error has no text."""
+"""Returns the parts of a response that have an error code, each with the message for an error without one."""
 
 
-def whole(response: Any) -> list[tuple[str, Any]]:
-    """The response has one error code, its own."""
-    return [(type(response).__name__.removesuffix("Response"), response)]
+def single_result(response: Any) -> list[tuple[str, Any]]:
+    """Return the results of a response that has one error code of its own."""
+    return [(f"{type(response).__name__.removesuffix('Response')} failed", response)]
 
 
 class AdminRequests:
-    """The requests of one admin client."""
+    """Base class of the parts of `AdminClient`: sends requests and converts their errors."""
 
     _cluster: Cluster
     _timeout_s: float
@@ -36,26 +36,26 @@ class AdminRequests:
     def _request_timeout_ms(self) -> int:
         return int(min(self._timeout_s * 1000, self._cluster.request_timeout_ms))
 
-    async def _call(self, request: Any, results: Results = whole) -> Any:
-        """The response of any broker; raises KafkaError for the first result that has an error."""
-        said: str | None = None
+    async def _call(self, request: Any, results: Results = single_result) -> Any:
+        """Send a request to any broker and return the response. Raises KafkaError for the first failed result."""
+        message: str | None = None
 
         def retry(response: Any) -> ErrorCode | None:
-            nonlocal said
-            found = [result for _, result in results(response)]
-            failed = [result for result in found if result.error_code]
-            said = next(filter(None, (getattr(result, "error_message", None) for result in failed)), said)
+            nonlocal message
+            parts = [result for _, result in results(response)]
+            failed = [result for result in parts if result.error_code]
+            message = next(filter(None, (getattr(result, "error_message", None) for result in failed)), message)
             codes = [KafkaError(result.error_code).code for result in failed]
-            # What a second attempt cannot have changed for all of them is not asked again.
-            again = [code for code in codes if code.retriable and code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
-            return again[0] if again and len(again) == len(found) else None
+            # Retry only if all results failed: the others have been applied.
+            retriable = [code for code in codes if code.retriable and code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+            return retriable[0] if retriable and len(retriable) == len(parts) else None
 
         try:
             response = await self._cluster.call_any(request, self._timeout_s, retry)
         except KafkaError as error:
-            if said is None:
+            if message is None:
                 raise
-            raise KafkaError(error.code, said) from None  # what a broker said tells more than how the last try ended
+            raise KafkaError(error.code, message) from None  # a broker's message is more specific
         for name, result in results(response):
             failure = failure_of(result, name)
             if failure is not None:
@@ -70,15 +70,15 @@ class AdminRequests:
         return response
 
     async def describe_cluster(self) -> ClusterDescription:
-        """The brokers, as one of them sees them now."""
+        """Return the brokers and the controller, as currently known by one broker."""
         response = await self._fetch_metadata(m.MetadataRequest())
         brokers = sorted(Node(each.node_id, each.host, each.port, each.rack) for each in response.brokers)
         return ClusterDescription(response.cluster_id, response.controller_id, brokers)
 
     async def _call_brokers(self, request: Any, nodes: Iterable[Node], timeout_s: float) -> dict[int, Any]:
-        """Ask each of these brokers once: by its id its response, or the KafkaError why there is none."""
+        """Send a request to each broker without retries. Returns responses or KafkaErrors by broker id."""
 
-        async def ask(node: Node) -> Any:
+        async def call_broker(node: Node) -> Any:
             try:
                 response = await call(self._cluster.pool, node.address, request, timeout_s)
             except TransportError as error:
@@ -91,21 +91,21 @@ class AdminRequests:
                 return KafkaError(response.error_code, f"broker {node.node_id}: {text}")
             return response
 
-        asked = list(nodes)
-        answers = await asyncio.gather(*map(ask, asked))
-        return {node.node_id: answer for node, answer in zip(asked, answers, strict=True)}
+        called = list(nodes)
+        responses = await asyncio.gather(*map(call_broker, called))
+        return {node.node_id: response for node, response in zip(called, responses, strict=True)}
 
     async def _nodes(self, broker_id: int | None) -> list[Node]:
-        """All brokers, or that one; raises KafkaError(BROKER_NOT_AVAILABLE) if there is none."""
+        """Return that broker, or all brokers for None. Raises KafkaError(BROKER_NOT_AVAILABLE) if there is none."""
         found = [node for node in (await self.describe_cluster()).brokers if broker_id in (None, node.node_id)]
         if not found:
-            what = "no broker" if broker_id is None else f"no broker {broker_id}"
-            raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, f"there is {what}")
+            text = "the cluster has no brokers" if broker_id is None else f"broker {broker_id} is not in the cluster"
+            raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, text)
         return found
 
 
 def failure_of(result: Any, text: str) -> KafkaError | None:
-    """The error of a part of a response, with `text` where it has none; None for a success."""
+    """Return the error of a result, with `text` if it has no message; None for a success."""
     if not result.error_code:
         return None
     return KafkaError(result.error_code, getattr(result, "error_message", None) or text)

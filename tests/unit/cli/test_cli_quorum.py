@@ -112,7 +112,7 @@ async def test_the_table() -> None:
 
 async def test_the_highest_epoch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     # A leader that was cut off answers, too, until it finds out. Both answers are waited for here.
-    monkeypatch.setattr(quorum, "ASK_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(quorum, "CALL_TIMEOUT_S", 60.0)
     old = FakeController(LED._replace(leader_id=1001, leader_epoch=6))
     async with serving(old, FakeController(LED)) as ports:
         found = await quorum.describe_quorum([f"127.0.0.1:{port}" for port in ports], timeout_s=60)
@@ -145,7 +145,7 @@ async def test_no_leader_and_nobody(tmp_path: Path) -> None:
         assert f"{wrong.rpartition(',')[2]!r} is not host:port" in done.stderr
     done = await describe("--bootstrap-controller", "127.0.0.1:1", "--timeout", "0.5")
     assert done.returncode == 1
-    assert done.stderr == "kipmesh: NETWORK_EXCEPTION: no controller answers at 127.0.0.1:1 within 0.5 s\n"
+    assert done.stderr == "kipmesh: NETWORK_EXCEPTION: no controller responded at 127.0.0.1:1 within 0.5 s\n"
     done = await describe("--dir", str(tmp_path))
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "--bootstrap-controller" in done.stderr

@@ -86,7 +86,7 @@ async def test_one_broker() -> None:
         assert [row[:3] for row in rows(done.stdout)] == [["1", str(ids[0][1]), "reader"]]
         done = await sessions("--bootstrap", cluster.bootstrap, "--broker", "7")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "kipmesh: BROKER_NOT_AVAILABLE: there is no broker 7\n"
+    assert done.stderr == "kipmesh: BROKER_NOT_AVAILABLE: broker 7 is not in the cluster\n"
 
 
 async def test_a_broker_that_does_not_answer() -> None:
@@ -102,10 +102,10 @@ async def test_a_broker_that_does_not_answer() -> None:
 
 async def test_names_stay_on_their_line() -> None:
     from kipmesh.cli.broker_commands import _duration
-    from kipmesh.cli.common import shown
+    from kipmesh.cli.common import printable
 
-    assert shown("a\nb\x1b[2J") == r"'a\nb\x1b[2J'"
-    assert shown("") == "-"
+    assert printable("a\nb\x1b[2J") == r"'a\nb\x1b[2J'"
+    assert printable("") == "-"
     assert [_duration(each) for each in (0, 1234, 59_940, 61_000, 7_384_000)] == [
         "0.0 s",
         "1.2 s",
