@@ -1,1 +1,1 @@
-"""The rules, sans-IO: no grpc, asyncio, clock, disk or randomness; time and chance come in as arguments."""
+"""kipmesh's rules, sans-IO: no gRPC, asyncio, clock, disk or randomness. Time and random values are arguments."""

@@ -1,4 +1,4 @@
-"""The context of a request: everything that a handler receives besides its content."""
+"""Request context: everything that a handler receives besides the request itself."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ _RESPONSE_SHARE = 0.9
 
 
 class RequestContext(NamedTuple):
-    """The client and the connection of one request, and the limits of its response."""
+    """Client and connection of one request, and limits of its response."""
 
     client_id: str
-    """The client's own name for itself."""
+    """Client id from the request. Not authenticated."""
     peer: str
     """`ipv4:host:port` or `ipv6:[host]:port`."""
     stream: int = 0
-    """The stream that brought the request, unique in this process; 0 for a unary call."""
+    """Number of the stream that brought the request, unique in this process; 0 for a unary call."""
     time_left_s: float | None = None
-    """The time that the caller of a unary call still waits; None if it did not state a limit."""
+    """Remaining deadline of a unary call; None if the caller set none."""
     listener: str = ""
-    """The listener that received the request; empty for `inter.broker.listener.name`. Clients get its addresses."""
+    """Name of the listener; empty for `inter.broker.listener.name`. Responses contain this listener's addresses."""
     version: int | None = None
-    """The version of Kafka's protocol; None for gRPC, which has every field."""
+    """Version of the Kafka API; None for gRPC, which has all fields."""
     principal: str = "User:ANONYMOUS"
-    """The authenticated principal."""
+    """Authenticated principal."""
     connection: Any = None
-    """The `Session` of a connection of the Kafka listener; None for gRPC."""
+    """`Session` of a Kafka connection; None for gRPC."""
     response_bytes_max: int = MAX_INT32
-    """Bytes that a large response should not exceed, because unread responses use up memory."""
+    """Soft limit for the size of a response: unread responses use memory."""
 
     def is_before(self, version: int) -> bool:
-        """Whether the request is in a version of Kafka's protocol before `version`."""
+        """Whether the request has a Kafka API version below `version`. False for gRPC."""
         return self.version is not None and self.version < version
 
     def respond_within(self, limit_s: float) -> float:
-        """Return at most `limit_s`, and less if the caller would not get a response that explains the failure."""
+        """Return how long a handler may take: `limit_s`, or 90 % of the caller's deadline if that is shorter."""
         return limit_s if self.time_left_s is None else min(limit_s, _RESPONSE_SHARE * self.time_left_s)

@@ -1,6 +1,6 @@
-"""Apache Kafka's error codes, and the exceptions that carry them.
+"""Apache Kafka's error codes and the exceptions that carry them.
 
-The numbers and names are Kafka's. `retriable` says what Kafka's clients do: the same request may succeed later.
+Numbers and names are Kafka's. `retriable` is as in Kafka's clients.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from enum import IntEnum
 
 
 class ErrorCode(IntEnum):
-    """Kafka's error codes that the mesh answers with."""
+    """Kafka's error codes that kipmesh returns."""
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
@@ -98,7 +98,7 @@ class ErrorCode(IntEnum):
 
     @classmethod
     def of(cls, number: int) -> ErrorCode:
-        """The code of that number; UNKNOWN_SERVER_ERROR for one that only a newer peer knows."""
+        """Return the code with this number, or UNKNOWN_SERVER_ERROR if it is unknown."""
         try:
             return cls(number)
         except ValueError:
@@ -111,7 +111,7 @@ class ErrorCode(IntEnum):
 
     @property
     def refreshes_metadata(self) -> bool:
-        """Whether the cause may be that the client's metadata is old."""
+        """Whether the client's metadata may be stale, so that it should be refreshed."""
         return self in _STALE_METADATA
 
 
@@ -153,7 +153,11 @@ _RETRIABLE = _STALE_METADATA | frozenset(
 
 
 class KafkaError(Exception):
-    """An error with a Kafka code: what a request is answered with, and what the client library raises."""
+    """An error with a Kafka error code. Servers return it as a response, the client library raises it.
+
+    Args: code: an `ErrorCode` or any number; an unknown number becomes UNKNOWN_SERVER_ERROR and is added to the
+    message. message: one line without the code.
+    """
 
     def __init__(self, code: ErrorCode | int, message: str = "") -> None:
         self.code = ErrorCode.of(code)
@@ -169,14 +173,14 @@ class KafkaError(Exception):
 
 
 class InvalidConfigError(KafkaError):
-    """A configuration key that is unknown, or a value that it cannot have; the message names the key."""
+    """Unknown configuration key or invalid value (INVALID_CONFIG). The message names the key."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.INVALID_CONFIG, message)
 
 
 class CorruptRecordError(KafkaError):
-    """Bytes that are not whole, valid record batches."""
+    """Invalid or incomplete record batches (CORRUPT_MESSAGE)."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.CORRUPT_MESSAGE, message)

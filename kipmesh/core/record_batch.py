@@ -1,11 +1,10 @@
-"""Record batches, format v2: headers, checksums, and the two fields that a server may patch.
+"""Record batches, format v2: headers, checksums, and the two fields that a server may change.
 
-A batch is opaque bytes from producer to consumer. A server reads its 61-byte header, checks the CRC-32C (over
-everything from the attributes on) and patches base offset and leader epoch, which the CRC does not cover. Records are
-decoded here for the metadata log only, which is written uncompressed.
+A batch is opaque from producer to consumer. A server reads its 61-byte header, checks the CRC-32C (over everything from
+the attributes on) and sets base offset and leader epoch, which the CRC does not cover. Only uncompressed records are
+decoded here: those of the metadata log and of internal topics.
 
-Invariants: nothing here raises anything but `CorruptRecordError` on bad bytes; nothing here copies a batch unless it
-returns one.
+Invariants: invalid bytes raise CorruptRecordError and nothing else. A batch is copied only where it is returned.
 """
 
 from __future__ import annotations
@@ -17,13 +16,14 @@ from typing import NamedTuple, TypeAlias
 from crc32c import crc32c
 
 from kipmesh.core.errors import CorruptRecordError
+from kipmesh.messages.kafka import put_varint as put_unsigned_varint
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 HEADER_BYTES = 61
-"""Bytes of a batch before its first record."""
+"""Size of a batch header, from the base offset to the record count."""
 LOG_OVERHEAD_BYTES = 12
-"""Base offset and length, which the length itself does not count."""
+"""Size of base offset and batch length, which the batch length does not include."""
 MAGIC = 2
 
 _HEADER = Struct(">qiibIhiqqqhii")
@@ -40,7 +40,7 @@ _CONTROL = 0x20
 
 
 class BatchHeader(NamedTuple):
-    """The header of a batch, fields in their order on disk."""
+    """Header of a batch, with its fields in the order of the format."""
 
     base_offset: int
     batch_length: int
@@ -68,42 +68,42 @@ class BatchHeader(NamedTuple):
 
     @property
     def largest_timestamp(self) -> int:
-        """The largest timestamp of its records; -1 if compaction left none."""
+        """Largest timestamp of the records in ms; -1 if compaction has removed all records."""
         return self.max_timestamp if self.record_count else -1
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the whole batch."""
+        """Size of the whole batch."""
         return self.batch_length + LOG_OVERHEAD_BYTES
 
     @property
     def compression(self) -> int:
-        """0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd; more is unknown."""
+        """Compression type: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd. Other values are invalid."""
         return self.attributes & _COMPRESSION_MASK
 
     def with_records(self, size_bytes: int, compression: int) -> BatchHeader:
-        """The header of the same batch with its records in so many bytes of another form; its CRC is not right."""
+        """Return the header for the same records in another compression and size; its CRC must be recomputed."""
         attributes = self.attributes & ~_COMPRESSION_MASK | compression
         return self._replace(batch_length=HEADER_BYTES - LOG_OVERHEAD_BYTES + size_bytes, attributes=attributes)
 
     @property
     def is_control(self) -> bool:
-        """Whether its records are markers that clients never see."""
+        """Whether the batch has control records, which clients do not see."""
         return self.attributes & _CONTROL != 0
 
     @property
     def is_transactional(self) -> bool:
-        """Whether it belongs to a transaction."""
+        """Whether the batch is part of a transaction."""
         return self.attributes & _TRANSACTIONAL != 0
 
     @property
     def is_log_append_time(self) -> bool:
-        """Whether all its records have `max_timestamp`, the broker's clock."""
+        """Whether `max_timestamp`, set by the broker, is the timestamp of all records."""
         return self.attributes & _LOG_APPEND_TIME != 0
 
 
 class Record(NamedTuple):
-    """One decoded record."""
+    """A decoded record."""
 
     offset: int
     timestamp: int
@@ -113,23 +113,28 @@ class Record(NamedTuple):
 
 
 def parse_header(data: Buffer, position: int = 0) -> BatchHeader:
-    """The header at `position`; CorruptRecordError when it is cut, implausible or of another format."""
+    """Return the batch header at `position`.
+
+    Raises CorruptRecordError if it is incomplete, has another format, or has an impossible length or offset.
+    """
     if position < 0 or len(data) - position < HEADER_BYTES:
-        raise CorruptRecordError(f"{len(data) - position} bytes are less than a batch header of {HEADER_BYTES}")
+        size = len(data) - position
+        raise CorruptRecordError(f"batch header at position {position} must have {HEADER_BYTES} bytes, got {size}")
     header = BatchHeader(*_HEADER.unpack_from(data, position))
     if header.magic != MAGIC:
-        raise CorruptRecordError(f"batch format {header.magic} at position {position}, expected {MAGIC}")
+        raise CorruptRecordError(f"batch format at position {position} must be {MAGIC}, got {header.magic}")
     if header.batch_length < HEADER_BYTES - LOG_OVERHEAD_BYTES:
-        raise CorruptRecordError(f"batch length {header.batch_length} at position {position} is less than its header")
+        raise CorruptRecordError(f"batch length {header.batch_length} at position {position} is too small for a header")
     if header.base_offset < 0:
-        raise CorruptRecordError(f"negative base offset {header.base_offset} at position {position}")
+        raise CorruptRecordError(f"base offset at position {position} must be at least 0, got {header.base_offset}")
     return header
 
 
 def iterate(data: Buffer, *, allow_partial: bool = False) -> Iterator[tuple[int, BatchHeader]]:
-    """Position and header of each batch; CorruptRecordError on garbage.
+    """Yield position and header of each batch. Raises CorruptRecordError for invalid headers.
 
-    With `allow_partial` a last batch that is cut ends the iteration, as happens to a read limited in bytes.
+    With `allow_partial`, an incomplete last batch ends the iteration, as in a read with a byte limit. Otherwise it
+    raises CorruptRecordError.
     """
     position, end = 0, len(data)
     while position < end:
@@ -140,23 +145,25 @@ def iterate(data: Buffer, *, allow_partial: bool = False) -> Iterator[tuple[int,
         if following > end:
             if allow_partial:
                 return
-            raise CorruptRecordError(
-                f"batch at position {position} is cut: {end - position} of {header.size_bytes} bytes"
-            )
+            raise _incomplete(data, position, header)
         yield position, header
         position = following
 
 
 def peek(data: Buffer, position: int = 0) -> tuple[int, int]:
-    """Size of the batch at `position` and the offset after it, unchecked: for bytes that were checked when written."""
+    """Return the size of the batch at `position` and the offset after it, without checks.
+
+    Only for bytes that were validated when they were written.
+    """
     base_offset, length, last_offset_delta = _OFFSET_LENGTH_DELTA.unpack_from(data, position)
     return length + LOG_OVERHEAD_BYTES, base_offset + last_offset_delta + 1
 
 
 def whole_batches(data: Buffer, max_bytes: int, max_offset: int) -> tuple[int, int]:
-    """Bytes of the whole batches at the front of `data` that end at or below `max_offset`, and the offset after them.
+    """Return the size of the leading whole batches within both limits, and the offset after them.
 
-    (0, 0) when there is none within `max_bytes`. CorruptRecordError on an impossible length; nothing else is checked.
+    A batch is included if it ends within `max_bytes` and all its offsets are below `max_offset`. (0, 0) if there is
+    none. Raises CorruptRecordError for an impossible length; nothing else is checked.
     """
     position = next_offset = 0
     end = min(len(data), max_bytes)
@@ -165,7 +172,7 @@ def whole_batches(data: Buffer, max_bytes: int, max_offset: int) -> tuple[int, i
         base_offset, length, last_offset_delta = unpack(data, position)
         following = position + length + LOG_OVERHEAD_BYTES
         if length < HEADER_BYTES - LOG_OVERHEAD_BYTES:
-            raise CorruptRecordError(f"batch length {length} at offset {base_offset}")
+            raise CorruptRecordError(f"batch length {length} at offset {base_offset} is too small for a header")
         if following > end or base_offset + last_offset_delta >= max_offset:
             break
         position, next_offset = following, base_offset + last_offset_delta + 1
@@ -173,10 +180,10 @@ def whole_batches(data: Buffer, max_bytes: int, max_offset: int) -> tuple[int, i
 
 
 def check_crc(data: Buffer, position: int, header: BatchHeader) -> None:
-    """Raise CorruptRecordError unless the whole batch is there and its CRC-32C is right."""
+    """Check that the batch is complete and its CRC-32C is correct. Raises CorruptRecordError."""
     end = position + header.size_bytes
     if end > len(data):
-        raise CorruptRecordError(f"batch at position {position} is cut")
+        raise _incomplete(data, position, header)
     actual = crc32c(memoryview(data)[position + _CRC_FROM : end])
     if actual != header.crc:
         raise CorruptRecordError(
@@ -184,8 +191,16 @@ def check_crc(data: Buffer, position: int, header: BatchHeader) -> None:
         )
 
 
+def _incomplete(data: Buffer, position: int, header: BatchHeader) -> CorruptRecordError:
+    size = len(data) - position
+    return CorruptRecordError(f"batch at position {position} must have {header.size_bytes} bytes, got {size}")
+
+
 def assign(batch: Buffer, base_offset: int, leader_epoch: int, log_append_time_ms: int | None = None) -> bytes:
-    """The batch with its place in the log; with a log append time also with that timestamp and a new CRC."""
+    """Return the batch with this base offset and leader epoch.
+
+    With `log_append_time_ms` it also sets that timestamp for all records and a new CRC.
+    """
     length = int.from_bytes(memoryview(batch)[8:12], "big", signed=True)
     prefix = _OFFSET_LENGTH_EPOCH.pack(base_offset, length, leader_epoch)
     if log_append_time_ms is None:
@@ -201,12 +216,12 @@ def assign(batch: Buffer, base_offset: int, leader_epoch: int, log_append_time_m
 
 
 def pack_header(header: BatchHeader) -> bytes:
-    """The header as its bytes, as it is."""
+    """Encode the header unchanged."""
     return _HEADER.pack(*header)
 
 
 def join(header: BatchHeader, records: Buffer) -> bytes:
-    """The batch of a header, whose CRC is computed here, and its records as they are on the wire."""
+    """Return a batch from a header, whose CRC is recomputed, and encoded records."""
     head = bytearray(pack_header(header))
     _CRC.pack_into(head, _CRC_POSITION, crc32c(records, crc32c(memoryview(head)[_CRC_FROM:])))
     return b"".join((head, records))
@@ -220,9 +235,9 @@ def build(
     timestamp_ms: int,
     is_control: bool = False,
 ) -> bytes:
-    """An uncompressed batch of at least one (key, value), all with the same timestamp."""
+    """Return an uncompressed batch of (key, value) records with one timestamp. Raises ValueError without records."""
     if not records:
-        raise ValueError("a batch has at least one record")
+        raise ValueError("a batch must have at least one record")
     body = bytearray()
     for delta, (key, value) in enumerate(records):
         record = bytearray(b"\0\0")  # attributes, timestamp delta
@@ -251,9 +266,9 @@ def build(
 
 
 def read_records(data: Buffer, position: int, header: BatchHeader) -> Iterator[Record]:
-    """The records of an uncompressed batch; CorruptRecordError on anything else."""
+    """Yield the records of an uncompressed batch. Raises CorruptRecordError if it is compressed or invalid."""
     if header.compression:
-        raise CorruptRecordError(f"the batch at offset {header.base_offset} is compressed")
+        raise CorruptRecordError(f"batch at offset {header.base_offset} must be uncompressed to decode its records")
     reader = _Reader(memoryview(data)[position + HEADER_BYTES : position + header.size_bytes])
     for _ in range(header.record_count):
         size = reader.varint()
@@ -266,10 +281,10 @@ def read_records(data: Buffer, position: int, header: BatchHeader) -> Iterator[R
         key, value = reader.nullable_bytes(), reader.nullable_bytes()
         headers = [reader.header() for _ in range(reader.varint())]
         if reader.position != end:
-            raise CorruptRecordError(f"the record at offset {offset} is not as long as it says")
+            raise CorruptRecordError(f"length of the record at offset {offset} does not match its content")
         yield Record(offset, timestamp, key, value, headers)
     if reader.position != len(reader.data):
-        raise CorruptRecordError(f"bytes after the last record of the batch at offset {header.base_offset}")
+        raise CorruptRecordError(f"unexpected bytes after the last record of the batch at offset {header.base_offset}")
 
 
 class _Reader:
@@ -284,7 +299,7 @@ class _Reader:
     def take(self, size: int) -> memoryview:
         end = self.position + size
         if size < 0 or end > len(self.data):
-            raise CorruptRecordError("a record reaches beyond its batch")
+            raise CorruptRecordError(f"record field of {size} bytes exceeds its batch")
         taken = self.data[self.position : end]
         self.position = end
         return taken
@@ -297,7 +312,7 @@ class _Reader:
             if byte < 0x80:
                 return (value >> 1) ^ -(value & 1)
             shift += 7
-        raise CorruptRecordError("a varint is longer than ten bytes")
+        raise CorruptRecordError("varint must have at most 10 bytes")
 
     def nullable_bytes(self) -> bytes | None:
         size = self.varint()
@@ -308,16 +323,12 @@ class _Reader:
         try:
             return (name or b"").decode(), self.nullable_bytes()
         except UnicodeDecodeError:
-            raise CorruptRecordError("a record header's key is not UTF-8") from None
+            raise CorruptRecordError("key of a record header is not UTF-8") from None
 
 
 def put_varint(out: bytearray, value: int) -> None:
-    """Append a zigzag varint, as records have them."""
-    encoded = (value << 1) ^ (value >> 63)
-    while encoded > 0x7F:
-        out.append(0x80 | (encoded & 0x7F))
-        encoded >>= 7
-    out.append(encoded)
+    """Append `value` as a zigzag-encoded varint."""
+    put_unsigned_varint(out, (value << 1) ^ (value >> 63))
 
 
 def _put_bytes(out: bytearray, value: bytes | None) -> None:

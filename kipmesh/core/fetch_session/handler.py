@@ -76,7 +76,7 @@ class FetchedPartition(NamedTuple):
 class SessionResponse(NamedTuple):
     """Outcome of a response.
 
-    - `is_accepted`: `partitions` has all partitions with news. If False, it is empty.
+    - `is_accepted`: `partitions` are the partitions of the response. If False, it is empty.
     - `error`: top-level error; NONE for a malformed response.
     - `retry_immediately`: only the session was lost; send the next request without backoff (227-19). If False, a full
       fetch failed and the user backs off.

@@ -319,7 +319,11 @@ class Fetch:
 
     @property
     def is_complete(self) -> bool:
-        """Whether to respond now: minimum bytes read, byte limit reached, news, or nothing to wait for (227-21)."""
+        """Whether to respond now (227-21).
+
+        True if the minimum bytes were read, the byte limit was reached, a result completes the fetch, or there is
+        nothing to wait for.
+        """
         return self._must_respond or self._is_limited or self.size_bytes >= self._min_bytes
 
     def read(self, reader: Reader) -> None:
@@ -481,7 +485,7 @@ class FullFetch(Fetch):
 
 
 class IncrementalFetch(Fetch):
-    """A request within a session: reads dirty partitions and returns those with news."""
+    """A request within a session: reads dirty partitions and returns those that changed (227-08)."""
 
     kind = FetchKind.INCREMENTAL
 
@@ -569,7 +573,7 @@ class IncrementalFetch(Fetch):
         self._changed, self._position_reads = {}, {}
 
     def respond(self, now_ms: int) -> m.FetchResponse:
-        """Return the partitions with news, or the session error of a fetch that was superseded."""
+        """Return the changed partitions, or the session error of a fetch that was superseded."""
         self._wake = None
         session = self._session
         if session.fetch is self:
@@ -577,22 +581,22 @@ class IncrementalFetch(Fetch):
         if self.error:
             return self._cache.refuse(self.error)
         changed = {key: None for key in self._changed if key not in self._position_reads}
-        news = apply_results(session, self._results, changed)
+        included = apply_results(session, self._results, changed)
         for key, result in self._position_reads.items():
             stays_dirty = key in self._changed or _stays_dirty(result)
             if session.record_sent(key, result.data, not stays_dirty):
-                news.append((key, result.data))
+                included.append((key, result.data))
             if not stays_dirty:
                 session.count_outdated()
         self._cache.used(session, now_ms)
         self._cache.metrics.completed(self.kind)
-        self._cache.metrics.saved(session.size - len(self._named), session.size - len(news))
-        return m.FetchResponse(session_id=session.session_id, responses=self._by_topic(news))
+        self._cache.metrics.saved(session.size - len(self._named), session.size - len(included))
+        return m.FetchResponse(session_id=session.session_id, responses=self._by_topic(included))
 
-    def _by_topic(self, news: Iterable[tuple[Key, m.PartitionData]]) -> list[m.FetchableTopicResponse]:
+    def _by_topic(self, included: Iterable[tuple[Key, m.PartitionData]]) -> list[m.FetchableTopicResponse]:
         topics: dict[bytes, list[m.PartitionData]] = {}
         names: dict[bytes, tuple[str, bytes]] = {}
-        for key, data in news:
+        for key, data in included:
             topic = topic_of(key)
             partitions = topics.get(topic)
             if partitions is None:
@@ -613,19 +617,20 @@ def _stays_dirty(result: PartitionRead) -> bool:
 def apply_results(
     session: Session, results: dict[Key, PartitionRead], changed: dict[Key, None]
 ) -> list[tuple[Key, m.PartitionData]]:
-    """Apply a fetch's results to its session, requeue dirty partitions; return those with news (227-08, 227-10).
+    """Apply a fetch's results to its session and requeue dirty partitions (227-10).
 
-    Order of the queue: partitions left out by the limit first, in their old order; partitions that returned records
-    last (227-11). `changed`: partitions that changed after they were read.
+    Returns the results to include in an incremental response (227-08). Order of the queue: partitions left out by the
+    limit first, in their old order; partitions that returned records last (227-11). `changed`: partitions that changed
+    after they were read.
     """
-    news: list[tuple[Key, m.PartitionData]] = []
+    included: list[tuple[Key, m.PartitionData]] = []
     cut: list[Key] = []
     others = [key for key in changed if key not in results]
     served: list[Key] = []
     for key, result in results.items():
         stays_dirty = key in changed or _stays_dirty(result)
         if session.record_sent(key, result.data, not stays_dirty):
-            news.append((key, result.data))
+            included.append((key, result.data))
         if result.data.records:
             served.append(key)
         elif result.is_cut:
@@ -635,4 +640,4 @@ def apply_results(
     session.queue.extendleft(reversed(cut))
     session.queue.extend(others)
     session.queue.extend(served)
-    return news
+    return included

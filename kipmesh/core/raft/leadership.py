@@ -116,7 +116,7 @@ class Leadership:
     def expire_observers(self, now_ms: int) -> None:
         """Remove observers that have not fetched for `OBSERVER_TIMEOUT_MS`."""
         oldest_ms = now_ms - OBSERVER_TIMEOUT_MS
-        for replica_id in [id_ for id_, seen in self.observers.items() if seen.last_fetch_ms < oldest_ms]:
+        for replica_id in [id_ for id_, replica in self.observers.items() if replica.last_fetch_ms < oldest_ms]:
             del self.observers[replica_id]
 
     def start_round(self, now_ms: int) -> None:
@@ -125,7 +125,7 @@ class Leadership:
             return
         half_ms = self.config.fetch_timeout_ms // 2
         since_ms = max(0, now_ms - half_ms)
-        self.unnotified_voters = {voter for voter, seen in self.voters.items() if seen.last_fetch_ms < since_ms}
+        self.unnotified_voters = {voter for voter, replica in self.voters.items() if replica.last_fetch_ms < since_ms}
         self.begin_deadline_ms = now_ms + half_ms
 
     # -- derived values
@@ -148,16 +148,13 @@ class Leadership:
         Timestamps are wall-clock milliseconds: `now_ms` of the monotonic clock corresponds to `wall_ms`.
         """
         self.expire_observers(now_ms)
-        voters = [_replica_state(voter, seen, now_ms, wall_ms) for voter, seen in self.voters.items()]
+        voters = [_replica_state(id_, replica, wall_ms - now_ms) for id_, replica in self.voters.items()]
         voters.append(ReplicaState(self.config.node_id, NO_DIRECTORY, log_end, wall_ms, wall_ms))
-        observers = [_replica_state(id_, seen, now_ms, wall_ms) for id_, seen in self.observers.items()]
+        observers = [_replica_state(id_, replica, wall_ms - now_ms) for id_, replica in self.observers.items()]
         return sorted(voters), sorted(observers)
 
 
-def _replica_state(replica_id: int, seen: Replica, now_ms: int, wall_ms: int) -> ReplicaState:
-    def wall(at_ms: int) -> int:
-        return wall_ms - (now_ms - at_ms) if at_ms >= 0 else -1
-
-    return ReplicaState(
-        replica_id, NO_DIRECTORY, seen.end_offset, wall(seen.last_fetch_ms), wall(seen.last_caught_up_ms)
-    )
+def _replica_state(replica_id: int, replica: Replica, wall_offset_ms: int) -> ReplicaState:
+    times_ms = (replica.last_fetch_ms, replica.last_caught_up_ms)
+    wall_times_ms = [at_ms + wall_offset_ms if at_ms >= 0 else -1 for at_ms in times_ms]
+    return ReplicaState(replica_id, NO_DIRECTORY, replica.end_offset, *wall_times_ms)

@@ -35,7 +35,11 @@ def on_fetch(context: RaftContext, request_id: int, request: m.FetchRequest, fet
         return
     leadership.mark_alive(request.replica_id, context.now_ms)
     if fetch_position(context, fetch) is None:
-        _observe_position(context, leadership, request.replica_id, fetch.fetch_offset)
+        replica = leadership.replica(request.replica_id, context.now_ms)
+        if replica is not None:
+            replica.record_fetch(fetch.fetch_offset, context.log.log_end_offset, context.now_ms)
+            if request.replica_id in leadership.voters:
+                advance_leader(context, leadership)
     wait = WaitingFetch(
         request_id,
         request.replica_id,
@@ -79,16 +83,8 @@ def fetch_position(context: RaftContext, fetch: m.FetchPartition) -> m.EpochEndO
     return end if has_diverged(offset, epoch, end) else None
 
 
-def _observe_position(context: RaftContext, leadership: Leadership, replica_id: int, offset: int) -> None:
-    replica = leadership.replica(replica_id, context.now_ms)
-    if replica is not None:
-        replica.record_fetch(offset, context.log.log_end_offset, context.now_ms)
-        if replica_id in leadership.voters:
-            advance_leader(context, leadership)
-
-
 def _respond_to_fetch(context: RaftContext, leadership: Leadership, wait: WaitingFetch, *, immediately: bool) -> bool:
-    """Respond if there is news for the replica or if `immediately`; return whether a response was sent."""
+    """Respond if there is something to return or if `immediately`; return whether a response was sent."""
     fetch, log, high_watermark = wait.partition, context.log, context.high_watermark
     data = m.PartitionData(
         high_watermark=high_watermark,
@@ -129,7 +125,7 @@ def _add_waiting(context: RaftContext, leadership: Leadership, wait: WaitingFetc
 
 
 def _respond_to_waiting(context: RaftContext, leadership: Leadership) -> None:
-    """Respond to waiting fetches that have news or whose deadline has passed."""
+    """Respond to waiting fetches that have something to return or whose deadline has passed."""
     for key, wait in list(leadership.waiting.items()):
         if _respond_to_fetch(context, leadership, wait, immediately=context.now_ms >= wait.deadline_ms):
             del leadership.waiting[key]

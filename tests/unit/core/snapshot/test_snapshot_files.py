@@ -153,12 +153,12 @@ def test_further_control_records_are_accepted() -> None:
         ((HEAD, FOOT, FOOT), "a batch follows the footer"),
         ((HEAD, control(encode_control(SnapshotFooter()), KRAFT_VERSION)), "a record follows the footer"),
         ((HEAD, data(b"a", None), FOOT), "has no value"),
-        ((HEAD, control((b"\0", b"")), FOOT), "key is shorter"),
-        ((control((b"\0\0\0\3", b"\0")), FOOT), "a control record is cut: SnapshotHeader"),
-        ((HEAD, control((b"\0\0\0\4", b"\0"))), "a control record is cut: SnapshotFooter"),
+        ((HEAD, control((b"\0", b"")), FOOT), "control record key must have"),
+        ((control((b"\0\0\0\3", b"\0")), FOOT), "invalid control record: SnapshotHeader"),
+        ((HEAD, control((b"\0\0\0\4", b"\0"))), "invalid control record: SnapshotFooter"),
         ((HEAD, FOOT[:-1]), "is incomplete"),
-        ((HEAD, FOOT, b"\0" * 20), "less than a batch header"),
-        ((HEAD, b"\0" * 100, FOOT), "format"),
+        ((HEAD, FOOT, b"\0" * 20), "must have 61 bytes, got 20"),
+        ((HEAD, b"\0" * 100, FOOT), "batch format"),
     ],
 )
 def test_files_that_are_not_whole_snapshots(batches: tuple[bytes, ...], complaint: str) -> None:
