@@ -25,7 +25,7 @@ HOST = "localhost"
 
 class _Mesh:
     def __init__(self, folder: Path) -> None:
-        self.held = ports.Held()
+        self.held = ports.PortReservation()
         self._ports = dict(zip(["leader-1", "follower-1"], self.held.choose(2), strict=True))
         self.cluster = SingleCluster(folder, properties=self._listeners)
 
@@ -98,8 +98,8 @@ def test_clients_of_the_second_listener_find_the_new_leader(mesh: _Mesh) -> None
 @pytest.mark.parametrize(
     ("listeners", "advertised", "text"),
     [
-        ("MESH://0.0.0.0:9092", "", "nobody can reach MESH://0.0.0.0:9092"),
-        ("MESH://0.0.0.0:9092,MESH_HOST://[::]:9094", "MESH://a:9092", "nobody can reach MESH_HOST://"),
+        ("MESH://0.0.0.0:9092", "", "clients cannot reach MESH://0.0.0.0:9092"),
+        ("MESH://0.0.0.0:9092,MESH_HOST://[::]:9094", "MESH://a:9092", "clients cannot reach MESH_HOST://"),
         ("MESH://a:9092", "MESH_HOST://a:9092", "listeners has no MESH_HOST"),
         ("MESH://a:9092,MESH://a:9094", "", "names MESH twice"),
         ("MESH://a:9092", "MESH://a:1,MESH://a:2", "names MESH twice"),

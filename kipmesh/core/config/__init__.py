@@ -1,4 +1,4 @@
-"""Configuration values; see `base`."""
+"""Configuration models of clients, nodes, services and topics; see `base`."""
 
 from kipmesh.core.config.base import Config
 from kipmesh.core.config.client import AdminConfig, ClientConfig, ConsumerConfig, ProducerConfig

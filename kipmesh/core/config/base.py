@@ -1,8 +1,8 @@
-"""Configuration as frozen, validated values: a field `log_segment_bytes` is Kafka's key `log.segment.bytes`.
+"""Base of configuration models: frozen, validated values. The field `log_segment_bytes` is Kafka's key
+`log.segment.bytes`.
 
-Unknown keys and bad values raise `InvalidConfigError` with one line that names the key. Where the values come from
-(file, environment, command line) is the business of `kipmesh.node.settings`. The enums are the numbers that requests
-about configurations carry.
+Unknown keys and invalid values raise `InvalidConfigError` with one line that names the key. `kipmesh.node.settings`
+reads values from files, environment and command line. The enums are the numbers in Kafka's configuration requests.
 """
 
 from __future__ import annotations
@@ -25,51 +25,51 @@ def _split(value: Any) -> Any:
 
 
 StrList = Annotated[tuple[str, ...], BeforeValidator(_split)]
-"""Kafka's list type: values separated by commas."""
+"""Kafka's LIST type: comma-separated values."""
 
 
 def checked(check: Callable[[Any], object]) -> AfterValidator:
-    """A validator that keeps a value for which `check` does not raise ValueError."""
+    """Return a validator that keeps the value and fails if `check` raises ValueError."""
 
-    def keep(value: Any) -> Any:
+    def validate(value: Any) -> Any:
         check(value)
         return value
 
-    return AfterValidator(keep)
+    return AfterValidator(validate)
 
 
 Positive = Annotated[int, Field(ge=1, le=MAX_INT64)]
 NotNegative = Annotated[int, Field(ge=0, le=MAX_INT64)]
 MinusOneOrMore = Annotated[int, Field(ge=-1, le=MAX_INT64)]
-"""What Kafka has as a LONG."""
+"""Ranges of Kafka's LONG."""
 PositiveInt32 = Annotated[int, Field(ge=1, le=MAX_INT32)]
 NotNegativeInt32 = Annotated[int, Field(ge=0, le=MAX_INT32)]
-"""And as an INT."""
+"""Ranges of Kafka's INT."""
 
 
 _WITH_UNDERSCORE = {"metadata_snapshot_min_changed_records_ratio": "metadata.snapshot.min.changed_records.ratio"}
-"""Fields whose keys have an underscore at Kafka's."""
+"""Fields whose Kafka keys contain an underscore."""
 
 
 def dotted(name: str) -> str:
-    """The key of a field."""
+    """Return the key of a field name."""
     return _WITH_UNDERSCORE.get(name) or name.replace("_", ".")
 
 
 FOLLOWER_THROTTLED_RATE = "follower.replication.throttled.rate"
 NO_THROTTLE = 2**63 - 1
-"""Kafka's rate for no limit."""
+"""Throttle rate without a limit, as in Kafka."""
 
 
 class ResourceType(IntEnum):
-    """What a configuration belongs to."""
+    """Kafka's type of a resource with a configuration."""
 
     TOPIC = 2
     BROKER = 4
 
 
 class ConfigSource(IntEnum):
-    """Where a configuration value is from."""
+    """Kafka's source of a configuration value."""
 
     UNKNOWN = 0
     TOPIC = 1
@@ -80,7 +80,7 @@ class ConfigSource(IntEnum):
 
 
 class AlterOperation(IntEnum):
-    """What an alteration does with a key."""
+    """Kafka's operation of IncrementalAlterConfigs on a key."""
 
     SET = 0
     DELETE = 1
@@ -89,7 +89,7 @@ class AlterOperation(IntEnum):
 
 
 class Config(BaseModel):
-    """Base of all configurations: immutable, no unknown keys."""
+    """Base of all configuration models: immutable, without unknown keys."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -101,12 +101,12 @@ class Config(BaseModel):
 
     @classmethod
     def keys(cls) -> tuple[str, ...]:
-        """Every key that this configuration knows, dotted."""
+        """Return all keys, dotted."""
         return tuple(dotted(name) for name in cls.model_fields)
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
-        """From dotted keys to values (strings or typed); raises InvalidConfigError."""
+        """Return the model of a mapping from dotted keys to strings or typed values. Raises InvalidConfigError."""
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:
@@ -117,29 +117,28 @@ class Config(BaseModel):
                 raise InvalidConfigError(f"unknown configuration key {key!r}{_suggestion(key, cls.keys())}") from None
             if first["type"] == "missing":
                 raise InvalidConfigError(f"configuration key {key!r} is required") from None
-            given = values.get(key)
-            where = f"configuration key {key!r}: {given!r}: " if key else ""
-            raise InvalidConfigError(where + first["msg"] + cls._range(key)) from None
+            prefix = f"configuration key {key!r}: {values.get(key)!r}: " if key else ""
+            raise InvalidConfigError(prefix + first["msg"] + cls._range(key)) from None
 
     @classmethod
     def _range(cls, key: str) -> str:
         limits = cls.limits().get(key)
-        return "" if limits is None else f" (a whole number from {limits[0]} to {limits[1]})"
+        return "" if limits is None else f" (must be an integer from {limits[0]} to {limits[1]})"
 
     @classmethod
     @cache
     def limits(cls) -> Mapping[str, tuple[int, int]]:
-        """The least and the largest number of each key that is a whole one between two."""
-        found = {}
+        """Return key -> (minimum, maximum) for integer keys with both limits."""
+        limits = {}
         for name, field in cls.model_fields.items():
-            least = [each.ge for each in field.metadata if hasattr(each, "ge")]
-            most = [each.le for each in field.metadata if hasattr(each, "le")]
-            if field.annotation is int and least and most:
-                found[dotted(name)] = (least[0], most[0])
-        return found
+            minimum = [each.ge for each in field.metadata if hasattr(each, "ge")]
+            maximum = [each.le for each in field.metadata if hasattr(each, "le")]
+            if field.annotation is int and minimum and maximum:
+                limits[dotted(name)] = (minimum[0], maximum[0])
+        return limits
 
     def as_dict(self) -> dict[str, Any]:
-        """Dotted keys to typed values."""
+        """Return dotted key -> typed value."""
         return self.model_dump(by_alias=True)
 
 

@@ -1,6 +1,6 @@
-"""Configuration of clients: Kafka's keys and defaults for producers, consumers and administration.
+"""Configuration of producers, consumers and admin clients, with Kafka's keys and defaults.
 
-Keys of what is not built yet are refused (`transactional.id`).
+Keys of features that are not supported yet are refused (`transactional.id`).
 """
 
 from __future__ import annotations
@@ -20,45 +20,44 @@ _ASSIGNORS = ("range", "roundrobin", "cooperative-sticky")
 def _check_assignors(value: tuple[str, ...]) -> None:
     unknown = [name for name in value if name not in _ASSIGNORS]
     if unknown or not value:
-        raise ValueError(f"{unknown[0] if unknown else value!r} is none of {', '.join(_ASSIGNORS)}")
+        raise ValueError(f"must list some of {', '.join(_ASSIGNORS)}, got {unknown[0] if unknown else 'none'!r}")
 
 
 GroupId = Annotated[str, Field(min_length=1, max_length=8192)]
 
 
 class MemberConfig(Config):
-    """What members of consumer groups share."""
+    """Keys of consumer group members."""
 
     group_id: GroupId | None = None
-    """The group that this consumer shares topics with (`subscribe`) and commits offsets for."""
+    """Consumer group for `subscribe` and committed offsets."""
     partition_assignment_strategy: Annotated[
         StrList, checked(_check_assignors), AfterValidator(lambda names: tuple(dict.fromkeys(names)))
     ] = ("range", "cooperative-sticky")
-    """How partitions are shared out, best first: `range`, `roundrobin`, `cooperative-sticky`. The group takes one that
-    all members know; they are cooperative if that is all they know."""
+    """Assignors in order of preference: `range`, `roundrobin`, `cooperative-sticky`. The group uses one that all
+    members support. Rebalances are cooperative only if `cooperative-sticky` is the only one."""
     session_timeout_ms: PositiveInt32 = 45_000
-    """Time in ms without a heartbeat after which the coordinator removes a member, so that its partitions go to
-    others."""
+    """Time in ms without a heartbeat after which the coordinator removes a member and reassigns its partitions."""
     heartbeat_interval_ms: PositiveInt32 = 3000
-    """Time in ms between two heartbeats, less than `session.timeout.ms`."""
+    """Time in ms between heartbeats; must be less than `session.timeout.ms`."""
     max_poll_interval_ms: PositiveInt32 = 300_000
-    """Longest time in ms between two polls of a member, and that a rebalance waits for it."""
+    """Maximum time in ms between polls of a member, and its rebalance timeout."""
     enable_auto_commit: bool = True
-    """Whether positions are committed by themselves: within `poll`, before partitions go, and by `close`."""
+    """Whether positions are committed automatically: in `poll`, before partitions are revoked, and in `close`."""
     auto_commit_interval_ms: NotNegativeInt32 = 5000
-    """Time in ms between two such commits."""
+    """Time in ms between automatic commits."""
     client_rack: str = ""
-    """The rack that this client is in: leaders may send it to a replica there (392-17)."""
+    """Rack of this client. Leaders may redirect its fetches to a replica in the same rack (392-17)."""
     fetch_max_wait_ms: NotNegativeInt32 = 500
-    """Longest time in ms that a broker waits for `fetch.min.bytes`."""
+    """Maximum time in ms that a broker waits for `fetch.min.bytes`."""
     max_partition_fetch_bytes: PositiveInt32 = 1_048_576
-    """Bytes of one partition in one response; a first batch that is larger still comes whole."""
+    """Maximum bytes of one partition in a response; a larger first batch is still returned whole."""
     enable_incremental_fetch: bool = True
-    """Whether fetch sessions are requested: then a fetch names only partitions that changed."""
+    """Whether to use fetch sessions, in which a fetch names only changed partitions."""
 
     @model_validator(mode="after")
     def _check_session(self) -> Self:
-        """A member is heard of within its session, as Kafka requires."""
+        """Require a heartbeat interval shorter than the session timeout, as Kafka does."""
         beat_ms, session_ms = self.heartbeat_interval_ms, self.session_timeout_ms
         if beat_ms >= session_ms:
             raise ValueError(f"heartbeat.interval.ms ({beat_ms}) must be less than session.timeout.ms ({session_ms})")
@@ -66,31 +65,31 @@ class MemberConfig(Config):
 
 
 class ClientConfig(ClientSslConfig):
-    """What all clients share."""
+    """Keys of all clients."""
 
     client_id: Annotated[str, Field(max_length=249)] = ""
-    """This client's name for itself, in the servers' logs and metrics."""
+    """Name of this client in the logs and metrics of brokers."""
     request_timeout_ms: PositiveInt32 = 30_000
-    """Longest time in ms for the answer to one request."""
+    """Maximum time in ms to wait for a response."""
     retry_backoff_ms: NotNegative = 100
-    """Time in ms before the first retry; it doubles with each further one."""
+    """Time in ms before the first retry, doubled for each further retry."""
     retry_backoff_max_ms: NotNegative = 1000
-    """Longest time in ms between two retries."""
+    """Maximum time in ms between retries."""
     metadata_max_age_ms: Positive = 300_000
-    """Age in ms at which metadata is fetched again without need."""
+    """Age in ms at which metadata is refreshed even without errors."""
     socket_connection_setup_timeout_ms: Positive = 10_000
-    """Longest time in ms that one bootstrap address is tried."""
+    """Maximum time in ms to connect to one bootstrap address."""
 
 
 class ApiConfig(ClientConfig):
-    """What clients with blocking calls share."""
+    """Keys of clients with blocking calls."""
 
     default_api_timeout_ms: PositiveInt32 = 60_000
-    """Longest time in ms of one call of the library, its retries included."""
+    """Maximum time in ms of one API call, including retries."""
 
 
 class AdminConfig(ApiConfig):
-    """An administration client's configuration."""
+    """Configuration of an admin client."""
 
 
 def _acks(value: Any) -> Any:
@@ -98,78 +97,81 @@ def _acks(value: Any) -> Any:
 
 
 def _same_key(values: Any, alias: str, key: str) -> Any:
-    """The values with another name of a key replaced by the key."""
+    """Return the values with an alias of a key replaced by the key."""
     if not isinstance(values, dict) or alias not in values:
         return values
     if key in values:
-        raise ValueError(f"{alias} and {key} are the same; give one of them")
+        raise ValueError(f"{alias} is an alias of {key}; set only one of them")
     return {key if each == alias else each: value for each, value in values.items()}
 
 
 class ProducerConfig(ClientConfig):
-    """A producer's configuration. `batch.size` counts uncompressed bytes."""
+    """Configuration of a producer. `batch.size` counts uncompressed bytes."""
 
     acks: Annotated[Literal[-1, 0, 1], BeforeValidator(_acks)] = -1
-    """Who has a record before it counts as sent: all (-1) in-sync replicas, the leader (1), nobody (0)."""
+    """Replicas that must have a record before it counts as sent: all (-1) in-sync replicas, the leader (1), none
+    (0)."""
     batch_size: NotNegativeInt32 = 16_384
-    """Bytes of records that a partition collects into one batch; a larger record is a batch of its own."""
+    """Maximum bytes of records in one batch of a partition; a larger record is sent alone."""
     linger_ms: NotNegative = 5
-    """Time in ms that a batch waits for more records."""
+    """Time in ms that a batch waits for further records."""
     compression_type: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "none"
-    """How batches are compressed."""
+    """Compression codec of batches."""
     compression_gzip_level: Annotated[int, Field(ge=-1, le=9)] = -1
-    """Level of gzip; -1 is zlib's own default."""
+    """Compression level of gzip; -1 is zlib's default."""
     compression_lz4_level: Annotated[int, Field(ge=1, le=17)] = 9
-    """Level of lz4; 9 is the fast compressor, as in Apache Kafka."""
+    """Compression level of lz4; 9 is the fast compressor, as in Apache Kafka."""
     compression_zstd_level: Annotated[int, Field(ge=-131072, le=22)] = 3
-    """Level of zstd."""
+    """Compression level of zstd."""
     max_request_size: PositiveInt32 = 1_048_576
-    """Largest request in bytes, so also the largest record."""
+    """Maximum bytes of a request, and so of a record."""
     buffer_memory: Positive = 33_554_432
-    """Bytes of records that wait or are under way; beyond them `send` waits."""
+    """Maximum bytes of buffered and in-flight records; `send` waits beyond them."""
     max_block_ms: NotNegative = 60_000
-    """Longest time in ms that `send` waits for metadata or room."""
+    """Maximum time in ms that `send` waits for metadata or buffer memory."""
     retries: Annotated[int, Field(ge=0, le=MAX_INT32)] = MAX_INT32
-    """How often a batch is sent again; `delivery.timeout.ms` is the better bound."""
+    """Maximum retries of a batch; prefer `delivery.timeout.ms` as the limit."""
     delivery_timeout_ms: PositiveInt32 = 120_000
-    """Longest time in ms from `send` to success or failure."""
+    """Maximum time in ms from `send` to success or failure."""
     max_in_flight_requests_per_connection: PositiveInt32 = 5
-    """Requests that wait for one broker's answer, at most 5 with idempotence; without it there is never more than one
-    batch of a partition among them, so that the order is kept in both cases."""
+    """Maximum requests in flight per broker; at most 5 with idempotence. Without idempotence at most one of them has a
+    batch of the same partition, so record order is kept in both cases."""
     metadata_evict_ms: Annotated[int, Field(ge=5000, le=MAX_INT64)] = 300_000
-    """Time in ms after which a topic is forgotten that no record went to (also `metadata.max.idle.ms`; 526-01)."""
+    """Time in ms after which metadata of an unused topic is dropped (alias `metadata.max.idle.ms`; 526-01)."""
     metadata_refresh: Literal["paced", "literal", "all"] = "paced"
-    """How metadata is kept fresh: by few topics a request, spread in time or not (526-11), or all topics each time."""
+    """How metadata is refreshed: `paced` (few topics per request, spread over time; 526-11), `literal` (few topics per
+    request) or `all` (all topics in each request)."""
     partitioner_ignore_keys: bool = False
-    """Whether records with keys are spread like those without."""
+    """Whether records with keys are distributed like records without keys."""
     enable_idempotence: bool = True
-    """Whether each record is written exactly once, however often it is sent. Needs `acks=all`, `retries` above 0 and at
-    most 5 requests in flight: another value of these turns it off, and is refused where it is asked for in words."""
+    """Whether retries write each record exactly once. Requires `acks=all`, `retries` above 0 and at most 5 requests in
+    flight. Other values of these keys disable idempotence, or are refused if it is enabled explicitly."""
 
     @model_validator(mode="before")
     @classmethod
-    def _idempotence_gives_way(cls, values: Any) -> Any:
+    def _disable_idempotence(cls, values: Any) -> Any:
         if not isinstance(values, dict) or "enable.idempotence" in values:
             return values
         in_flight = str(values.get("max.in.flight.requests.per.connection", ""))
-        gives_way = (
+        is_incompatible = (
             _acks(values.get("acks", -1)) != -1
             or str(values.get("retries", "")) == "0"
             or (in_flight.isdigit() and int(in_flight) > UNRESOLVED_MAX)
         )
-        return {**values, "enable.idempotence": False} if gives_way else values
+        return {**values, "enable.idempotence": False} if is_incompatible else values
 
     @model_validator(mode="after")
-    def _idempotence_is_possible(self) -> Self:
-        if self.enable_idempotence:
-            if self.acks != -1:
-                raise ValueError("enable.idempotence needs acks=all")
-            if self.retries == 0:
-                raise ValueError("enable.idempotence needs retries above 0")
-            if self.max_in_flight_requests_per_connection > UNRESOLVED_MAX:
-                raise ValueError(
-                    f"enable.idempotence needs max.in.flight.requests.per.connection of at most {UNRESOLVED_MAX}"
-                )
+    def _check_idempotence(self) -> Self:
+        if not self.enable_idempotence:
+            return self
+        if self.acks != -1:
+            raise ValueError(f"enable.idempotence needs acks=all, got {self.acks}")
+        if self.retries == 0:
+            raise ValueError("enable.idempotence needs retries above 0, got 0")
+        in_flight = self.max_in_flight_requests_per_connection
+        if in_flight > UNRESOLVED_MAX:
+            key = "max.in.flight.requests.per.connection"
+            raise ValueError(f"enable.idempotence needs {key} of at most {UNRESOLVED_MAX}, got {in_flight}")
         return self
 
     @model_validator(mode="before")
@@ -179,31 +181,32 @@ class ProducerConfig(ClientConfig):
 
 
 class ConsumerConfig(ApiConfig, MemberConfig):
-    """A consumer's configuration; `rack.id` is another name of `client.rack`."""
+    """Configuration of a consumer; `rack.id` is an alias of `client.rack`."""
 
     group_instance_id: GroupId | None = None
-    """A name that no other member has: who comes back by it within its session finds its partitions without a
+    """Unique name of a static member. A member that rejoins with it within its session keeps its partitions without a
     rebalance."""
     replica_selection_mode: Literal["fetch", "metadata", "consumer"] = "fetch"
-    """Who chooses the replica to read from: the leader, who answers Metadata, or the consumer by its own selector."""
+    """Component that chooses the replica to read from: the leader in fetch responses (`fetch`), a broker in Metadata
+    responses (`metadata`), or the consumer's own selector (`consumer`)."""
     replica_selection_policy: Literal["leader", "preferred"] = "leader"
-    """Whether the modes `metadata` and `consumer` read from the replica that was chosen."""
+    """Replica that the modes `metadata` and `consumer` read from: the leader, or the chosen replica (`preferred`)."""
     replica_selector_class: str = ""
-    """The selector of mode `consumer`: a name, an entry point or a dotted path; empty for the leader."""
+    """Selector of mode `consumer`: a name, an entry point or a dotted path; empty for the leader."""
     replica_selector_config: StrList = ()
-    """Keys of the selector's own: `key=value`, separated by commas."""
+    """Configuration of the selector: `key=value`, separated by commas."""
     fetch_min_bytes: NotNegativeInt32 = 1
-    """Bytes that a broker waits for before it answers a fetch."""
+    """Minimum bytes that a broker collects before it responds to a fetch."""
     fetch_max_bytes: PositiveInt32 = 52_428_800
-    """Largest answer of one broker in bytes, and what is held undelivered before fetching pauses."""
+    """Maximum bytes of a broker's fetch response, and of buffered records before fetching pauses."""
     max_poll_records: PositiveInt32 = 500
-    """Records of one poll."""
+    """Maximum records returned by one poll."""
     auto_offset_reset: Literal["earliest", "latest", "none", "error"] = "latest"
-    """Where to go on without a valid position; `none` and `error` raise."""
+    """Position to continue from without a valid one; `none` and `error` raise an error."""
     check_crcs: bool = True
-    """Whether each batch's CRC is checked."""
+    """Whether to verify the CRC of each batch."""
     isolation_level: Literal["read_uncommitted"] = "read_uncommitted"
-    """There are no transactions yet."""
+    """Isolation level; transactions are not supported yet."""
 
     @model_validator(mode="before")
     @classmethod

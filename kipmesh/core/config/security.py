@@ -1,6 +1,8 @@
-"""TLS: which listeners have it, and where certificates, keys and authorities are; docs/security.md says how to use it.
+"""TLS configuration of listeners and clients: protocols, certificates, keys and trusted authorities. See
+docs/security.md.
 
-Kafka's keys where there is one, PEM as the only form of a store; `ssl.certificate.dir` and `ssl.node.names` are ours.
+Keys are Kafka's where they exist, with PEM as the only store format. `ssl.certificate.dir` and `ssl.node.names` are
+kipmesh's own.
 """
 
 from __future__ import annotations
@@ -15,25 +17,25 @@ from kipmesh.core.config.base import Config, StrList, checked
 Protocol = Literal["PLAINTEXT", "SSL"]
 ListenerProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
 PROTOCOLS: Mapping[str, ListenerProtocol] = {name: name for name in get_args(ListenerProtocol)}
-"""By name, in the order of Kafka's numbers."""
+"""Protocol by name, in the order of Kafka's numbers."""
 
 
 def parse_protocol_map(value: tuple[str, ...]) -> dict[str, ListenerProtocol]:
-    """From `NAME:PROTOCOL` texts; raises ValueError."""
+    """Return listener name -> protocol from `NAME:PROTOCOL` entries. Raises ValueError."""
     protocols: dict[str, ListenerProtocol] = {}
     for text in value:
         name, colon, protocol = text.partition(":")
         if not (colon and name and protocol in PROTOCOLS):
             raise ValueError(f"{text!r} is not NAME:PLAINTEXT or NAME:SSL (or NAME:SASL_PLAINTEXT, NAME:SASL_SSL)")
         if name in protocols:
-            raise ValueError(f"listener {name} is named twice")
+            raise ValueError(f"listener {name} appears more than once")
         protocols[name] = PROTOCOLS[protocol]
     return protocols
 
 
 def _checked_client_auth(value: object) -> object:
     if value not in ("none", "requested", "required"):
-        raise ValueError("none, requested or required")
+        raise ValueError(f"must be none, requested or required, got {value!r}")
     return value
 
 
@@ -41,44 +43,44 @@ ClientAuth = Annotated[Literal["none", "requested", "required"], BeforeValidator
 
 
 class SslConfig(Config):
-    """Where a process has its certificate, its key and the authorities that it trusts, as PEM files."""
+    """Locations of a process's certificate, key and trusted authorities, as PEM files."""
 
     ssl_certificate_dir: str = ""
-    """Folder with `tls.crt` (own certificate, then those that lead to the authority), `tls.key` and `ca.crt` (the
-    authorities), as cert-manager and Kubernetes' TLS secrets lay them out."""
+    """Directory with `tls.crt` (certificate chain, own certificate first), `tls.key` and `ca.crt` (authorities), as
+    written by cert-manager and Kubernetes TLS secrets."""
     ssl_keystore_location: str = ""
-    """PEM file with the own key and certificates, instead of the folder."""
+    """PEM file with the private key and certificate chain, instead of `ssl.certificate.dir`."""
     ssl_keystore_type: Literal["PEM"] = "PEM"
-    """Form of `ssl.keystore.location`."""
+    """Format of `ssl.keystore.location`."""
     ssl_truststore_location: str = ""
-    """PEM file with the authorities, instead of the folder."""
+    """PEM file with the trusted authorities, instead of `ssl.certificate.dir`."""
     ssl_truststore_type: Literal["PEM"] = "PEM"
-    """Form of `ssl.truststore.location`."""
+    """Format of `ssl.truststore.location`."""
 
     @model_validator(mode="after")
     def _check_one_place(self) -> Self:
         if self.ssl_certificate_dir and (self.ssl_keystore_location or self.ssl_truststore_location):
-            raise ValueError("ssl.certificate.dir has all; leave ssl.keystore.location and ssl.truststore.location out")
+            raise ValueError("set either ssl.certificate.dir, or ssl.keystore.location and ssl.truststore.location")
         return self
 
-    def check_ssl_files(self, what: str, *, needs_certificate: bool) -> None:
-        """Raise ValueError unless the files that `what` needs are named."""
+    def check_ssl_files(self, feature: str, *, needs_certificate: bool) -> None:
+        """Raise ValueError, which names `feature`, unless the authorities and a needed certificate are configured."""
         if self.ssl_certificate_dir:
             return
         if not self.ssl_truststore_location or (needs_certificate and not self.ssl_keystore_location):
             other = (
                 "ssl.keystore.location and ssl.truststore.location" if needs_certificate else "ssl.truststore.location"
             )
-            raise ValueError(f"{what} needs ssl.certificate.dir, or {other}")
+            raise ValueError(f"{feature} needs ssl.certificate.dir, or {other}")
 
 
 class ClientSslConfig(SslConfig):
-    """How a client reaches brokers."""
+    """TLS configuration of a client."""
 
     security_protocol: Protocol = "PLAINTEXT"
-    """How brokers are reached: PLAINTEXT or SSL, as their listener is."""
+    """Protocol of the brokers' listener: PLAINTEXT or SSL."""
     ssl_endpoint_identification_algorithm: Literal["https"] = "https"
-    """A broker's certificate must have the name that the broker is reached by; this cannot be turned off."""
+    """Always `https`: a broker's certificate must contain the host name that the client connects to."""
 
     @model_validator(mode="after")
     def _check_ssl(self) -> Self:
@@ -88,51 +90,54 @@ class ClientSslConfig(SslConfig):
 
 
 class ServerSslConfig(SslConfig):
-    """Which listeners of a node have TLS, and whom they trust."""
+    """TLS configuration of a node's listeners."""
 
     listener_security_protocol_map: Annotated[StrList, checked(parse_protocol_map)] = ()
-    """NAME:PLAINTEXT or NAME:SSL for each listener, separated by commas; NAME:SASL_PLAINTEXT or NAME:SASL_SSL for those
-    of the Kafka protocol whose clients authenticate. When it is empty all are PLAINTEXT, but for those with the name of
-    another protocol."""
+    """Protocol of each listener: NAME:PLAINTEXT or NAME:SSL, separated by commas; for listeners of the Kafka protocol
+    with authentication NAME:SASL_PLAINTEXT or NAME:SASL_SSL. If it is empty, a listener with the name of a protocol has
+    that protocol, and all others are PLAINTEXT."""
     ssl_client_auth: ClientAuth = "none"
-    """Whether listeners ask for clients' certificates: `none`, `requested` (not for gRPC) or `required`. The listener
-    that nodes use among each other always requires them."""
+    """Client certificates at listeners: `none`, `requested` (not for gRPC) or `required`. The inter-node listener
+    always requires them."""
     ssl_node_names: StrList = ()
-    """Names, one of which the certificate of a broker or controller must have in its subject alternative name (DNS
-    name, address or URI); a `*` as the first label of a DNS name stands for any one label. Who has none of them is a
-    client and cannot replicate, vote or register. Required when a listener of the mesh has TLS."""
+    """Names of nodes: the certificate of a broker or controller must have one of them as a subject alternative name
+    (DNS name, address or URI). A `*` as the first label of a DNS name matches any one label. A peer without such a name
+    is a client and cannot replicate, vote or register. Required for TLS at an inter-node listener."""
 
     def protocol_of(self, listener: str) -> ListenerProtocol:
-        """The protocol of a listener by its name."""
+        """Return the protocol of the listener with this name."""
         protocols = parse_protocol_map(self.listener_security_protocol_map)
         return protocols.get(listener, PROTOCOLS.get(listener, "PLAINTEXT"))
 
     def has_tls(self, listener: str) -> bool:
-        """Whether the listener of that name encrypts."""
+        """Return whether the listener with this name uses TLS."""
         return self.protocol_of(listener) in ("SSL", "SASL_SSL")
 
     def has_sasl(self, listener: str) -> bool:
-        """Whether who comes by the listener has to say who it is."""
+        """Return whether clients of this listener must authenticate with SASL."""
         return self.protocol_of(listener).startswith("SASL_")
 
     def protocol_number(self, listener: str) -> int:
-        """Kafka's number of the listener's protocol."""
+        """Return Kafka's number of the listener's protocol."""
         return list(PROTOCOLS).index(self.protocol_of(listener))
 
     def check_protocol_map(self, listeners: tuple[str, ...], http: str) -> None:
-        """Raise ValueError for a listener that the map leaves out, and for one with TLS that lacks files or names."""
+        """Raise ValueError for a listener missing from the protocol map, or with TLS but without certificate files.
+
+        `http` is the scheme of `http.listener`: HTTP or HTTPS.
+        """
         protocols = parse_protocol_map(self.listener_security_protocol_map)
         for name in listeners:
             if protocols and name not in protocols:
-                raise ValueError(f"listener.security.protocol.map does not say what listener {name} is")
+                raise ValueError(f"listener.security.protocol.map lacks listener {name}; add {name}:PROTOCOL")
             if self.has_tls(name):
                 self.check_ssl_files(f"listener {name} with SSL", needs_certificate=True)
         if http == "HTTPS":
             self.check_ssl_files("http.listener with https", needs_certificate=True)
 
     def check_mesh_listener(self, name: str) -> None:
-        """Raise ValueError when a listener of the mesh has TLS and nothing says who is a node."""
+        """Raise ValueError if this gRPC listener has SASL, or has TLS without `ssl.node.names`."""
         if self.has_sasl(name):
-            raise ValueError(f"listener {name} speaks gRPC, which has no SASL")
+            raise ValueError(f"listener {name} is gRPC, which does not support SASL")
         if self.has_tls(name) and not self.ssl_node_names:
-            raise ValueError(f"listener {name} with SSL needs ssl.node.names: the names of brokers and controllers")
+            raise ValueError(f"listener {name} with SSL needs ssl.node.names, the names in certificates of nodes")

@@ -1,4 +1,4 @@
-"""Configuration of a topic: Kafka's topic-level keys, and the broker-level keys that are their defaults."""
+"""Topic configuration: Kafka's topic-level keys, and the broker-level keys of their defaults."""
 
 from __future__ import annotations
 
@@ -41,78 +41,81 @@ def _within_limits(key: str, value: Any) -> Any:
 
 
 class TopicConfig(Config):
-    """A topic's configuration, with Kafka's defaults."""
+    """Configuration of a topic, with Kafka's defaults."""
 
     cleanup_policy: CleanupPolicy = "delete"
-    """What happens to old segments: `delete` by size and time, `compact` to each key's last record, or both."""
+    """Cleanup of old segments: `delete` by size and time, `compact` to the last record of each key, or both."""
     compression_type: Literal["producer"] = "producer"
-    """Batches are kept as the producer compressed them."""
+    """Always `producer`: batches keep the producer's compression."""
     delete_retention_ms: NotNegative = 86_400_000
-    """Time in ms that a compacted topic keeps a tombstone, from the first compaction that met it on."""
+    """Time in ms that a compacted topic keeps a tombstone after the first compaction of it."""
     flush_messages: Positive = MAX_INT64
-    """Records between two fsyncs of a partition's log."""
+    """Records between fsyncs of a partition's log."""
     flush_ms: Annotated[int, Field(ge=0, le=MAX_INT64)] = MAX_INT64
-    """Longest time in ms that a record stays unsynced."""
+    """Maximum time in ms before a record is synced to disk."""
     index_interval_bytes: NotNegativeInt32 = 4096
-    """Log bytes between two entries of the offset index."""
+    """Log bytes between entries of the offset index."""
     max_compaction_lag_ms: Positive = MAX_INT64
-    """Age in ms of a record by which it is compacted, whatever `min.cleanable.dirty.ratio` says."""
+    """Maximum age in ms of an uncompacted record, regardless of `min.cleanable.dirty.ratio`."""
     max_message_bytes: Annotated[int, Field(ge=0, le=MAX_INT32)] = 1048588
-    """Largest record batch in bytes that the topic takes."""
+    """Maximum bytes of a record batch."""
     message_timestamp_type: Literal["CreateTime", "LogAppendTime"] = "CreateTime"
-    """Whose clock a record's timestamp is from."""
+    """Source of record timestamps: the producer (CreateTime) or the broker (LogAppendTime)."""
     message_timestamp_after_max_ms: NotNegative = 3_600_000
-    """How far in the future a record's timestamp may be, in ms."""
+    """Maximum ms by which a record's timestamp may be in the future."""
     message_timestamp_before_max_ms: NotNegative = MAX_INT64
-    """How far in the past a record's timestamp may be, in ms."""
+    """Maximum ms by which a record's timestamp may be in the past."""
     min_cleanable_dirty_ratio: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Part of the log, by bytes, that is not compacted yet, above which it is compacted."""
+    """Uncompacted share of the log's bytes at which it is compacted."""
     min_compaction_lag_ms: NotNegative = 0
-    """Age in ms below which a record is not compacted."""
+    """Minimum age in ms of a record before it is compacted."""
     min_insync_replicas: PositiveInt32 = 1
-    """In-sync replicas without which a write with acks=all is refused; more than there are replicas count as all."""
+    """Minimum in-sync replicas for writes with acks=all, limited to the number of replicas."""
     retention_bytes: MinusOneOrMore = -1
-    """Bytes that a partition keeps; -1 for no limit."""
+    """Maximum bytes that a partition keeps; -1 for no limit."""
     retention_ms: MinusOneOrMore = 604_800_000
-    """Age in ms that a segment is kept; -1 for ever."""
+    """Time in ms that a segment is kept; -1 for no limit."""
     segment_bytes: Annotated[int, Field(ge=14, le=MAX_INT32)] = 1 << 30
-    """Bytes of a segment before the next begins."""
+    """Maximum bytes of a segment."""
     segment_index_bytes: Annotated[int, Field(ge=4, le=MAX_INT32)] = 10 << 20
-    """Largest index of a segment in bytes."""
+    """Maximum bytes of a segment's index."""
     segment_ms: Positive = 604_800_000
-    """Age in ms of a segment before the next begins."""
+    """Maximum age in ms of the active segment."""
     file_delete_delay_ms: NotNegative = 60_000
-    """Time in ms between taking a file out of use and removing it."""
+    """Time in ms between the deletion of a segment and the removal of its files."""
     unclean_leader_election_enable: bool = False
-    """Whether a replica outside the ISR may lead as a last resort (records may be lost)."""
+    """Whether a replica outside the ISR may become leader as a last resort, which may lose records."""
 
     @model_validator(mode="after")
     def _check_lags(self) -> Self:
         if self.min_compaction_lag_ms > self.max_compaction_lag_ms:
-            raise ValueError("min.compaction.lag.ms is above max.compaction.lag.ms")
+            raise ValueError(
+                f"min.compaction.lag.ms ({self.min_compaction_lag_ms}) must not exceed max.compaction.lag.ms "
+                f"({self.max_compaction_lag_ms})"
+            )
         return self
 
     def with_stored(self, stored: Mapping[str, Any]) -> Self:
-        """A topic's, with these as its defaults; raises InvalidConfigError.
+        """Return a topic's configuration: stored values on top of this one as defaults. Raises InvalidConfigError.
 
-        Numbers were of any size once, and metadata logs may have such ones: what is beyond its key's limits counts as
-        the nearest of them, so that a broker with the topic still loads. Who sets one now is refused (`parse`).
+        Old metadata logs may contain numbers outside today's limits. They are clamped, so that a broker with the topic
+        still starts. New values outside the limits are refused by `parse`.
         """
         return self.parse(self.as_dict() | {key: _within_limits(key, value) for key, value in stored.items()})
 
     @property
     def is_compacted(self) -> bool:
-        """Whether each key's last record is kept, and earlier ones are not."""
+        """Whether the log is compacted to the last record of each key."""
         return "compact" in self.cleanup_policy
 
     @property
     def is_deleted(self) -> bool:
-        """Whether segments go by time and size."""
+        """Whether segments are deleted by time and size."""
         return "delete" in self.cleanup_policy
 
     @property
     def roll_ms(self) -> int:
-        """Age in ms of a segment before the next begins: only closed ones are compacted."""
+        """Maximum age in ms of the active segment, which cannot be compacted: `max.compaction.lag.ms` limits it."""
         return min(self.segment_ms, self.max_compaction_lag_ms) if self.is_compacted else self.segment_ms
 
 
@@ -136,4 +139,4 @@ BROKER_DEFAULTS = {
     "file.delete.delay.ms": "log.segment.delete.delay.ms",
     "unclean.leader.election.enable": "unclean.leader.election.enable",
 }
-"""Topic key -> the broker's key whose value is the topic's default."""
+"""Topic key -> broker key that has its default."""

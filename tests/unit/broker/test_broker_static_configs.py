@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kipmesh import messages as m
-from kipmesh.broker.handlers.admin import each_once, static_configs
+from kipmesh.broker.handlers.admin import merge_resources, static_configs
 from kipmesh.core.config import BrokerConfig
 from kipmesh.core.config.base import ConfigSource, ResourceType
 from tests.unit.broker.conftest_broker import Mesh
@@ -40,7 +40,7 @@ def test_values_are_as_a_file_has_them() -> None:
 def test_keys_and_documentation_as_they_are_asked_for() -> None:
     (one,) = static_configs(_config(), ["max.connections"], has_documentation=True)
     assert one.documentation is not None
-    assert one.documentation.startswith("Most connections")
+    assert one.documentation.startswith("Maximum Kafka connections")
 
 
 async def _described(mesh: Mesh, at: int, name: str, *keys: str) -> dict[str, m.DescribeConfigsResourceResult]:
@@ -72,7 +72,7 @@ def test_each_resource_once_with_all_its_keys() -> None:
         (topic, "t", ()),
         (topic, "t", ("c",)),
     ]
-    once = each_once(
+    once = merge_resources(
         m.DescribeConfigsRequest([m.DescribeConfigsResource(*each) for each in asked], include_documentation=True)
     )
     assert once.include_documentation
@@ -81,7 +81,7 @@ def test_each_resource_once_with_all_its_keys() -> None:
         (topic, "1", ("a",)),
         (topic, "t", ()),
     ]
-    assert each_once(once) is once
+    assert merge_resources(once) is once
 
 
 async def test_a_resource_named_many_times_is_answered_once(mesh: Mesh) -> None:

@@ -52,13 +52,13 @@ def test_protocols_of_listeners() -> None:
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        (TLS | {"listener.security.protocol.map": "MESH:SASL_SSL"}, "listener MESH speaks gRPC, which has no SASL"),
+        (TLS | {"listener.security.protocol.map": "MESH:SASL_SSL"}, "listener MESH is gRPC, which does not support SASL"),
         (TLS | {"listener.security.protocol.map": "MESH:TLS"}, "MESH:TLS"),
-        (TLS | {"listener.security.protocol.map": "MESH:SSL,MESH:SSL"}, "listener MESH is named twice"),
-        (TLS | {"listener.security.protocol.map": "KAFKA:SSL"}, "does not say what listener MESH is"),
+        (TLS | {"listener.security.protocol.map": "MESH:SSL,MESH:SSL"}, "listener MESH appears more than once"),
+        (TLS | {"listener.security.protocol.map": "KAFKA:SSL"}, "listener.security.protocol.map lacks listener MESH"),
         (TLS | {"ssl.node.names": ""}, "listener MESH with SSL needs ssl.node.names"),
         (TLS | {"ssl.certificate.dir": ""}, "needs ssl.certificate.dir, or ssl.keystore.location and ssl.truststore"),
-        (TLS | STORES, "leave ssl.keystore.location and ssl.truststore.location out"),
+        (TLS | STORES, "set either ssl.certificate.dir, or ssl.keystore.location"),
         (TLS | {"ssl.client.auth": "perhaps"}, "none, requested or required"),
         ({"http.listener": "https://127.0.0.1:0"}, "http.listener with https needs ssl.certificate.dir"),
         ({"http.listener": "ftp://127.0.0.1:0"}, "is not host:port, http://host:port or https://host:port"),
