@@ -35,7 +35,7 @@ from kipmesh_chaos.target_cluster import (
 TARGET_TIMEOUT_S = 30.0
 TARGET_RETRY_S = 0.2
 CLOCK_FILE = "clock-offset"
-OFFLINE_LINE = "data folder offline"
+OFFLINE_LINE = "log directory offline"
 """Line that a broker logs when a log directory has failed."""
 
 

@@ -1,8 +1,8 @@
-"""The listeners of a broker: one server for each, over the same handlers.
+"""The listeners of a broker: one server for each, with the same handlers.
 
-Listeners of the mesh speak gRPC, all others Kafka's own protocol. Their addresses are registered with the broker, so
-that each broker can name the addresses of the others on the listener that a client uses. The modules of Kafka's
-protocol are not loaded without such a listener.
+Mesh listeners speak gRPC, all others the Kafka protocol. The broker registers their addresses, so that every broker can
+return the addresses of the others for the listener that a client uses. Modules of the Kafka protocol are imported only
+if a listener needs them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STOP_GRACE_S = 0.2
 
 @dataclass(eq=False)
 class Listeners:
-    """One broker's; made inside the event loop."""
+    """The listeners of one broker. Created inside the event loop."""
 
     config: BrokerConfig
     registry: CollectorRegistry
@@ -45,15 +45,19 @@ class Listeners:
 
     def __post_init__(self) -> None:
         self.ports: dict[str, int] = {}
-        """By the listener's name; empty until `start`."""
+        """Bound ports by listener name; empty before `start`."""
         self._servers: list[Server] = []
         self._kafka: WireServer | None = None
 
     async def start(self) -> None:
-        """Bind all. Raises KafkaError, AddressError, and InvalidConfigError if the file of users cannot be read."""
+        """Bind all listeners.
+
+        Raises AddressError, KafkaError with INVALID_CONFIG if the inter-broker listener is missing, and
+        InvalidConfigError if `sasl.users.file` cannot be read.
+        """
         config, own = self.config, self.config.inter_broker_listener_name
         if own not in [endpoint.name for endpoint in config.mesh_endpoints]:
-            raise KafkaError(ErrorCode.INVALID_CONFIG, f"listeners has no {own} (inter.broker.listener.name)")
+            raise KafkaError(ErrorCode.INVALID_CONFIG, f"listeners must have the inter.broker.listener.name {own}")
         handlers, metrics, trace = make_handlers(self.parts), RequestMetrics(), self.parts.trace
         observers = None if trace is None else trace.observers()
         self.registry.register(metrics)
@@ -115,15 +119,15 @@ class Listeners:
         except UsersFileError as error:
             raise InvalidConfigError(f"sasl.users.file {config.sasl_users_file}: {error}") from None
         publisher = self.parts.publisher
-        users = LogUsers(publisher.published_image, publisher.until, file)
+        users = LogUsers(publisher.published_image, publisher.wait_until, file)
         return Sasl(tuple(config.sasl_enabled_mechanisms), users)
 
     def advertised(self) -> list[Listener]:
-        """The addresses to register."""
-        advertised = [one for one in self.config.advertised_endpoints if one.name in self.ports]
+        """Return the addresses to register."""
         return [
             Listener(one.name, one.host, one.port or self.ports[one.name], self.config.protocol_number(one.name))
-            for one in advertised
+            for one in self.config.advertised_endpoints
+            if one.name in self.ports
         ]
 
     async def set_serving(self, is_serving: bool) -> None:
@@ -132,7 +136,7 @@ class Listeners:
             await server.set_serving(is_serving)
 
     async def stop(self) -> None:
-        """End every connection; idempotent."""
+        """Close every connection. Idempotent."""
         if self._kafka is not None:
             await self._kafka.stop()
         if self._servers:

@@ -1,11 +1,12 @@
 """The broker process: the order in which its parts start and stop.
 
-Leader and follower services run the same object; only the role that it registers with differs. Tasks: the metadata
-quorum's driver and loader (which alone changes what is hosted), the lifecycle (registration, heartbeats), one fetcher a
-leader, the ISR changes, the housekeeping. A task that fails ends the node through `failed`.
+Leader and follower services run the same object with different roles in the registration. Tasks: the metadata quorum's
+driver and loader (the only one that changes which replicas are hosted), registration and heartbeats, one fetcher per
+leader, ISR changes, log directories, maintenance, the cleaner and offset expiry. A task that fails ends the node
+through `failed`.
 
-A broker listens before it has loaded the metadata, which may take long: until then, and until it is registered and
-unfenced, it is alive but not ready.
+A broker listens before it has loaded the metadata, which may take long. It is alive, but not ready until it is
+registered and unfenced.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from prometheus_client import CollectorRegistry
 from kipmesh.broker.listeners import Listeners
 from kipmesh.broker.membership.quorum import BrokerQuorum, open_replica
 from kipmesh.broker.parts import BrokerParts
+from kipmesh.broker.replication.isr_changes import StartupIsrCheck
 from kipmesh.core.config import BrokerConfig
 from kipmesh.core.errors import InvalidConfigError
 from kipmesh.node import wall_ms
@@ -30,67 +32,63 @@ log = structlog.get_logger(__name__)
 
 
 class BrokerNode:
-    """One broker; make it and use it inside one event loop."""
+    """One broker. Create and use it inside one event loop. `failed` completes with the error that ends the node."""
 
     def __init__(self, config: BrokerConfig, *, is_leader_role: bool, fs: FileSystem | None = None) -> None:
         self.config = config
         self.registry = CollectorRegistry(auto_describe=True)
         self.tls = ProcessTls(config, self.registry)
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._fs = fs or RealFileSystem()
-        self.parts = BrokerParts(
-            config,
-            self.registry,
-            self.tls,
-            self._fs,
-            is_leader_role=is_leader_role,
-            on_published=self._published,
-            on_task_done=self._task_done,
-            on_failure=self._fail,
-        )
+        self.fs = fs or RealFileSystem()
+        self.is_leader_role = is_leader_role
+        self.parts = BrokerParts(self)
         self.hosted_replicas = self.parts.hosted_replicas
         self.fetch_sessions = self.parts.fetch_sessions
+        self.startup_isr_check = StartupIsrCheck(config.node_id, self.hosted_replicas)
         self.listeners = Listeners(config, self.registry, self.tls, self.parts)
         self._tasks: list[asyncio.Task[None]] = []
         self._is_stopped = self._is_loaded = False
 
     @property
     def grpc_port(self) -> int:
-        """Of `inter.broker.listener.name`; 0 before the node listens."""
+        """Port of `inter.broker.listener.name`, or 0 before the broker listens."""
         return self.listeners.ports.get(self.config.inter_broker_listener_name, 0)
 
     @property
     def quorum(self) -> BrokerQuorum:
-        """This broker's replica of the metadata quorum; RuntimeError before it is open."""
+        """The broker's replica of the metadata quorum. Raises RuntimeError before its log is open."""
         if self.parts.quorum is None:
             raise RuntimeError("the metadata log is not open")
         return self.parts.quorum
 
     @property
     def ready(self) -> bool:
-        """Registered, unfenced, and caught up with the metadata that says so."""
+        """Whether the broker is registered and unfenced, and its metadata says so."""
         me = self.hosted_replicas.image.brokers.get(self.config.node_id)
         is_current = me is not None and me.broker_epoch == self.parts.broker_epoch() and not me.fenced
         return is_current and not self._is_stopped
 
     @property
     def in_sync(self) -> bool:
-        """Ready, and all its replicas are in sync or have been since it started: see `StartupIsrCheck`."""
-        return self.ready and self.parts.startup_isr_check.all_in_sync()
+        """Whether the broker is ready, and its replicas are in sync or were since the start: see `StartupIsrCheck`."""
+        return self.ready and self.startup_isr_check.all_in_sync()
 
     async def start(self) -> None:
-        """Load the logs, listen, and begin to register; returns once it listens. InvalidConfigError in one line."""
+        """Load the logs, listen, and start to register. Returns once the broker listens.
+
+        Raises InvalidConfigError, StorageError or AddressError.
+        """
         config, parts = self.config, self.parts
-        if config.node_id in [voter.id for voter in config.voters]:  # its fetches would count as that voter's
+        if config.node_id in [voter.id for voter in config.voters]:  # its fetches would count as the voter's
             raise InvalidConfigError(
-                f"node.id {config.node_id} is a controller's (controller.quorum.voters: "
-                f"{config.controller_quorum_voters!r}), a broker needs another"
+                f"node.id must not be the id of a voter, got {config.node_id} "
+                f"with controller.quorum.voters={config.controller_quorum_voters}"
             )
         try:
             await parts.disk.run(lambda: parts.log_manager.load(wall_ms()))
             self._is_loaded = True
             parts.lifecycle.previous_broker_epoch = parts.log_manager.clean_shutdown_epoch
-            replica = await parts.disk.run(lambda: open_replica(config, self._fs, parts.log_manager))
+            replica = await parts.disk.run(lambda: open_replica(config, self.fs, parts.log_manager))
             parts.quorum = BrokerQuorum(
                 config=config,
                 replica=replica,
@@ -98,7 +96,7 @@ class BrokerNode:
                 channel=parts.channel,
                 publisher=parts.publisher,
                 registry=self.registry,
-                on_failure=self._fail,
+                on_failure=self.fail,
                 controller_changed=parts.isolation.controller_changed,
                 on_snapshot=None if parts.trace is None else parts.trace.snapshot,
             )
@@ -110,15 +108,15 @@ class BrokerNode:
         gauge("kipmesh_broker_fenced", "1 while the controller fences this broker.", lambda: float(not self.ready))
         gauge(
             "kipmesh_broker_isolated",
-            "1 while no heartbeat was answered within the session timeout.",
+            "1 while no controller responded to a heartbeat within the session timeout.",
             lambda: float(parts.isolation.is_isolated),
         )
         parts.quorum.start()
-        self._spawn(self._live(), "lifecycle")
+        self._spawn(self._register(), "lifecycle")
         self._spawn(parts.isolation.run(), "isolation")
         self._spawn(parts.isr_changes.run(), "isr-changes")
         self._spawn(parts.groups.expire(), "expire-offsets")
-        self._spawn(parts.log_dirs.run(), "log-dirs")
+        self._spawn(parts.log_dirs.run(parts.replica_manager.drop_failed), "log-dirs")
         self._spawn(parts.maintenance.run(), "maintenance")
         if parts.trace is not None:
             self._spawn(parts.trace.run(parts.forwarder, parts.pool, lambda: self.ready), "mesh-trace")
@@ -126,31 +124,34 @@ class BrokerNode:
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)
-        task.add_done_callback(self._task_done)
+        task.add_done_callback(self.task_done)
         self._tasks.append(task)
 
-    def _task_done(self, task: asyncio.Task[None]) -> None:
+    def task_done(self, task: asyncio.Task[None]) -> None:
+        """Fail the node if the task failed. See `Supervisor`."""
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("task failed", task=task.get_name(), error=str(error), exc_info=error)
-            self._fail(error)
+            self.fail(error)
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
+        """Complete `failed` with the first error. See `Supervisor`."""
         if not self.failed.done():
             self.failed.set_exception(error)
-            self.failed.exception()  # retrieved: no warning if the owner never awaits it
+            self.failed.exception()  # marks it as retrieved: no warning if it is never awaited
 
-    async def _live(self) -> None:
+    async def _register(self) -> None:
         lifecycle = self.parts.lifecycle
         await lifecycle.register(self.listeners.advertised())
         self.parts.publisher.registered(lifecycle.broker_epoch)
-        await lifecycle.beat()
+        await lifecycle.send_heartbeats()
 
-    async def _published(self) -> None:
+    async def published(self) -> None:
+        """Report new metadata in a heartbeat and as health status. See `Supervisor`."""
         self.parts.lifecycle.metadata_advanced()
         await self.listeners.set_serving(self.ready)
 
     async def stop(self) -> None:
-        """Hand over leaderships, stop, and leave clean logs; idempotent."""
+        """Move leaderships to other brokers, stop, and close the logs cleanly. Idempotent."""
         if self._is_stopped:
             return
         parts = self.parts
@@ -164,7 +165,7 @@ class BrokerNode:
         parts.disk.close()
 
     async def abort(self) -> None:
-        """Stop as a crash would, as far as one process can: nothing is flushed or marked clean."""
+        """Stop as in a crash: flush nothing and write no clean-shutdown marker. Idempotent."""
         if self._is_stopped:
             return
         await self._end(is_clean=False)
@@ -173,7 +174,7 @@ class BrokerNode:
         self.parts.disk.close()
 
     async def _end(self, *, is_clean: bool) -> dict[tuple[str, int], int]:
-        """Stop all parts; returns the high watermarks as they were when the metadata's last change was applied."""
+        """Stop all parts. Returns the high watermarks after the last metadata change."""
         self._is_stopped = True
         parts = self.parts
         parts.cleaner.throttle.stop()
@@ -181,7 +182,7 @@ class BrokerNode:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await parts.cleaner.close()
-        if parts.quorum is not None:  # first: the loader's task is the one that uses the replica manager
+        if parts.quorum is not None:  # first: its loader uses the replica manager
             await (parts.quorum.stop() if is_clean else parts.quorum.abort())
         parts.groups.stop()
         high_watermarks = parts.replica_manager.high_watermarks()

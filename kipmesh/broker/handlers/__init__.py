@@ -1,8 +1,8 @@
-"""A broker's handlers: one coroutine per API, named as the API, in a module per subject.
+"""The handlers of a broker: one coroutine per API, named after the API, in one module per subject.
 
-`make_handlers` collects them from every module of this package. A coroutine takes the broker's parts, the request and
-the context. An API whose versions differ in nothing but their fields needs none: a part of the broker has the
-coroutine, or the request is forwarded (`Role.FORWARDED`).
+`make_handlers` collects them from every module of this package. A coroutine receives the broker's parts, the request
+and the context. An API whose versions differ only in fields needs none: one of the broker's parts has the coroutine, or
+the request is forwarded to the controller (`Role.FORWARDED`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from kipmesh.messages.table import APIS, Role
 from kipmesh.transport.pipeline import Handler, Handlers, coroutines_in
 
 _FUNCTIONS = coroutines_in(sys.modules[__name__])
-"""By name; collected at import, so that serving loads no further modules."""
+"""Coroutines by name, collected at import so that the first request imports no modules."""
 
 
 def make_handlers(broker: BrokerParts) -> Handlers:
-    """Return the handler of every API that a broker responds to."""
+    """Return the handler of every API that a broker serves. Raises LookupError for an API without one."""
     handlers: dict[Any, Handler] = {}
     responders = broker.groups, broker.offsets, broker.producer_ids, broker.fetch
     for api in APIS:
@@ -33,5 +33,5 @@ def make_handlers(broker: BrokerParts) -> Handlers:
             elif api.role is Role.FORWARDED:
                 handlers[api] = partial(broker.forwarder.forward, api)
             else:
-                raise LookupError(f"no handler for {api.name} in {__name__}")
+                raise LookupError(f"no handler for {api.name} in {__name__}, add a coroutine {api.method}")
     return handlers

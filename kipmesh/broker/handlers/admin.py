@@ -1,13 +1,12 @@
-"""Administrative requests for which a broker has work of its own, besides forwarding them to the active controller.
+"""Administrative requests that a broker completes itself, besides forwarding them to the active controller.
 
-- CreateTopics (19): from version 5 on the response has the configuration of the topic.
-- DescribeConfigs (32): null or no keys are all. A resource that is named twice is described once. The broker adds its
-  own static values, types from version 3 on, and as the only synonym the value itself.
-- ElectLeaders (43): version 0 has no field for an error of the whole request: each partition has it.
-- DescribeQuorum (55): version 2 names the controllers' addresses. They speak gRPC, on the listener CONTROLLER.
-- ListConfigResources (74): topics and registered brokers. As in Apache Kafka, the default of all brokers (the empty
-  name) is not listed. Groups and client metrics have no configuration here. A type that the version does not know is
-  UNSUPPORTED_VERSION.
+- CreateTopics (19): from version 5 on the response has the topic's configuration.
+- DescribeConfigs (32): no keys mean all. A repeated resource is described once. The broker adds its own static values,
+  types from version 3 on, and the value as its only synonym.
+- ElectLeaders (43): version 0 has no top-level error, so each partition has it.
+- DescribeQuorum (55): version 2 names the controllers' addresses, which speak gRPC, on the listener CONTROLLER.
+- ListConfigResources (74): topics and registered brokers. The cluster-wide default (empty name) is not listed, as in
+  Apache Kafka. Groups and client metrics have no configuration. Unknown types return UNSUPPORTED_VERSION.
 - InjectFault, ListFaults, ClearFaults: faults for tests. POLICY_VIOLATION unless `fault.injection.enable`.
 """
 
@@ -61,13 +60,13 @@ TYPES: Mapping[str, int] = {
     "segment.ms": LONG,
     "unclean.leader.election.enable": BOOLEAN,
 }
-"""Apache Kafka's types, by which clients read values."""
+"""Apache Kafka's types of configuration keys. Clients parse values by them."""
 
 
 async def create_topics(
     broker: BrokerParts, request: m.CreateTopicsRequest, context: RequestContext
 ) -> m.CreateTopicsResponse:
-    """Create topics."""
+    """Create topics. From version 5 on the response has their configuration."""
     response: m.CreateTopicsResponse = await broker.forwarder.forward(CREATE_TOPICS, request, context)
     if context.version is None or context.version < _CONFIGS_SINCE:
         return response
@@ -75,9 +74,9 @@ async def create_topics(
     if request.validate_only:
         wanted = {topic.name: [_requested(entry) for entry in topic.configs] for topic in request.topics}
         results = [one._replace(configs=() if one.error_code else wanted[one.name]) for one in results]
-    elif made := [one.name for one in results if not one.error_code]:
-        found = await _configs(broker, made, context)
-        results = [one if one.error_code else _with_configs(one, found.get(one.name)) for one in results]
+    elif created := [one.name for one in results if not one.error_code]:
+        configs = await _configs(broker, created, context)
+        results = [one if one.error_code else _with_configs(one, configs.get(one.name)) for one in results]
     return response._replace(topics=results)
 
 
@@ -93,18 +92,20 @@ async def _configs(
     return {one.resource_name: one for one in response.results}
 
 
-def _with_configs(result: m.CreatableTopicResult, found: m.DescribeConfigsResult | None) -> m.CreatableTopicResult:
-    if found is None or found.error_code:
-        code = ErrorCode.UNKNOWN_SERVER_ERROR if found is None else ErrorCode.of(found.error_code)
+def _with_configs(result: m.CreatableTopicResult, described: m.DescribeConfigsResult | None) -> m.CreatableTopicResult:
+    if described is None or described.error_code:
+        code = ErrorCode.UNKNOWN_SERVER_ERROR if described is None else ErrorCode.of(described.error_code)
         return result._replace(configs=None, num_partitions=-1, replication_factor=-1, topic_config_error_code=code)
-    configs = [m.CreatableTopicConfigs(one.name, one.value, one.read_only, one.config_source) for one in found.configs]
+    configs = [
+        m.CreatableTopicConfigs(one.name, one.value, one.read_only, one.config_source) for one in described.configs
+    ]
     return result._replace(configs=configs)
 
 
 async def delete_topics(
     broker: BrokerParts, request: m.DeleteTopicsRequest, context: RequestContext
 ) -> m.DeleteTopicsResponse:
-    """Delete topics, by name, and by id from version 6 on."""
+    """Delete topics, by name, or by id from version 6 on."""
     if context.is_before(_TOPIC_IDS_SINCE):
         topics = [m.DeleteTopicState(name) for name in request.topic_names]
         request = m.DeleteTopicsRequest(topics, timeout_ms=request.timeout_ms)
@@ -115,10 +116,10 @@ async def delete_topics(
 async def describe_configs(
     broker: BrokerParts, request: m.DescribeConfigsRequest, context: RequestContext
 ) -> m.DescribeConfigsResponse:
-    """Describe configurations, with this broker's static values if it is named."""
-    request = each_once(request)
+    """Describe configurations. This broker's own resource includes its static values."""
+    request = merge_resources(request)
     response: m.DescribeConfigsResponse = await broker.forwarder.forward(_DESCRIBE_CONFIGS, request, context)
-    response = with_static(response, request, broker.config)
+    response = with_static_configs(response, request, broker.config)
     if context.version is None:
         return response
     results = []
@@ -133,40 +134,40 @@ def _with_type(one: m.DescribeConfigsResourceResult, *, has_synonyms: bool) -> m
     return one._replace(synonyms=synonyms, config_type=TYPES.get(one.name, UNKNOWN_TYPE))
 
 
-def each_once(request: m.DescribeConfigsRequest) -> m.DescribeConfigsRequest:
-    """The same with each resource once, with all keys that it was asked for: clients look answers up by resource.
+def merge_resources(request: m.DescribeConfigsRequest) -> m.DescribeConfigsRequest:
+    """Return the request with each resource once, with the keys of all its repeats.
 
-    A broker has more than a hundred keys, so answers for each of many repeats would be far larger than the request.
+    A broker has more than a hundred keys, so a response with repeats would be far larger than the request.
     """
-    asked: dict[tuple[int, str], dict[str, None] | None] = {}  # None: all keys
+    requested: dict[tuple[int, str], dict[str, None] | None] = {}  # None: all keys
     for each in request.resources:
-        of = each.resource_type, each.resource_name
-        keys = asked.setdefault(of, {})
+        resource = each.resource_type, each.resource_name
+        keys = requested.setdefault(resource, {})
         if not each.configuration_keys:
-            asked[of] = None
+            requested[resource] = None
         elif keys is not None:
             keys.update(dict.fromkeys(each.configuration_keys))
-    if len(asked) == len(request.resources):
+    if len(requested) == len(request.resources):
         return request
     return request._replace(
-        resources=[m.DescribeConfigsResource(kind, name, tuple(keys or ())) for (kind, name), keys in asked.items()]
+        resources=[m.DescribeConfigsResource(kind, name, tuple(keys or ())) for (kind, name), keys in requested.items()]
     )
 
 
-def with_static(
+def with_static_configs(
     response: m.DescribeConfigsResponse, request: m.DescribeConfigsRequest, config: BrokerConfig
 ) -> m.DescribeConfigsResponse:
-    """The controllers' answer with the values of this broker, which are read-only, where it is asked for.
+    """Add this broker's static, read-only values to the controllers' response, if requested.
 
-    The request names each resource once.
+    The request must name each resource once.
     """
     mine = ResourceType.BROKER, str(config.node_id)
     wanted = {(each.resource_type, each.resource_name): each.configuration_keys for each in request.resources}
     if mine not in wanted:
         return response
-    known = static_configs(config, wanted[mine], has_documentation=request.include_documentation)
+    static = static_configs(config, wanted[mine], has_documentation=request.include_documentation)
     results = [
-        _joined(one, known) if (one.resource_type, one.resource_name) == mine and not one.error_code else one
+        _with_missing(one, static) if (one.resource_type, one.resource_name) == mine and not one.error_code else one
         for one in response.results
     ]
     return response._replace(results=results)
@@ -175,27 +176,29 @@ def with_static(
 def static_configs(
     config: BrokerConfig, keys: Collection[str] = (), *, has_documentation: bool = False
 ) -> list[m.DescribeConfigsResourceResult]:
-    """Those of `keys`, all if there are none, in the order of their names."""
-    found = []
+    """Return the static values of `keys`, or of all keys if empty, sorted by name."""
+    configs = []
     for name, field in type(config).model_fields.items():
         key = dotted(name)
         if keys and key not in keys:
             continue
         source = ConfigSource.STATIC_BROKER if name in config.model_fields_set else ConfigSource.DEFAULT
         text = " ".join((field.description or "").split()) if has_documentation else None
-        found.append(
+        configs.append(
             m.DescribeConfigsResourceResult(key, _text(getattr(config, name)), True, source, documentation=text)
         )
-    return sorted(found)
+    return sorted(configs)
 
 
-def _joined(one: m.DescribeConfigsResult, known: list[m.DescribeConfigsResourceResult]) -> m.DescribeConfigsResult:
+def _with_missing(
+    one: m.DescribeConfigsResult, static: list[m.DescribeConfigsResourceResult]
+) -> m.DescribeConfigsResult:
     dynamic = {each.name for each in one.configs}
-    return one._replace(configs=[*one.configs, *(each for each in known if each.name not in dynamic)])
+    return one._replace(configs=[*one.configs, *(each for each in static if each.name not in dynamic)])
 
 
 def _text(value: Any) -> str | None:
-    """As a file of configuration has it."""
+    """Format a value as in a configuration file."""
     if value is None:
         return None
     if isinstance(value, bool):
@@ -206,29 +209,29 @@ def _text(value: Any) -> str | None:
 async def list_config_resources(
     broker: BrokerParts, request: config_resources.ListConfigResourcesRequest, context: RequestContext
 ) -> config_resources.ListConfigResourcesResponse:
-    """List the resources that have a configuration, of the types in the request.
+    """List the resources of the requested types that have a configuration.
 
-    Brokers with the request's listener are listed twice: with their loggers.
+    Brokers on the request's listener are listed twice: also as BROKER_LOGGER.
     """
     image, listener = broker.hosted_replicas.image, context.listener or broker.config.inter_broker_listener_name
     brokers = [str(number) for number, one in sorted(image.brokers.items()) if listener in one.endpoints]
-    found: Mapping[int, Iterable[str]] = {CLIENT_METRICS: ()}
+    known: Mapping[int, Iterable[str]] = {CLIENT_METRICS: ()}
     if not context.is_before(_TYPES_SINCE):
         topics = sorted(topic.name for topic in image.topics.values())
-        found = {
+        known = {
             GROUP: (),
             CLIENT_METRICS: (),
             BROKER_LOGGER: brokers,
             ResourceType.BROKER: brokers,
             ResourceType.TOPIC: topics,
         }
-    wanted = set(request.resource_types) or found.keys()
-    if not wanted <= found.keys():
+    wanted = set(request.resource_types) or known.keys()
+    if not wanted <= known.keys():
         return config_resources.ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
     return config_resources.ListConfigResourcesResponse(
         config_resources=[
             config_resources.ListedConfigResource(name, kind)
-            for kind, names in found.items()
+            for kind, names in known.items()
             if kind in wanted
             for name in names
         ]
@@ -238,7 +241,7 @@ async def list_config_resources(
 async def elect_leaders(
     broker: BrokerParts, request: m.ElectLeadersRequest, context: RequestContext
 ) -> m.ElectLeadersResponse:
-    """Elect leaders, preferred or (from version 1 on) unclean. Null partitions are all."""
+    """Elect preferred leaders, or from version 1 on unclean ones. Null partitions mean all."""
     response: m.ElectLeadersResponse = await broker.forwarder.forward(_ELECT_LEADERS, request, context)
     if response.error_code and context.is_before(_ELECTION_ERROR_SINCE):
         results: Sequence[m.ReplicaElectionResult] = [
@@ -273,28 +276,30 @@ async def describe_quorum(
 
 def _enabled(broker: BrokerParts) -> Faults:
     if broker.faults is None:
-        raise KafkaError(ErrorCode.POLICY_VIOLATION, "fault.injection.enable is false at this broker")
+        raise KafkaError(
+            ErrorCode.POLICY_VIOLATION, "fault.injection.enable is false on this broker, set it to inject faults"
+        )
     return broker.faults
 
 
 async def inject_fault(
     broker: BrokerParts, request: m.InjectFaultRequest, context: RequestContext
 ) -> m.InjectFaultResponse:
-    """Add a fault; return its number."""
+    """Add a fault and return its id. Raises KafkaError: INVALID_REQUEST without a fault, or POLICY_VIOLATION."""
     if request.fault is None:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "there is no fault in the request")
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "the request must have a fault")
     return m.InjectFaultResponse(fault_id=_enabled(broker).add(request.fault))
 
 
 async def list_faults(
     broker: BrokerParts, request: m.ListFaultsRequest, context: RequestContext
 ) -> m.ListFaultsResponse:
-    """List the faults that still apply."""
+    """List the active faults. Raises KafkaError with POLICY_VIOLATION unless `fault.injection.enable`."""
     return m.ListFaultsResponse(faults=_enabled(broker).all())
 
 
 async def clear_faults(
     broker: BrokerParts, request: m.ClearFaultsRequest, context: RequestContext
 ) -> m.ClearFaultsResponse:
-    """Remove faults, all by default."""
+    """Remove faults, all by default. Raises KafkaError with POLICY_VIOLATION unless `fault.injection.enable`."""
     return m.ClearFaultsResponse(cleared=_enabled(broker).clear(frozenset(request.fault_ids)))

@@ -1,7 +1,7 @@
-"""Consumer groups (KIP-62, 345, 394, 559, 814): requests to the broker that coordinates a group.
+"""Consumer groups (KIP-62, 345, 394, 559, 814): adapts versions of requests to the coordinator of a group.
 
-Older versions name one group or member where newer ones, and gRPC, name several; here they become lists of one. Offsets
-are kept for `offsets.retention.minutes`, whatever a commit of version 2 to 4 states. Groups are of type `classic`.
+Older versions name one group or member where newer ones, and gRPC, name several; they become lists of one. Offsets are
+kept for `offsets.retention.minutes`, whatever a commit of version 2 to 4 states. Groups are of type `classic`.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _DESCRIBE_NOT_FOUND_SINCE = 6
 async def find_coordinator(
     broker: BrokerParts, request: m.FindCoordinatorRequest, context: RequestContext
 ) -> m.FindCoordinatorResponse:
-    """Find coordinators of groups. Coordinators of transactions and share groups are INVALID_REQUEST."""
+    """Find the coordinators of groups. Those of transactions and share groups return INVALID_REQUEST."""
     if not context.is_before(_MANY_COORDINATORS_SINCE):
         return await broker.groups.find_coordinator(request, context)
-    found = await broker.groups.find_coordinator(request._replace(coordinator_keys=(request.key,)), context)
-    one = found.coordinators[0]
+    response = await broker.groups.find_coordinator(request._replace(coordinator_keys=(request.key,)), context)
+    one = response.coordinators[0]
     return m.FindCoordinatorResponse(0, one.error_code, one.error_message, one.node_id, one.host, one.port)
 
 
 async def join_group(broker: BrokerParts, request: m.JoinGroupRequest, context: RequestContext) -> m.JoinGroupResponse:
-    """Join a group; responds when all members have joined.
+    """Join a group. Responds when all members have joined.
 
-    From version 4 on a member without an id gets one with MEMBER_ID_REQUIRED. Before version 9 a static leader that
-    returns does not learn that it leads.
+    From version 4 on a member without an id receives one with MEMBER_ID_REQUIRED. Before version 9 a static leader that
+    rejoins is not notified that it still leads.
     """
     response = await broker.groups.join_group(
         request,
@@ -50,7 +50,10 @@ async def join_group(broker: BrokerParts, request: m.JoinGroupRequest, context: 
 
 
 async def sync_group(broker: BrokerParts, request: m.SyncGroupRequest, context: RequestContext) -> m.SyncGroupResponse:
-    """Exchange the assignment. From version 5 on a member states the protocol: INCONSISTENT_GROUP_PROTOCOL."""
+    """Exchange the assignment.
+
+    From version 5 on, a request without protocol type and name returns INCONSISTENT_GROUP_PROTOCOL.
+    """
     is_stated = request.protocol_type is not None and request.protocol_name is not None
     if context.version is not None and context.version >= _SYNC_PROTOCOL_SINCE and not is_stated:
         return m.SyncGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
@@ -60,7 +63,7 @@ async def sync_group(broker: BrokerParts, request: m.SyncGroupRequest, context: 
 async def leave_group(
     broker: BrokerParts, request: m.LeaveGroupRequest, context: RequestContext
 ) -> m.LeaveGroupResponse:
-    """Remove members. Before version 3 there is one, whose error is the response's."""
+    """Remove members. Before version 3 a request names one member, and the response has its error at the top level."""
     if not context.is_before(_MANY_MEMBERS_SINCE):
         return await broker.groups.leave_group(request, context)
     one = m.LeaveGroupRequest(request.group_id, members=[m.MemberIdentity(request.member_id)])
@@ -72,23 +75,23 @@ async def leave_group(
 async def offset_commit(
     broker: BrokerParts, request: m.OffsetCommitRequest, context: RequestContext
 ) -> m.OffsetCommitResponse:
-    """Commit offsets; responds when they are durable. Before version 9 an unknown group is ILLEGAL_GENERATION."""
+    """Commit offsets. Responds when they are durable. Before version 9 an unknown group is ILLEGAL_GENERATION."""
     response = await broker.groups.offset_commit(request, context)
     if not context.is_before(_COMMIT_GROUP_ID_NOT_FOUND_SINCE):
         return response
 
-    def known(one: m.OffsetCommitResponsePartition) -> m.OffsetCommitResponsePartition:
-        is_new = one.error_code == ErrorCode.GROUP_ID_NOT_FOUND
-        return one._replace(error_code=ErrorCode.ILLEGAL_GENERATION) if is_new else one
+    def with_old_code(one: m.OffsetCommitResponsePartition) -> m.OffsetCommitResponsePartition:
+        is_unknown = one.error_code == ErrorCode.GROUP_ID_NOT_FOUND
+        return one._replace(error_code=ErrorCode.ILLEGAL_GENERATION) if is_unknown else one
 
-    topics = [topic._replace(partitions=[known(one) for one in topic.partitions]) for topic in response.topics]
+    topics = [topic._replace(partitions=[with_old_code(one) for one in topic.partitions]) for topic in response.topics]
     return response._replace(topics=topics)
 
 
 async def offset_fetch(
     broker: BrokerParts, request: m.OffsetFetchRequest, context: RequestContext
 ) -> m.OffsetFetchResponse:
-    """Return committed offsets, -1 where there is none. Null topics are all. There are no unstable offsets."""
+    """Return committed offsets, or -1 without one. Null topics mean all. Unstable offsets do not exist."""
     if not context.is_before(_MANY_GROUPS_SINCE):
         return await broker.groups.offset_fetch(request, context)
     one = m.OffsetFetchRequestGroup(request.group_id, topics=request.topics)

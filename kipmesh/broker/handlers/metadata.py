@@ -1,10 +1,10 @@
-"""Metadata, DescribeCluster and DescribeTopicPartitions: the brokers with their addresses on this listener, and topics.
+"""Metadata, DescribeCluster and DescribeTopicPartitions: topics, and the brokers with their addresses on a listener.
 
-Clients of the Kafka listener see this broker as the controller: it forwards what is for the active controller.
+Clients of the Kafka listener receive this broker as the controller: it forwards requests for the active controller.
 
-- Metadata (3): null topics are all, and so is an empty list in version 0. Missing topics are created if the request
+- Metadata (3): null topics mean all, as does an empty list in version 0. Missing topics are created if the request
   allows it and `auto.create.topics.enable` is on. Without metadata the response has no brokers.
-- DescribeTopicPartitions (75): a page has at most `PARTITIONS_MAX` partitions, and a cursor to the next one.
+- DescribeTopicPartitions (75): a page has at most `PARTITIONS_MAX` partitions and a cursor to the next page.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from kipmesh.core.context import RequestContext
 from kipmesh.core.errors import ErrorCode
 
 BROKERS = 1
-"""The endpoint type of brokers."""
+"""Endpoint type of brokers."""
 PARTITIONS_MAX = 2000
 _NULL_NAME_SINCE = 12
 
 
 def _controller_id(broker: BrokerParts, brokers: Sequence[m.MetadataResponseBroker]) -> int:
-    """This broker; another one while the controller has fenced it, or -1 if there is none."""
+    """Return this broker's id, another broker's id while this one is fenced, or -1 without any broker."""
     ids = [one.node_id for one in brokers]
     mine = broker.config.node_id
     return mine if mine in ids else min(ids, default=-1)
@@ -35,7 +35,7 @@ async def metadata(broker: BrokerParts, request: m.MetadataRequest, context: Req
         return await broker.metadata.metadata(request, context)
     if context.version == 0 and not request.topics:
         request = request._replace(topics=None)
-    if context.is_before(4):  # has no field for it
+    if context.is_before(4):  # before that, creation is always allowed
         request = request._replace(allow_auto_topic_creation=True)
     response = await broker.metadata.metadata(request, context)
     if response.error_code:
@@ -50,12 +50,12 @@ async def metadata(broker: BrokerParts, request: m.MetadataRequest, context: Req
 async def describe_cluster(
     broker: BrokerParts, request: m.DescribeClusterRequest, context: RequestContext
 ) -> m.DescribeClusterResponse:
-    """Describe the brokers. Controllers have no endpoints for the Kafka protocol: UNSUPPORTED_ENDPOINT_TYPE."""
+    """Describe the brokers. For controllers, which have no Kafka endpoints: UNSUPPORTED_ENDPOINT_TYPE."""
     cluster_id = broker.config.cluster_id
     if request.endpoint_type != BROKERS:
         return m.DescribeClusterResponse(
             error_code=ErrorCode.UNSUPPORTED_ENDPOINT_TYPE,
-            error_message="only brokers have endpoints for the Kafka protocol",
+            error_message=f"endpoint type must be {BROKERS} (brokers), got {request.endpoint_type}",
             endpoint_type=request.endpoint_type,
             cluster_id=cluster_id,
         )
@@ -72,10 +72,10 @@ async def describe_cluster(
 async def describe_topic_partitions(
     broker: BrokerParts, request: m.DescribeTopicPartitionsRequest, context: RequestContext
 ) -> m.DescribeTopicPartitionsResponse:
-    """Describe a page of partitions, in the order of topic names. No topic named means all."""
+    """Describe a page of partitions, in the order of topic names. Without topics in the request, all."""
     names = dict.fromkeys(topic.name for topic in request.topics)
-    asked = [m.MetadataRequestTopic(name=name) for name in names]
-    response = await broker.metadata.metadata(m.MetadataRequest(asked or None), context)
+    requested = [m.MetadataRequestTopic(name=name) for name in names]
+    response = await broker.metadata.metadata(m.MetadataRequest(requested or None), context)
     if response.error_code:
         code = ErrorCode.LEADER_NOT_AVAILABLE
         return m.DescribeTopicPartitionsResponse(
@@ -88,8 +88,8 @@ async def describe_topic_partitions(
 def page(
     topics: Sequence[m.MetadataResponseTopic], cursor: m.Cursor | None, room: int
 ) -> m.DescribeTopicPartitionsResponse:
-    """Return `room` partitions of topics in order, from the cursor on."""
-    found: list[m.DescribeTopicPartitionsResponseTopic] = []
+    """Return up to `room` partitions of the sorted topics, from the cursor on, and the next cursor."""
+    described: list[m.DescribeTopicPartitionsResponseTopic] = []
     next_cursor = None
     for topic in topics:
         name, partitions = topic.name or "", topic.partitions
@@ -100,17 +100,17 @@ def page(
         if partitions and not room:
             next_cursor = m.Cursor(name, partitions[0].partition_index)
             break
-        described = [_partition(one) for one in partitions[:room]]
-        found.append(
+        in_page = [_partition(one) for one in partitions[:room]]
+        described.append(
             m.DescribeTopicPartitionsResponseTopic(
-                topic.error_code, topic.name, topic.topic_id, topic.is_internal, described
+                topic.error_code, topic.name, topic.topic_id, topic.is_internal, in_page
             )
         )
         if len(partitions) > room:
             next_cursor = m.Cursor(name, partitions[room].partition_index)
             break
         room -= len(partitions)
-    return m.DescribeTopicPartitionsResponse(topics=found, next_cursor=next_cursor)
+    return m.DescribeTopicPartitionsResponse(topics=described, next_cursor=next_cursor)
 
 
 def _partition(one: m.MetadataResponsePartition) -> m.DescribeTopicPartitionsResponsePartition:

@@ -1,10 +1,10 @@
-"""Requests to the replicas of a broker: Produce, Fetch, offsets, log directories, producers.
+"""Requests to the replicas of a broker: Produce, Fetch, offsets, log directories and producers.
 
-- Produce (0): batches go to the log as they came, slices of the request's frame. acks=0 gets no response; an error
-  among its partitions closes the connection. zstd needs version 7.
+- Produce (0): batches are appended as received, as slices of the request's frame. acks=0 has no response; an error in
+  any partition closes the connection. zstd needs version 7.
 - Fetch (1): sessions from version 7 on, racks and preferred replicas from 11, topic ids from 13. zstd needs version 10.
-  Replicas fetch by gRPC only: a broker's replica id on the Kafka listener is CLUSTER_AUTHORIZATION_FAILED.
-- DescribeProducers (61): of each partition that this broker hosts, as leader or follower, as in Apache Kafka.
+  Replicas fetch by gRPC only: a broker's replica id on a Kafka listener returns CLUSTER_AUTHORIZATION_FAILED.
+- DescribeProducers (61): from any hosted replica, leader or follower, as in Apache Kafka.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _is_zstd(records: bytes) -> bool:
 
 
 async def produce(broker: BrokerParts, request: m.ProduceRequest, context: RequestContext) -> m.ProduceResponse | None:
-    """Append batches, and respond when `acks` is satisfied."""
+    """Append batches and respond when `acks` is satisfied. Raises CloseConnection after an error of acks=0."""
     if context.is_before(_PRODUCE_ZSTD_SINCE) and any(
         _is_zstd(data.records) for topic in request.topic_data for data in topic.partition_data
     ):
@@ -53,8 +53,8 @@ async def produce(broker: BrokerParts, request: m.ProduceRequest, context: Reque
     for topic in response.responses:
         for partition in topic.partition_responses:
             if partition.error_code:
-                where = f"{topic.name or topic.topic_id.hex()}-{partition.index}"
-                raise CloseConnection("acks-0", f"{where}: {ErrorCode.of(partition.error_code).name}")
+                name = f"{topic.name or topic.topic_id.hex()}-{partition.index}"
+                raise CloseConnection("acks-0", f"{name}: {ErrorCode.of(partition.error_code).name}")
     return NO_RESPONSE
 
 
@@ -67,7 +67,7 @@ async def fetch(broker: BrokerParts, request: m.FetchRequest, context: RequestCo
     if request.replica_id >= 0:
         return m.FetchResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     if request.max_bytes > context.response_bytes_max:
-        # Not 0: a fetch without room for a byte completes immediately, and its consumer would repeat it at once.
+        # At least 1: a fetch without room completes immediately, and the consumer would repeat it in a loop.
         request = request._replace(max_bytes=max(1, context.response_bytes_max))
     names_rack = not context.is_before(RACK_SINCE)
     response = await broker.fetch.fetch(request, context, names_rack=names_rack)
@@ -75,7 +75,7 @@ async def fetch(broker: BrokerParts, request: m.FetchRequest, context: RequestCo
 
 
 def _without_zstd(response: m.FetchResponse) -> m.FetchResponse:
-    """Refuse the partitions whose records begin with a zstd batch."""
+    """Return UNSUPPORTED_COMPRESSION_TYPE for partitions whose records begin with a zstd batch."""
     topics = []
     for topic in response.responses:
         partitions = [
@@ -93,7 +93,7 @@ async def list_offsets(
 ) -> m.ListOffsetsResponse:
     """Return offsets by timestamp."""
     if context.version is not None:
-        # Apache Kafka responds whatever replica id a client states, and kafka-python 3.1 states 0.
+        # Apache Kafka accepts any replica id of a client; kafka-python 3.1 sends 0.
         request = request._replace(replica_id=min(request.replica_id, -1))
     return await broker.offsets.list_offsets(request, context)
 
@@ -101,7 +101,10 @@ async def list_offsets(
 async def offsets_for_leader_epoch(
     broker: BrokerParts, request: m.OffsetsForLeaderEpochRequest, context: RequestContext
 ) -> m.OffsetsForLeaderEpochResponse:
-    """Return where a leader epoch ended, for consumers and, by gRPC, for followers."""
+    """Return the end offset of a leader epoch, for consumers and, by gRPC, for followers.
+
+    A broker's replica id on a Kafka listener returns CLUSTER_AUTHORIZATION_FAILED.
+    """
     if context.version is None or request.replica_id < 0:
         return await broker.offsets.offsets_for_leader_epoch(request, context)
     code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
@@ -117,36 +120,36 @@ async def offsets_for_leader_epoch(
 async def describe_log_dirs(
     broker: BrokerParts, request: m.DescribeLogDirsRequest, context: RequestContext
 ) -> m.DescribeLogDirsResponse:
-    """Describe the logs of each data directory, and why one is offline.
+    """Describe the logs of each log directory, and why one is offline.
 
-    Null topics are all; by gRPC an empty list is all, too.
+    Null topics mean all, as does an empty list by gRPC.
     """
     wanted = {topic.topic: frozenset(topic.partitions) for topic in request.topics or ()}
-    held: dict[str, dict[str, list[m.DescribeLogDirsPartition]]] = {}
+    logs: dict[str, dict[str, list[m.DescribeLogDirsPartition]]] = {}
     is_all = request.topics is None or (context.version is None and not request.topics)
     for replica in broker.hosted_replicas:
         numbers = wanted.get(replica.topic)
         if not is_all and (numbers is None or (numbers and replica.partition not in numbers)):
             continue
         lag = max(0, replica.high_watermark - replica.log.log_end_offset)
-        topics = held.setdefault(replica.log.dir.rpartition("/")[0], {})
+        topics = logs.setdefault(replica.log.dir.rpartition("/")[0], {})
         topics.setdefault(replica.topic, []).append(
             m.DescribeLogDirsPartition(replica.partition, replica.log.size_bytes, lag)
         )
     results = [
-        await _described(broker, directory, held.get(directory.path, {}))
+        await _describe_log_dir(broker, directory, logs.get(directory.path, {}))
         for directory in broker.log_manager.directories
     ]
     return m.DescribeLogDirsResponse(results=results)
 
 
-async def _described(
+async def _describe_log_dir(
     broker: BrokerParts, directory: DataDirectory, topics: dict[str, list[m.DescribeLogDirsPartition]]
 ) -> m.DescribeLogDirsResult:
     if directory.error is not None:
         code = ErrorCode.KAFKA_STORAGE_ERROR
         return m.DescribeLogDirsResult(code, directory.path, error_message=directory.error.message)
-    total, usable = await broker.disk.run(partial(_space, directory.path))
+    total, usable = await broker.disk.run(partial(_disk_space, directory.path))
     return m.DescribeLogDirsResult(
         ErrorCode.NONE,
         directory.path,
@@ -156,8 +159,8 @@ async def _described(
     )
 
 
-def _space(path: str) -> tuple[int, int]:
-    """Bytes of the disk, and those that are free; -1 if unknown. Blocks."""
+def _disk_space(path: str) -> tuple[int, int]:
+    """Return total and free bytes of the directory's disk, -1 if unknown. Blocks."""
     try:
         usage = shutil.disk_usage(path)
     except OSError:
@@ -168,22 +171,24 @@ def _space(path: str) -> tuple[int, int]:
 async def describe_producers(
     broker: BrokerParts, request: producers_api.DescribeProducersRequest, context: RequestContext
 ) -> producers_api.DescribeProducersResponse:
-    """Describe the producers of partitions."""
+    """Describe the active producers of partitions."""
     wanted: dict[str, dict[int, None]] = {}  # a repeated partition is described once
     for one in request.topics:
         wanted.setdefault(one.name, {}).update(dict.fromkeys(one.partition_indexes))
-    found = [(name, [_found(broker, name, index) for index in indexes]) for name, indexes in wanted.items()]
+    topics = [(name, [_producers(broker, name, index) for index in indexes]) for name, indexes in wanted.items()]
     return producers_api.DescribeProducersResponse(
-        topics=[producers_api.DescribeProducersTopicResponse(*topic) for topic in found]
+        topics=[producers_api.DescribeProducersTopicResponse(*topic) for topic in topics]
     )
 
 
-def _found(broker: BrokerParts, name: str, index: int) -> producers_api.DescribeProducersPartitionResponse:
+def _producers(broker: BrokerParts, name: str, index: int) -> producers_api.DescribeProducersPartitionResponse:
     try:
         check_topic_name(name)
         replica = broker.hosted_replicas.require(b"", name, index)
-        if not replica.has_role:  # it is starting or stopping
-            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"partition {index} of topic {name!r} is not served")
+        if not replica.has_role:
+            raise KafkaError(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER, f"partition {index} of topic {name!r} is starting or stopping"
+            )
     except KafkaError as error:
         return producers_api.DescribeProducersPartitionResponse(index, error.code, error_text(error.message))
     entries = replica.log.producers.states.entries()

@@ -1,1 +1,1 @@
-"""A broker's membership in the cluster: registration, heartbeats, the metadata observer and calls to the controller."""
+"""Membership of a broker in the cluster: registration, heartbeats, metadata observer and requests to the controller."""

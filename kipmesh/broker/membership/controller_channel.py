@@ -1,17 +1,18 @@
-"""Calls from a broker to the active controller, whichever voter that is.
+"""Requests from a broker to the active controller.
 
-The channel goes where the broker's own replica of the metadata quorum says that the leader is, at once when that
-changes: calls under way to the one before are given up and repeated, for a stopped process keeps its connections open
-and answers nothing. Where the replica knows no better, or what it names does not answer, the channel goes on to the
-next voter; an attempt there has little time, so that one that is silent costs little.
+The channel sends to the quorum leader that the broker's own replica of the metadata log reports. When that changes, it
+cancels pending requests to the previous leader and repeats them: a stopped process may keep connections open without a
+response. If the replica knows no leader, or the leader does not respond, the channel tries the next voter with a short
+timeout.
 
-So a request may be done twice, as in Apache Kafka, whose forwarding repeats what a broken connection left open.
-Registration, heartbeats, AlterPartition and questions may be; for the others `forward` says whether it was repeated.
+A request may therefore be carried out twice, as with the forwarding of Apache Kafka. Registration, heartbeats,
+AlterPartition and reads tolerate that. For other requests `forward` reports whether the request was repeated.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any, NamedTuple
 
 import structlog
@@ -25,84 +26,83 @@ log = structlog.get_logger(__name__)
 
 RETRY_BACKOFF_S = 0.05
 STREAM_ATTEMPTS = 2
-"""How often a request of a stream is tried at the voter that leads before others are asked."""
+"""Attempts of a streamed request at the leading voter before other voters are tried."""
 SEARCH_TIMEOUT_S = 0.5
-"""How long a voter may be silent that is not known to lead; one that leads has the call's whole time."""
+"""Timeout of an attempt at a voter that is not known to lead. The leader may use the whole timeout of the call."""
 _NOT_ACTIVE = frozenset({ErrorCode.NOT_CONTROLLER, ErrorCode.NOT_LEADER_OR_FOLLOWER})
 
 
 class Forwarded(NamedTuple):
-    """An answer, and whether the request was sent before without one: then it may have been done already."""
+    """A response, and whether the request was sent before: it may have been carried out then."""
 
     response: Any
     is_repeated: bool
 
 
 class ControllerChannel:
-    """One broker's way to the active controller; it belongs to the event loop."""
+    """The connection of one broker to the active controller. Belongs to the event loop."""
 
     def __init__(self, voters: tuple[Voter, ...], pool: ConnectionPool) -> None:
         self._voters = voters
         self._pool = pool
         self._leader: Voter | None = None
         self._current = voters[0]
-        # Where each attempt under way goes, and what ends it.
+        # The voter of each pending attempt, by the timeout that ends it.
         self._attempts: dict[asyncio.Timeout, Voter] = {}
-        self._moved = asyncio.Event()
+        self._leader_found = asyncio.Event()
 
     @property
     def voter(self) -> Voter:
-        """Whom the next call goes to."""
+        """The voter that receives the next request."""
         return self._current
 
     def leader_changed(self, leader: Voter | None) -> None:
-        """What the broker's replica of the quorum knows now; None when it looks for a leader."""
+        """Record the quorum leader that the broker's replica reports, or None while it knows none."""
         if leader == self._leader:
             return
         self._leader = leader
         now = asyncio.get_running_loop().time()
         if leader is not None:
             self._current = leader
-            self._moved.set()
-            self._moved = asyncio.Event()
+            self._leader_found.set()
+            self._leader_found = asyncio.Event()
         for scope, voter in self._attempts.items():
             if voter != leader and not scope.expired():
-                # Without a leader there is nobody better to ask: the answer may still come.
+                # While no leader is known, a pending attempt may still succeed.
                 scope.reschedule(now if leader is not None else _earlier(scope.when(), self._search_limit(now)))
 
     async def call(self, api: Api, request: Any, timeout_s: float, *, streaming: bool = False) -> Any:
-        """One call that may be done twice, repeated until `timeout_s` is over; raises TransportError."""
+        """Send a request that may be carried out twice, repeating it for `timeout_s`. Raises TransportError."""
         return (await self.forward(api, request, timeout_s, streaming=streaming)).response
 
     async def forward(self, api: Api, request: Any, timeout_s: float, *, streaming: bool = False) -> Forwarded:
-        """The same for a call whose sender must know whether it was repeated.
+        """Send a request for `timeout_s` and report whether it was repeated.
 
-        The last answer is given even if it is that nobody is active; TransportError when there was none in time.
+        Returns the last response, even if no voter was the active controller. Raises TransportError if there was no
+        response or the request is too large.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         is_repeated = False
-        # A stream stays where it is while it can: that it breaks says little of the controller at its other end.
-        loyalty = STREAM_ATTEMPTS if streaming else 0
+        # A broken stream does not mean that the controller failed: try the same voter first.
+        leader_attempts = STREAM_ATTEMPTS if streaming else 0
         while True:
-            voter = self._leader if loyalty > 0 and self._leader is not None else self._current
+            voter = self._leader if leader_attempts > 0 and self._leader is not None else self._current
             try:
                 response = await self._attempt(voter, api, request, deadline, streaming=streaming)
             except TransportError as error:
                 if error.too_large or deadline - loop.time() <= RETRY_BACKOFF_S:
                     raise
-                log.debug("no answer of a controller", voter=voter.id, method=api.name, error=str(error))
-                loyalty -= 1
-                if loyalty <= 0 or voter != self._leader:
-                    self._failed(voter)
+                log.debug("controller did not respond", voter=voter.id, method=api.name, error=str(error))
+                leader_attempts -= 1
+                if leader_attempts <= 0 or voter != self._leader:
+                    self._try_next_voter(voter)
             else:
-                if not is_inactive(api, response):
+                if not is_inactive(api, response) or deadline - loop.time() <= RETRY_BACKOFF_S:
                     return Forwarded(response, is_repeated)
-                if deadline - loop.time() <= RETRY_BACKOFF_S:
-                    return Forwarded(response, is_repeated)
-                if voter != self._leader:  # who leads will be active in a moment
-                    self._failed(voter)
-            # Also after NOT_CONTROLLER: who is deposed says so of what it had appended, too.
+                if voter != self._leader:  # the quorum leader becomes active soon
+                    self._try_next_voter(voter)
+            # Also after NOT_CONTROLLER: a deposed controller returns it for records that it had appended.
             is_repeated = True
             await self._pause(voter)
 
@@ -127,41 +127,39 @@ class ControllerChannel:
     def _search_limit(self, now: float) -> float | None:
         return now + SEARCH_TIMEOUT_S if len(self._voters) > 1 else None
 
-    def _failed(self, voter: Voter) -> None:
-        """Go on to the next one; of many calls that failed there, only the first moves."""
+    def _try_next_voter(self, voter: Voter) -> None:
+        """Move on to the next voter. Of several requests that failed at a voter, only the first moves."""
         if voter == self._current:
             self._current = self._voters[(self._voters.index(voter) + 1) % len(self._voters)]
 
     async def _pause(self, tried: Voter) -> None:
-        """A moment, cut short when the leader becomes known."""
+        """Wait for the retry backoff, or until the leader becomes known."""
         if self._leader is not None and self._leader == self._current != tried:
             return
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(RETRY_BACKOFF_S):
-                await self._moved.wait()
-        except TimeoutError:
-            pass
+                await self._leader_found.wait()
 
 
 async def try_call(channel: ControllerChannel, api: Api, request: Any, timeout_s: float) -> Any:
-    """The response to a call that the caller repeats after a pause; None, with a warning, for an error of the whole."""
+    """Send a request that the caller repeats later. Returns None, with a warning, after a top-level error."""
     try:
         response = await channel.call(api, request, timeout_s)
     except TransportError as error:
-        log.warning(f"{api.name} failed", error=str(error))
+        log.warning("request to the controller failed", api=api.name, error=str(error))
         return None
     if response.error_code:
-        # A stale broker epoch is for the next heartbeat to find out, which ends this process.
-        log.warning(f"{api.name} refused", error=ErrorCode.of(response.error_code).name)
+        # After STALE_BROKER_EPOCH the next heartbeat ends this process.
+        log.warning("request refused by the controller", api=api.name, error=ErrorCode.of(response.error_code).name)
         return None
     return response
 
 
-def _earlier(one: float | None, other: float | None) -> float | None:
-    return min((when for when in (one, other) if when is not None), default=None)
+def _earlier(first: float | None, second: float | None) -> float | None:
+    return min((when for when in (first, second) if when is not None), default=None)
 
 
 def is_inactive(api: Api, response: Any) -> bool:
-    """Whether the response states nothing but that this voter is not the active controller."""
+    """Whether all that a response states is that the voter is not the active controller."""
     codes = api.errors(response)
     return bool(codes) and not api.has_success(response) and all(code in _NOT_ACTIVE for code in codes)

@@ -1,16 +1,15 @@
-"""Forwards administrative requests to the active controller, so that clients need to know brokers only.
+"""Forwards administrative requests to the active controller, so that clients connect to brokers only.
 
-The decoded request is sent once, whatever the API is. While no controller is active, it waits for the next one within
-its own timeout; then the response is REQUEST_TIMED_OUT, and the request may have been carried out.
+While no controller is active, a request waits within its own timeout. Then the response is REQUEST_TIMED_OUT, and the
+request may have been carried out.
 
-A controller that dies between its decision and its response leaves the outcome open. Apache Kafka's brokers repeat the
-request, and clients see TOPIC_ALREADY_EXISTS for a topic that they have created themselves. Here, for APIs whose row
-in the table `reconciles`, the broker compares the metadata with that at the time when the request arrived. A topic that
-was missing and is now as requested, or that existed and is gone, was the request's own work, and its result is a
-success.
+A controller that fails between decision and response leaves the outcome open. Apache Kafka's brokers repeat the
+request, and clients receive TOPIC_ALREADY_EXISTS for a topic that they created. Here, for APIs whose table row
+`reconciles`, the broker compares the metadata with its state when the request arrived. A topic that was missing and is
+now as requested, or that existed and is deleted, counts as the request's own work, and its result is a success.
 
-Limits: the same change by another client at the same moment is a success for both. A client that repeats a request
-itself, because its broker died, may still see TOPIC_ALREADY_EXISTS.
+Limits: if two clients request the same change at the same time, both succeed. A client that repeats a request itself,
+because its broker failed, may still receive TOPIC_ALREADY_EXISTS.
 """
 
 from __future__ import annotations
@@ -31,56 +30,62 @@ from kipmesh.transport.grpc.client import TransportError
 
 log = structlog.get_logger(__name__)
 
-NO_ACTIVE_CONTROLLER = "no metadata controller is active"
 SETTLE_TIMEOUT_S = 5.0
-"""How long a broker waits to see the state that the controller reported, because its own image may be behind."""
+"""How long a broker waits until its image has the state that the controller reported."""
 
-Until = Callable[[Callable[[], bool], float], Awaitable[bool]]
-"""Waits until a condition over the published metadata holds, for at most so many seconds; whether it did."""
+WaitUntil = Callable[[Callable[[], bool], float], Awaitable[bool]]
+"""Waits until a condition on the published metadata holds, for at most some seconds. Returns whether it holds."""
 Reconcile = Callable[[Any], Awaitable[Any]]
-"""From the response to a repeated request to that with the request's own work as success."""
+"""Turns the response to a repeated request into one that reports the request's own work as success."""
 
-_NOT_THERE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
+_UNKNOWN = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 _EXISTS = (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS)
 
 
 class Forwarder:
-    """One broker's."""
+    """Sends requests of one broker to the active controller.
 
-    def __init__(self, channel: ControllerChannel, hosted_replicas: HostedReplicas, until: Until) -> None:
+    Raises LookupError if the table of APIs and this module differ in which APIs they reconcile.
+    """
+
+    def __init__(self, channel: ControllerChannel, hosted_replicas: HostedReplicas, wait_until: WaitUntil) -> None:
         if differing := {api.name for api in APIS if api.reconciles} ^ _RECONCILES.keys():
-            raise LookupError(f"the table and this module differ in what is reconciled: {', '.join(sorted(differing))}")
+            raise LookupError(
+                f"the table of APIs and forwarder.py differ in the APIs to reconcile: {', '.join(sorted(differing))}"
+            )
         self._channel = channel
         self._hosted_replicas = hosted_replicas
-        self._until = until
+        self._wait_until = wait_until
 
     async def forward(self, api: Api, request: Any, context: RequestContext) -> Any:
-        """Return the active controller's response, or the API's error response."""
+        """Return the active controller's response.
+
+        Returns the API's error response with INVALID_REQUEST if the request is too large, and with REQUEST_TIMED_OUT if
+        no controller responded in time.
+        """
         reconcile: Reconcile | None = None
         if api.reconciles:
-            reconcile = _RECONCILES[api.name](request, self._hosted_replicas, self._until)
+            reconcile = _RECONCILES[api.name](request, self._hosted_replicas, self._wait_until)
         timeout_s = context.respond_within(getattr(request, "timeout_ms", api.timeout_ms) / 1000)
         try:
             response, is_repeated = await self._channel.forward(api, request, timeout_s)
         except TransportError as error:
             if error.too_large:
-                return api.error_response(
-                    request, ErrorCode.INVALID_REQUEST, "the request is too large to be forwarded"
-                )
+                return api.error_response(request, ErrorCode.INVALID_REQUEST, "the request is too large to forward")
             log.warning("no controller responded", method=api.name, error=str(error))
-            return _timed_out(api, request, f"{NO_ACTIVE_CONTROLLER}, or it does not respond")
-        if is_inactive(api, response):  # until the time was over
-            return _timed_out(api, request, NO_ACTIVE_CONTROLLER)
+            return _timed_out(api, request, "no metadata controller is active, or it does not respond")
+        if is_inactive(api, response):
+            return _timed_out(api, request, "no metadata controller is active")
         return await reconcile(response) if is_repeated and reconcile is not None else response
 
     async def create_topics(
         self, topics: Sequence[m.CreatableTopic], timeout_s: float, context: RequestContext
     ) -> Sequence[m.CreatableTopicResult]:
-        """Create topics for this broker, and wait until it knows those that exist, at most `timeout_s`."""
+        """Create topics for this broker. Waits up to `timeout_s` until its own metadata has those that exist."""
         request = m.CreateTopicsRequest(topics, int(timeout_s * 1000))
         response: m.CreateTopicsResponse = await self.forward(CREATE_TOPICS, request, context)
         names = [result.name for result in response.topics if result.error_code in _EXISTS]
-        await self._until(lambda: all(map(self._hosted_replicas.image.topic_by_name, names)), timeout_s)
+        await self._wait_until(lambda: all(map(self._hosted_replicas.image.topic_by_name, names)), timeout_s)
         return response.topics
 
     async def create_internal_topic(
@@ -92,26 +97,29 @@ class Forwarder:
         timeout_s: float,
         context: RequestContext,
     ) -> bool:
-        """Create a topic that brokers write, with no more replicas than unfenced brokers; whether it exists."""
+        """Create a topic that only brokers write, and return whether it exists.
+
+        The replication factor is reduced to the number of unfenced brokers.
+        """
         brokers = sum(not broker.fenced for broker in self._hosted_replicas.image.brokers.values())
         entries = [m.ConfigEntry(key, str(value)) for key, value in configs.items()]
         topic = m.CreatableTopic(name, num_partitions, max(1, min(replication_factor, brokers)), configs=entries)
         (result,) = await self.create_topics([topic], timeout_s, context)
         if result.error_code not in _EXISTS:
-            log.warning("topic not made", topic=name, error=result.error_message)
+            log.warning("topic not created", topic=name, error=result.error_message)
         return result.error_code in _EXISTS
 
 
-def _timed_out(api: Api, request: Any, why: str) -> Any:
-    return api.error_response(request, ErrorCode.REQUEST_TIMED_OUT, why)
+def _timed_out(api: Api, request: Any, reason: str) -> Any:
+    return api.error_response(request, ErrorCode.REQUEST_TIMED_OUT, reason)
 
 
-# --- reconciliation: each function notes the state before the request ------------------------------------------------
+# --- reconciliation: each function records the state before the request ----------------------------------------------
 
 
-def _create_topics(request: m.CreateTopicsRequest, hosted: HostedReplicas, until: Until) -> Reconcile:
+def _create_topics(request: m.CreateTopicsRequest, hosted: HostedReplicas, wait_until: WaitUntil) -> Reconcile:
     requested = {topic.name: topic for topic in request.topics}
-    # Before the broker has loaded any metadata, a missing topic means nothing.
+    # Without metadata, a missing topic may exist.
     new = {name for name in requested if hosted.image.offset >= 0 and hosted.image.topic_by_name(name) is None}
 
     def own(result: m.CreatableTopicResult) -> m.CreatableTopicResult:
@@ -129,7 +137,7 @@ def _create_topics(request: m.CreateTopicsRequest, hosted: HostedReplicas, until
         } & new
         if not refused or request.validate_only:
             return response
-        await until(lambda: all(map(hosted.image.topic_by_name, refused)), SETTLE_TIMEOUT_S)
+        await wait_until(lambda: all(map(hosted.image.topic_by_name, refused)), SETTLE_TIMEOUT_S)
         return response._replace(
             topics=[own(result) if result.name in refused else result for result in response.topics]
         )
@@ -148,7 +156,7 @@ def _is_as_requested(requested: m.CreatableTopic, topic: TopicState, image: Meta
     return is_as_large and requested.replication_factor in (-1, replicas)
 
 
-def _delete_topics(request: m.DeleteTopicsRequest, hosted: HostedReplicas, until: Until) -> Reconcile:
+def _delete_topics(request: m.DeleteTopicsRequest, hosted: HostedReplicas, wait_until: WaitUntil) -> Reconcile:
     known: dict[bytes | str, TopicState] = {}
     for one in request.topics:
         topic = hosted.image.topics.get(one.topic_id) if one.topic_id else hosted.image.topic_by_name(one.name or "")
@@ -159,7 +167,7 @@ def _delete_topics(request: m.DeleteTopicsRequest, hosted: HostedReplicas, until
         responses = []
         for result in response.responses:
             topic = known.get(result.topic_id or result.name or "")
-            if topic is not None and result.error_code in _NOT_THERE:
+            if topic is not None and result.error_code in _UNKNOWN:
                 result = result._replace(topic_id=topic.topic_id, error_code=0, error_message=None)
             responses.append(result)
         return response._replace(responses=responses)
@@ -167,9 +175,9 @@ def _delete_topics(request: m.DeleteTopicsRequest, hosted: HostedReplicas, until
     return reconcile
 
 
-def _create_partitions(request: m.CreatePartitionsRequest, hosted: HostedReplicas, until: Until) -> Reconcile:
+def _create_partitions(request: m.CreatePartitionsRequest, hosted: HostedReplicas, wait_until: WaitUntil) -> Reconcile:
     topics = [(topic, hosted.image.topic_by_name(topic.name)) for topic in request.topics]
-    wanted = {topic.name: topic.count for topic, had in topics if had and len(had.partitions) < topic.count}
+    wanted = {topic.name: topic.count for topic, state in topics if state and len(state.partitions) < topic.count}
 
     def has_grown(name: str) -> bool:
         topic = hosted.image.topic_by_name(name)
@@ -180,7 +188,7 @@ def _create_partitions(request: m.CreatePartitionsRequest, hosted: HostedReplica
         refused &= wanted.keys()
         if not refused or request.validate_only:
             return response
-        await until(lambda: all(map(has_grown, refused)), SETTLE_TIMEOUT_S)
+        await wait_until(lambda: all(map(has_grown, refused)), SETTLE_TIMEOUT_S)
         results: list[Any] = [
             result._replace(error_code=0, error_message=None)
             if result.name in refused and has_grown(result.name)
@@ -193,9 +201,9 @@ def _create_partitions(request: m.CreatePartitionsRequest, hosted: HostedReplica
 
 
 def _alter_partition_reassignments(
-    request: m.AlterPartitionReassignmentsRequest, hosted: HostedReplicas, until: Until
+    request: m.AlterPartitionReassignmentsRequest, hosted: HostedReplicas, wait_until: WaitUntil
 ) -> Reconcile:
-    """A cancellation that was carried out finds nothing to cancel."""
+    """After a cancellation that was carried out, there is no reassignment left to cancel."""
     image = hosted.image
     running = {(image.topics[topic_id].name, partition) for topic_id, partition in image.reassigning}
 
@@ -215,8 +223,10 @@ def _alter_partition_reassignments(
     return reconcile
 
 
-def _alter_credentials(request: m.AlterUserScramCredentialsRequest, hosted: HostedReplicas, until: Until) -> Reconcile:
-    """To set a credential twice is harmless, to delete one is not."""
+def _alter_credentials(
+    request: m.AlterUserScramCredentialsRequest, hosted: HostedReplicas, wait_until: WaitUntil
+) -> Reconcile:
+    """Setting a credential twice is harmless, deleting one twice is an error."""
     image = hosted.image
     known = {each.name for each in request.deletions if each.mechanism in image.credentials_of(each.name)}
 
@@ -232,7 +242,7 @@ def _alter_credentials(request: m.AlterUserScramCredentialsRequest, hosted: Host
     return reconcile
 
 
-def _unregister_broker(request: m.UnregisterBrokerRequest, hosted: HostedReplicas, until: Until) -> Reconcile:
+def _unregister_broker(request: m.UnregisterBrokerRequest, hosted: HostedReplicas, wait_until: WaitUntil) -> Reconcile:
     was_known = request.broker_id in hosted.image.brokers
 
     async def reconcile(response: m.UnregisterBrokerResponse) -> m.UnregisterBrokerResponse:
@@ -242,7 +252,7 @@ def _unregister_broker(request: m.UnregisterBrokerRequest, hosted: HostedReplica
     return reconcile
 
 
-_RECONCILES: Mapping[str, Callable[[Any, HostedReplicas, Until], Reconcile]] = {
+_RECONCILES: Mapping[str, Callable[[Any, HostedReplicas, WaitUntil], Reconcile]] = {
     "AlterPartitionReassignments": _alter_partition_reassignments,
     "AlterUserScramCredentials": _alter_credentials,
     "CreatePartitions": _create_partitions,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 
@@ -50,13 +51,13 @@ class BrokerLifecycle:
     channel: ControllerChannel
     isolation: Isolation
     _: KW_ONLY
-    incarnation_id: bytes
     is_leader_role: bool
-    previous_broker_epoch: int
     metadata_offset: Callable[[], int]
     log_ends: Callable[[Sequence[m.TopicIdPartition]], list[m.PartitionLogEnd]]
     directories: DataDirectories
     offline_log_dirs: Callable[[], Sequence[bytes]] = tuple
+    incarnation_id: bytes = field(default_factory=lambda: uuid.uuid4().bytes)
+    previous_broker_epoch: int = -1
     heartbeat_due: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:

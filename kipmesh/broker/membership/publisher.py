@@ -1,8 +1,8 @@
-"""What becomes of new metadata on a broker: replicas, logs and roles, then those who wait for it.
+"""Publishes new metadata on a broker: first to the replicas and their logs, then to waiters.
 
-The metadata loader's task calls `publish` and `idle`, so that one change is carried out after the other and the image
-does not go on meanwhile. The first is published only when the image has this broker's own registration, by the log or
-by a snapshot: a restarted broker never acts on a leadership that it has lost.
+The metadata loader's task calls `publish` and `idle`, so changes are applied one after the other and the image does not
+change meanwhile. The first image is published only once it contains this broker's own registration: a restarted broker
+never acts on a leadership that it has lost.
 """
 
 from __future__ import annotations
@@ -15,59 +15,66 @@ from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
 
 
 class MetadataPublisher:
-    """One broker's."""
+    """Publishes metadata on one broker.
+
+    Args: on_published: called after waiters were notified; on_roles_assigned: receives each delta after its replicas
+    have their roles, before waiters are notified.
+    """
 
     def __init__(
-        self, broker_id: int, replica_manager: ReplicaManager, on_published: Callable[[], Awaitable[None]]
+        self,
+        broker_id: int,
+        replica_manager: ReplicaManager,
+        on_published: Callable[[], Awaitable[None]],
+        on_roles_assigned: Callable[[MetadataDelta], None] = lambda _delta: None,
     ) -> None:
         self.published_offset = -1
-        """The offset of the last record whose effects are published, -1 before the first."""
+        """Offset of the last record whose effects are published, or -1."""
         self._broker_id = broker_id
         self._replica_manager = replica_manager
         self._on_published = on_published
-        self.on_roles_given: Callable[[MetadataDelta], None] = lambda _delta: None
-        """Receives each change once its replicas have their roles, before waiters are notified."""
+        self._on_roles_assigned = on_roles_assigned
         self.idle = replica_manager.retry
-        """Retries what the disk refused."""
+        """Host partitions that the disk refused. Called while there is no new metadata."""
         self._broker_epoch = -1
         self._registered = asyncio.Event()
-        self._news = asyncio.Event()
+        self._advanced = asyncio.Event()
 
     @property
     def has_published(self) -> bool:
-        """Whether this broker acts on metadata yet."""
+        """Whether metadata was published."""
         return self.published_offset >= 0
 
     def published_image(self) -> MetadataImage | None:
-        """The metadata that this broker acts on; None before the first."""
+        """Return the published image, or None before the first."""
         return self._replica_manager.hosted_replicas.image if self.has_published else None
 
     def registered(self, broker_epoch: int) -> None:
-        """The offset of our registration's record is known."""
+        """Set the epoch of this broker's registration, which is the offset of its record, and allow to publish."""
         self._broker_epoch = broker_epoch
         self._registered.set()
 
     async def publish(self, image: MetadataImage, delta: MetadataDelta) -> None:
-        """Follow what changed; before the registration is known the loader waits here."""
+        """Apply `delta` and publish `image`. Waits until `registered` was called."""
         await self._registered.wait()
         if image.offset < self._broker_epoch:
             return
-        if not self.has_published:  # all of ours: deltas that were withheld are in it
+        if not self.has_published:  # earlier deltas were not applied
             changed_partitions = set(image.partitions_of_broker(self._broker_id))
             delta = MetadataDelta(changed_partitions=changed_partitions, changed_brokers=set(image.brokers))
         await self._replica_manager.apply(image, delta)
-        self.on_roles_given(delta)
+        self._on_roles_assigned(delta)
         self.published_offset = image.offset
-        self._news.set()
-        self._news = asyncio.Event()
+        self._advanced.set()
+        self._advanced = asyncio.Event()
         await self._on_published()
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until the published metadata meets the condition, for at most `timeout_s`; whether it does."""
+    async def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until the published metadata meets the condition, at most `timeout_s`. Returns whether it does."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not condition():
-                    await self._news.wait()
+                    await self._advanced.wait()
         except TimeoutError:
             return False
         return True

@@ -1,7 +1,7 @@
-"""A broker as an observer of the metadata quorum: its replica of `__cluster_metadata-0`, followed, loaded, published.
+"""A broker as an observer of the metadata quorum: fetches, loads and publishes `__cluster_metadata-0`.
 
-The driver fetches, the loader applies what is committed and makes and cleans the broker's own snapshots (630-03), the
-publisher lets the broker act on it, and the channel to the active controller goes where the quorum's leader is.
+The driver fetches the log. The loader applies committed records, and makes and deletes the broker's own snapshots
+(630-03). The publisher applies the metadata to the broker. The controller channel follows the quorum's leader.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ from kipmesh.transport.grpc.client import ConnectionPool
 
 
 def open_replica(config: BrokerConfig, fs: FileSystem, log_manager: LogManager) -> QuorumReplica:
-    """The broker's replica, in one of its data folders; an observer never refuses to start (630-14). Blocks."""
+    """Open the broker's replica of the metadata log in its metadata log directory. Blocks.
+
+    Without a valid snapshot an observer fetches again instead of failing (630-14). Raises StorageError.
+    """
     return QuorumReplica.open(
         log_manager,
         cluster_id=config.cluster_id,
@@ -42,9 +45,10 @@ def open_replica(config: BrokerConfig, fs: FileSystem, log_manager: LogManager) 
 
 @dataclass(eq=False)
 class BrokerQuorum:
-    """Driver and loader of one broker, and who is told of what.
+    """Driver and loader of one broker. Receives the driver's events.
 
-    `controller_changed` is given the leader, -1 for none that is known, and its epoch.
+    Args: on_failure: receives an error that must end the process; controller_changed: receives the leader's id, -1 if
+    it is unknown, and the epoch; on_snapshot: receives each snapshot that was made, fetched or loaded.
     """
 
     config: BrokerConfig
@@ -75,37 +79,37 @@ class BrokerQuorum:
             clean_interval_s=CLEAN_INTERVAL_S,
         )
         self.committed = self.loader.committed
-        """More may be applied."""
+        """Driver event: the high watermark advanced."""
         self.truncated = self.loader.truncated
-        """The log was cut."""
+        """Driver event: the log was truncated."""
 
     def start(self) -> None:
-        """Follow the quorum."""
+        """Start to follow the quorum."""
         self.loader.start()
         self.driver.start()
 
     async def stop(self) -> None:
-        """Follow it no more, and make the log durable."""
+        """Stop, and sync the log."""
         await self.loader.stop()
         await self.driver.stop()
 
     async def abort(self) -> None:
-        """End as a crash would."""
+        """Stop as in a crash, without a sync."""
         await self.loader.stop()
         await self.driver.abort()
 
-    # --- what the driver tells -------------------------------------------------------------------------------------
+    # --- events of the driver ----------------------------------------------------------------------------------------
 
     def state_changed(self, state: State, epoch: int, leader_id: int) -> None:
-        """Another leader, or none that is known."""
+        """Driver event: another leader, or -1 if it is unknown."""
         self.channel.leader_changed(self._voters.get(leader_id))
         self.controller_changed(leader_id, epoch)
 
     def snapshot_installed(self, snapshot_id: SnapshotId) -> None:
-        """A snapshot took the log's place."""
+        """Driver event: a fetched snapshot replaced the log."""
         self.loader.snapshot_installed(snapshot_id)
         fetcher = self.driver.fetcher
-        took_ms = None if fetcher is None else monotonic_ms() - fetcher.begun_ms
+        took_ms = None if fetcher is None else monotonic_ms() - fetcher.started_ms
         size_bytes = None
         with suppress(StorageError):
             size_bytes = self.replica.store.size(snapshot_id)

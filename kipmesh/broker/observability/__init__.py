@@ -1,1 +1,1 @@
-"""Metrics and traces of a broker."""
+"""Metrics and request traces of a broker."""

@@ -1,4 +1,4 @@
-"""A broker's metrics, under the names that Kafka dashboards use; `kipmesh_*` where Kafka has none."""
+"""Metrics of a broker, under the names of Kafka's exporters, or `kipmesh_*` where Kafka has none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ROLES = {True: "leader", False: "follower"}
 
 
 class BrokerMetrics:
-    """Counters that handlers move, and gauges that are computed when somebody looks."""
+    """Counters that the broker's parts increment, and gauges that are computed at each scrape."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -27,51 +27,65 @@ class BrokerMetrics:
             return Counter(name, text, labels, registry=registry)
 
         topic = "kafka_server_brokertopicmetrics_"
-        self._bytes_in = counter(topic + "bytesin", "Bytes of batches that producers wrote.")
-        self._messages_in = counter(topic + "messagesin", "Records that producers wrote.")
-        self._bytes_out = counter(topic + "bytesout", "Bytes of batches that consumers read.")
-        self._replication_bytes_in = counter(topic + "replicationbytesin", "Bytes read from leaders.")
-        self._replication_bytes_out = counter(topic + "replicationbytesout", "Bytes that followers read.")
+        self._bytes_in = counter(topic + "bytesin", "Bytes of batches appended for producers.")
+        self._messages_in = counter(topic + "messagesin", "Records appended for producers.")
+        self._bytes_out = counter(topic + "bytesout", "Bytes of batches fetched by consumers.")
+        self._replication_bytes_in = counter(topic + "replicationbytesin", "Bytes fetched from leaders.")
+        self._replication_bytes_out = counter(topic + "replicationbytesout", "Bytes fetched by followers.")
         self._reassignment_bytes_in = counter(
-            topic + "reassignmentbytesin", "Bytes read from leaders by replicas that a reassignment adds."
+            topic + "reassignmentbytesin", "Bytes fetched from leaders by replicas that a reassignment adds."
         )
         self._throttled_bytes = counter(
-            "kipmesh_broker_throttled_replication_bytes", "Those that follower.replication.throttled.rate was for."
+            "kipmesh_broker_throttled_replication_bytes",
+            "Bytes fetched from leaders under follower.replication.throttled.rate.",
         )
-        self._produce_requests = counter(topic + "totalproducerequests", "Partitions written by producers.")
-        requests = counter("kipmesh_broker_fetch_requests", "Fetches by who asked.", ("role",))
+        self._produce_requests = counter(
+            topic + "totalproducerequests", "Partitions in produce requests to which a batch was appended."
+        )
+        requests = counter("kipmesh_broker_fetch_requests", "Fetch requests, by role of the client.", ("role",))
         self._fetch_consumer, self._fetch_follower = map(requests.labels, ("consumer", "follower"))
         self.duplicates = counter(
-            "kipmesh_broker_duplicate_batches", "Batches that idempotent producers sent again, not appended again."
+            "kipmesh_broker_duplicate_batches",
+            "Batches that idempotent producers repeated. They are not appended again.",
         )
-        self.produce_failed = counter("kipmesh_broker_produce_failures", "Batches refused, by error.", ("error",))
+        self.produce_failed = counter(
+            "kipmesh_broker_produce_failures", "Batches that were refused, by error.", ("error",)
+        )
         self.replication_failed = counter(
             "kipmesh_broker_replication_failures",
-            "Partitions whose fetched records were refused, by error.",
+            "Fetched partitions whose records could not be appended, by error.",
             ("error",),
         )
-        self.fetches_failed = counter("kipmesh_broker_fetcher_transport_failures", "Follower fetches without answer.")
-        self._isr_shrinks = counter("kafka_server_replicamanager_isrshrinks", "ISR shrinks asked for.")
-        self._isr_expands = counter("kafka_server_replicamanager_isrexpands", "ISR expansions asked for.")
-        fetches = counter("kipmesh_broker_fetcher_fetches", "Follower fetches answered, by kind.", ("kind",))
+        self.fetches_failed = counter(
+            "kipmesh_broker_fetcher_transport_failures", "Fetches of followers without a response."
+        )
+        self._isr_shrinks = counter("kafka_server_replicamanager_isrshrinks", "ISR shrinks proposed to the controller.")
+        self._isr_expands = counter(
+            "kafka_server_replicamanager_isrexpands", "ISR expansions proposed to the controller."
+        )
+        fetches = counter("kipmesh_broker_fetcher_fetches", "Fetches of followers with a response, by kind.", ("kind",))
         self._full_fetches, self._incremental_fetches = map(fetches.labels, ("full", "incremental"))
         self.session_resets = counter(
-            "kipmesh_broker_fetcher_session_resets", "Fetch sessions that this follower gave up, by cause.", ("cause",)
+            "kipmesh_broker_fetcher_session_resets",
+            "Fetch sessions that this follower abandoned, by cause.",
+            ("cause",),
         )
         self.selector_failed = counter(
-            "kipmesh_broker_replica_selector_errors", "What a replica selector did wrong, by kind.", ("error",)
+            "kipmesh_broker_replica_selector_errors", "Failures of the replica selector, by kind.", ("error",)
         )
         self.redirected = counter(
-            "kipmesh_broker_fetch_redirects", "Partitions of fetches sent to another replica.", ("replica",)
+            "kipmesh_broker_fetch_redirects",
+            "Fetched partitions redirected to a preferred read replica, by replica.",
+            ("replica",),
         )
         served = counter(
             "kipmesh_broker_consumer_fetched_bytes",
-            "Bytes that consumers read, by this replica's role and by the consumer's rack.",
+            "Bytes fetched by consumers, by role of the replica and rack of the consumer.",
             ("role", "rack"),
         )
         cases = counter(
             "kipmesh_broker_fetch_offset_cases",
-            "Consumers' reads of partitions at offsets without records, by case and by this replica's role.",
+            "Fetched partitions of consumers at offsets without records, by case and role of the replica.",
             ("case", "role"),
         )
         for failure in SelectorFailure:
@@ -86,28 +100,28 @@ class BrokerMetrics:
             if case.is_counted
             for is_leader, role in _ROLES.items()
         }
-        asked = counter("kipmesh_broker_metadata_requests", "Metadata requests, by what they ask for.", ("kind",))
-        self._metadata_requests = {kind: asked.labels(kind) for kind in ("all", "brokers", "topics")}
-        self._metadata_topics = counter("kipmesh_broker_metadata_topics", "Topics that answers to Metadata told of.")
+        metadata = counter("kipmesh_broker_metadata_requests", "Metadata requests, by requested kind.", ("kind",))
+        self._metadata_requests = {kind: metadata.labels(kind) for kind in ("all", "brokers", "topics")}
+        self._metadata_topics = counter("kipmesh_broker_metadata_topics", "Topics in Metadata responses.")
 
     def metadata_responded(self, request: MetadataRequest, topics: int) -> None:
-        """A Metadata request for all topics, for the brokers alone, or for some topics, and how many were told of."""
+        """Count a Metadata request by its kind, and the topics in its response."""
         kind = "all" if request.topics is None else "topics" if request.topics else "brokers"
         self._metadata_requests[kind].inc()
         self._metadata_topics.inc(topics)
 
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
-        """A number that `read` computes at every scrape."""
+        """Register a gauge that `read` computes at each scrape."""
         Gauge(name, text, registry=self._registry).set_function(read)
 
     def produced(self, size_bytes: int, records: int) -> None:
-        """A batch was appended."""
+        """Count an appended batch."""
         self._bytes_in.inc(size_bytes)
         self._messages_in.inc(records)
         self._produce_requests.inc()
 
     def fetched(self, is_follower: bool, size_bytes: int) -> None:
-        """A fetch was answered."""
+        """Count a fetch response."""
         if is_follower:
             self._fetch_follower.inc()
             self._replication_bytes_out.inc(size_bytes)
@@ -116,41 +130,41 @@ class BrokerMetrics:
             self._bytes_out.inc(size_bytes)
 
     def served(self, size_bytes: int, *, is_leader: bool, rack: str) -> None:
-        """A consumer got records of a partition here; `rack` is `same`, `cross` or `unknown`."""
+        """Count bytes that a consumer read from a replica. `rack` is `same`, `cross` or `unknown`."""
         self._served[is_leader, rack].inc(size_bytes)
 
     def offset_case(self, case: OffsetCase, *, is_leader: bool) -> None:
-        """A consumer asked for an offset that is one of the four cases (392-03 to 392-06)."""
+        """Count a consumer's fetch at one of the four offset cases (392-03 to 392-06)."""
         self._cases[case, is_leader].inc()
 
     def replicated(self, size_bytes: int) -> None:
-        """A follower appended what it fetched."""
+        """Count bytes that a follower appended."""
         if size_bytes:
             self._replication_bytes_in.inc(size_bytes)
 
     def reassigned(self, size_bytes: int, *, is_throttled: bool) -> None:
-        """A replica that a reassignment adds appended what it fetched."""
+        """Count bytes that a replica appended while a reassignment adds it."""
         self._reassignment_bytes_in.inc(size_bytes)
         if is_throttled:
             self._throttled_bytes.inc(size_bytes)
 
     def session_fetched(self, *, is_full: bool) -> None:
-        """A follower's fetch got an answer."""
+        """Count a response to a follower's fetch."""
         (self._full_fetches if is_full else self._incremental_fetches).inc()
 
-    def isr_asked(self, grows: bool) -> None:
-        """The controller was asked for another ISR."""
-        (self._isr_expands if grows else self._isr_shrinks).inc()
+    def isr_change_proposed(self, *, is_expansion: bool) -> None:
+        """Count an ISR change that was proposed to the controller."""
+        (self._isr_expands if is_expansion else self._isr_shrinks).inc()
 
 
 class PartitionCollector(Collector):
-    """How many partitions there are, of which kind: counted at each scrape, all in one walk."""
+    """Counts partitions by state, in one pass per scrape."""
 
     def __init__(self, hosted_replicas: HostedReplicas) -> None:
         self._hosted_replicas = hosted_replicas
 
     def collect(self) -> Iterator[Metric]:
-        """O(partitions), without anything made for each."""
+        """Yield the metrics. O(partitions), without an allocation for each."""
         count = led = under_replicated = under_min_isr = 0
         for replica in self._hosted_replicas:
             count += 1
@@ -160,13 +174,15 @@ class PartitionCollector(Collector):
                 under_replicated += len(leader.isr) <= len(leader.followers)
                 under_min_isr += leader.is_under_min_isr
         offset = self._hosted_replicas.image.offset
-        yield GaugeMetricFamily("kipmesh_broker_metadata_offset", "Last metadata offset applied.", offset)
+        yield GaugeMetricFamily("kipmesh_broker_metadata_offset", "Last applied metadata offset.", offset)
         prefix = "kafka_server_replicamanager_"
-        yield GaugeMetricFamily(prefix + "partitioncount", "Partitions here.", count)
-        yield GaugeMetricFamily(prefix + "leadercount", "Partitions led here.", led)
+        yield GaugeMetricFamily(prefix + "partitioncount", "Partitions hosted by this broker.", count)
+        yield GaugeMetricFamily(prefix + "leadercount", "Partitions led by this broker.", led)
         yield GaugeMetricFamily(
-            prefix + "underreplicatedpartitions", "Led partitions with an ISR that lacks a replica.", under_replicated
+            prefix + "underreplicatedpartitions", "Led partitions whose ISR lacks a replica.", under_replicated
         )
         yield GaugeMetricFamily(
-            prefix + "underminisrpartitioncount", "Led partitions below min.insync.replicas.", under_min_isr
+            prefix + "underminisrpartitioncount",
+            "Led partitions whose ISR is below min.insync.replicas.",
+            under_min_isr,
         )

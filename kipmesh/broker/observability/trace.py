@@ -1,19 +1,13 @@
-"""The trace of a broker: what requests cost and saved, as JSON records in the topic `__mesh_trace`; off by default.
+"""Request trace of a broker: costs and savings of requests, as JSON records in the topic `__mesh_trace`.
 
-Traced are fetches, produce requests and metadata requests, each by a decision of its own (`mesh.trace.sample`), and all
-snapshots of the metadata. An entry is made where the server has request and response and the bytes of both, right after
-the handler returned: sessions, roles and racks are still as they were when it answered. The request's path has no more
-than that and an append to a bounded queue.
+Off by default. Each Fetch, Produce and Metadata request is traced with probability `mesh.trace.sample`, and every
+metadata snapshot. The server calls the observers right after the handler returned, so sessions, roles and racks are
+those of the response. A traced request costs that call and an append to a bounded queue. Requests that concern only
+`__mesh_trace` are counted, not traced, or each entry would cause others.
 
-`TraceWriter` creates the topic at the first write, and writes by produce requests as any client does. A write that
-fails loses its entries, which are counted; while the topic cannot be created or has no leader, or its leader does not
-know of it yet, they wait in their bounded queue. Each broker writes to one partition.
-
-What only moves the trace is not traced, or each entry would make others: exchanges all of whose partitions are of
-`__mesh_trace`. They are counted by themselves, so that the trace and the broker's metrics add up.
-
-Invariants: what is in the queue is at most `mesh.trace.queue.max`; nothing here fails a request; every entry that was
-sampled is written, waits, or is counted as dropped. docs/jobs.md has the fields.
+`TraceWriter` creates the topic and writes with Produce requests. A failed write drops its entries. Entries stay queued
+while the topic has no leader. Invariants: the queue has at most `mesh.trace.queue.max` entries; tracing never fails a
+request; each sampled entry is written, queued or counted as dropped. docs/jobs.md lists the fields.
 """
 
 from __future__ import annotations
@@ -24,7 +18,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import structlog
@@ -55,53 +49,52 @@ from kipmesh.transport.pipeline import Observer
 log = structlog.get_logger(__name__)
 
 TEXT_MAX: Final = 255
-"""Longest client id or rack in an entry."""
+"""Maximum length of a client id or rack in an entry."""
 TRACE_TOPIC: Final = "__mesh_trace"
 CLIENT_ID: Final = "mesh-trace"
 ENTRIES_MAX: Final = 1000
-"""Of one request."""
+"""Maximum entries per write."""
 BATCH_BYTES_MAX: Final = 256 << 10
-"""Of the JSON of one batch: far below any `max.message.bytes` that makes sense."""
+"""Maximum JSON bytes per batch, far below any reasonable `max.message.bytes`."""
 TIMEOUT_MS: Final = 5000
 CREATE_PAUSE_MS: Final = 5000
 SEGMENTS: Final = 8
-"""Of a partition at its `retention.bytes`: what is deleted goes by whole segments."""
+"""Number of segments of a partition at its `retention.bytes`, because retention deletes whole segments."""
 SEGMENT_BYTES_MIN: Final = 1 << 20
 SEGMENT_BYTES_MAX: Final = 64 << 20
 SEGMENT_MS: Final = 3_600_000
-_LATER: Final = frozenset(
+_RETRIABLE: Final = frozenset(
     {ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.NOT_LEADER_OR_FOLLOWER}
 )
-"""Of a leader whose metadata is behind ours, or the other way round: nothing was written."""
+"""Errors of a leader whose metadata differs from this broker's: nothing was written."""
 Entry = dict[str, Any]
 
 
 class LastFetch(FetchSessionMetrics):
-    """A session cache's counters that also know what the fetch that was answered last left out."""
+    """Counters of a session cache that also keep the values of the last completed fetch."""
 
     def __init__(self) -> None:
         super().__init__()
         self.kind = FetchKind.ERROR
-        self.not_asked = 0
-        self.not_answered = 0
+        self.omitted_requested = self.omitted_returned = 0
 
-    def answered(self, kind: FetchKind) -> None:
+    def completed(self, kind: FetchKind) -> None:
         """See FetchSessionMetrics."""
-        super().answered(kind)
-        self.kind, self.not_asked, self.not_answered = kind, 0, 0
+        super().completed(kind)
+        self.kind, self.omitted_requested, self.omitted_returned = kind, 0, 0
 
-    def saved(self, not_asked: int, not_answered: int) -> None:
+    def saved(self, omitted_requested: int, omitted_returned: int) -> None:
         """See FetchSessionMetrics."""
-        super().saved(not_asked, not_answered)
-        self.not_asked, self.not_answered = not_asked, not_answered
+        super().saved(omitted_requested, omitted_returned)
+        self.omitted_requested, self.omitted_returned = omitted_requested, omitted_returned
 
 
 class TraceQueue:
-    """Entries that wait to be written, within limits, and counts of what came and what was left out."""
+    """A bounded queue of entries to write. Args: rate_max: maximum entries per second; now_ms: monotonic clock."""
 
     def __init__(self, queue_max: int, rate_max: int, now_ms: Callable[[], int] = monotonic_ms) -> None:
         self.sampled: Counter[str] = Counter()
-        """Entries by kind, those included that a limit dropped."""
+        """Entries by kind, including dropped ones."""
         self.dropped: Counter[str] = Counter({"rate": 0, "queue": 0, "write": 0})
         self.written = 0
         self._queue_max = queue_max
@@ -115,7 +108,7 @@ class TraceQueue:
         return len(self._entries)
 
     def put(self, entry: Entry) -> None:
-        """Add an entry, or count why not."""
+        """Add an entry, or count it as dropped."""
         self.sampled[entry["kind"]] += 1
         second = self._now_ms() // 1000
         if second != self._second:
@@ -129,19 +122,19 @@ class TraceQueue:
             self._entries.append(entry)
 
     def put_back(self, entries: Sequence[Entry]) -> None:
-        """Entries that were taken and are still to be written; those without room by now are dropped."""
+        """Return entries of `take` to the front of the queue. Entries without room are dropped."""
         room = max(0, self._queue_max - len(self._entries))
         self.dropped["queue"] += max(0, len(entries) - room)
         self._entries.extendleft(reversed(entries[:room]))
 
     def take(self, most: int) -> list[Entry]:
-        """The oldest entries, no longer in the queue."""
+        """Remove and return up to `most` of the oldest entries."""
         return [self._entries.popleft() for _ in range(min(most, len(self._entries)))]
 
 
 @dataclass(eq=False)
 class TraceWriter:
-    """One broker's way to the topic."""
+    """Writes entries to this broker's partition of the trace topic."""
 
     config: BrokerConfig
     hosted_replicas: HostedReplicas
@@ -152,7 +145,7 @@ class TraceWriter:
         self._create_after_ms = 0
 
     async def flush(self, queue: TraceQueue, status: Callable[[], Entry]) -> None:
-        """Write what is in the queue now, with the status of before."""
+        """Write the queued entries. Each request also has the current `status` entry."""
         topic = self.hosted_replicas.image.topic_by_name(TRACE_TOPIC)
         if topic is None:
             await self._create()
@@ -162,16 +155,16 @@ class TraceWriter:
         leader = endpoints.get(topic.partitions[index].leader)
         if leader is None:
             return
-        address, waiting = f"{leader.host}:{leader.port}", len(queue)
-        while waiting > 0:
-            entries = queue.take(min(waiting, ENTRIES_MAX))
-            waiting -= len(entries)
+        address, remaining = f"{leader.host}:{leader.port}", len(queue)
+        while remaining > 0:
+            entries = queue.take(min(remaining, ENTRIES_MAX))
+            remaining -= len(entries)
             undecided = len(entries)
             try:
                 batches = await asyncio.to_thread(list, batches_of([status(), *entries], wall_ms()))
                 for number, (batch, inside) in enumerate(batches):
                     error = await self._send(address, topic, index, batch)
-                    if error in _LATER:
+                    if error in _RETRIABLE:
                         undecided = 0
                         queue.put_back([entry for _, rest in batches[number:] for entry in rest])
                         return
@@ -180,25 +173,25 @@ class TraceWriter:
                         queue.dropped["write"] += len(inside)
                     else:
                         queue.written += len(inside)
-            finally:  # what was taken when something raised, or the broker ends, is nowhere else
+            finally:  # after an exception, entries of this request are dropped
                 queue.dropped["write"] += undecided
 
     async def _send(self, address: str, topic: TopicState, index: int, batch: bytes) -> ErrorCode:
-        """What the leader says; without an answer NETWORK_EXCEPTION: the batch may be in the log."""
+        """Return the leader's error code, or NETWORK_EXCEPTION without a response: the batch may be in the log."""
         data = m.TopicProduceData(topic.name, topic.topic_id, [m.PartitionProduceData(index, batch)])
         request = m.ProduceRequest(None, 1, TIMEOUT_MS, [data])
         try:
             response = await self.pool.get(address).call("Broker", "Produce", request, TIMEOUT_MS / 1000)
             error = ErrorCode(response.responses[0].partition_responses[0].error_code)
         except (TransportError, KafkaError, IndexError, ValueError) as failure:
-            log.warning("trace not written", address=address, error=str(failure))
+            log.warning("trace write failed", address=address, error=str(failure))
             return ErrorCode.NETWORK_EXCEPTION
         if error:
-            log.warning("trace not written", address=address, error=error.name)
+            log.warning("trace write failed", address=address, error=error.name)
         return error
 
     async def _create(self) -> None:
-        """Make the topic; it is found in the metadata later."""
+        """Create the topic. A later flush finds it in the metadata."""
         if monotonic_ms() < self._create_after_ms:
             return
         config = self.config
@@ -225,7 +218,7 @@ class TraceWriter:
 
 
 def batches_of(entries: Sequence[Entry], now_ms: int) -> Iterator[tuple[bytes, list[Entry]]]:
-    """Record batches and the entries that each has, the status not among them."""
+    """Encode entries as record batches. Yields each batch with its entries, except status entries."""
     records: list[tuple[bytes | None, bytes | None]] = []
     inside: list[Entry] = []
     size = 0
@@ -244,9 +237,10 @@ def batches_of(entries: Sequence[Entry], now_ms: int) -> Iterator[tuple[bytes, l
 
 @dataclass(eq=False)
 class RequestTrace:
-    """See the module. Belongs to the broker's event loop.
+    """The trace of one broker. Belongs to the event loop.
 
-    From here on `sessions` counts by `LastFetch`. `draw` gives numbers from 0 to below 1.
+    Replaces the counters of `sessions` by a `LastFetch`. Args: metadata_log: returns the metadata log, or None before
+    it is open; draw: returns random numbers in [0, 1).
     """
 
     config: BrokerConfig
@@ -254,84 +248,83 @@ class RequestTrace:
     sessions: FetchSessionCache
     registry: CollectorRegistry
     metadata_log: Callable[[], Log | None]
-    _: KW_ONLY
-    draw: Callable[[], float] | None = None
+    draw: Callable[[], float] = field(default_factory=lambda: random.Random().random, kw_only=True)
 
     def __post_init__(self) -> None:
         self.queue = TraceQueue(self.config.mesh_trace_queue_max, self.config.mesh_trace_rate_max)
         self.own: Counter[str] = Counter({"fetch": 0, "produce": 0, "metadata": 0})
-        """Sampled exchanges that only moved the trace, by kind."""
+        """Sampled requests that concern only the trace topic, by kind."""
         self.own_saved_bytes = 0
-        """What self.sessions saved in those."""
-        self._draw = self.draw or random.Random().random
+        """Bytes that fetch sessions saved in those requests."""
         self._last = self.sessions.metrics = LastFetch()
-        self._started_ms = wall_ms()
         self._common = {
             "broker": self.config.node_id,
             "broker_rack": self.config.broker_rack,
-            "started": self._started_ms,
+            "started": wall_ms(),
         }
         self.registry.register(_TraceCollector(self))
 
     async def run(self, forwarder: Forwarder, pool: ConnectionPool, ready: Callable[[], bool]) -> None:
-        """Write what is queued, until cancelled."""
+        """Write queued entries periodically, until cancelled. `ready` returns whether the broker is ready."""
         writer = TraceWriter(self.config, self.hosted_replicas, forwarder, pool)
         while True:
             await asyncio.sleep(self.config.mesh_trace_flush_interval_ms / 1000)
             try:
                 if len(self.queue) and ready():
                     await writer.flush(self.queue, self._status)
-            except Exception as error:  # the broker goes on without its trace
-                log.warning("trace not written", error=f"{type(error).__name__}: {error}")
+            except Exception as error:  # tracing must not end the broker
+                log.warning("trace write failed", error=f"{type(error).__name__}: {error}")
 
     def observers(self) -> Mapping[str, Observer]:
-        """For the server."""
-        fetch, produce, metadata = (self._sampled(make) for make in (self._fetch, self._produce, self._metadata))
+        """Return the observer of each traced API, for the request pipeline."""
         return {
-            "Fetch": fetch,
-            "Produce": produce,
-            "Metadata": metadata,
+            "Fetch": self._sampled(self._fetch),
+            "Produce": self._sampled(self._produce),
+            "Metadata": self._sampled(self._metadata),
         }
 
     def _sampled(self, make: Callable[[RequestContext, Any, Any], Entry | None]) -> Observer:
-        sample, draw = self.config.mesh_trace_sample, self._draw
+        sample, draw = self.config.mesh_trace_sample, self.draw
 
-        def observe(who: RequestContext, request: Any, response: Any, request_bytes: int, response_bytes: int) -> None:
+        def observe(
+            context: RequestContext, request: Any, response: Any, request_bytes: int, response_bytes: int
+        ) -> None:
             if sample < 1 and draw() >= sample:
                 return
             try:
-                entry = make(who, request, response)
+                entry = make(context, request, response)
                 if entry is not None:
                     entry |= {"sample": sample, "request_bytes": request_bytes, "response_bytes": response_bytes}
                     self._put(entry)
-            except Exception as error:  # a request is not to fail for its trace
-                log.error("exchange not traced", error=f"{type(error).__name__}: {error}")
+            except Exception as error:  # tracing must not fail a request
+                log.error("request not traced", error=f"{type(error).__name__}: {error}")
 
         return observe
 
     def _put(self, entry: Entry) -> None:
-        self.queue.put({"v": 1, "ts": wall_ms(), **self._common, **entry})
+        self.queue.put(self._stamped(entry))
+
+    def _stamped(self, entry: Entry) -> Entry:
+        return {"v": 1, "ts": wall_ms(), **self._common, **entry}
 
     def _status(self) -> Entry:
-        """What was sampled and dropped since the start: an entry that goes with each write."""
-        queue = self.queue
-        return {
-            "v": 1,
-            "ts": wall_ms(),
-            **self._common,
-            "kind": "status",
-            "sample": 1.0,
-            "sampled": dict(queue.sampled),
-            "dropped": dict(queue.dropped),
-            "own": dict(self.own),
-        }
+        """Return an entry with the number of entries that were sampled and dropped since the start."""
+        return self._stamped(
+            {
+                "kind": "status",
+                "sample": 1.0,
+                "sampled": dict(self.queue.sampled),
+                "dropped": dict(self.queue.dropped),
+                "own": dict(self.own),
+            }
+        )
 
     # --- fetches -----------------------------------------------------------------------------------------------------
 
-    def _fetch(self, who: RequestContext, request: m.FetchRequest, response: m.FetchResponse) -> Entry | None:
+    def _fetch(self, context: RequestContext, request: m.FetchRequest, response: m.FetchResponse) -> Entry | None:
         last, error = self._last, response.error_code
-        not_asked, not_answered = (0, 0) if error else (last.not_asked, last.not_answered)
-        saved_request, saved_response = not_asked * REQUEST_PARTITION_BYTES, not_answered * RESPONSE_PARTITION_BYTES
+        requested, returned = (0, 0) if error else (last.omitted_requested, last.omitted_returned)
+        saved_request, saved_response = requested * REQUEST_PARTITION_BYTES, returned * RESPONSE_PARTITION_BYTES
         if self._is_own(
             (topic.topic, topic.topic_id) for topics in (request.topics, response.responses) for topic in topics
         ):
@@ -341,7 +334,7 @@ class RequestTrace:
         named = _partition_count(request.topics)
         entry: Entry = {
             "kind": "fetch",
-            "client": who.client_id[:TEXT_MAX],
+            "client": context.client_id[:TEXT_MAX],
             "rack": request.rack_id[:TEXT_MAX],
             "replica": request.replica_id,
             "session": response.session_id or request.session_id,
@@ -350,19 +343,19 @@ class RequestTrace:
             "error": error,
             "named": named,
             "answered": _partition_count(response.responses),
-            "session_partitions": named + not_asked,
+            "session_partitions": named + requested,
             "saved_request_bytes": saved_request,
             "saved_response_bytes": saved_response,
             "record_bytes": sum(len(data.records) for topic in response.responses for data in topic.partitions),
         }
         if request.replica_id < 0:
-            entry |= self._closeness(request.rack_id, response.responses)
+            entry |= self._rack_bytes(request.rack_id, response.responses)
         return entry
 
-    def _closeness(self, client_rack: str, topics: Sequence[m.FetchableTopicResponse]) -> Entry:
-        """Bytes of a consumer's fetch by this broker's role, as its metrics count them, and what stayed in the rack.
+    def _rack_bytes(self, client_rack: str, topics: Sequence[m.FetchableTopicResponse]) -> Entry:
+        """Return a consumer's fetched bytes by role of the replica, and the bytes that did not cross racks.
 
-        Saved are those that a follower in the client's rack sent while the partition's leader is in another one.
+        Bytes count as saved if a follower in the client's rack sent them while the leader is in another rack.
         """
         here = self.config.broker_rack
         relation = "unknown" if not (client_rack and here) else "same" if client_rack == here else "cross"
@@ -389,7 +382,7 @@ class RequestTrace:
         }
 
     def _is_own(self, topics: Iterable[tuple[str, bytes]]) -> bool:
-        """Whether there are topics, and all of them are the trace's."""
+        """Whether there is at least one topic, and all are the trace topic."""
         topic = self.hosted_replicas.image.topic_by_name(TRACE_TOPIC)
         own_id = None if topic is None else topic.topic_id
         is_own = False
@@ -399,62 +392,65 @@ class RequestTrace:
             is_own = True
         return is_own
 
-    # --- the others --------------------------------------------------------------------------------------------------
+    # --- produce, metadata, snapshots --------------------------------------------------------------------------------
 
-    def _produce(self, who: RequestContext, request: m.ProduceRequest, response: m.ProduceResponse) -> Entry | None:
+    def _produce(self, context: RequestContext, request: m.ProduceRequest, response: m.ProduceResponse) -> Entry | None:
         if self._is_own((topic.name, topic.topic_id) for topic in request.topic_data):
             self.own["produce"] += 1
             return None
         count = records = size = 0
-        for asked, told in zip(request.topic_data, response.responses, strict=False):
-            for data, result in zip(asked.partition_data, told.partition_responses, strict=False):
+        for topic, topic_response in zip(request.topic_data, response.responses, strict=False):
+            for data, result in zip(topic.partition_data, topic_response.partition_responses, strict=False):
                 count += 1
                 if not result.error_code:
                     records += _record_count(data.records)
                     size += len(data.records)
         return {
             "kind": "produce",
-            "client": who.client_id[:TEXT_MAX],
+            "client": context.client_id[:TEXT_MAX],
             "partitions": count,
             "records": records,
             "record_bytes": size,
         }
 
-    def _metadata(self, who: RequestContext, request: m.MetadataRequest, response: m.MetadataResponse) -> Entry | None:
-        asked = request.topics
-        if asked is not None and self._is_own((topic.name or "", topic.topic_id) for topic in asked):
+    def _metadata(
+        self, context: RequestContext, request: m.MetadataRequest, response: m.MetadataResponse
+    ) -> Entry | None:
+        requested = request.topics
+        if requested is not None and self._is_own((topic.name or "", topic.topic_id) for topic in requested):
             self.own["metadata"] += 1
             return None
         return {
             "kind": "metadata",
-            "client": who.client_id[:TEXT_MAX],
+            "client": context.client_id[:TEXT_MAX],
             "rack": request.rack_id[:TEXT_MAX],
-            "all_topics": asked is None,
-            "asked": len(asked or ()),
+            "all_topics": requested is None,
+            "asked": len(requested or ()),
             "answered": sum(not topic.error_code for topic in response.topics),
             "partitions": _partition_count(response.topics),
             "error": response.error_code,
         }
 
     def snapshot(self, seen: SnapshotSeen) -> None:
-        """A snapshot was made, fetched or loaded."""
+        """Trace a snapshot that was made, fetched or loaded."""
         try:
             self._put(self._snapshot(seen))
-        except Exception as error:  # the metadata quorum calls this, and is not to fail for the trace
+        except Exception as error:  # tracing must not fail the metadata quorum
             log.error("snapshot not traced", error=f"{type(error).__name__}: {error}")
 
     def _snapshot(self, seen: SnapshotSeen) -> Entry:
-        """Beside the snapshot what the log up to there would be to replay.
+        """Return an entry that compares a snapshot with a replay of the log up to its end offset.
 
-        Offsets begin at 0, so that the records are exact; bytes are those of the log that is there, by its mean batch.
+        Offsets begin at 0, so the number of records is exact. Bytes are estimated from the mean record size of the
+        current log.
         """
         end, metadata_log = seen.snapshot_id.end_offset, self.metadata_log()
         replay_bytes, is_whole = None, False
         if metadata_log is not None and end > 0:
             begin = metadata_log.segment_base_offsets[0]
-            there = metadata_log.log_end_offset - begin
+            length = metadata_log.log_end_offset - begin
             is_whole = begin == 0 and metadata_log.log_end_offset == end
-            replay_bytes = round(metadata_log.size_bytes * end / there) if there > 0 else None
+            replay_bytes = round(metadata_log.size_bytes * end / length) if length > 0 else None
         return {
             "kind": "snapshot",
             "sample": 1.0,
@@ -475,7 +471,7 @@ def _partition_count(topics: Iterable[Any]) -> int:
 
 
 def _record_count(records: bytes) -> int:
-    """Records of a request's batches; those of what is none do not count."""
+    """Return the number of records in a request's batches, up to the first corrupt one."""
     count = 0
     with suppress(CorruptRecordError):
         for _, header in record_batch.iterate(records):
@@ -484,28 +480,33 @@ def _record_count(records: bytes) -> int:
 
 
 class _TraceCollector(Collector):
-    """The trace's own counters, read at each scrape: in another thread, so tables are copied before they are walked."""
+    """Exports the trace's counters. Scrapes run on another thread, so tables are copied before iteration."""
 
     def __init__(self, trace: RequestTrace) -> None:
         self._trace = trace
 
     def collect(self) -> Iterator[Metric]:
-        """Names of ours."""
+        """Yield the metrics."""
         trace, prefix = self._trace, "kipmesh_broker_trace_"
         queue = trace.queue
         for name, text, label, counts in (
-            ("sampled", "Entries of the trace, those that were dropped included.", "kind", queue.sampled),
-            ("dropped", "Entries of the trace that were dropped, by reason.", "reason", queue.dropped),
-            ("own", "Sampled exchanges that only moved the trace and are not in it.", "kind", trace.own),
+            ("sampled", "Entries of the request trace, including dropped ones, by kind.", "kind", queue.sampled),
+            ("dropped", "Entries of the request trace that were dropped, by reason.", "reason", queue.dropped),
+            (
+                "own",
+                "Sampled requests that concern only the trace topic, which are not traced, by kind.",
+                "kind",
+                trace.own,
+            ),
         ):
             family = CounterMetricFamily(prefix + name, text, labels=[label])
             for value, count in dict(counts).items():
                 family.add_metric([value], count)
             yield family
-        yield CounterMetricFamily(prefix + "written", "Entries of the trace that were written.", queue.written)
+        yield CounterMetricFamily(prefix + "written", "Entries of the request trace that were written.", queue.written)
         yield CounterMetricFamily(
             prefix + "own_saved_bytes",
-            "Bytes that sessions saved in exchanges that are not traced.",
+            "Bytes that fetch sessions saved in requests that concern only the trace topic.",
             trace.own_saved_bytes,
         )
-        yield GaugeMetricFamily(prefix + "queued", "Entries of the trace that wait to be written.", len(queue))
+        yield GaugeMetricFamily(prefix + "queued", "Entries of the request trace that wait for a write.", len(queue))

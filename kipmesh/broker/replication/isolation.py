@@ -1,7 +1,7 @@
-"""Whether this broker hears from the controllers; where it does not, its replicas send their clients away.
+"""Isolation of this broker from the controllers; an isolated broker redirects its clients.
 
-The rules are `kipmesh.core.replica.serving`'s. Followers are served as ever: what they fetch is for the controller
-to judge.
+`kipmesh.core.replica.serving` has the rules. Fetches of followers are served regardless: the controller decides about
+them.
 """
 
 from __future__ import annotations
@@ -12,47 +12,47 @@ from collections.abc import Callable
 import structlog
 
 from kipmesh.broker.replication.hosted_replicas import HostedReplicas
-from kipmesh.core.replica.serving import isolated_at_ms, sends_clients_away
+from kipmesh.core.replica.serving import isolated_at_ms, refuses_clients
 
 log = structlog.get_logger(__name__)
 
 CHECKS = 10
-"""Checks within the session timeout."""
+"""Number of checks within one session timeout."""
 
 
 class Isolation:
-    """One broker's; it belongs to the event loop. Times are monotonic, in ms."""
+    """Tracks when the active controller last responded. Belongs to the event loop. Times are monotonic, in ms."""
 
     def __init__(self, hosted_replicas: HostedReplicas, timeout_ms: int, now_ms: Callable[[], int]) -> None:
         self._hosted_replicas = hosted_replicas
         self._timeout_ms = timeout_ms
         self._now_ms = now_ms
-        self._responded_ms: int | None = None  # none before the registration: nobody is served then
+        self._responded_ms: int | None = None  # None before the registration
         self._changed_ms = 0
         self._controller = (-1, -1)
         self.is_isolated = False
         self.on_change: Callable[[], None] = lambda: None
-        """Called when `is_isolated` changes."""
+        """Called when `is_isolated` changes. `BrokerLifecycle` sets it."""
 
     @property
     def now_ms(self) -> int:
-        """The time that `responded` is to be given."""
+        """Current time of the clock that `responded` expects."""
         return self._now_ms()
 
     @property
     def left_ms(self) -> int:
-        """The time until it is isolated; 0 when it is, and before the registration."""
+        """Time until the broker is isolated; 0 if it is isolated or not registered."""
         if self._responded_ms is None:
             return 0
         return max(isolated_at_ms(self._responded_ms, self._changed_ms, self._timeout_ms) - self._now_ms(), 0)
 
     def responded(self, sent_ms: int) -> None:
-        """The active controller responded to the registration, or to a heartbeat that was sent at `sent_ms`."""
+        """Record that the controller responded to the registration or heartbeat that was sent at `sent_ms`."""
         self._responded_ms = max(sent_ms, self._responded_ms or sent_ms)
         self.check_session_timeout()
 
     def controller_changed(self, leader_id: int, epoch: int) -> None:
-        """What the metadata quorum says: -1 when no leader is known, which is no news of one."""
+        """Record a new active controller, which restarts the timeout. `leader_id` -1 (unknown) is ignored."""
         if leader_id < 0 or (leader_id, epoch) == self._controller:
             return
         self._controller = (leader_id, epoch)
@@ -60,33 +60,33 @@ class Isolation:
         self.check_session_timeout()
 
     async def run(self) -> None:
-        """Check for ever."""
+        """Check the session timeout periodically, until cancelled."""
         while True:
             await asyncio.sleep(self._timeout_ms / 1000 / CHECKS)
             self.check_session_timeout()
 
     def check_session_timeout(self) -> None:
-        """Update `is_isolated` and the replicas."""
+        """Update `is_isolated`, and whether the replicas reject clients."""
         is_isolated = self._responded_ms is not None and not self.left_ms
         has_changed = is_isolated != self.is_isolated
         self.is_isolated = is_isolated
         if has_changed and is_isolated:
-            log.warning("isolated: no heartbeat was answered within the session timeout", timeout_ms=self._timeout_ms)
+            log.warning("isolated from the controllers", timeout_ms=self._timeout_ms)
         elif has_changed:
-            log.info("not isolated any more")
+            log.info("reconnected to the controllers")
         if is_isolated or has_changed:
-            self._flag_replicas()
+            self._update_replicas()
         if has_changed:
             self.on_change()
 
-    def _flag_replicas(self) -> None:
+    def _update_replicas(self) -> None:
         for replica in self._hosted_replicas:
             leader = replica.leader
-            replica.set_cut_off(
-                sends_clients_away(
+            replica.set_rejects_clients(
+                refuses_clients(
                     is_isolated=self.is_isolated,
                     is_leader=leader is not None,
-                    members_heard_ms=leader.members_heard_ms() if leader is not None else (),
+                    members_last_fetch_ms=leader.members_last_fetch_ms() if leader is not None else (),
                     now_ms=self._now_ms(),
                     timeout_ms=self._timeout_ms,
                 )

@@ -1,9 +1,9 @@
-"""Asks the controller for ISR changes (AlterPartition), one request at a time, all waiting changes together.
+"""Sends ISR changes to the controller (AlterPartition, REP-03): one request at a time, with all pending changes.
 
-From the moment a change is asked for, the leader counts both ISRs. Only INELIGIBLE_REPLICA means that the change was
-certainly not made; after any other error the metadata log tells what holds.
+From the moment a change is proposed, the leader counts both ISRs. Only INELIGIBLE_REPLICA and INVALID_REQUEST state
+that the change was not made; after any other error the metadata log decides.
 
-`StartupIsrCheck` reports when all replicas of a broker that has started are in their ISRs again.
+`StartupIsrCheck` reports when all replicas of a restarted broker are in their ISRs again.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ log = structlog.get_logger(__name__)
 
 REFUSED_BACKOFF_MS = 500
 CALL_TIMEOUT_S = 10.0
-# Asking the same again cannot succeed. But for the first two, the change may have been made all the same, or the
-# metadata log brings what overtook it: the pending ISR counts until then.
+# A retry cannot succeed. After the first two the change was not made. After the others it may have been made, or the
+# metadata log has a newer state: the leader counts the pending ISR until the log decides.
 _FINAL = frozenset(
     {
         ErrorCode.INELIGIBLE_REPLICA,
@@ -45,7 +45,7 @@ _FINAL = frozenset(
 
 @dataclass(eq=False)
 class IsrChanges:
-    """The broker's one sender of AlterPartition."""
+    """The sender of AlterPartition on one broker. Belongs to the event loop."""
 
     broker_id: int
     hosted_replicas: HostedReplicas
@@ -55,43 +55,43 @@ class IsrChanges:
     monotonic_ms: Callable[[], int]
 
     def __post_init__(self) -> None:
-        # What was asked for; at most one entry a partition, so this is bounded by the partitions.
-        self._asked: dict[Replica, IsrChange] = {}
+        # At most one change per partition.
+        self._proposed: dict[Replica, IsrChange] = {}
         self._refused_until_ms: dict[Replica, int] = {}
         self._wake = asyncio.Event()
 
     def propose(self, replica: Replica, change: IsrChange) -> None:
-        """Ask for `change` soon; nothing happens while a change of the partition is under way."""
+        """Send `change` soon. Ignored if the partition has a pending change or one was refused a moment ago."""
         leader = replica.leader
         if leader is None or leader.pending is not None:
             return
         if self._refused_until_ms.get(replica, 0) > self.monotonic_ms():
             return
-        self.metrics.isr_asked(len(change.members) > len(leader.isr))
+        self.metrics.isr_change_proposed(is_expansion=len(change.members) > len(leader.isr))
         leader.isr_change_sent(change)
-        self._asked[replica] = change
+        self._proposed[replica] = change
         self._wake.set()
 
     async def run(self) -> None:
-        """Send what is proposed, for ever."""
+        """Send proposed changes, until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while sent := self._still_asked():
+            while sent := self._current_changes():
                 if not await self._exchange(sent):
                     await asyncio.sleep(RETRY_BACKOFF_S)
 
-    def _still_asked(self) -> dict[Replica, IsrChange]:
-        """All that was asked for and still counts at its leader; newer news of a partition ends what came before."""
-        self._asked = {
+    def _current_changes(self) -> dict[Replica, IsrChange]:
+        """Return the proposed changes that are still pending at their leaders, and drop the others."""
+        self._proposed = {
             replica: change
-            for replica, change in self._asked.items()
+            for replica, change in self._proposed.items()
             if replica.leader is not None and replica.leader.pending is change
         }
-        return dict(self._asked)
+        return dict(self._proposed)
 
     async def _exchange(self, sent: dict[Replica, IsrChange]) -> bool:
-        """One request and its answer; False when something of it is to be asked again, after a pause."""
+        """Send one request and apply its response. Returns False if changes must be sent again after a pause."""
         response = await try_call(self.channel, ALTER_PARTITION, self._request(sent), CALL_TIMEOUT_S)
         if response is None:
             return False
@@ -107,8 +107,8 @@ class IsrChanges:
 
     def _request(self, sent: dict[Replica, IsrChange]) -> m.AlterPartitionRequest:
         topics = []
-        waiting = sorted(sent, key=lambda replica: (replica.topic_id, replica.partition))
-        for topic_id, replicas in groupby(waiting, key=lambda replica: replica.topic_id):
+        ordered = sorted(sent, key=lambda replica: replica.key)
+        for topic_id, replicas in groupby(ordered, key=lambda replica: replica.topic_id):
             changes = []
             for replica in replicas:
                 change = sent[replica]
@@ -120,22 +120,22 @@ class IsrChanges:
         return m.AlterPartitionRequest(self.broker_id, self.broker_epoch(), topics)
 
     def _apply_response(self, replica: Replica, change: IsrChange, result: m.AlterPartitionPartitionResponse) -> bool:
-        """Take the answer to `change`; False when it says nothing that is final."""
+        """Apply the result of `change`. Returns False if the result is not final."""
         leader, code = replica.leader, ErrorCode.of(result.error_code)
         if leader is None or leader.pending is not change:
-            return True  # newer news came first; what was asked since then waits for its own answer
+            return True  # newer metadata replaced this change
         if not code:
             if result.leader_epoch == leader.leader_epoch:
                 replica.isr_changed(result.isr, result.partition_epoch)
             elif result.leader_epoch > leader.leader_epoch:
-                # The change has ended a reassignment. The metadata log brings the new epoch; until then both ISRs
-                # count, and to ask once more would only be fenced.
-                del self._asked[replica]
+                # The change completed a reassignment. Both ISRs count until the metadata log has the new epoch. A
+                # retry would be fenced.
+                del self._proposed[replica]
             return True
         log.info("ISR change refused", topic=replica.topic, partition=replica.partition, error=code.name)
         if code not in _FINAL:
             return False
-        del self._asked[replica]
+        del self._proposed[replica]
         self._refused_until_ms[replica] = self.monotonic_ms() + REFUSED_BACKOFF_MS
         if code in (ErrorCode.INELIGIBLE_REPLICA, ErrorCode.INVALID_REQUEST):
             leader.isr_change_refused()
@@ -143,12 +143,11 @@ class IsrChanges:
 
 
 class StartupIsrCheck:
-    """Whether every replica of a broker that has started is in its partition's ISR again. For the event loop's thread.
+    """Checks whether every replica of a restarted broker is in its partition's ISR again.
 
-    A rolling restart waits for that before the next broker: while a replica is not in sync, its partition has one
-    fewer that may fail. A replica that lags later does not change the result: that is no reason to send clients away.
-
-    Left out are partitions without a leader, whose replicas cannot join, and replicas that a reassignment adds.
+    A rolling restart waits for this before it restarts the next broker. A replica that lags later does not change the
+    result: that is no reason to redirect clients. Partitions without a leader do not count, because their replicas
+    cannot join, nor do replicas that a reassignment adds.
     """
 
     def __init__(self, node_id: int, hosted_replicas: HostedReplicas) -> None:
@@ -157,17 +156,16 @@ class StartupIsrCheck:
         self._is_done = False
 
     def all_in_sync(self) -> bool:
-        """Whether all replicas are in sync, or have been since the start. The caller checks that it is ready."""
+        """Whether all replicas are in sync, or were at some time since the start. Call it when the broker is ready."""
         self._is_done = self._is_done or not self.lagging()
         return self._is_done
 
     def lagging(self) -> int:
-        """How many of the broker's replicas are to be in sync and are not; O(replicas)."""
+        """Return how many of the broker's replicas should be in sync and are not. O(replicas)."""
         image, node_id = self._hosted_replicas.image, self._node_id
-        found = 0
-        for topic_id, number in image.partitions_of_broker(node_id):
-            state = image.partition(topic_id, number)
-            if state is None or state.leader < 0 or node_id in state.adding_replicas:
-                continue
-            found += node_id not in state.isr
-        return found
+        states = [image.partition(*key) for key in image.partitions_of_broker(node_id)]
+        return sum(
+            state.leader >= 0 and node_id not in state.adding_replicas and node_id not in state.isr
+            for state in states
+            if state is not None
+        )

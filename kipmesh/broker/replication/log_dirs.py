@@ -1,16 +1,14 @@
-"""A broker's data folders: one that fails is taken offline, and the controller is told (KIP-858, ADR 8).
+"""Log directories of a broker: takes a failed one offline and reports lost replicas to the controller (KIP-858).
 
-| what happens                                      | then                                                            |
-| ------------------------------------------------- | --------------------------------------------------------------- |
-| a folder's disk fails                             | its replicas answer KAFKA_STORAGE_ERROR and are told as lost    |
-| it holds the metadata log, or is the last one     | the process ends                                                |
-| a replica that the metadata calls lost has a log  | the controller is told its folder: it is not lost any more      |
-| one has none, and no folder is offline            | it begins anew where another broker leads, and is told as above |
+| event                                                 | effect                                                       |
+| ----------------------------------------------------- | ------------------------------------------------------------ |
+| a directory's disk fails                              | its replicas return KAFKA_STORAGE_ERROR, are reported lost   |
+| it holds the metadata log, or is the last one         | the process ends                                             |
+| a replica that the metadata calls lost has a log      | its directory is reported: the replica is no longer lost     |
+| it has no log, and no directory is offline            | it restarts empty if another broker leads, and is reported   |
 
-A lost replica without a log is not made anew where nobody else leads, nor while a folder is offline that may have it:
-what was acknowledged may be there alone.
-
-Belongs to the event loop, but for `failed`. Invariant: what is to be told is told until the controller has taken it.
+Belongs to the event loop, except for `directory_failed`. Invariant: a report is repeated until the controller has it.
+See ADR 0008.
 """
 
 from __future__ import annotations
@@ -38,15 +36,16 @@ from kipmesh.storage.log_manager import LogManager
 log = structlog.get_logger(__name__)
 
 ASSIGNMENTS_MAX = 2000
-"""Most replicas that one request puts into folders."""
+"""Maximum replicas that one AssignReplicasToDirs request reports."""
 CALL_TIMEOUT_S = 10.0
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class LogDirs:
-    """See the module.
+    """Takes failed directories offline and reports replicas, lost and recovered, to the controller.
 
-    `drop_failed` takes the replicas whose logs have failed out of service, and gives them.
+    Args: broker_epoch: returns the epoch of this broker's registration; on_failure: receives the error that must end
+    the process; on_change: called when `offline_ids` changed.
     """
 
     broker_id: int
@@ -54,94 +53,92 @@ class LogDirs:
     disk: Disk
     channel: ControllerChannel
     broker_epoch: Callable[[], int]
-    drop_failed: Callable[[], Iterable[PartitionKey]]
     on_failure: Callable[[BaseException], None]
+    on_change: Callable[[], None]
 
     def __post_init__(self) -> None:
-        self.on_change: Callable[[], None] = lambda: None
-        """Called when `offline_ids` changed."""
         self.offline_ids: Sequence[bytes] = ()
-        """Of the data folders that failed, and whose replicas the controller knows to be lost."""
+        """Ids of the offline directories whose lost replicas the controller knows."""
         self._loop = asyncio.get_running_loop()
         self._failing: dict[str, StorageError] = {}
-        # At most one entry a replica here, so this is bounded by the partitions.
-        self._to_tell: dict[PartitionKey, bytes] = {}
+        # At most one report per replica.
+        self._unreported: dict[PartitionKey, bytes] = {}
         self._wake = asyncio.Event()
 
-    def failed(self, path: str, error: StorageError) -> None:
-        """A folder's disk failed; from any thread."""
-        self._loop.call_soon_threadsafe(self._note, path, error)
+    def directory_failed(self, path: str, error: StorageError) -> None:
+        """Record that a directory's disk failed. Callable from any thread."""
+        self._loop.call_soon_threadsafe(self._handle_failure, path, error)
 
-    def _note(self, path: str, error: StorageError) -> None:
+    def _handle_failure(self, path: str, error: StorageError) -> None:
         directories = self.log_manager.directories
-        left = {folder.path for folder in directories.online if folder.path not in self._failing}
-        if path not in left:
+        usable = {directory.path for directory in directories.online if directory.path not in self._failing}
+        if path not in usable:
             return
         has_metadata_log = path == directories.metadata_path
-        if not has_metadata_log and (left - {path}).intersection(directories.paths):
+        if not has_metadata_log and (usable - {path}).intersection(directories.paths):
             self._failing[path] = error
             self._wake.set()
             return
         if len(directories) > 1:
-            what = "which holds the metadata log" if has_metadata_log else "the last one"
-            error = StorageError(f"the data folder {path}, {what}, has failed: {error.message}")
+            role = "which holds the metadata log" if has_metadata_log else "the last one"
+            error = StorageError(f"log directory {path}, {role}, failed: {error.message}")
         self.on_failure(error)
 
-    def found(self, replica: Replica) -> None:
-        """The replica is here although the metadata calls it lost."""
-        folder = self.log_manager.directory_of(replica.topic, replica.partition)
-        if folder is not None and folder.directory_id:
-            self._tell((replica.topic_id, replica.partition), folder.directory_id)
+    def report_recovered(self, replica: Replica) -> None:
+        """Report the directory of a replica that the metadata calls lost although its log is open."""
+        directory = self.log_manager.directory_of(replica.topic, replica.partition)
+        if directory is not None and directory.directory_id:
+            self._report(replica.key, directory.directory_id)
 
-    def lost(self, key: PartitionKey) -> None:
-        """The replica's folder has failed, and `drop_failed` does not give it."""
-        self._tell(key, LOST_DIRECTORY)
+    def report_lost(self, key: PartitionKey) -> None:
+        """Report a replica as lost whose directory failed before the replica was hosted."""
+        self._report(key, LOST_DIRECTORY)
 
-    def _tell(self, key: PartitionKey, directory_id: bytes) -> None:
-        self._to_tell[key] = directory_id
+    def _report(self, key: PartitionKey, directory_id: bytes) -> None:
+        self._unreported[key] = directory_id
         self._wake.set()
 
-    async def run(self) -> None:
-        """Take failed folders offline, and tell the controller, for ever."""
+    async def run(self, drop_failed: Callable[[], Iterable[PartitionKey]]) -> None:
+        """Take failed directories offline and send reports, until cancelled.
+
+        `drop_failed` stops hosting the replicas whose logs have failed and returns their keys.
+        """
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._failing or self._to_tell:
+            while self._failing or self._unreported:
                 if self._failing:
-                    await self._take_offline()
-                if self._to_tell and not await self._exchange():
+                    await self._take_offline(drop_failed)
+                if self._unreported and not await self._exchange():
                     await asyncio.sleep(RETRY_BACKOFF_S)
-            self._note_offline()
+            self._update_offline_ids()
 
-    async def _take_offline(self) -> None:
+    async def _take_offline(self, drop_failed: Callable[[], Iterable[PartitionKey]]) -> None:
         for path, error in list(self._failing.items()):
             await self.disk.run(partial(self.log_manager.take_offline, path, error))
             del self._failing[path]
-            lost = list(self.drop_failed())
+            lost = list(drop_failed())
             for key in lost:
-                self._tell(key, LOST_DIRECTORY)
-            log.error("data folder offline", folder=path, partitions=len(lost), error=error.message)
+                self._report(key, LOST_DIRECTORY)
+            log.error("log directory offline", directory=path, partitions=len(lost), error=error.message)
 
-    def _note_offline(self) -> None:
-        """All that was lost is told: now, and not before, the controller may forget the folders.
+    def _update_offline_ids(self) -> None:
+        """Publish the offline directories, now that the controller has every report.
 
-        It takes a broker that registers without a folder it had for one that lost every replica. So what was not told
-        when this process ends is not taken for an empty log that may be elected.
+        The controller takes a broker that registers without one of its directories for one that lost every replica. A
+        directory must therefore not disappear before its replicas are reported lost, or an empty log could be elected.
         """
-        offline = [
-            folder.directory_id
-            for folder in self.log_manager.directories
-            if not folder.is_online and folder.directory_id
-        ]
+        directories = self.log_manager.directories
+        offline = [each.directory_id for each in directories if not each.is_online and each.directory_id]
         if offline != self.offline_ids:
             self.offline_ids = offline
             self.on_change()
 
     async def _exchange(self) -> bool:
-        """One request and its answer; False when it is to be sent again after a pause."""
+        """Send one request and apply its response. Returns False if it must be sent again after a pause."""
         if self.broker_epoch() < 0:
             return False
-        sent = dict(islice(self._to_tell.items(), ASSIGNMENTS_MAX))
+        sent = dict(islice(self._unreported.items(), ASSIGNMENTS_MAX))
         response = await try_call(self.channel, ASSIGN_REPLICAS_TO_DIRS, self._request(sent), CALL_TIMEOUT_S)
         if response is None:
             return False
@@ -149,14 +146,14 @@ class LogDirs:
             for topic in directory.topics:
                 for partition in topic.partitions:
                     key = (topic.topic_id, partition.partition_index)
-                    if self._to_tell.get(key) == directory.id:  # an error says that it is not ours any more
-                        del self._to_tell[key]
+                    if self._unreported.get(key) == directory.id:  # an error means that the replica moved away
+                        del self._unreported[key]
         return True
 
     def _request(self, sent: dict[PartitionKey, bytes]) -> m.AssignReplicasToDirsRequest:
-        by_folder: dict[bytes, dict[bytes, list[m.AssignReplicasToDirsPartition]]] = {}
+        by_directory: dict[bytes, dict[bytes, list[m.AssignReplicasToDirsPartition]]] = {}
         for (topic_id, partition), directory_id in sent.items():
-            topics = by_folder.setdefault(directory_id, {})
+            topics = by_directory.setdefault(directory_id, {})
             topics.setdefault(topic_id, []).append(m.AssignReplicasToDirsPartition(partition))
         return m.AssignReplicasToDirsRequest(
             self.broker_id,
@@ -166,29 +163,29 @@ class LogDirs:
                     directory_id,
                     [m.AssignReplicasToDirsTopic(topic_id, partitions) for topic_id, partitions in topics.items()],
                 )
-                for directory_id, topics in by_folder.items()
+                for directory_id, topics in by_directory.items()
             ],
         )
 
 
 class LogDirCollector(Collector):
-    """Which data folders are offline."""
+    """Exports how many and which log directories are offline."""
 
-    def __init__(self, folders: DataDirectories) -> None:
-        self._folders = folders
+    def __init__(self, directories: DataDirectories) -> None:
+        self._directories = directories
 
     def collect(self) -> Iterator[Metric]:
-        """O(folders)."""
-        folders = list(self._folders)
+        """Yield one gauge of the count and one sample per directory."""
+        directories = list(self._directories)
         prefix = "kafka_log_logmanager_"
         yield GaugeMetricFamily(
             prefix + "offlinelogdirectorycount",
-            "Data folders that are offline.",
-            sum(not folder.is_online for folder in folders),
+            "Log directories that are offline.",
+            sum(not directory.is_online for directory in directories),
         )
-        each = GaugeMetricFamily(
-            prefix + "logdirectoryoffline", "1 while this data folder is offline.", labels=["logdirectory"]
+        offline = GaugeMetricFamily(
+            prefix + "logdirectoryoffline", "1 while this log directory is offline.", labels=["logdirectory"]
         )
-        for folder in folders:
-            each.add_metric([folder.path], not folder.is_online)
-        yield each
+        for directory in directories:
+            offline.add_metric([directory.path], not directory.is_online)
+        yield offline

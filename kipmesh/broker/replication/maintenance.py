@@ -1,7 +1,7 @@
-"""A broker's recurring housekeeping: retention, fsyncs by time, checkpoints, ISR shrinks.
+"""Periodic maintenance of a broker's logs: retention, fsyncs by time, checkpoints, producer expiry and ISR shrinks.
 
-Each job sleeps for its own interval and touches what needs it: of the frequent ones, none looks at partitions to which
-nothing has happened. A failure of a job is logged and tried again.
+Each job has its own interval. The frequent jobs process only partitions that changed. A job that fails is logged and
+runs again after its interval.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DELETE_INTERVAL_MS = 10_000
 
 @dataclass(eq=False)
 class Maintenance:
-    """Runs the jobs of one broker."""
+    """Runs the maintenance jobs of one broker."""
 
     config: BrokerConfig
     hosted_replicas: HostedReplicas
@@ -41,7 +41,7 @@ class Maintenance:
     monotonic_ms: Callable[[], int]
 
     async def run(self) -> None:
-        """All jobs, for ever."""
+        """Run all jobs, until cancelled."""
         config = self.config
         async with asyncio.TaskGroup() as group:
             for job, interval_ms in (
@@ -56,17 +56,17 @@ class Maintenance:
                 group.create_task(_repeat(job, interval_ms / 1000))
 
     async def _retain(self) -> None:
-        pace, waiting = Pace(), []
+        pace, held_back = Pace(), []
         for replica in self.hosted_replicas:
-            with _noted(replica, "retention"):
+            with _log_failure(replica, "retention failed"):
                 removed = replica.retain(self.now_ms())
                 if removed:
                     log.info("segments deleted", topic=replica.topic, partition=replica.partition, segments=removed)
                 if replica.held_back(self.now_ms()):
-                    waiting.append(f"{replica.topic}-{replica.partition}")
+                    held_back.append(str(replica))
             await pace.give_way()
-        if waiting:
-            log.info("segments that are due wait for the high watermark", partitions=len(waiting), example=waiting[0])
+        if held_back:
+            log.info("retention waits for the high watermark", partitions=len(held_back), example=held_back[0])
 
     async def _remove_deleted(self) -> None:
         await self.disk.run(lambda: self.log_manager.remove_deleted(self.now_ms()))
@@ -74,21 +74,21 @@ class Maintenance:
     async def _flush(self) -> None:
         unflushed, pace = self.dirty_replicas.unflushed, Pace()
         for replica in list(unflushed):
-            unflushed.pop(replica, None)  # before the flush: what is appended meanwhile puts it back
+            unflushed.pop(replica, None)  # before the flush: an append during it adds the replica again
             if replica.log.needs_flush(self.now_ms()):
-                with _noted(replica, "flush"):
+                with _log_failure(replica, "flush failed"):
                     await self.disk.run(replica.log.flush)
             if self._may_be_due(replica):
                 unflushed[replica] = None
             await pace.give_way()
 
     def _may_be_due(self, replica: Replica) -> bool:
-        """Whether an fsync may get due without anything that puts the partition among the unflushed by itself."""
-        if self.hosted_replicas.get(replica.topic_id, replica.partition) is not replica:
+        """Whether an fsync may become due without another append, which would mark the partition again."""
+        if self.hosted_replicas.get(*replica.key) is not replica:
             return False
-        held = replica.log
-        by_time = held.config.flush_ms < MAX_INT64 and held.unflushed_messages > 0
-        return by_time or held.needs_flush(self.now_ms())
+        replica_log = replica.log
+        by_time = replica_log.config.flush_ms < MAX_INT64 and replica_log.unflushed_messages > 0
+        return by_time or replica_log.needs_flush(self.now_ms())
 
     async def _checkpoint_recovery_points(self) -> None:
         await self.disk.run(self.log_manager.checkpoint_recovery_points)
@@ -104,10 +104,10 @@ class Maintenance:
             await pace.give_way()
 
     async def _shrink_isrs(self) -> None:
-        """Look at what followers may lag behind in; all other followers are in sync."""
+        """Propose ISRs without laggards, for the led partitions whose followers may lack records."""
         pace = Pace()
         for replica in list(self.dirty_replicas.behind):
-            may_change, isr = replica.laggards(self.monotonic_ms())
+            may_change, isr = replica.check_lag(self.monotonic_ms())
             if isr is not None:
                 self.isr_changes.propose(replica, isr)
             if not may_change:
@@ -116,12 +116,12 @@ class Maintenance:
 
 
 @contextlib.contextmanager
-def _noted(replica: Replica, what: str) -> Iterator[None]:
-    """One log that fails, or was just deleted, does not keep the others from their turn."""
+def _log_failure(replica: Replica, event: str) -> Iterator[None]:
+    """Log a failure of one log, so that it does not end the job for the others."""
     try:
         yield
     except KafkaError as error:
-        log.warning(f"{what} failed", topic=replica.topic, partition=replica.partition, error=str(error))
+        log.warning(event, topic=replica.topic, partition=replica.partition, error=str(error))
 
 
 async def _repeat(job: Callable[[], Awaitable[None]], interval_s: float) -> None:
@@ -130,4 +130,4 @@ async def _repeat(job: Callable[[], Awaitable[None]], interval_s: float) -> None
         try:
             await job()
         except (KafkaError, OSError) as error:
-            log.error("housekeeping failed", job=job.__name__, error=str(error))
+            log.error("maintenance job failed", job=job.__name__, error=str(error))

@@ -1,9 +1,10 @@
-"""One partition that this broker hosts: its log, its role, and the requests that wait for it.
+"""One partition on this broker: its log, its role and its waiting requests. Rules 227-10, 392-01 and REP-01 to REP-04.
 
-The driver of `kipmesh.core.replica`: it appends, moves the numbers, and notifies produce requests that wait for the
-high watermark, and fetch sessions (227-10). Fetches read it by `kipmesh.broker.requests.reading`. Replicas belong to
-the event loop; fsyncs and checkpoints run on the thread of `Disk`. Appends and reads stay on the loop: they are one
-`pwrite` or `pread` of the page cache.
+Applies the decisions of `kipmesh.core.replica`: appends, advances offsets, completes produce requests when the high
+watermark passes them and notifies fetch sessions of changes. `kipmesh.broker.requests.reading` reads it for fetches.
+
+A replica belongs to the event loop. Appends and reads run on the loop because each is one `pwrite` or `pread` of the
+page cache. Fsyncs and checkpoints run on the thread of `Disk`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from kipmesh import messages as m
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.fetch_session import HIGH_WATERMARK, LEADERSHIP, LOG_END, LOG_START, Subscriptions, partition_key
-from kipmesh.core.metadata.image import PartitionState
+from kipmesh.core.metadata.image import PartitionKey, PartitionState
 from kipmesh.core.metadata.states import lost_replicas
 from kipmesh.core.replica.follower import FollowerWatermarks, truncation_offset
 from kipmesh.core.replica.leader import FollowerFetches, IsrChange, PartitionLeader
@@ -31,54 +32,54 @@ Result = TypeVar("Result")
 
 
 class Disk:
-    """Runs blocking work in order on one thread, so that two threads never use the log manager at once."""
+    """A single thread that runs blocking disk work in order, so that no two threads use the log manager at a time."""
 
     def __init__(self, name: str) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-disk")
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """Run `work` on the thread."""
+        """Run `work` on the disk thread and return its result. Exceptions of `work` propagate."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     def close(self) -> None:
-        """Wait for the running work and end the thread."""
+        """Wait for the running work, cancel queued work and end the thread."""
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 
 class DirtyReplicas:
-    """The replicas of a broker that need housekeeping, so that idle partitions cost nothing. Owned by the event loop.
+    """The replicas that need periodic work, so that idle partitions cost nothing. Belongs to the event loop.
 
-    A high watermark moves back only when records below it are lost as the rules allow ("Log truth" in docs/rules.md).
-    Then the checkpoint is above the log's end, and new records at these offsets would count as committed after a start.
-    `Replica.must_checkpoint` keeps the log from growing until a lower one is on disk.
+    A high watermark moves back only when records below it are lost in a way that the rules allow (REP-01). The
+    checkpoint on disk is then above the log end, and new records at these offsets would count as committed after a
+    restart. `Replica.must_checkpoint` therefore blocks appends until a lower value is on disk.
     """
 
     def __init__(self) -> None:
         self.subscriptions = Subscriptions()
-        """Fetch sessions and waiting fetches, by partition; notified at once."""
+        """Fetch sessions and waiting fetches by partition; notified immediately."""
         self.behind: dict[Replica, None] = {}
-        """Led partitions that followers may lack records of: all others are in sync whatever time it is."""
+        """Led partitions whose followers may lack records. The followers of all other partitions are in sync."""
         self.unflushed: dict[Replica, None] = {}
-        """Partitions whose logs may be due for an fsync by time or by size."""
+        """Partitions whose logs may need an fsync by time or by size."""
         self.high_watermarks: dict[Replica, None] = {}
-        """Partitions whose high watermark moved since the last checkpoint."""
+        """Partitions whose high watermark changed since the last checkpoint."""
 
-    def forget(self, replica: Replica) -> None:
-        """The partition leaves this broker."""
+    def remove(self, replica: Replica) -> None:
+        """Remove a replica that this broker no longer hosts."""
         for table in (self.behind, self.unflushed, self.high_watermarks):
             table.pop(replica, None)
 
     @property
     def must_checkpoint(self) -> bool:
-        """Whether a log must not grow before its high watermark is written."""
+        """Whether a log refuses appends until its lowered high watermark is on disk."""
         return any(replica.must_checkpoint for replica in self.high_watermarks)
 
     async def checkpoint_high_watermarks(self, log_manager: LogManager, disk: Disk) -> None:
-        """Write those that moved since the last time; after a KafkaError they are still to be written."""
+        """Write the high watermarks that changed. Raises KafkaError; the next call then writes them again."""
         moved, self.high_watermarks = self.high_watermarks, {}
         if not moved:
             return
-        # The disk's thread writes in the order of the calls: an older value never replaces a newer one.
+        # The disk thread runs work in order: an older value never replaces a newer one.
         values = {replica: replica.high_watermark for replica in moved}
         high_watermarks = {(replica.topic, replica.partition): value for replica, value in values.items()}
         try:
@@ -91,14 +92,14 @@ class DirtyReplicas:
 
 
 class AckWaiter(NamedTuple):
-    """A produce request that waits until `offset` is below the high watermark."""
+    """A produce request that waits until the high watermark is above `offset`."""
 
     offset: int
     done: Callable[[ErrorCode], None]
 
 
 class DeleteWaiter(NamedTuple):
-    """A DeleteRecords that waits until every live replica's log starts at `offset` or above."""
+    """A DeleteRecords request that waits until the log start of every ISR member is at least `offset`."""
 
     offset: int
     done: asyncio.Future[ErrorCode]
@@ -106,45 +107,54 @@ class DeleteWaiter(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """A partition on this broker, leading, following, or without a leader."""
+    """A partition on this broker: leader, follower, or without a leader."""
 
     broker_id: int
     log: Log
     high_watermark: int
     monotonic_ms: Callable[[], int]
-    """Judges who is in sync by a clock that never jumps; records are stamped by the wall clock."""
+    """Clock for lag and ISR decisions, in ms. Records are stamped by the wall clock."""
     dirty_replicas: DirtyReplicas = field(default_factory=DirtyReplicas)
     topic: str = field(init=False)
     topic_id: bytes = field(init=False)
     partition: int = field(init=False)
     must_checkpoint: bool = field(init=False)
-    """Whether the checkpointed high watermark names records that are gone.
+    """Whether the high watermark on disk is above the current one.
 
-    Others would take their offsets, and pass for committed after the next start. So the log does not grow until a lower
-    one was written.
+    Appends fail until a lower value is on disk: after a restart, new records below the old value would count as
+    committed.
     """
     leader: PartitionLeader | None = field(default=None, init=False)
     has_role: bool = field(default=False, init=False)
-    """Whether it leads or follows; before, and after `stop`, requests are refused."""
-    is_cut_off: bool = field(default=False, init=False)
+    """Whether the replica leads or follows. Requests are refused before the first role and after `stop`."""
+    rejects_clients: bool = field(default=False, init=False)
+    """Whether an isolated broker redirects producers and consumers (`kipmesh.core.replica.serving`)."""
     leader_id: int = field(default=-1, init=False)
     leader_epoch: int = field(default=-1, init=False)
-    _marks: FollowerWatermarks = field(init=False)
-    """While it does not lead."""
+    _watermarks: FollowerWatermarks = field(init=False)
+    """Both high watermarks of a follower (392-01); unused while this replica leads."""
     _ack_waiters: deque[AckWaiter] = field(default_factory=deque, init=False)
     _delete_waiters: list[DeleteWaiter] = field(default_factory=list, init=False)
     _key: bytes = field(init=False)
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+    @property
+    def key(self) -> PartitionKey:
+        """The topic id and the partition number."""
+        return self.topic_id, self.partition
 
     def __post_init__(self) -> None:
         log, checkpointed = self.log, self.high_watermark
         self.topic, self.topic_id, self.partition = log.topic, log.topic_id, log.partition
         self.high_watermark = min(max(checkpointed, log.log_start_offset), log.log_end_offset)
         self.must_checkpoint = checkpointed > self.high_watermark
-        self._marks = FollowerWatermarks.start(-1, self.high_watermark)
+        self._watermarks = FollowerWatermarks.start(-1, self.high_watermark)
         self._key = partition_key(self.topic_id, self.partition)
 
     def _changed(self, change: int) -> None:
-        """Tell the fetch sessions that have this partition."""
+        """Notify the fetch sessions and waiting fetches that contain this partition."""
         self.dirty_replicas.subscriptions.changed(self._key, self.topic, change)
 
     # --- roles -----------------------------------------------------------------------------------------------------
@@ -157,9 +167,13 @@ class Replica:
         lag_max_ms: int,
         eligible_epoch: Callable[[int], int],
     ) -> None:
-        """Lead in `state.leader_epoch`; within an epoch only the ISR and the assignment may have changed."""
+        """Lead in `state.leader_epoch`. Within the same epoch, apply changes of the ISR and the assignment.
+
+        Args: lag_max_ms: `replica.lag.time.max.ms`; eligible_epoch: returns the epoch of a broker that may join the
+        ISR, else -1. Raises StorageError if the epoch cannot be written.
+        """
         if self.leader is not None and self.leader.leader_epoch == state.leader_epoch:
-            self.leader.lost = lost_replicas(state)
+            self.leader.offline = lost_replicas(state)
             self.replicas_changed(state.replicas, min_insync_replicas)
             self.isr_changed(state.isr, state.partition_epoch)
             return
@@ -178,16 +192,16 @@ class Replica:
             eligible_epoch=eligible_epoch,
             now_ms=self.monotonic_ms(),
         )
-        self.leader.lost = lost_replicas(state)
+        self.leader.offline = lost_replicas(state)
         self.leader_id, self.leader_epoch, self.has_role = self.broker_id, state.leader_epoch, True
         self._set_high_watermark(self.leader.high_watermark)
         self.dirty_replicas.behind[self] = self.dirty_replicas.unflushed[self] = None
         self._changed(LEADERSHIP)
 
     def become_follower(self, state: PartitionState) -> None:
-        """Follow `state.leader`, or nobody when it is -1."""
-        if self.leader is not None or state.leader_epoch != self._marks.leader_epoch:
-            self._marks = FollowerWatermarks.start(state.leader_epoch, self.high_watermark)
+        """Follow `state.leader`, or no broker if it is -1."""
+        if self.leader is not None or state.leader_epoch != self._watermarks.leader_epoch:
+            self._watermarks = FollowerWatermarks.start(state.leader_epoch, self.high_watermark)
         self._drop_leadership()
         self.leader_id, self.leader_epoch, self.has_role = state.leader, state.leader_epoch, True
         self.dirty_replicas.unflushed[self] = None
@@ -195,88 +209,93 @@ class Replica:
 
     def _drop_leadership(self) -> None:
         self.leader = None
-        waiters, self._ack_waiters = self._ack_waiters, deque()
-        for waiter in waiters:
-            waiter.done(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        self._fail_ack_waiters(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         deletes, self._delete_waiters = self._delete_waiters, []
         for delete in deletes:
             if not delete.done.done():
                 delete.done.set_result(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     def stop(self) -> None:
-        """The partition leaves this broker: whoever waits is answered."""
+        """Give up the role and fail pending requests with NOT_LEADER_OR_FOLLOWER, before this broker unhosts it."""
         self._drop_leadership()
         self.leader_id, self.has_role = -1, False
-        self.dirty_replicas.forget(self)
+        self.dirty_replicas.remove(self)
         self._changed(LEADERSHIP)
 
     def check_epoch(self, current_leader_epoch: int) -> ErrorCode:
-        """A request's epoch: FENCED_LEADER_EPOCH when older than ours, UNKNOWN_LEADER_EPOCH when newer; -1 passes."""
+        """Compare a request's leader epoch with the replica's.
+
+        Returns FENCED_LEADER_EPOCH if it is older, UNKNOWN_LEADER_EPOCH if it is newer, NONE if it is equal or -1.
+        """
         if current_leader_epoch < 0 or current_leader_epoch == self.leader_epoch:
             return ErrorCode.NONE
         older = current_leader_epoch < self.leader_epoch
         return ErrorCode.FENCED_LEADER_EPOCH if older else ErrorCode.UNKNOWN_LEADER_EPOCH
 
     def require_epoch(self, current_leader_epoch: int) -> None:
-        """Raises the error of a request's epoch, if it has one."""
+        """Raise KafkaError with the code of `check_epoch`, if there is one."""
         code = self.check_epoch(current_leader_epoch)
         if code:
-            raise KafkaError(code, f"{self.topic}-{self.partition} is in leader epoch {self.leader_epoch}")
+            raise KafkaError(code, f"{self} is in leader epoch {self.leader_epoch}, got {current_leader_epoch}")
 
     def require_leader(self, current_leader_epoch: int = -1) -> PartitionLeader:
-        """The leader's state; raises NOT_LEADER_OR_FOLLOWER or the epoch's error."""
+        """Return the leader's state.
+
+        Raises KafkaError: NOT_LEADER_OR_FOLLOWER, or FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH of `check_epoch`.
+        """
         self.require_epoch(current_leader_epoch)
         if self.leader is None:
-            raise KafkaError(
-                ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.topic}-{self.partition} is led by {self.leader_id}"
-            )
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"the leader of {self} is broker {self.leader_id}")
         return self.leader
 
     @property
     def current_leader(self) -> m.LeaderIdAndEpoch:
-        """Whom to ask instead; -1 where that is not known."""
-        is_unknown = self.is_cut_off and self.leader is not None
+        """The leader and its epoch for responses. The id is -1 if it is unknown or this leader rejects clients."""
+        is_unknown = self.rejects_clients and self.leader is not None
         return m.LeaderIdAndEpoch(-1 if is_unknown else self.leader_id, self.leader_epoch)
 
-    def set_cut_off(self, is_cut_off: bool) -> None:
-        """Send producers and consumers away, or no longer (`kipmesh.core.replica.serving`)."""
-        if is_cut_off != self.is_cut_off:
-            self.is_cut_off = is_cut_off
+    def set_rejects_clients(self, rejects_clients: bool) -> None:
+        """Start or stop to redirect producers and consumers."""
+        if rejects_clients != self.rejects_clients:
+            self.rejects_clients = rejects_clients
             self._changed(LEADERSHIP)
 
-    def require_connected(self) -> None:
-        """Raises NOT_LEADER_OR_FOLLOWER where clients are sent away."""
-        if self.is_cut_off:
+    def require_clients_accepted(self) -> None:
+        """Raise KafkaError with NOT_LEADER_OR_FOLLOWER if the replica rejects clients."""
+        if self.rejects_clients:
             raise KafkaError(
                 ErrorCode.NOT_LEADER_OR_FOLLOWER,
-                f"{self.topic}-{self.partition}: broker {self.broker_id} does not hear from the controllers",
+                f"{self}: broker {self.broker_id} is isolated from the controllers",
             )
 
     @property
-    def told_high_watermark(self) -> int:
-        """What readers are told: the leader's high watermark, on a follower as it was last heard (392-01)."""
-        return self.high_watermark if self.leader is not None else self._marks.told
+    def leader_high_watermark(self) -> int:
+        """The leader's high watermark; on a follower the last value received (392-01). Responses carry it."""
+        return self.high_watermark if self.leader is not None else self._watermarks.leader
 
     @property
     def must_flush(self) -> bool:
-        """Whether `flush.messages` asks for an fsync before anybody is told of the last records."""
+        """Whether `flush.messages` requires an fsync before the last records are acknowledged."""
         return self.log.unflushed_messages >= self.log.config.flush_messages
 
     # --- leading ---------------------------------------------------------------------------------------------------
 
     def append(self, batch: bytes, acks: int, now_ms: int) -> AppendInfo:
-        """Append a producer's batch; raises KafkaError. With acks=all the ISR must be large enough."""
+        """Append a producer's batch with the given `acks`. `now_ms` is wall time.
+
+        Raises KafkaError: NOT_LEADER_OR_FOLLOWER, NOT_ENOUGH_REPLICAS (acks=all and the ISR is below
+        `min.insync.replicas`), KAFKA_STORAGE_ERROR, or the error of the log's validation.
+        """
         leader = self.require_leader()
-        self.require_connected()
+        self.require_clients_accepted()
         self._check_growable()
         if acks == -1 and leader.is_under_min_isr:
             raise KafkaError(
                 ErrorCode.NOT_ENOUGH_REPLICAS,
-                f"{self.topic}-{self.partition}: {len(leader.isr)} in sync, {leader.min_insync_replicas} needed",
+                f"{self} has {len(leader.isr)} in-sync replicas, min.insync.replicas is {leader.min_insync_replicas}",
             )
         info = self.log.append_as_leader(batch, leader.leader_epoch, now_ms)
-        self.dirty_replicas.unflushed[self] = None
-        self.dirty_replicas.behind[self] = None
+        self.dirty_replicas.unflushed[self] = self.dirty_replicas.behind[self] = None
         change = LOG_END
         if leader.appended(self.log.log_end_offset, self.monotonic_ms()):
             self._take_high_watermark(leader)
@@ -285,9 +304,11 @@ class Replica:
         return info
 
     def when_replicated(self, offset: int, leader_epoch: int, done: Callable[[ErrorCode], None]) -> AckWaiter | None:
-        """Call `done` once `offset`, appended in `leader_epoch`, is below the high watermark or never will be.
+        """Call `done` once the record at `offset`, appended in `leader_epoch`, is committed or can no longer be.
 
-        None when it was called now. In another epoch the offset may hold another record.
+        `done` receives NONE, NOT_LEADER_OR_FOLLOWER or NOT_ENOUGH_REPLICAS_AFTER_APPEND. Returns a waiter for
+        `cancel_ack_waiter`, or None if `done` was called immediately. A different leader epoch fails because the offset
+        may hold another record.
         """
         leader = self.leader
         if leader is None or leader.leader_epoch != leader_epoch:
@@ -297,59 +318,62 @@ class Replica:
         else:
             waiter, waiters = AckWaiter(offset, done), self._ack_waiters
             place = len(waiters)
-            while place and waiters[place - 1].offset > offset:  # one that was fsynced meanwhile comes late
+            while place and waiters[place - 1].offset > offset:  # an fsync delayed this one
                 place -= 1
             waiters.insert(place, waiter)
             return waiter
         return None
 
-    def forget(self, waiter: AckWaiter) -> None:
-        """A produce request that timed out waits no more."""
+    def cancel_ack_waiter(self, waiter: AckWaiter) -> None:
+        """Drop the waiter of a produce request that timed out."""
         if waiter in self._ack_waiters:
             self._ack_waiters.remove(waiter)
 
     def brokers_changed(self) -> None:
-        """Brokers were fenced or unfenced: a joiner that is gone is not waited for."""
+        """Recompute the high watermark after brokers were fenced or unfenced; it ignores fenced joining replicas."""
         if self.leader is not None and self.leader.advance(self.monotonic_ms()):
             self._high_watermark_moved(self.leader)
 
     def isr_changed(self, isr: Collection[int], partition_epoch: int) -> None:
-        """The controller's word on the ISR."""
+        """Apply the ISR that the controller confirmed in `partition_epoch`."""
         leader = self.leader
         if leader is None:
             return
-        before = leader.isr
+        old_isr = leader.isr
         if leader.isr_changed(isr, partition_epoch, self.monotonic_ms()):
             self._high_watermark_moved(leader)
-        if not before <= leader.isr:
-            self._look_again()
-        elif before != leader.isr:
-            self._changed(LOG_START)  # wakes nobody; a consumer may have a nearer replica at its next fetch (392-13)
+        if not old_isr <= leader.isr:
+            self._mark_for_next_fetch()
+        elif old_isr != leader.isr:
+            self._changed(LOG_START)  # no wake-up; the next fetch may select another preferred replica (392-13)
         self._check_min_isr(leader)
         self._check_deleted()
 
     def replicas_changed(self, replicas: Sequence[int], min_insync_replicas: int) -> None:
-        """The assignment or `min.insync.replicas` changed."""
+        """Apply a changed assignment or `min.insync.replicas`."""
         leader = self.leader
         if leader is None:
             return
-        before = leader.followers.keys() | set()
+        old_followers = set(leader.followers)
         if leader.replicas_changed(replicas, min_insync_replicas, self.monotonic_ms()):
             self._high_watermark_moved(leader)
-        if before != leader.followers.keys():
-            self._look_again()
+        if old_followers != leader.followers.keys():
+            self._mark_for_next_fetch()
         self._check_min_isr(leader)
 
-    def _look_again(self) -> None:
-        """Replicas are new, or outside of the ISR: their next fetches read this partition, so that they may join.
+    def _mark_for_next_fetch(self) -> None:
+        """Have followers outside the ISR read this partition at their next fetch, so that they can join.
 
-        A clean partition of a session is not read, and who does not read it is never asked for.
+        A session does not read clean partitions, and an unread partition is never proposed for the ISR.
         """
         self.dirty_replicas.behind[self] = None
-        self._changed(LOG_START)  # the flag that is heard and wakes nobody
+        self._changed(LOG_START)  # marks it dirty without a wake-up
 
-    def laggards(self, now_ms: int) -> tuple[bool, IsrChange | None]:
-        """Whether time may still change who is in sync here, and what ISR to ask for after the time that passed."""
+    def check_lag(self, now_ms: int) -> tuple[bool, IsrChange | None]:
+        """Recompute which followers are in sync at `now_ms` (monotonic).
+
+        Returns whether followers may still fall behind, and the ISR without laggards to propose, or None.
+        """
         leader = self.leader
         if leader is None or not leader.has_followers_behind:
             return False, None
@@ -359,9 +383,12 @@ class Replica:
 
     def _check_min_isr(self, leader: PartitionLeader) -> None:
         if leader.is_under_min_isr:
-            waiters, self._ack_waiters = self._ack_waiters, deque()
-            for waiter in waiters:
-                waiter.done(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
+            self._fail_ack_waiters(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
+
+    def _fail_ack_waiters(self, code: ErrorCode) -> None:
+        waiters, self._ack_waiters = self._ack_waiters, deque()
+        for waiter in waiters:
+            waiter.done(code)
 
     def _set_high_watermark(self, high_watermark: int) -> None:
         if high_watermark != self.high_watermark:
@@ -370,7 +397,7 @@ class Replica:
             self.dirty_replicas.high_watermarks[self] = None
 
     def checkpointed(self, high_watermark: int) -> None:
-        """This was written as the high watermark; it may have moved meanwhile."""
+        """Record that `high_watermark` is on disk. The current value may have moved since."""
         if high_watermark <= self.high_watermark:
             self.must_checkpoint = False
 
@@ -378,7 +405,7 @@ class Replica:
         if self.must_checkpoint:
             raise KafkaError(
                 ErrorCode.KAFKA_STORAGE_ERROR,
-                f"{self.topic}-{self.partition}: the checkpointed high watermark is above {self.high_watermark}",
+                f"{self}: the high watermark on disk is not lowered to {self.high_watermark} yet",
             )
 
     def _take_high_watermark(self, leader: PartitionLeader) -> None:
@@ -391,20 +418,23 @@ class Replica:
         self._take_high_watermark(leader)
         self._changed(HIGH_WATERMARK)
 
-    # --- followers' fetches -----------------------------------------------------------------------------------------
+    # --- fetches of followers ----------------------------------------------------------------------------------------
 
     def isr_to_join(self, replica_id: int) -> IsrChange | None:
-        """What to ask the controller for after a fetch of a follower outside of the ISR, if it is in sync now."""
+        """Return the ISR change that adds this follower if it is in sync, else None."""
         leader = self.leader
         return leader.isr_to_join(replica_id) if leader is not None and replica_id in leader.followers else None
 
     def follower_left(self, replica_id: int) -> None:
-        """A follower's session has this partition no more (227-07)."""
+        """Record that the session of a follower no longer contains this partition (227-07)."""
         if self.leader is not None:
             self.leader.follower_left(replica_id)
 
     def when_deleted(self, offset: int) -> asyncio.Future[ErrorCode]:
-        """Done once every replica that is in the ISR has its log start at `offset` or above; cancel to give up."""
+        """Return a future that completes when the log start of every ISR member is at least `offset`.
+
+        Its result is NONE, or NOT_LEADER_OR_FOLLOWER if leadership is lost. Cancel it to give up.
+        """
         waiter = DeleteWaiter(offset, asyncio.get_running_loop().create_future())
         self._delete_waiters.append(waiter)
         self._check_deleted()
@@ -430,23 +460,33 @@ class Replica:
         request: m.FetchPartition,
         fetches: FollowerFetches | None,
     ) -> None:
-        """A follower is where its fetch says; raises KafkaError if it has no replica or is outside of the log."""
+        """Record that the log of follower `replica_id` ends at the request's fetch offset.
+
+        Raises KafkaError: NOT_LEADER_OR_FOLLOWER if that broker has no replica, OFFSET_OUT_OF_RANGE outside of this
+        log.
+        """
         if replica_id not in leader.followers:
-            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"broker {replica_id} has no replica here")
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"broker {replica_id} has no replica of {self}")
         if not self.log.log_start_offset <= request.fetch_offset <= self.log.log_end_offset:
-            raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"{request.fetch_offset} is outside of the log")
+            raise KafkaError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"offset {request.fetch_offset} is outside of {self.log.log_start_offset} to {self.log.log_end_offset}",
+            )
         if leader.follower_fetched(
             replica_id, request.fetch_offset, request.log_start_offset, replica_epoch, self.monotonic_ms(), fetches
         ):
             self._high_watermark_moved(leader)
-        if request.fetch_offset != self.log.log_end_offset:  # one that was caught up may come back without its tail
+        if request.fetch_offset != self.log.log_end_offset:  # a restarted follower may have lost its tail
             self.dirty_replicas.behind[self] = None
         self._check_deleted()
 
     # --- following -------------------------------------------------------------------------------------------------
 
     def append_from_leader(self, data: m.PartitionData, now_ms: int) -> int:
-        """Take the records and offsets of the leader's answer; returns the bytes appended. Raises KafkaError."""
+        """Append the records of the leader's response and apply its offsets; return the bytes appended.
+
+        Raises KafkaError: KAFKA_STORAGE_ERROR, or the error of the log's validation.
+        """
         size = 0
         if data.records:
             self._check_growable()
@@ -458,31 +498,31 @@ class Replica:
             change |= LOG_START
         if size:
             self.dirty_replicas.unflushed[self] = None
-        self.high_watermark_told(data.high_watermark, change)
+        self.update_leader_high_watermark(data.high_watermark, change)
         return size
 
-    def high_watermark_told(self, high_watermark: int, change: int = 0) -> None:
-        """The leader's high watermark, also from a response of which nothing else applies any more.
+    def update_leader_high_watermark(self, high_watermark: int, change: int = 0) -> None:
+        """Record the leader's high watermark, even from a response that is otherwise discarded.
 
-        What was below it stays in the log of every later leader, and in ours as far as that is one's.
+        Records below it are in the log of every later leader. `change` has further changes to notify sessions of.
         """
-        before = self._marks
-        self._marks = before.heard(high_watermark, self.log.log_end_offset)
-        if self._marks is not before:
-            self._set_high_watermark(self._marks.own)
+        before = self._watermarks
+        self._watermarks = before.observe_leader(high_watermark, self.log.log_end_offset)
+        if self._watermarks is not before:
+            self._set_high_watermark(self._watermarks.own)
             change |= HIGH_WATERMARK
         if change:
             self._changed(change)
 
     def raise_log_start(self, offset: int) -> None:
-        """Records below `offset` are deleted; raises KafkaError. Never back."""
+        """Delete the records below `offset`; a lower offset has no effect. Raises KafkaError."""
         before = self.log.log_start_offset
         self.log.increment_log_start_offset(offset)
         if self.log.log_start_offset != before:
             self._changed(LOG_START)
 
     def retain(self, now_ms: int) -> int:
-        """Roll a segment that is due, and delete those that retention says; returns how many. Raises KafkaError."""
+        """Roll a segment that is due and delete expired ones; return the number deleted. Raises KafkaError."""
         before = self.log.log_start_offset
         self.log.maybe_roll(now_ms)
         self.dirty_replicas.unflushed[self] = None
@@ -493,26 +533,26 @@ class Replica:
                 self._changed(LOG_START)
 
     def held_back(self, now_ms: int) -> int:
-        """How many segments are due, and stay because they are not committed: nobody leads, say."""
+        """Return how many segments retention would delete but may not, because they are not committed yet."""
         mark = self.high_watermark
         return self.log.held_back(now_ms, mark) if mark < self.log.log_end_offset else 0
 
     def update_config(self, config: TopicConfig) -> None:
-        """The topic's configuration changed."""
+        """Apply a changed topic configuration."""
         self.log.update_config(config)
         self.dirty_replicas.unflushed[self] = None
 
     def truncate_diverged(self, diverging: m.EpochEndOffset) -> int:
-        """Drop what the leader never had; returns the new log end."""
+        """Truncate to the leader's diverging epoch (REP-01); return the new log end offset. Raises StorageError."""
         local = self.log.end_offset_for_epoch(diverging.epoch)
         self._truncate(truncation_offset(diverging, local, self.log.log_end_offset))
         return self.log.log_end_offset
 
     def truncate_future_epochs(self) -> bool:
-        """After OFFSET_OUT_OF_RANGE in our own leader epoch: cut the log where one above it begins, if one does.
+        """After OFFSET_OUT_OF_RANGE, truncate batches whose leader epoch is above the replica's; return whether it did.
 
-        No leader wrote that: CRCs do not cover a batch's leader epoch, and what a crash had not synced may be damaged
-        there.
+        No leader wrote such an epoch: a batch's CRC does not cover its leader epoch, which unsynced data may have
+        damaged after a crash. Raises StorageError.
         """
         if self.log.latest_epoch <= self.leader_epoch:
             return False
@@ -520,16 +560,17 @@ class Replica:
         return True
 
     def restart_in_range(self, leader_start: int, leader_high_watermark: int) -> bool:
-        """After OFFSET_OUT_OF_RANGE: begin anew at the leader's log start where nothing in our log can be the leader's.
+        """After OFFSET_OUT_OF_RANGE, restart at the leader's log start if the two logs have no record in common.
 
-        That is when the log ends below that start, or when it is empty beyond what the leader has.
+        That is the case if this log ends below the leader's start, or is empty beyond the leader's high watermark.
+        Returns whether the log was restarted. Raises StorageError.
         """
         log = self.log
         is_empty_beyond = log.log_start_offset == log.log_end_offset > leader_high_watermark
         if log.log_end_offset >= leader_start and not is_empty_beyond:
             return False
         log.truncate_fully_and_start_at(leader_start)
-        self._marks = self._marks.restarted(leader_start)
+        self._watermarks = self._watermarks.restarted(leader_start)
         self._set_high_watermark(leader_start)
         self._changed(LEADERSHIP)
         return True
@@ -537,7 +578,7 @@ class Replica:
     def _truncate(self, offset: int) -> None:
         try:
             self.log.truncate_to(offset)
-        finally:  # a disk that fails half way may have cut the log all the same
-            self._marks = self._marks.truncated(self.log.log_end_offset)
-            self._set_high_watermark(self._marks.own)
+        finally:  # a failing disk may have truncated the log
+            self._watermarks = self._watermarks.truncated(self.log.log_end_offset)
+            self._set_high_watermark(self._watermarks.own)
             self._changed(LEADERSHIP)

@@ -1,8 +1,8 @@
-"""Makes this broker host what the metadata says: creates and deletes logs, gives every partition its role.
+"""Makes this broker host what the metadata assigns to it: creates and deletes logs and gives each replica its role.
 
-One task (the metadata loader's) calls `apply`; its work is O(what changed), and of that O(what is here) where that is
-less: after a snapshot was loaded everything may have changed. A partition is known by its topic id: a topic that was
-deleted and created again under its name never meets its old log.
+One task, the metadata loader's, calls `apply`. Its work is O(changed partitions), or O(hosted partitions) where that is
+less: after a snapshot every partition may have changed. Partitions are identified by topic id, so a topic that was
+recreated under its name never uses its old log.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import structlog
 from kipmesh.broker.observability.metrics import BrokerMetrics
 from kipmesh.broker.replication.fetcher import ReplicaFetcher
 from kipmesh.broker.replication.hosted_replicas import HostedReplicas
+from kipmesh.broker.replication.log_dirs import LogDirs
 from kipmesh.broker.replication.replica import DirtyReplicas, Disk, Replica
 from kipmesh.broker.replication.throttle import ReplicationThrottle
 from kipmesh.core.config import BrokerConfig, TopicConfig
@@ -35,18 +36,28 @@ from kipmesh.transport.grpc.client import ConnectionPool
 log = structlog.get_logger(__name__)
 
 
-class _Wanted(NamedTuple):
-    """A partition that this broker is to host."""
+class _Assignment(NamedTuple):
+    """A partition that the metadata assigns to this broker."""
 
     topic_id: bytes
     topic: str
     partition: int
     state: PartitionState
 
+    @property
+    def key(self) -> PartitionKey:
+        """The topic id and the partition number."""
+        return self.topic_id, self.partition
 
-@dataclass(eq=False)
+
+@dataclass(eq=False, kw_only=True)
 class ReplicaManager:
-    """Owns the replicas, their logs' lives, and the fetchers."""
+    """Owns the hosted replicas, the creation and deletion of their logs, and the fetchers.
+
+    Args: now_ms: wall clock; monotonic_ms: clock for lag; broker_epoch: returns the epoch of this broker's
+    registration; on_task_done: receives each fetcher's task when it ends; on_reachability_changed: see
+    `ReplicaFetcher`.
+    """
 
     config: BrokerConfig
     hosted_replicas: HostedReplicas
@@ -59,6 +70,8 @@ class ReplicaManager:
     monotonic_ms: Callable[[], int]
     broker_epoch: Callable[[], int]
     on_task_done: Callable[[asyncio.Task[None]], None]
+    log_dirs: LogDirs
+    on_reachability_changed: Callable[[int, bool], None] = lambda _leader_id, _is_unreachable: None
 
     def __post_init__(self) -> None:
         self._broker_id = self.config.node_id
@@ -68,84 +81,79 @@ class ReplicaManager:
         self._fetchers: dict[int, ReplicaFetcher] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._is_first = True
-        self.on_found: Callable[[Replica], None] = lambda replica: None
-        """Told of replicas that are here although the metadata calls them lost (`log_dirs`)."""
-        self.on_lost: Callable[[PartitionKey], None] = lambda key: None
-        """Told of those whose data folder failed before they were in service."""
-        self.on_reach_changed: Callable[[int, bool], None] = lambda _leader_id, _is_lost: None
-        """Told of a leader whose stream breaks (True), and when it answers again or is followed no more (False)."""
 
     async def apply(self, image: MetadataImage, delta: MetadataDelta) -> None:
-        """Follow what `delta` says has changed in `image`."""
+        """Make this broker host what `image` assigns to it. `delta` names the changes since the last call."""
         if delta.changed_brokers or image is not self.hosted_replicas.image:
             self.hosted_replicas.brokers_changed()
         self.hosted_replicas.image = image
         for name in (*delta.changed_topic_configs, *(topic.name for topic in delta.deleted_topics)):
             self._topic_configs.pop(name, None)
         await self._delete(delta, image)
-        await self._host(self._wanted(image, delta.changed_partitions))
+        await self._host(self._assignments(image, delta.changed_partitions))
         self._update_configs(image, delta)
         if delta.changed_brokers:
-            await self._follow_brokers(delta)
+            await self._update_brokers(delta)
         await self._stop_idle_fetchers()
         self._is_first = False
 
     async def retry(self) -> None:
-        """Host what the disk refused before; called by the task that calls `apply`."""
+        """Try again to host the partitions that the disk refused. Called by the task that calls `apply`."""
         if self.hosted_replicas.unhosted:
-            await self._host(self._wanted(self.hosted_replicas.image, set(self.hosted_replicas.unhosted)))
+            await self._host(self._assignments(self.hosted_replicas.image, set(self.hosted_replicas.unhosted)))
 
     # --- what to host ----------------------------------------------------------------------------------------------
 
-    def _wanted(self, image: MetadataImage, changed: AbstractSet[PartitionKey]) -> list[_Wanted]:
-        """Those of `changed` that this broker is to have, partitions of a topic together."""
+    def _assignments(self, image: MetadataImage, changed: AbstractSet[PartitionKey]) -> list[_Assignment]:
+        """Return those of `changed` that are assigned to this broker, grouped by topic."""
         mine = image.partitions_of_broker(self._broker_id)
         self.hosted_replicas.unhosted.difference_update(
             [key for key in self.hosted_replicas.unhosted if key in changed and key not in mine]
         )
-        wanted = []
+        assignments = []
         for topic_id, partition in common(mine, changed):
             topic = image.topics[topic_id]
-            wanted.append(_Wanted(topic_id, topic.name, partition, topic.partitions[partition]))
-        return wanted
+            assignments.append(_Assignment(topic_id, topic.name, partition, topic.partitions[partition]))
+        return assignments
 
-    async def _host(self, wanted: list[_Wanted]) -> None:
-        await self._create_logs(wanted)
-        await self._give_roles(wanted)
+    async def _host(self, assignments: list[_Assignment]) -> None:
+        await self._create_logs(assignments)
+        await self._assign_roles(assignments)
 
     async def _delete(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """Logs of deleted topics and of partitions that moved away; at the start, what nothing names is set aside."""
-        gone: set[tuple[str, int]] = set()
-        for topic in delta.deleted_topics:
-            gone.update((topic.name, partition) for partition in topic.partitions)
-        gone.update(self._moved_away(image, delta.changed_partitions))
+        """Delete the logs of deleted topics and of partitions that moved away.
+
+        The first call sets aside every log that the metadata does not assign to this broker.
+        """
+        candidates = {(topic.name, partition) for topic in delta.deleted_topics for partition in topic.partitions}
+        candidates.update(self._moved_away(image, delta.changed_partitions))
         if self._is_first:
-            gone.update(self.log_manager.logs)
+            candidates.update(self.log_manager.logs)
         deleted = []
-        for name, partition in gone:
-            held = self.log_manager.get(name, partition)
-            if held is None:
+        for name, partition in candidates:
+            old_log = self.log_manager.get(name, partition)
+            if old_log is None:
                 continue
-            # A power cut may have taken the file with the id: `create` decides about such a log.
-            topic_id = held.topic_id or image.topic_names.get(name, b"")
+            # A power failure may have lost the file with the topic id: `create` decides about such a log.
+            topic_id = old_log.topic_id or image.topic_names.get(name, b"")
             state = image.partition(topic_id, partition)
             if state is not None and self._broker_id in state.replicas:
                 continue
-            replica = self.hosted_replicas.get(held.topic_id, partition)
+            replica = self.hosted_replicas.get(old_log.topic_id, partition)
             if replica is not None:
-                self._forget(replica)
+                self._unhost(replica)
             deleted.append((name, partition))
         if deleted:
             await self.disk.run(partial(self._remove_logs, deleted, keep=self._is_first))
             log.info("logs set aside" if self._is_first else "logs deleted", partitions=len(deleted))
 
     def _moved_away(self, image: MetadataImage, changed: AbstractSet[PartitionKey]) -> list[tuple[str, int]]:
-        """Those of `changed` whose logs may be here and that other brokers have now."""
+        """Return those of `changed` whose logs may be on this broker although it is no longer a replica."""
         mine = image.partitions_of_broker(self._broker_id)
         logs = self.log_manager.logs
         if len(changed) <= len(logs):
             return [(image.topics[key[0]].name, key[1]) for key in changed if key not in mine]
-        # A copy: on the disk's thread, a folder that fails takes its logs out at any time.
+        # A copy: the disk thread removes the logs of a failed directory at any time.
         keys = [(name, (log.topic_id, partition)) for (name, partition), log in list(logs.items())]
         return [(name, key[1]) for name, key in keys if key in changed and key not in mine]
 
@@ -153,104 +161,110 @@ class ReplicaManager:
         now_ms = self.now_ms()
         for name, partition in keys:
             try:
-                if keep:  # it may be the metadata that is wrong: Kafka's `-stray`
+                if keep:  # the metadata may be wrong; Kafka renames such logs to `-stray`
                     self.log_manager.set_aside(name, partition)
                 else:
                     self.log_manager.delete(name, partition, now_ms)
             except KafkaError as error:
-                log.error("log cannot be removed", topic=name, partition=partition, error=str(error))
+                log.error("log not removed", topic=name, partition=partition, error=str(error))
 
-    def _forget(self, replica: Replica) -> None:
+    def _unhost(self, replica: Replica) -> None:
         replica.stop()
-        self._throttle.forget(replica)
+        self._throttle.remove(replica)
         for fetcher in self._fetchers.values():
-            fetcher.forget(replica)
+            fetcher.unfollow(replica)
         self.hosted_replicas.remove(replica)
 
-    async def _create_logs(self, wanted: Iterable[_Wanted]) -> None:
-        missing = [item for item in wanted if self.hosted_replicas.get(item.topic_id, item.partition) is None]
-        lost = {(item.topic_id, item.partition) for item in missing if not self._may_create(item)}
-        if lost - self.hosted_replicas.unhosted:
-            log.warning("replicas were in data folders that have failed", partitions=len(lost))
-            self.hosted_replicas.unhosted.update(lost)
-        missing = [item for item in missing if (item.topic_id, item.partition) not in lost]
+    async def _create_logs(self, assignments: Iterable[_Assignment]) -> None:
+        hosted = self.hosted_replicas
+        missing = [item for item in assignments if hosted.get(*item.key) is None]
+        lost = {item.key for item in missing if not self._may_create(item)}
+        if lost - hosted.unhosted:
+            log.warning("replicas lost with their log directories", partitions=len(lost))
+            hosted.unhosted.update(lost)
+        missing = [item for item in missing if item.key not in lost]
         if not missing:
             return
         configs = {item.topic: self._topic_config(item.topic) for item in missing}
         replicas, refused = await self.disk.run(partial(self._create, missing, configs))
         for replica in replicas:
-            if replica.log.failed is not None:  # its folder went offline meanwhile, and `drop_failed` missed it
-                self.hosted_replicas.unhosted.add((replica.topic_id, replica.partition))
-                self.on_lost((replica.topic_id, replica.partition))
+            if replica.log.failed is not None:  # its directory failed before `drop_failed` could see the replica
+                hosted.unhosted.add(replica.key)
+                self.log_dirs.report_lost(replica.key)
                 continue
-            self.hosted_replicas.add(replica)
-            self.hosted_replicas.unhosted.discard((replica.topic_id, replica.partition))
+            hosted.add(replica)
+            hosted.unhosted.discard(replica.key)
             if replica.must_checkpoint:
                 self.dirty_replicas.high_watermarks[replica] = None
         for item, error in refused:
-            if (item.topic_id, item.partition) not in self.hosted_replicas.unhosted:
-                log.error("log cannot be created", topic=item.topic, partition=item.partition, error=str(error))
-                self.hosted_replicas.unhosted.add((item.topic_id, item.partition))
+            if item.key not in hosted.unhosted:
+                log.error("log not created", topic=item.topic, partition=item.partition, error=str(error))
+                hosted.unhosted.add(item.key)
         await self._checkpoint_lowered()
 
-    def _may_create(self, item: _Wanted) -> bool:
-        """Whether there may be a log here: none is made for a lost replica but beside a leader, nor while a folder
-        is offline that may have the one that was."""
+    def _may_create(self, item: _Assignment) -> bool:
+        """Whether a log may be created for this assignment.
+
+        For a replica that the metadata calls lost, that needs another broker as leader and no offline log directory: an
+        offline one may have the only copy of acknowledged records.
+        """
         if not is_lost(item.state, self._broker_id):
             return True
-        held = self.log_manager.get(item.topic, item.partition)
-        if held is not None and held.topic_id == item.topic_id:
+        existing = self.log_manager.get(item.topic, item.partition)
+        if existing is not None and existing.topic_id == item.topic_id:
             return True
         is_led = item.state.leader not in (NO_LEADER, self._broker_id)
-        return is_led and all(folder.is_online for folder in self.log_manager.directories)
+        return is_led and all(directory.is_online for directory in self.log_manager.directories)
 
     def drop_failed(self) -> list[PartitionKey]:
-        """Serve the replicas no more whose logs have failed; gives those."""
+        """Stop hosting the replicas whose logs have failed and return their keys."""
         failed = [replica for replica in self.hosted_replicas if replica.log.failed is not None]
         for replica in failed:
-            self._forget(replica)
-        keys = [(replica.topic_id, replica.partition) for replica in failed]
+            self._unhost(replica)
+        keys = [replica.key for replica in failed]
         self.hosted_replicas.unhosted.update(keys)
         return keys
 
     def _create(
-        self, missing: list[_Wanted], configs: dict[str, TopicConfig]
-    ) -> tuple[list[Replica], list[tuple[_Wanted, KafkaError]]]:
-        """On the disk's thread: open or make the logs; those that the disk refuses come back with the error."""
+        self, missing: list[_Assignment], configs: dict[str, TopicConfig]
+    ) -> tuple[list[Replica], list[tuple[_Assignment, KafkaError]]]:
+        """Open or create the logs, on the disk thread. Returns the replicas, and the failed assignments with errors."""
         now_ms = self.now_ms()
         replicas, refused = [], []
         for item in missing:
             try:
-                held = self.log_manager.get(item.topic, item.partition)
-                if held is not None and held.topic_id not in (b"", item.topic_id):
+                existing = self.log_manager.get(item.topic, item.partition)
+                if existing is not None and existing.topic_id not in (b"", item.topic_id):
                     self.log_manager.delete(item.topic, item.partition, now_ms)
-                held = self.log_manager.create(item.topic, item.partition, item.topic_id, configs[item.topic], now_ms)
+                new_log = self.log_manager.create(
+                    item.topic, item.partition, item.topic_id, configs[item.topic], now_ms
+                )
             except KafkaError as error:
                 refused.append((item, error))
                 continue
             high_watermark = self.log_manager.high_watermarks.get((item.topic, item.partition), 0)
-            replicas.append(Replica(self._broker_id, held, high_watermark, self.monotonic_ms, self.dirty_replicas))
+            replicas.append(Replica(self._broker_id, new_log, high_watermark, self.monotonic_ms, self.dirty_replicas))
         return replicas, refused
 
     # --- roles -----------------------------------------------------------------------------------------------------
 
-    async def _give_roles(self, wanted: Iterable[_Wanted]) -> None:
+    async def _assign_roles(self, assignments: Iterable[_Assignment]) -> None:
         pace = Pace()
         to_follow: dict[int, list[Replica]] = {}
-        for item in wanted:
-            replica = self.hosted_replicas.get(item.topic_id, item.partition)
+        for item in assignments:
+            replica = self.hosted_replicas.get(*item.key)
             if replica is not None:
                 try:
-                    self._give_role(replica, item.state, to_follow)
-                except StorageError as error:  # its folder goes offline
-                    log.error("no role", topic=item.topic, partition=item.partition, error=error.message)
+                    self._assign_role(replica, item.state, to_follow)
+                except StorageError as error:  # its log directory goes offline
+                    log.error("role not assigned", topic=item.topic, partition=item.partition, error=error.message)
                 if is_lost(item.state, self._broker_id):
-                    self.on_found(replica)
+                    self.log_dirs.report_recovered(replica)
             await pace.give_way()
         for leader_id, replicas in to_follow.items():
             self._follow(leader_id, replicas)
 
-    def _give_role(self, replica: Replica, state: PartitionState, to_follow: dict[int, list[Replica]]) -> None:
+    def _assign_role(self, replica: Replica, state: PartitionState, to_follow: dict[int, list[Replica]]) -> None:
         self._throttle.role_changed(replica, state)
         if state.leader == self._broker_id:
             self._stop_following(replica)
@@ -269,48 +283,48 @@ class ReplicaManager:
     def _stop_following(self, replica: Replica) -> None:
         fetcher = self._fetchers.get(replica.leader_id)
         if fetcher is not None:
-            fetcher.forget(replica)
+            fetcher.unfollow(replica)
 
     def _follow(self, leader_id: int, replicas: list[Replica]) -> None:
         address = self._address(leader_id)
         if address is None:
-            log.error("the leader has no listener for replicas", leader=leader_id)
+            log.error("leader has no inter-broker listener", leader=leader_id)
             return
         fetcher = self._fetchers.get(leader_id)
         if fetcher is None:
             fetcher = self._fetchers[leader_id] = ReplicaFetcher(
-                leader_id,
-                self.pool.get(address),
-                self.config,
-                self.disk,
-                self.metrics,
-                self.now_ms,
-                self.broker_epoch,
-                self._checkpoint_after_truncation,
-                self.on_task_done,
-                self._throttle,
-                self.on_reach_changed,
+                leader_id=leader_id,
+                connection=self.pool.get(address),
+                config=self.config,
+                disk=self.disk,
+                metrics=self.metrics,
+                now_ms=self.now_ms,
+                broker_epoch=self.broker_epoch,
+                after_truncation=self._checkpoint_after_truncation,
+                on_done=self.on_task_done,
+                throttle=self._throttle,
+                on_reachability_changed=self.on_reachability_changed,
             )
         fetcher.follow([replica for replica in replicas if replica.log.failed is None])
 
     async def _checkpoint_after_truncation(self) -> None:
-        """Off the loop: or else the next append to a log that was cut writes the recovery points first."""
+        """Write checkpoints now: otherwise the next append to a truncated log has to, on the event loop."""
         await self._checkpoint_lowered()
         try:
             await self.disk.run(self.log_manager.checkpoint_recovery_points)
         except KafkaError as error:
-            log.warning("recovery points not written", error=str(error))
+            log.warning("recovery point checkpoint failed", error=str(error))
 
     async def _checkpoint_lowered(self) -> None:
-        """Write high watermarks that went back; housekeeping tries again, and until then these logs do not grow."""
+        """Write high watermarks that moved back: until then, their logs refuse appends."""
         if self.dirty_replicas.must_checkpoint:
             try:
                 await self.dirty_replicas.checkpoint_high_watermarks(self.log_manager, self.disk)
             except KafkaError as error:
-                log.warning("high watermarks not written", error=str(error))
+                log.warning("high watermark checkpoint failed", error=str(error))
 
     def endpoint(self, broker_id: int) -> tuple[str, int] | None:
-        """Host and port where a broker listens for the others, as far as this one knows."""
+        """Return host and port of a broker's inter-broker listener, or None if the image has none."""
         broker = self.hosted_replicas.image.brokers.get(broker_id)
         return broker.endpoints.get(self.config.inter_broker_listener_name) if broker else None
 
@@ -318,8 +332,8 @@ class ReplicaManager:
         endpoint = self.endpoint(broker_id)
         return f"{endpoint[0]}:{endpoint[1]}" if endpoint else None
 
-    async def _follow_brokers(self, delta: MetadataDelta) -> None:
-        """Leaders that came back elsewhere get new connections; leaders stop waiting for fenced joiners."""
+    async def _update_brokers(self, delta: MetadataDelta) -> None:
+        """Reconnect to leaders with a new address, and let leaders ignore fenced joining replicas."""
         for broker_id in delta.changed_brokers:
             fetcher = self._fetchers.get(broker_id)
             address = self._address(broker_id)
@@ -361,24 +375,24 @@ class ReplicaManager:
                     replica.update_config(config)
                     replica.replicas_changed(state.replicas, _min_insync_replicas(config, state))
 
-    # --- questions -------------------------------------------------------------------------------------------------
+    # --- offsets and shutdown ----------------------------------------------------------------------------------------
 
-    def log_ends(self, wanted: Iterable[TopicIdPartition]) -> list[PartitionLogEnd]:
-        """Where this broker's logs of these partitions end; those that it has not are left out."""
+    def log_ends(self, partitions: Iterable[TopicIdPartition]) -> list[PartitionLogEnd]:
+        """Return the last epoch and log end offset of each of these partitions that is hosted."""
         ends = []
-        for one in wanted:
+        for one in partitions:
             replica = self.hosted_replicas.get(one.topic_id, one.partition)
             if replica is not None:
-                log = replica.log
-                ends.append(PartitionLogEnd(one.topic_id, one.partition, log.latest_epoch, log.log_end_offset))
+                end = PartitionLogEnd(*replica.key, replica.log.latest_epoch, replica.log.log_end_offset)
+                ends.append(end)
         return ends
 
     def high_watermarks(self) -> dict[tuple[str, int], int]:
-        """What to checkpoint."""
+        """Return the high watermark of each hosted replica by topic and partition."""
         return {(replica.topic, replica.partition): replica.high_watermark for replica in self.hosted_replicas}
 
     async def stop(self, *, is_clean: bool) -> None:
-        """Stop fetching and answer those who wait; a clean stop also ends the sessions at the leaders."""
+        """Stop fetching and fail pending requests. A clean stop also closes the fetch sessions at the leaders."""
         fetchers, self._fetchers = list(self._fetchers.values()), {}
         for fetcher in fetchers:
             await fetcher.stop()
@@ -392,5 +406,5 @@ class ReplicaManager:
 
 
 def _min_insync_replicas(config: TopicConfig, state: PartitionState) -> int:
-    """What is needed of the replicas that are not just being added: or else a second one stops a topic's writes."""
+    """Return the required ISR size, which replicas being added do not raise: an addition must not stop writes."""
     return min(config.min_insync_replicas, len(state.replicas) - len(state.adding_replicas))

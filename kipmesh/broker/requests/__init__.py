@@ -1,5 +1,5 @@
-"""The data path of a broker: what Produce, Fetch, ListOffsets and Metadata requests do.
+"""The data path of a broker: Produce, Fetch, ListOffsets, OffsetsForLeaderEpoch, DeleteRecords and Metadata requests.
 
-The handlers of `kipmesh.broker.handlers` decode nothing and decide nothing; they call the classes of this package.
-`selection` chooses the preferred read replica (KIP-392) and `fetch_sessions` owns the sessions (KIP-227).
+`kipmesh.broker.handlers` adapts request versions and calls the classes of this package. `selection` chooses the
+preferred read replica (KIP-392), `fetch_sessions` creates the session cache (KIP-227).
 """

@@ -1,13 +1,13 @@
-"""Metadata (API key 3), on every broker, from its own metadata cache.
+"""Metadata (API key 3), on every broker, from its own metadata image.
 
-An empty topic list asks for no topic (526-09). Topics are named or given by id; an unknown one has its error in its
-place. Brokers that are fenced are not listed (but for a moment, on Kafka's listeners), and a replica on one counts as
-offline; so does one whose data folder has failed. A response that names a leader whose connection has just broken
-waits for newer metadata: see `unreachable_leaders`. A broker without metadata responds with BROKER_NOT_AVAILABLE. With
-`replica.selection.mode=metadata`, partitions carry the replica that the client's rack is to read from (392-15).
+An empty topic list requests no topic (526-09). An unknown topic has its error in its place. Fenced brokers are not
+listed, except for a moment on Kafka listeners. Their replicas count as offline, as do replicas in failed log
+directories. A response that names an unreachable leader waits for newer metadata: see `unreachable_leaders`. A broker
+without metadata returns BROKER_NOT_AVAILABLE. With `replica.selection.mode=metadata`, partitions have the preferred
+replica of the client's rack (392-15).
 
-Missing topics are created with the cluster's defaults if the request and `auto.create.topics.enable` allow it; the
-response waits for that for `CREATE_TIMEOUT_S` at most.
+Missing topics are created with the cluster's defaults if the request and `auto.create.topics.enable` allow it. The
+response waits up to `CREATE_TIMEOUT_S` for them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CREATE_TIMEOUT_S = 5.0
 _LATER = frozenset(
     {ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_CONTROLLER}
 )
-"""Results of a creation after which the broker may still see the topic."""
+"""Results of CreateTopics after which the broker may still receive the topic."""
 
 
 @dataclass(eq=False)
@@ -41,27 +41,27 @@ class MetadataHandler:
 
     config: BrokerConfig
     image: Callable[[], MetadataImage | None]
-    """The metadata that this broker acts on; None before the first."""
+    """Returns the published metadata image, or None before the first."""
     _: KW_ONLY
     controller_id: Callable[[], int]
     selection: ReplicaSelection | None = None
     forwarder: Forwarder | None = None
-    """Creates topics; without it none are created."""
+    """Creates missing topics; None disables that."""
     on_response: Callable[[m.MetadataRequest, int], None] | None = None
-    """Receives requests and the number of topics in their responses."""
+    """Receives each request and the number of topics in its response."""
     gate: UnreachableLeaderGate | None = None
 
     async def metadata(self, request: m.MetadataRequest, context: RequestContext) -> m.MetadataResponse:
-        """Respond to one request."""
+        """Respond to one request. Errors are in the response."""
         image = self.image()
         if image is None:
             return m.MetadataResponse(error_code=ErrorCode.BROKER_NOT_AVAILABLE)
-        refused: Mapping[str, int] = {}
+        creation_errors: Mapping[str, int] = {}
         if request.allow_auto_topic_creation and self.config.auto_create_topics_enable and self.forwarder is not None:
             missing = {one.name for one in request.topics or () if one.name and not one.topic_id}
             missing = {name for name in missing if image.topic_by_name(name) is None}
             if missing:
-                refused = await self._create(self.forwarder, sorted(missing), context)
+                creation_errors = await self._create(self.forwarder, sorted(missing), context)
                 image = self.image() or image
         if self.gate is not None and request.topics:  # a request for all topics does not wait
             known = image
@@ -74,12 +74,12 @@ class MetadataHandler:
         if request.topics is None:
             topics = [_topic(topic, available) for topic in image.topics.values()]
         else:
-            topics = [_asked(image, asked.topic_id, asked.name, available) for asked in request.topics]
-            if refused:
-                topics = [_refused(topic, refused) for topic in topics]
+            topics = [_requested_topic(image, one.topic_id, one.name, available) for one in request.topics]
+            if creation_errors:
+                topics = [_with_creation_error(topic, creation_errors) for topic in topics]
         if self.selection is not None and self.selection.advises(request.rack_id):
             client = self.selection.client(request.rack_id, context)
-            topics = [_advised(self.selection, image, topic, client) for topic in topics]
+            topics = [_with_preferred_replicas(self.selection, image, topic, client) for topic in topics]
         if self.on_response is not None:
             self.on_response(request, len(topics))
         return m.MetadataResponse(
@@ -87,9 +87,9 @@ class MetadataHandler:
         )
 
     async def _create(self, forwarder: Forwarder, names: Sequence[str], context: RequestContext) -> dict[str, int]:
-        """Create topics; return the error code of each that this broker does not know then.
+        """Create topics and return the error code of each that this broker's metadata still lacks.
 
-        That is LEADER_NOT_AVAILABLE, which clients retry, if the topic may still be created.
+        The code is LEADER_NOT_AVAILABLE, which clients retry, if the topic may still appear.
         """
         topics = [m.CreatableTopic(name, -1, -1) for name in names]
         results = await forwarder.create_topics(topics, context.respond_within(CREATE_TIMEOUT_S), context)
@@ -107,7 +107,7 @@ class MetadataHandler:
     ) -> list[m.MetadataResponseBroker]:
         listed = set(available)
         if self.gate is not None:
-            listed.update(self.gate.still_listed(listener))
+            listed.update(self.gate.lingering(listener))
         brokers = []
         for broker in image.brokers.values():
             endpoint = broker.endpoints.get(listener or self.config.inter_broker_listener_name)
@@ -118,8 +118,8 @@ class MetadataHandler:
 
 
 def _leaders(image: MetadataImage, request: m.MetadataRequest) -> set[int]:
-    """Of the topics that are named."""
-    topics = [_find(image, asked.topic_id, asked.name) for asked in request.topics or ()]
+    """Return the leaders of the requested topics."""
+    topics = [_find(image, one.topic_id, one.name) for one in request.topics or ()]
     return {state.leader for topic in topics if topic is not None for state in topic.partitions.values()}
 
 
@@ -127,7 +127,7 @@ def _find(image: MetadataImage, topic_id: bytes, name: str | None) -> TopicState
     return image.topics.get(topic_id) if topic_id else image.topic_by_name(name or "")
 
 
-def _asked(
+def _requested_topic(
     image: MetadataImage, topic_id: bytes, name: str | None, available: AbstractSet[int]
 ) -> m.MetadataResponseTopic:
     topic = _find(image, topic_id, name)
@@ -137,8 +137,8 @@ def _asked(
     return _topic(topic, available)
 
 
-def _refused(topic: m.MetadataResponseTopic, codes: Mapping[str, int]) -> m.MetadataResponseTopic:
-    """The answer with the reason why the topic was not made."""
+def _with_creation_error(topic: m.MetadataResponseTopic, codes: Mapping[str, int]) -> m.MetadataResponseTopic:
+    """Replace the error of a missing topic by the reason why it was not created."""
     return topic._replace(error_code=codes.get(topic.name or "", topic.error_code)) if topic.error_code else topic
 
 
@@ -161,16 +161,16 @@ def _topic(topic: TopicState, available: AbstractSet[int]) -> m.MetadataResponse
     )
 
 
-def _advised(
+def _with_preferred_replicas(
     selection: ReplicaSelection, image: MetadataImage, response: m.MetadataResponseTopic, client: ClientMetadata
 ) -> m.MetadataResponseTopic:
-    """The answer with preferred replicas."""
+    """Add the preferred read replicas to a topic's response."""
     topic = image.topics.get(response.topic_id)
     if topic is None or response.error_code:
         return response
     partitions = []
     for partition in response.partitions:
         index = partition.partition_index
-        nearer = selection.by_metadata(topic.name, topic.topic_id, index, topic.partitions[index], client)
-        partitions.append(partition._replace(preferred_read_replica=nearer) if nearer >= 0 else partition)
+        preferred = selection.by_metadata(topic.name, topic.topic_id, index, topic.partitions[index], client)
+        partitions.append(partition._replace(preferred_read_replica=preferred) if preferred >= 0 else partition)
     return response._replace(partitions=partitions)

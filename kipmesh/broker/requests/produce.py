@@ -1,9 +1,9 @@
 """Produce (API key 0), on leaders.
 
-Batches are opaque: the log checks CRC, size and header, and gives offsets. acks=0 and 1 are answered after the append
-(and the fsync, where `flush.messages` asks for one), acks=all when the high watermark has passed the batch. What an
-idempotent producer sends again is not appended, and answered like the first time
-(`kipmesh.core.producer.sequences`). What waits is bounded by `queued.max.request.bytes`.
+Batches are opaque: the log checks CRC, size and header, and assigns offsets. acks=0 and 1 complete after the append,
+and after an fsync if `flush.messages` requires one. acks=all completes when the high watermark passes the batch
+(REP-04). A batch that an idempotent producer sends again is not appended again; its response is the first one's
+(`kipmesh.core.producer.sequences`). `queued.max.request.bytes` limits the bytes of pending requests.
 """
 
 from __future__ import annotations
@@ -24,10 +24,13 @@ from kipmesh.transport.grpc.server import RequestContext
 
 ACKS_ALL = -1
 _RECORD_BYTES_MIN = 7
-"""A record has seven fields of a byte at least."""
+"""A record has seven fields of at least one byte."""
 _EXPANSION_MAX = {0: 1, 1: 1032, 2: 22, 3: 255, 4: 32768}
-"""Bytes that one byte can be uncompressed to, by codec. gzip: 258 in two bits. snappy: 64 in three bytes. lz4: 255 in
-each further byte of a length. zstd: a block is 128 KiB at most, of four bytes at least."""
+"""Maximum bytes that one compressed byte expands to, by codec.
+
+gzip: 258 bytes in two bits. snappy: 64 in three bytes. lz4: 255 per further length byte. zstd: 128 KiB per block of at
+least four bytes.
+"""
 
 
 class _Acks:
@@ -39,7 +42,7 @@ class _Acks:
         self._done: asyncio.Future[None] | None = None
 
     def add(self, index: int, replica: Replica, offset: int, leader_epoch: int) -> None:
-        """Wait for `offset`, appended in `leader_epoch`, under the number `index`."""
+        """Wait until `offset`, appended in `leader_epoch`, is committed, under the number `index`."""
 
         def done(code: ErrorCode) -> None:
             self.codes[index] = code
@@ -52,7 +55,7 @@ class _Acks:
             self._waiting[index] = (replica, waiter)
 
     async def wait(self, timeout_ms: int) -> None:
-        """Until all are answered; what is not in time gets REQUEST_TIMED_OUT."""
+        """Wait for all partitions. Those that are not done in time get REQUEST_TIMED_OUT."""
         if not self._waiting:
             return
         loop = asyncio.get_running_loop()
@@ -66,13 +69,13 @@ class _Acks:
 
     def _time_out(self) -> None:
         for replica, waiter in list(self._waiting.values()):
-            replica.forget(waiter)
+            replica.cancel_ack_waiter(waiter)
             waiter.done(ErrorCode.REQUEST_TIMED_OUT)
 
 
 @dataclass(eq=False)
 class ProduceHandler:
-    """Responds to Produce."""
+    """Responds to Produce. `now_ms` is wall time."""
 
     config: BrokerConfig
     hosted_replicas: HostedReplicas
@@ -82,7 +85,11 @@ class ProduceHandler:
     _queued_bytes: int = field(default=0, init=False)
 
     async def produce(self, request: m.ProduceRequest, context: RequestContext) -> m.ProduceResponse:
-        """Append every partition's batch and answer as `acks` says. Errors are per partition."""
+        """Append the batch of each partition and respond when `acks` is satisfied. Errors are per partition.
+
+        All partitions get INVALID_REQUIRED_ACKS, INVALID_REQUEST for a transactional id, or THROTTLING_QUOTA_EXCEEDED
+        above `queued.max.request.bytes`.
+        """
         size = sum(len(data.records) for topic in request.topic_data for data in topic.partition_data)
         refusal = self._refusal(request, size)
         if refusal:
@@ -95,11 +102,14 @@ class ProduceHandler:
 
     def _refusal(self, request: m.ProduceRequest, size: int) -> KafkaError | None:
         if request.acks not in (ACKS_ALL, 0, 1):
-            return KafkaError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {request.acks}; 0, 1 and -1 are known")
+            return KafkaError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, got {request.acks}")
         if request.transactional_id is not None:
-            return KafkaError(ErrorCode.INVALID_REQUEST, "transactions are not supported")
+            return KafkaError(ErrorCode.INVALID_REQUEST, "transactions are not supported, remove transactional.id")
         if self._queued_bytes and self._queued_bytes + size > self.config.queued_max_request_bytes:
-            return KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, "queued.max.request.bytes are waiting already")
+            return KafkaError(
+                ErrorCode.THROTTLING_QUOTA_EXCEEDED,
+                f"queued.max.request.bytes={self.config.queued_max_request_bytes} is exceeded, retry later",
+            )
         return None
 
     async def _append_and_wait(self, request: m.ProduceRequest, listener: str) -> m.ProduceResponse:
@@ -109,18 +119,19 @@ class ProduceHandler:
         now_ms = self.now_ms()
 
         def append(topic: m.TopicProduceData, data: m.PartitionProduceData) -> m.PartitionProduceResponse:
-            where = topic.topic_id, topic.name, data.index
+            partition = topic.topic_id, topic.name, data.index
             try:
-                replica = self.hosted_replicas.require(*where)
+                replica = self.hosted_replicas.require(*partition)
             except KafkaError as error:
-                return _error(data, error)._replace(current_leader=self.hosted_replicas.leader_hint(error.code, *where))
+                leader = self.hosted_replicas.leader_hint(error.code, *partition)
+                return _error(data, error)._replace(current_leader=leader)
             try:
                 _check_not_internal(replica)
                 _check_header(data.records)
                 info = replica.append(data.records, request.acks, now_ms)
             except KafkaError as error:
                 self.metrics.produce_failed.labels(error.code.name).inc()
-                leader = self.hosted_replicas.leader_hint(error.code, *where, replica)
+                leader = self.hosted_replicas.leader_hint(error.code, *partition, replica)
                 return _error(data, error)._replace(current_leader=leader)
             if info.size_bytes:
                 self.metrics.produced(len(data.records), info.last_offset - info.first_offset + 1)
@@ -151,7 +162,10 @@ class ProduceHandler:
     def _with_codes(
         self, response: m.ProduceResponse, codes: dict[int, ErrorCode], appended: list[Replica]
     ) -> m.ProduceResponse:
-        """`codes` by index in `appended`, which has the replicas of the partitions without an error."""
+        """Set the error codes of partitions that failed after the append.
+
+        `codes` is by index in `appended`, which has the replicas of the partitions that were appended.
+        """
         number, topics = 0, []
         for topic in response.responses:
             partitions = []
@@ -181,16 +195,17 @@ class ProduceHandler:
 
 
 def _check_not_internal(replica: Replica) -> None:
-    """Raises INVALID_TOPIC_EXCEPTION for topics that brokers alone write."""
+    """Raise KafkaError with INVALID_TOPIC_EXCEPTION for topics that only brokers write."""
     if replica.topic in INTERNAL_TOPICS:
-        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{replica.topic} is written by brokers only")
+        raise KafkaError(
+            ErrorCode.INVALID_TOPIC_EXCEPTION, f"only brokers may write to the internal topic {replica.topic}"
+        )
 
 
 def _check_header(batch: bytes | memoryview) -> None:
-    """Refuse what the log, which looks into no record, would take. Raises KafkaError.
+    """Refuse batches that the log, which does not decode records, would accept. Raises KafkaError.
 
-    More records than the bytes can hold, however well they are compressed, would use up as many offsets, and stop every
-    reader that counts them.
+    More records than the bytes can hold, however compressed, would use up offsets and stop readers that count them.
     """
     header = record_batch.parse_header(batch)
     expansion = _EXPANSION_MAX.get(header.compression)
@@ -198,12 +213,12 @@ def _check_header(batch: bytes | memoryview) -> None:
     is_too_many = expansion is not None and header.record_count > room
     if header.size_bytes != len(batch) or not (is_too_many or header.is_transactional):
         return
-    record_batch.check_crc(
-        batch, 0, header
-    )  # bits that flipped on the way are another error, after which clients retry
+    record_batch.check_crc(batch, 0, header)  # a corrupt batch gets CORRUPT_MESSAGE, which clients retry
     if header.is_transactional:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "transactions are not supported")
-    raise KafkaError(ErrorCode.INVALID_RECORD, f"{header.record_count} records in {len(batch)} bytes")
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "transactions are not supported, remove transactional.id")
+    raise KafkaError(
+        ErrorCode.INVALID_RECORD, f"a batch of {len(batch)} bytes cannot hold {header.record_count} records"
+    )
 
 
 def _error(data: m.PartitionProduceData, error: KafkaError) -> m.PartitionProduceResponse:

@@ -1,9 +1,9 @@
-"""InitProducerId (API key 22): producer ids for idempotent producers, from blocks that the controller allocates.
+"""InitProducerId (API key 22): ids for idempotent producers, from blocks that the controller allocates.
 
-A block is fetched when the first id is asked for and again when it is used up; those who ask meanwhile wait for the
-same block. Invariant: no id is given twice, by whichever broker: a block is the controller's to one broker, and an id
-leaves it once. A request with an id and an epoch gets a new id, as in Kafka: the client of an idempotent producer
-raises its epoch by itself, and asks only when the epochs are used up.
+The broker fetches a block at the first request and whenever one is used up; concurrent requests wait for the same
+block. Invariant: no id is assigned twice in the cluster, because the controller gives each block to one broker once. A
+request with an id and an epoch gets a new id, as in Kafka: idempotent producers raise their epochs and send it only
+when the epochs are used up.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ALLOCATE_TIMEOUT_S = 5.0
 
 
 class ProducerIdsHandler:
-    """Answers InitProducerId; it belongs to the event loop."""
+    """Responds to InitProducerId. Belongs to the event loop."""
 
     def __init__(self, broker_id: int, channel: ControllerChannel, broker_epoch: Callable[[], int]) -> None:
         self._broker_id = broker_id
@@ -38,7 +38,11 @@ class ProducerIdsHandler:
     async def init_producer_id(
         self, request: m.InitProducerIdRequest, context: RequestContext
     ) -> m.InitProducerIdResponse:
-        """A new producer id with epoch 0; COORDINATOR_NOT_AVAILABLE, which clients retry, without a controller."""
+        """Return a new producer id with epoch 0.
+
+        Errors: INVALID_REQUEST for a transactional id or an id without an epoch; COORDINATOR_NOT_AVAILABLE, which
+        clients retry, if no controller responds.
+        """
         refusal = _refusal(request)
         if refusal:
             return _failed(ErrorCode.INVALID_REQUEST, refusal)
@@ -51,7 +55,7 @@ class ProducerIdsHandler:
     async def _take(self, timeout_s: float) -> int:
         if self._next == self._end:
             async with self._allocating:
-                if self._next == self._end:  # whoever had the lock before may have left some
+                if self._next == self._end:  # another request may have allocated
                     await self._allocate(timeout_s)
         producer_id = self._next
         self._next += 1
@@ -65,10 +69,10 @@ class ProducerIdsHandler:
                 ALLOCATE_PRODUCER_IDS, request, timeout_s
             )
         except TransportError as error:
-            raise KafkaError(code, f"no metadata controller allocates producer ids: {error}") from None
+            raise KafkaError(code, f"the metadata controller did not respond to AllocateProducerIds: {error}") from None
         if response.error_code:
-            text = f"the metadata controller allocates no producer ids: {ErrorCode.of(response.error_code).name}"
-            raise KafkaError(code, text)
+            name = ErrorCode.of(response.error_code).name
+            raise KafkaError(code, f"the metadata controller refused AllocateProducerIds: {name}")
         self._next = response.producer_id_start
         self._end = self._next + response.producer_id_len
         log.info("producer ids allocated", start=self._next, count=response.producer_id_len)
@@ -76,9 +80,10 @@ class ProducerIdsHandler:
 
 def _refusal(request: m.InitProducerIdRequest) -> str:
     if request.transactional_id is not None:
-        return "transactions are not supported: a producer without transactional.id gets an id"
+        return "transactions are not supported, remove transactional.id"
     if (request.producer_id < 0) != (request.producer_epoch < 0):
-        return f"producer id {request.producer_id} with epoch {request.producer_epoch}: both or neither"
+        got = f"{request.producer_id} and {request.producer_epoch}"
+        return f"producer id and epoch must both be set or both be -1, got {got}"
     return ""
 
 

@@ -1,7 +1,7 @@
-"""What a fetch gets from one partition: followers from its leader, consumers from any replica of it.
+"""Reads one partition for a fetch: for followers from the leader, for consumers from any replica.
 
-The decisions are `kipmesh.core.replica`'s. Consumers read below the replica's own high watermark, and are told the
-leader's (392-01, 392-03 to 392-07, 392-10); on a leader, both are one. Errors are in what is returned.
+`kipmesh.core.replica` decides. Consumers read below the replica's own high watermark and receive the leader's (392-01,
+392-03 to 392-07, 392-10). Errors are returned in the response, not raised.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from kipmesh.core.fetch_session import PartitionRead
 from kipmesh.core.replica.follower import has_diverged
 from kipmesh.core.replica.leader import FollowerFetches
 from kipmesh.core.replica.selection import ClientMetadata
-from kipmesh.core.replica.serving import CONSUMER_ID, OffsetCase, check_reader, compares_epochs, offset_case
+from kipmesh.core.replica.serving import CONSUMER_ID, OffsetCase, check_fetch, compares_epochs, offset_case
 from kipmesh.messages import EpochEndOffset, FetchPartition, PartitionData
 
 
 class Consumer(NamedTuple):
-    """A client that fetches; brokers are none."""
+    """A client that is not a broker."""
 
     replica_id: int = CONSUMER_ID
     client: ClientMetadata = ClientMetadata()
     names_rack: bool = True
-    """Whether its protocol can name a rack: without, leaders alone serve it."""
+    """Whether its protocol version can name a rack. Otherwise only leaders serve it."""
     may_be_redirected: bool = False
 
 
@@ -38,9 +38,9 @@ def partition_data(
     preferred_read_replica: int = -1,
     records: bytes = b"",
 ) -> PartitionData:
-    """An answer; each says where the log begins and what the high watermark is (392-07)."""
-    high_watermark = replica.told_high_watermark
-    # Positional: this is built once a partition a fetch.
+    """Build a partition's response. Each has the log start offset and the high watermark (392-07)."""
+    high_watermark = replica.leader_high_watermark
+    # Positional arguments: hot path.
     return PartitionData(
         replica.partition,
         error_code,
@@ -57,17 +57,19 @@ def partition_data(
 
 
 def _divergence(replica: Replica, request: FetchPartition) -> PartitionData | None:
-    """The answer to who has read what is not in this log; None if all is well. Raises OFFSET_OUT_OF_RANGE.
+    """Return the response for a reader whose log diverges from this one, or None. Raises OFFSET_OUT_OF_RANGE.
 
-    Nothing but the divergence is taken from it, and the high watermark has to be told again. So it does not count as
-    told: nobody's last stable offset is -1, and what differs is news (227-08).
+    The reader ignores the response's high watermark. A last stable offset of -1, which no reader has, makes the session
+    send both again (227-08).
     """
-    found = replica.log.end_offset_for_epoch(request.last_fetched_epoch)
-    if found.end_offset < 0:
-        raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, "no common leader epoch")
-    if not has_diverged(request.fetch_offset, request.last_fetched_epoch, found):
+    epoch_end = replica.log.end_offset_for_epoch(request.last_fetched_epoch)
+    if epoch_end.end_offset < 0:
+        raise KafkaError(
+            ErrorCode.OFFSET_OUT_OF_RANGE, f"no leader epoch of {replica} is at or below {request.last_fetched_epoch}"
+        )
+    if not has_diverged(request.fetch_offset, request.last_fetched_epoch, epoch_end):
         return None
-    return partition_data(replica, diverging_epoch=found)._replace(last_stable_offset=-1)
+    return partition_data(replica, diverging_epoch=epoch_end)._replace(last_stable_offset=-1)
 
 
 def read_for_follower(
@@ -79,10 +81,10 @@ def read_for_follower(
     min_one_batch: bool,
     fetches: FollowerFetches | None = None,
 ) -> PartitionRead:
-    """What broker `replica_id` of `replica_epoch` gets from a leader, to the log end; its position moves.
+    """Return what broker `replica_id` fetches from this leader, up to the log end, and record its position.
 
-    A follower outside of the ISR is read `again` in each fetch until it is a member: what keeps it out may end without
-    any event here.
+    A follower outside the ISR is read `again` in each fetch until it is a member, because no event here may announce
+    that it can join.
     """
     try:
         leader = replica.require_leader(request.current_leader_epoch)
@@ -103,7 +105,7 @@ def read_for_follower(
 def _records(
     replica: Replica, offset: int, end: int, max_bytes: int, min_one_batch: bool, again: bool = False
 ) -> PartitionRead:
-    """Batches from `offset`, which is in the log and below `end`; cut where the limit leaves room for none."""
+    """Read batches from `offset`, which is below `end`. The result is cut if `max_bytes` has no room for a batch."""
     records = b""
     if max_bytes > 0 or min_one_batch:
         records = replica.log.read(offset, max_bytes, end, min_one_batch)
@@ -112,7 +114,7 @@ def _records(
 
 
 class ConsumerReads:
-    """Serves consumers from the replicas here, whatever their role."""
+    """Reads for consumers, whatever the role of the replica."""
 
     def __init__(self, metrics: BrokerMetrics, selection: ReplicaSelection | None = None) -> None:
         self._metrics = metrics
@@ -121,7 +123,10 @@ class ConsumerReads:
     def read(
         self, replica: Replica, request: FetchPartition, consumer: Consumer, max_bytes: int, min_one_batch: bool
     ) -> PartitionRead:
-        """The first that applies: an error, a divergence, another replica, the offset's case, records."""
+        """Return what applies first: an error, a divergence, a preferred read replica, an offset case, or records.
+
+        Offset cases are 392-03 to 392-06.
+        """
         try:
             return self._read(replica, request, consumer, max_bytes, min_one_batch)
         except KafkaError as error:
@@ -130,9 +135,9 @@ class ConsumerReads:
     def _read(
         self, replica: Replica, request: FetchPartition, consumer: Consumer, max_bytes: int, min_one_batch: bool
     ) -> PartitionRead:
-        replica.require_connected()
+        replica.require_clients_accepted()
         leader, log, offset = replica.leader, replica.log, request.fetch_offset
-        code = replica.check_epoch(request.current_leader_epoch) or check_reader(
+        code = replica.check_epoch(request.current_leader_epoch) or check_fetch(
             is_leader=leader is not None,
             replica_id=consumer.replica_id,
             names_rack=consumer.names_rack and replica.has_role,
@@ -151,16 +156,16 @@ class ConsumerReads:
             if diverged is not None:
                 return PartitionRead(diverged, True)
         if leader is not None and consumer.may_be_redirected and self._selection is not None:
-            nearer = self._selection.by_leader(replica, leader, consumer.client, consumer.replica_id, offset)
-            if nearer >= 0:
-                self._metrics.redirected.labels(str(nearer)).inc()
-                return PartitionRead(partition_data(replica, preferred_read_replica=nearer), True)
+            preferred = self._selection.by_leader(replica, leader, consumer.client, consumer.replica_id, offset)
+            if preferred >= 0:
+                self._metrics.redirected.labels(str(preferred)).inc()
+                return PartitionRead(partition_data(replica, preferred_read_replica=preferred), True)
         case = offset_case(
             offset,
             log_start_offset=start,
             log_end_offset=end,
             high_watermark=replica.high_watermark,
-            leader_high_watermark=replica.told_high_watermark,
+            leader_high_watermark=replica.leader_high_watermark,
         )
         if case is OffsetCase.READABLE:
             return _records(replica, offset, replica.high_watermark, max_bytes, min_one_batch)

@@ -1,7 +1,7 @@
-"""A broker's choice of replicas for its clients: the plugin, and the two places that ask it (392-11, 392-13, 392-15).
+"""Preferred read replicas of a broker: the selector plugin and the requests that use it (392-11, 392-13, 392-15).
 
-The rules are `kipmesh.core.replica.selection_views`; here is what they need of this broker. A broken plugin fails at
-every fetch, so its failures are all counted and logged now and then.
+`kipmesh.core.replica.selection_views` has the rules; this module supplies the broker's state. A broken plugin fails at
+every fetch, so failures are counted always and logged at intervals.
 """
 
 from __future__ import annotations
@@ -33,31 +33,35 @@ from kipmesh.transport.grpc.server import RequestContext
 log = structlog.get_logger(__name__)
 
 LOG_INTERVAL_MS = 60_000
-"""Least time between two lines about the same kind of failure."""
+"""Minimum time between log lines about the same kind of failure."""
 
 
 def peer_host(peer: str) -> str:
-    """The host of gRPC's `ipv4:host:port` or `ipv6:%5Bhost%5D:port`; empty for what has none."""
+    """Return the host of a gRPC peer (`ipv4:host:port`, `ipv6:%5Bhost%5D:port`), or an empty string for other forms."""
     kind, _, address = peer.partition(":")
     return unquote(address.rpartition(":")[0]).strip("[]") if kind in ("ipv4", "ipv6") else ""
 
 
 class ReplicaSelection:
-    """One broker's selector, loaded from its configuration; raises InvalidConfigError with one line."""
+    """The replica selector of one broker, as configured.
+
+    Args: now_ms: monotonic clock, by which followers are judged. Raises InvalidConfigError if the plugin cannot be
+    loaded.
+    """
 
     def __init__(
         self, config: BrokerConfig, hosted_replicas: HostedReplicas, metrics: BrokerMetrics, now_ms: Callable[[], int]
     ) -> None:
         self._hosted_replicas = hosted_replicas
         self._metrics = metrics
-        self._now_ms = now_ms  # monotonic: the clock that followers are judged by
+        self._now_ms = now_ms
         self._listener = config.inter_broker_listener_name
         self._mode = config.replica_selection_mode
         self._logged_ms: dict[SelectorFailure, int] = {}
         configs = config.as_dict() | dict(config.replica_selector_configs)
         self._selector = GuardedSelector(load_selector(config.replica_selector_class, configs), self._failed)
         self.close = self._selector.close
-        """Ends the plugin."""
+        """Close the plugin."""
         if not config.replica_selector_class:
             for key, is_set in (
                 ("replica.selection.mode", config.replica_selection_mode != "fetch"),
@@ -66,33 +70,33 @@ class ReplicaSelection:
                 if is_set:
                     log.warning("setting has no effect without replica.selector.class", key=key)
 
-    def _failed(self, where: TopicPartition, failure: SelectorFailure, what: object) -> None:
+    def _failed(self, partition: TopicPartition, failure: SelectorFailure, cause: object) -> None:
         self._metrics.selector_failed.labels(failure.value).inc()
-        now_ms, before_ms = self._now_ms(), self._logged_ms.get(failure)
-        if before_ms is None or now_ms - before_ms >= LOG_INTERVAL_MS:
+        now_ms, logged_ms = self._now_ms(), self._logged_ms.get(failure)
+        if logged_ms is None or now_ms - logged_ms >= LOG_INTERVAL_MS:
             self._logged_ms[failure] = now_ms
             log.error(
                 "replica selector failed",
-                topic=where.topic,
-                partition=where.partition,
+                topic=partition.topic,
+                partition=partition.partition,
                 failure=failure.value,
-                what=f"{type(what).__name__}: {what}" if isinstance(what, BaseException) else repr(what)[:200],
+                cause=f"{type(cause).__name__}: {cause}" if isinstance(cause, BaseException) else repr(cause)[:200],
                 failures=self._selector.failures[failure],
             )
 
     def client(self, rack_id: str, context: RequestContext) -> ClientMetadata:
-        """Who asks, as plugins see it."""
+        """Return the client's metadata as plugins receive it."""
         host = peer_host(context.peer) if rack_id else ""
         return ClientMetadata(rack_id, context.client_id, host, "", context.listener or self._listener)
 
     def redirects(self, replica_id: int, client: ClientMetadata) -> bool:
-        """Whether a fetch of this client is one that leaders here may send elsewhere."""
+        """Whether leaders on this broker may redirect this client's fetches."""
         return self._mode == "fetch" and may_redirect(replica_id, client, self._selector)
 
     def by_leader(
         self, replica: Replica, leader: PartitionLeader, client: ClientMetadata, replica_id: int, fetch_offset: int
     ) -> int:
-        """Mode `fetch`: the replica to send a fetch of a led partition to, -1 to serve it here (392-13)."""
+        """Mode `fetch`: return the replica that should serve the fetch, -1 for this leader (392-13)."""
         topic_id, partition = replica.topic_id, replica.partition
         state = self._hosted_replicas.image.partition(topic_id, partition)
         return redirect_by_leader(
@@ -109,15 +113,15 @@ class ReplicaSelection:
         )
 
     def advises(self, rack_id: str) -> bool:
-        """Whether Metadata for a client of this rack names preferred replicas."""
+        """Whether Metadata responses for clients in this rack name preferred replicas."""
         return self._mode == "metadata" and bool(rack_id) and not self._selector.always_leader
 
     def by_metadata(
         self, topic: str, topic_id: bytes, partition: int, state: PartitionState, client: ClientMetadata
     ) -> int:
-        """Mode `metadata`: the replica that Metadata names, -1 for the leader (392-15).
+        """Mode `metadata`: return the replica that Metadata names, -1 for the leader (392-15).
 
-        Offsets and times are in the view where this broker leads, and None elsewhere.
+        Offsets and times are known, and passed to the selector, only where this broker leads.
         """
         replica = self._hosted_replicas.get(topic_id, partition)
         leader = replica.leader if replica is not None else None

@@ -1,16 +1,13 @@
-"""Brokers that have just died, as far as it concerns who asks for metadata (docs/adr/0006-connections-of-brokers.md).
+"""Delays Metadata responses that would name an unreachable leader. See ADR 0006.
 
-A client whose leader dies asks another broker within a millisecond who leads now, and the controllers need some 0.2 s
-to say that. Told the old leader once more, some clients ask again only a second later. So an answer that would name a
-leader that is gone waits a moment for the news. Gone is a leader whose fetch stream broke here, until a fetch succeeds
-again; and, as the client may ask before that is noticed, one that refuses a connection when it is about to be named to
-a client of Kafka's. What is said is always what the metadata says: a broken or refused connection is a reason to wait,
-and nothing else.
+When a leader dies, clients refresh their metadata within a millisecond, but the controller needs about 0.2 s to elect a
+successor. A client that receives the old leader again may wait a full second before its next request. A response that
+would name an unreachable leader therefore waits for up to `HOLD_S`. A leader counts as unreachable when its fetch
+stream breaks, or when it refuses a connection just before it is named to a Kafka client. The response always matches
+the metadata image; reachability only delays it.
 
-And a broker that was fenced stays in the list of brokers that Kafka's clients are given, as long as its session may
-have lasted: Apache Kafka, which notices only that its session has ended, lists it until then too. librdkafka from 2.10
-on takes a broker apart that is listed no more, and where the same answer moves that broker's partitions to their new
-leader it may forget the move, and asks again a second later. Such a broker leads nothing, and is in no other answer.
+On Kafka listeners, fenced brokers stay in the broker list until their session would have expired, as in Apache Kafka:
+librdkafka 2.10+ may discard a leader change that arrives together with the removal of a broker.
 """
 
 from __future__ import annotations
@@ -27,76 +24,85 @@ from kipmesh.core.metadata.records import NO_LEADER
 from kipmesh.node.liveness_probe import Address, LivenessProber
 
 HOLD_S = 0.5
-"""How long after it was found gone answers that name a leader wait, in all: `broker.connection.loss.timeout.ms` is 200
-by default, and then comes what the controllers and this broker need."""
+"""Maximum delay, in total, of responses that name a leader after it became unreachable.
+
+It covers `broker.connection.loss.timeout.ms` (200 by default), the election, and the metadata propagation.
+"""
 PROBE_TIMEOUT_S = 0.05
-"""How long a leader may take to accept or refuse; one that is silent is named as if nothing was."""
+"""Maximum time to accept or refuse a connection. A leader that does neither is treated as reachable."""
 FRESH_S = 0.005
-"""A leader that accepted so short a time ago is not probed again."""
+"""A leader that accepted a connection within this time is not probed again."""
 SLOW_S = 1.0
-"""Nor one that was silent so short a time ago: what looks its name up holds a thread until it has an answer."""
+"""A leader that did not respond within this time is not probed again, because a name lookup may block a thread."""
 PROBES_MAX = 16
-"""A response that names more leaders is sent without probing them."""
+"""A response that names more leaders is sent without probes."""
 
 
-class LostLeaders:
-    """Leaders that seem to be gone, on one broker; belongs to the event loop."""
+class UnreachableLeaders:
+    """The leaders that this broker cannot reach, each until its hold of `hold_s` is over.
+
+    Belongs to the event loop. True if there are any.
+    """
 
     def __init__(self, now_s: Callable[[], float], hold_s: float = HOLD_S) -> None:
         self._now_s = now_s
         self._hold_s = hold_s
-        self._until: dict[int, float] = {}
-        self._news = asyncio.Event()
+        self._held_until_s: dict[int, float] = {}
+        self._changed = asyncio.Event()
 
     def __bool__(self) -> bool:
-        return bool(self._until)
+        return bool(self._held_until_s)
 
-    def reach_changed(self, leader_id: int, is_lost: bool) -> None:
-        """The connection to a leader broke, or it has answered again (or nobody follows it here any more)."""
-        if is_lost:
-            self.lost(leader_id)
+    def reachability_changed(self, leader_id: int, is_unreachable: bool) -> None:
+        """Record that the fetch stream to a leader broke, or that it works again or was closed."""
+        if is_unreachable:
+            self.add(leader_id)
         else:
-            self.found({leader_id})
+            self.remove({leader_id})
 
-    def lost(self, leader_id: int) -> None:
-        """It is gone, from the first time on that this is said until it is `found`."""
-        self._until.setdefault(leader_id, self._now_s() + self._hold_s)
+    def add(self, leader_id: int) -> None:
+        """Start the hold of a leader, unless it has one."""
+        self._held_until_s.setdefault(leader_id, self._now_s() + self._hold_s)
 
-    def probed(self, broker_id: int, is_gone: bool) -> None:
-        """It refused, or did not: then the hold for it is over, and the next loss begins a new one."""
-        if is_gone:
-            self.lost(broker_id)
-        elif broker_id in self._until and self._until[broker_id] < self._now_s():
-            del self._until[broker_id]
+    def record_probe(self, broker_id: int, has_refused: bool) -> None:
+        """Record whether a broker refused a connection.
 
-    def found(self, broker_ids: Collection[int]) -> None:
-        """They are there again, or there is other metadata of them."""
-        for broker_id in broker_ids & self._until.keys():
-            del self._until[broker_id]
-        self._news.set()
-        self._news = asyncio.Event()
+        If it did not, an expired hold is removed, so that the next failure starts a new one.
+        """
+        if has_refused:
+            self.add(broker_id)
+        elif broker_id in self._held_until_s and self._held_until_s[broker_id] < self._now_s():
+            del self._held_until_s[broker_id]
+
+    def remove(self, broker_ids: Collection[int]) -> None:
+        """End the holds of brokers that are reachable or have newer metadata."""
+        for broker_id in broker_ids & self._held_until_s.keys():
+            del self._held_until_s[broker_id]
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def wait(self, leaders: Callable[[], AbstractSet[int]], limit_s: float) -> None:
-        """Wait while one of the leaders is gone, for `limit_s` at most.
+        """Wait while one of the leaders is held, at most `limit_s`.
 
-        `leaders` returns those of the requested topics in the current metadata.
+        `leaders` returns the leaders of the requested topics in the current metadata.
         """
         deadline = self._now_s() + limit_s
-        while self._until:
+        while self._held_until_s:
             now_s = self._now_s()
-            waits = [self._until[leader_id] - now_s for leader_id in leaders() & self._until.keys()]
+            waits = [self._held_until_s[leader_id] - now_s for leader_id in leaders() & self._held_until_s.keys()]
             left_s = min(max(waits, default=0.0), deadline - now_s)
             if left_s <= 0:
                 return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
-                    await self._news.wait()
+                    await self._changed.wait()
 
 
 class LeaderProbes:
-    """Probes leaders that a response is about to name; belongs to the event loop.
+    """Probes leaders that a response is about to name. Belongs to the event loop.
 
-    `address` returns where a broker listens for others; `on_probed` receives the broker and whether it refused.
+    Args: address: returns a broker's inter-broker address; on_probed: receives the broker and whether it refused;
+    refuses: probes an address within a timeout in seconds.
     """
 
     def __init__(
@@ -115,7 +121,7 @@ class LeaderProbes:
         self._running: dict[int, asyncio.Task[None]] = {}
 
     async def probe(self, broker_ids: Collection[int]) -> None:
-        """Probe each, once for all concurrent requests; none if they are more than `PROBES_MAX`."""
+        """Probe each broker, once for all concurrent requests. Does nothing for more than `PROBES_MAX` brokers."""
         if len(broker_ids) > PROBES_MAX:
             return
         now_s = self._now_s()
@@ -132,10 +138,10 @@ class LeaderProbes:
 
     async def _probe(self, broker_id: int) -> None:
         address, begin_s = self._address(broker_id), self._now_s()
-        is_gone = address is not None and await self._refuses(address, PROBE_TIMEOUT_S)
-        self._on_probed(broker_id, is_gone)
+        has_refused = address is not None and await self._refuses(address, PROBE_TIMEOUT_S)
+        self._on_probed(broker_id, has_refused)
         now_s = self._now_s()
-        if not is_gone:
+        if not has_refused:
             self._fresh_until[broker_id] = now_s + (FRESH_S if now_s - begin_s < PROBE_TIMEOUT_S / 2 else SLOW_S)
 
     async def stop(self) -> None:
@@ -149,51 +155,51 @@ class LeaderProbes:
 
 @dataclass(eq=False, kw_only=True)
 class UnreachableLeaderGate:
-    """Holds responses that name unreachable leaders, and keeps freshly fenced brokers listed, on one broker."""
+    """Holds responses that name unreachable leaders, and keeps recently fenced brokers in the broker list."""
 
     broker_id: int
     hosted_replicas: HostedReplicas
-    lost: LostLeaders
+    unreachable: UnreachableLeaders
     probes: LeaderProbes
     now_s: Callable[[], float]
     linger_s: float
-    """How long a broker stays listed after its fencing."""
+    """How long a broker stays listed after it was fenced."""
     listeners: Collection[str]
-    """The names of Kafka's: their clients still see fenced brokers, and leaders are probed for them."""
+    """Names of the Kafka listeners. Only their clients see fenced brokers and cause probes."""
 
     def __post_init__(self) -> None:
         self._unfenced: AbstractSet[int] = frozenset()
-        self._fenced_until: dict[int, float] = {}
+        self._listed_until_s: dict[int, float] = {}
 
     def metadata_changed(self, delta: MetadataDelta) -> None:
-        """New metadata is published."""
+        """Apply changed brokers of newly published metadata."""
         if delta.changed_brokers:
-            self._note_fenced()
-        if self.lost:
-            self.lost.found(delta.changed_brokers)
+            self._update_fenced()
+        if self.unreachable:
+            self.unreachable.remove(delta.changed_brokers)
 
-    def _note_fenced(self) -> None:
-        """Brokers may have been fenced, or be back; after a controlled shutdown a fenced broker led nothing before."""
+    def _update_fenced(self) -> None:
+        """Record brokers that were fenced. A broker that shut down cleanly led nothing and is not listed longer."""
         brokers, now_s = self.hosted_replicas.image.brokers, self.now_s()
         unfenced = {broker.broker_id for broker in brokers.values() if not broker.fenced}
         for broker_id in self._unfenced - unfenced:
             if broker_id in brokers and not brokers[broker_id].in_controlled_shutdown:
-                self._fenced_until[broker_id] = now_s + self.linger_s
-        self._fenced_until = {
-            key: until for key, until in self._fenced_until.items() if until > now_s and key not in unfenced
+                self._listed_until_s[broker_id] = now_s + self.linger_s
+        self._listed_until_s = {
+            key: until for key, until in self._listed_until_s.items() if until > now_s and key not in unfenced
         }
         self._unfenced = unfenced
 
     async def hold(self, leaders: Callable[[], AbstractSet[int]], listener: str, limit_s: float) -> None:
-        """Wait while a leader of the requested topics is gone, for `limit_s` at most."""
+        """Wait while a leader of the requested topics is unreachable, at most `limit_s`."""
         if listener in self.listeners:
             await self.probes.probe(leaders() - {self.broker_id, NO_LEADER})
-        if self.lost:
-            await self.lost.wait(leaders, limit_s)
+        if self.unreachable:
+            await self.unreachable.wait(leaders, limit_s)
 
-    def still_listed(self, listener: str) -> Iterable[int]:
-        """Fenced brokers in responses on a listener; none while this broker is fenced itself."""
-        if listener not in self.listeners or not self._fenced_until or self.broker_id not in self._unfenced:
+    def lingering(self, listener: str) -> Iterable[int]:
+        """Return the fenced brokers that responses on a listener still list; none while this broker is fenced."""
+        if listener not in self.listeners or not self._listed_until_s or self.broker_id not in self._unfenced:
             return ()
         now_s, brokers = self.now_s(), self.hosted_replicas.image.brokers
-        return {key for key, until in self._fenced_until.items() if until > now_s and key in brokers}
+        return {key for key, until in self._listed_until_s.items() if until > now_s and key in brokers}

@@ -8,7 +8,7 @@ from typing import Any
 
 from kipmesh import messages as m
 from kipmesh.broker import BrokerNode
-from kipmesh.cluster.ports import Held
+from kipmesh.cluster.ports import PortReservation
 from kipmesh.controller import ControllerNode
 from kipmesh.core.config import BrokerConfig, ControllerConfig
 from kipmesh.storage.fs import FileSystem
@@ -49,7 +49,7 @@ class Mesh:
         self.broker_keys = {"broker.heartbeat.interval.ms": 100, "broker.session.timeout.ms": 60_000} | broker_keys
         self.controller_keys: dict[str, Any] = {}
         self.controllers: dict[int, ControllerNode] = {}
-        self._held = Held()  # who is killed finds its own port again, whatever other processes are given meanwhile
+        self._held = PortReservation()  # a killed node finds its own port again
         self.controller_ports = dict(zip(range(100, 100 + controllers), self._held.choose(controllers), strict=True))
         self.brokers: dict[int, BrokerNode] = {}
         self.ports: dict[int, int] = {}

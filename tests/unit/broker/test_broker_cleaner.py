@@ -60,7 +60,7 @@ class Fixture:
         log.roll(NOW)
         log.flush()
         self.replicas[log.topic_id, 0] = SimpleNamespace(
-            topic=topic, partition=0, topic_id=log.topic_id, log=log, high_watermark=log.log_end_offset
+            topic=topic, partition=0, key=(log.topic_id, 0), log=log, high_watermark=log.log_end_offset
         )
         return log
 

@@ -226,7 +226,7 @@ async def test_a_stream_that_breaks_is_opened_again_where_it_was(voters: Voters)
     assert await beat() == 0
     for _ in range(3):
         # Another call has failed: the channel looks elsewhere, but the stream stays.
-        voters.channel._failed(voters.channel.voter)
+        voters.channel._try_next_voter(voters.channel.voter)
         assert await beat() == 0
         ((stream,),) = voters.pool.get(second.voter.address)._idle_streams.values()
         stream.cancel()

@@ -185,7 +185,7 @@ async def test_an_isr_that_shrinks_meanwhile_fails_what_waits(mesh: Mesh) -> Non
     topic_id = await mesh.create("shrinks")
     for broker in (2, 3):  # they hang, so that it waits for them
         manager = mesh.brokers[broker].parts.replica_manager
-        manager._fetchers[1].forget(mesh.brokers[broker].hosted_replicas.get(topic_id, 0))
+        manager._fetchers[1].unfollow(mesh.brokers[broker].hosted_replicas.get(topic_id, 0))
     writing = asyncio.create_task(mesh.produce("shrinks", batch(b"x"), timeout_ms=60_000))
     replica = mesh.brokers[1].hosted_replicas.get(topic_id, 0)
     await eventually(lambda: replica.log.log_end_offset == 1, "it is appended")

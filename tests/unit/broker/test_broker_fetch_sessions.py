@@ -254,15 +254,16 @@ async def test_a_follower_that_comes_back_evicts_a_consumer(small: Mesh) -> None
     assert sorted(codes) == [ErrorCode.NONE, ErrorCode.FETCH_SESSION_ID_NOT_FOUND]
     text = generate_latest(small.brokers[1].registry).decode()
     assert 'kipmesh_broker_fetch_session_evictions_by_evictor_total{client_id="broker-2"} 1.0' in text
-    told = {(line["event"].removeprefix("fetch session "), line.get("session_id")): line for line in lines}
+    logged = [line for line in lines if line["event"] == "fetch session changed"]
+    told = {(line["kind"], line["session_id"]): line for line in logged}
     lost = mine[codes.index(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)]
     consumer = {"client_id": "tests", "privileged": False, "partitions": 1, "session_id": lost, "log_level": "debug"}
     why = {"reason": "privilege", "evictor": "broker-2"}
-    assert told["created", lost] == consumer | {"event": "fetch session created"}
-    assert told["evicted", lost] == consumer | {"event": "fetch session evicted"} | why
+    assert told["created", lost] == consumer | {"event": "fetch session changed", "kind": "created"}
+    assert told["evicted", lost] == consumer | {"event": "fetch session changed", "kind": "evicted"} | why
     follower = ("broker-2", True)
     assert (told["closed", before]["client_id"], told["closed", before]["privileged"]) == follower
-    assert follower in {(line["client_id"], line["privileged"]) for (what, _), line in told.items() if what == "created"}
+    assert follower in {(each["client_id"], each["privileged"]) for each in logged if each["kind"] == "created"}
 
 
 async def test_a_follower_that_was_killed_takes_no_second_slot(small: Mesh) -> None:
@@ -465,7 +466,7 @@ async def test_an_idle_follower_stays_in_the_isr_and_a_dead_one_leaves_it(clock:
     await eventually(lambda: replica not in behind, "nobody is behind")
     await all_have_fetched(replica, clock.go_on(10 * lag_ms))
     replica.append(batch(b"x"), 1, wall_ms())
-    assert replica.laggards(clock.go_on(0)) == (True, None), "behind since this moment only"
+    assert replica.check_lag(clock.go_on(0)) == (True, None), "behind since this moment only"
     for _ in range(3):
         assert (await mesh.produce("t", batch(b"x"), acks=1)).error_code == 0
     assert replica in behind

@@ -34,7 +34,7 @@ async def test_a_folder_is_told_when_the_controller_knows_all_that_was_lost(tmp_
     async def call(_api: Api, request: Any, _timeout_s: float) -> Any:
         assert not changes, "the controller may forget the folder before it knows what was in it"
         if refusals:
-            log_dirs.lost(LATE)
+            log_dirs.report_lost(LATE)
             return refusals.pop()
         told.append(
             {each.id: [(t.topic_id, p[0]) for t in each.topics for p in t.partitions] for each in request.directories}
@@ -55,11 +55,18 @@ async def test_a_folder_is_told_when_the_controller_knows_all_that_was_lost(tmp_
 
     disk = Disk("test")
     channel: Any = SimpleNamespace(call=call)
-    log_dirs = LogDirs(1, manager, disk, channel, lambda: 7, lambda: [EARLY], lambda error: None)
-    log_dirs.on_change = lambda: changes.append(log_dirs.offline_ids)
-    task = asyncio.create_task(log_dirs.run())
+    log_dirs = LogDirs(
+        broker_id=1,
+        log_manager=manager,
+        disk=disk,
+        channel=channel,
+        broker_epoch=lambda: 7,
+        on_failure=lambda error: None,
+        on_change=lambda: changes.append(log_dirs.offline_ids),
+    )
+    task = asyncio.create_task(log_dirs.run(lambda: [EARLY]))
     try:
-        log_dirs.failed("/b", StorageError("the disk is gone"))
+        log_dirs.directory_failed("/b", StorageError("the disk is gone"))
         await eventually(lambda: bool(changes), "the folder is told")
     finally:
         task.cancel()

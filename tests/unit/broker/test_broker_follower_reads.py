@@ -56,7 +56,7 @@ def stop_following(mesh: Mesh, broker: int, topic_id: bytes) -> Replica:
     """The broker fetches the partition no more, as if it hung there."""
     replica = replica_of(mesh, broker, topic_id)
     for fetcher in mesh.brokers[broker].parts.replica_manager._fetchers.values():
-        fetcher.forget(replica)
+        fetcher.unfollow(replica)
     return replica
 
 
@@ -127,7 +127,7 @@ async def test_case_1_uncommitted_is_empty_without_error(impatient: Mesh) -> Non
     await mesh.produce("t", batch(b"a", b"b"), acks=1)
     await follow_one_batch(mesh, 2, topic_id)
     replica = replica_of(mesh, 2, topic_id)
-    assert (replica.log.log_end_offset, replica.high_watermark, replica.told_high_watermark) == (2, 0, 0)
+    assert (replica.log.log_end_offset, replica.high_watermark, replica.leader_high_watermark) == (2, 0, 0)
     for offset in (0, 1, 2):
         data = await mesh.fetch("t", offset, via=2)
         assert (data.error_code, data.records, data.high_watermark) == (0, b"", 0), offset
@@ -170,7 +170,7 @@ async def test_case_2_unavailable_is_78_and_case_4_is_beyond_both(clock: Clock, 
         assert (await mesh.produce("t", batch(b"%d" % number))).error_code == 0
     await follow_one_batch(mesh, 2, topic_id)
     replica = replica_of(mesh, 2, topic_id)
-    assert (replica.log.log_end_offset, replica.high_watermark, replica.told_high_watermark) == (1, 1, 5)
+    assert (replica.log.log_end_offset, replica.high_watermark, replica.leader_high_watermark) == (1, 1, 5)
     assert (await mesh.fetch("t", 0, via=2)).records == (await mesh.fetch("t", 0, max_bytes=1)).records
     answers = {offset: await mesh.fetch("t", offset, via=2) for offset in (1, 2, 5, 6, 99)}
     assert {offset: data.error_code for offset, data in answers.items()} == {1: 0, 2: 78, 5: 78, 6: 1, 99: 1}

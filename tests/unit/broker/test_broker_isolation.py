@@ -140,7 +140,7 @@ async def test_a_leader_without_answers_is_replaced_and_sends_its_clients_away(
     assert (await linked.produce("t", batch(b"after"), via=leader)).error_code == 0
     old = linked.brokers[1].hosted_replicas.get(topic_id, 0)
     assert old is not None
-    await clock.until(linked, lambda: old.is_cut_off, "clients sent away", deaf=(1,))
+    await clock.until(linked, lambda: old.rejects_clients, "clients sent away", deaf=(1,))
     assert isolated(linked, 1) == 1
     fetched = await linked.fetch("t", 1, max_wait_ms=60_000)  # an error is answered at once
     assert (fetched.error_code, fetched.current_leader) == (AWAY, m.LeaderIdAndEpoch(-1, old.leader_epoch))
@@ -148,7 +148,7 @@ async def test_a_leader_without_answers_is_replaced_and_sends_its_clients_away(
     assert await list_latest(linked, 1) == AWAY
     links.heal()
     await linked.ready(1)
-    await eventually(lambda: not isolated(linked, 1) and not old.is_cut_off, "no more isolated")
+    await eventually(lambda: not isolated(linked, 1) and not old.rejects_clients, "no more isolated")
     await eventually(lambda: old.high_watermark == 2, "what it has missed")
     assert len((await linked.fetch("t", 1, via=1)).records) > 0
 

@@ -119,7 +119,7 @@ async def test_one_that_was_caught_up_and_comes_back_without_its_tail_leaves_by_
     leader.behind.clear()  # what the housekeeping does where everybody has everything
     leader.fetch(2, 9)
     assert leader.replica in leader.behind
-    may_change, change = leader.replica.laggards(1000 + 30_001)
+    may_change, change = leader.replica.check_lag(1000 + 30_001)
     assert may_change
     assert change is not None
     assert 2 not in change.isr

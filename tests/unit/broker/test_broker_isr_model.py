@@ -77,7 +77,7 @@ class Leaders(RuleBasedStateMachine):
         image = MetadataImage(offset=103)  # of the last registration
         image.brokers.update({broker: registered(broker, 100 + broker) for broker in (1, *FOLLOWERS)})
         self.states = [PartitionState((1, *FOLLOWERS), (1, *FOLLOWERS), 1, 0, 0) for _ in range(COUNT)]
-        image.topics[TOPIC_ID] = TopicState(TOPIC_ID, "t", dict(enumerate(self.states)))
+        image.topics[TOPIC_ID] = TopicState("t", TOPIC_ID, dict(enumerate(self.states)))
         self.hosted_replicas, self.dirty_replicas = HostedReplicas(image), DirtyReplicas()
         self.joins: set[int] = set()
         self.sessions = make_session_cache(config, self.dirty_replicas.subscriptions, self.hosted_replicas)
@@ -226,7 +226,7 @@ class Leaders(RuleBasedStateMachine):
             expected = dumb.isr_without_laggards(self.now_ms)
             found: IsrChange | None = None
             if replica in self.dirty_replicas.behind:
-                may_change, found = replica.laggards(self.now_ms)
+                may_change, found = replica.check_lag(self.now_ms)
                 if not may_change:
                     del self.dirty_replicas.behind[replica]
             assert (found and found.isr) == (expected and expected.isr)

@@ -277,4 +277,4 @@ async def test_without_the_metadata_s_folder_or_the_last_one_the_broker_ends(
     await asyncio.gather(asking, return_exceptions=True)
     message = str(node.failed.exception())
     expected = "which holds the metadata log" if path == "/m" else "the last one"
-    assert f"the data folder {path}, {expected}, has failed" in message
+    assert f"log directory {path}, {expected}, failed" in message

@@ -53,4 +53,4 @@ async def test_without_a_controller_the_answer_is_one_that_clients_retry(mesh, m
     mesh.controllers.clear()
     answer = await mesh.connection(1).call("Broker", "InitProducerId", m.InitProducerIdRequest(), 30)
     assert answer.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
-    assert "producer ids" in answer.error_message
+    assert "AllocateProducerIds" in answer.error_message

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -46,18 +47,20 @@ class Broker:
             RealFileSystem(), (str(folder),), cluster_id="c", node_id=ME, defaults=config.topic_defaults()
         )
         self.logs.load(0)
+        log_dirs: Any = None  # no directory fails
         self.replicas = ReplicaManager(
-            config,
-            self.hosted_replicas,
-            DirtyReplicas(),
-            self.logs,
-            self.disk,
-            self.pool,
-            BrokerMetrics(CollectorRegistry()),
-            lambda: 0,
-            lambda: 0,
-            lambda: 0,
-            lambda task: None,
+            config=config,
+            hosted_replicas=self.hosted_replicas,
+            dirty_replicas=DirtyReplicas(),
+            log_manager=self.logs,
+            disk=self.disk,
+            pool=self.pool,
+            metrics=BrokerMetrics(CollectorRegistry()),
+            now_ms=lambda: 0,
+            monotonic_ms=lambda: 0,
+            broker_epoch=lambda: 0,
+            on_task_done=lambda task: None,
+            log_dirs=log_dirs,
         )
         self.published = 0
         self.publisher = MetadataPublisher(ME, self.replicas, self._published)
@@ -208,9 +211,9 @@ async def test_many_changes_cost_what_is_here(broker: Broker) -> None:
 async def test_who_waits_for_metadata_is_told_when_it_is_published(broker: Broker) -> None:
     broker.publisher.registered(0)
     waiting = asyncio.create_task(
-        broker.publisher.until(lambda: broker.hosted_replicas.image.topic_by_name("a") is not None, 20)
+        broker.publisher.wait_until(lambda: broker.hosted_replicas.image.topic_by_name("a") is not None, 20)
     )
     await asyncio.sleep(0)
     await broker.publisher.publish(first_image().image, MetadataDelta())
     assert await waiting
-    assert not await broker.publisher.until(lambda: False, 0.01)
+    assert not await broker.publisher.wait_until(lambda: False, 0.01)

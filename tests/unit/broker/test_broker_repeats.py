@@ -9,7 +9,7 @@ import pytest
 
 from kipmesh import messages as m
 from kipmesh.broker.membership.controller_channel import Forwarded
-from kipmesh.broker.membership.forwarder import Forwarder, Until
+from kipmesh.broker.membership.forwarder import Forwarder, WaitUntil
 from kipmesh.core.context import RequestContext
 from kipmesh.core.errors import ErrorCode
 from kipmesh.messages.table import Api, find_api
@@ -28,7 +28,7 @@ async def repeated(
     request: Any,
     response: Any,
     meanwhile: Callable[[], None] = lambda: None,
-    until: Until = now,
+    until: WaitUntil = now,
 ) -> Any:
     """The broker's response to a request that was repeated and got `response` the second time."""
 

@@ -17,6 +17,9 @@ class FakeReplica(NamedTuple):
     removed: int
     held: int
 
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
     def retain(self, _now_ms: int) -> int:
         return self.removed
 
@@ -40,7 +43,7 @@ async def test_segments_that_wait_are_told_in_one_line() -> None:
     lines = await round_of(FakeReplica("a", 0, 2, 0), FakeReplica("b", 1, 0, 3), FakeReplica("c", 2, 0, 1))
     assert [line["event"] for line in lines] == [
         "segments deleted",
-        "segments that are due wait for the high watermark",
+        "retention waits for the high watermark",
     ]
     assert (lines[1]["partitions"], lines[1]["example"]) == (2, "b-1")
     assert await round_of(FakeReplica("a", 0, 0, 0)) == []

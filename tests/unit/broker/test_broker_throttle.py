@@ -57,9 +57,9 @@ class Adding:
         """One record comes from the leader, as the fetcher takes it."""
         end = replica.log.log_end_offset
         batch = build([(None, b"v" * size)], base_offset=end, leader_epoch=0, timestamp_ms=1)
-        was_held = self.throttle.applies_to(replica)
+        was_throttled = self.throttle.applies_to(replica)
         taken = replica.append_from_leader(m.PartitionData(0, 0, high_watermark, records=batch), 0)
-        self.throttle.received(replica, taken, was_held=was_held)
+        self.throttle.received(replica, taken, was_throttled=was_throttled)
         return taken
 
     def metric(self, name: str) -> float:

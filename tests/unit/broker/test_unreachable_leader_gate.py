@@ -19,8 +19,8 @@ from kipmesh.broker.requests.unreachable_leaders import (
     PROBES_MAX,
     SLOW_S,
     LeaderProbes,
-    LostLeaders,
     UnreachableLeaderGate,
+    UnreachableLeaders,
 )
 from kipmesh.core.context import RequestContext
 from kipmesh.core.metadata import records as r
@@ -74,13 +74,15 @@ class Cluster:
         self.clock = Clock()
         self.gone: set[int] = set()
         self.probed: list[int] = []
-        self.lost = LostLeaders(time.monotonic, hold_s=60)
+        self.unreachable = UnreachableLeaders(time.monotonic, hold_s=60)
         builder: Any = self.builder
         self.gate = UnreachableLeaderGate(
             broker_id=2,
             hosted_replicas=builder,
-            lost=self.lost,
-            probes=LeaderProbes(lambda broker_id: ("h", PORTS[broker_id]), self.lost.probed, self.clock, self._refuses),
+            unreachable=self.unreachable,
+            probes=LeaderProbes(
+                lambda broker_id: ("h", PORTS[broker_id]), self.unreachable.record_probe, self.clock, self._refuses
+            ),
             now_s=self.clock,
             linger_s=LINGER_S,
             listeners=["KAFKA"],
@@ -130,7 +132,7 @@ async def started(*tasks: asyncio.Task[m.MetadataResponse]) -> None:
 
 async def test_an_answer_that_would_name_a_leader_that_is_gone_waits_for_the_next_one() -> None:
     cluster = Cluster()
-    cluster.lost.reach_changed(1, True)
+    cluster.unreachable.reachability_changed(1, True)
     by_kafka = asyncio.create_task(cluster.ask("own", "t"))
     by_mesh = asyncio.create_task(cluster.ask("t", listener=""))
     await started(by_kafka, by_mesh)
@@ -143,38 +145,38 @@ async def test_an_answer_that_would_name_a_leader_that_is_gone_waits_for_the_nex
 
 async def test_a_leader_that_answers_again_is_named_at_once() -> None:
     cluster = Cluster()
-    cluster.lost.reach_changed(1, True)
+    cluster.unreachable.reachability_changed(1, True)
     asked = asyncio.create_task(cluster.ask("t", listener=""))
     await started(asked)
-    cluster.lost.reach_changed(1, False)
+    cluster.unreachable.reachability_changed(1, False)
     assert leader(await asked) == 1
 
 
 async def test_waiting_ends_and_does_not_begin_again_until_there_is_news() -> None:
     clock = Clock()
-    lost = LostLeaders(clock, hold_s=1)
-    lost.lost(1)
+    lost = UnreachableLeaders(clock, hold_s=1)
+    lost.add(1)
     clock.now_s += 1
-    lost.lost(1)
+    lost.add(1)
     await lost.wait(lambda: {1}, 60)
-    waiting = asyncio.create_task(LostLeaders(clock, hold_s=60).wait(lambda: {1}, 60))
+    waiting = asyncio.create_task(UnreachableLeaders(clock, hold_s=60).wait(lambda: {1}, 60))
     await waiting  # of another that has lost nobody
-    lost.found({1})
+    lost.remove({1})
     assert not lost
-    lost.lost(1)
+    lost.add(1)
     again = asyncio.create_task(lost.wait(lambda: {1}, 60))
     await asyncio.sleep(0)
     assert not again.done()
-    lost.found({1})
+    lost.remove({1})
     await again
 
 
 async def test_waiting_ends_by_itself() -> None:
-    lost = LostLeaders(time.monotonic, hold_s=0.02)
-    lost.lost(1)
+    lost = UnreachableLeaders(time.monotonic, hold_s=0.02)
+    lost.add(1)
     await lost.wait(lambda: {1}, 60)
-    lost = LostLeaders(time.monotonic, hold_s=60)
-    lost.lost(1)
+    lost = UnreachableLeaders(time.monotonic, hold_s=60)
+    lost.add(1)
     await lost.wait(lambda: {1}, 0.02)
 
 
@@ -222,18 +224,18 @@ async def test_a_silent_leader_is_not_probed_again_for_a_while() -> None:
 
 async def test_who_was_gone_and_accepts_again_is_waited_for_when_gone_once_more() -> None:
     clock = Clock()
-    lost = LostLeaders(clock, hold_s=1)
-    lost.probed(1, is_gone=True)
-    lost.probed(1, is_gone=False)
+    lost = UnreachableLeaders(clock, hold_s=1)
+    lost.record_probe(1, has_refused=True)
+    lost.record_probe(1, has_refused=False)
     assert lost  # within the time nothing but news ends it: a socket that is just closing may accept
     clock.now_s += 2
-    lost.probed(1, is_gone=False)
+    lost.record_probe(1, has_refused=False)
     assert not lost
-    lost.probed(1, is_gone=True)
+    lost.record_probe(1, has_refused=True)
     again = asyncio.create_task(lost.wait(lambda: {1}, 60))
     await asyncio.sleep(0)
     assert not again.done()
-    lost.found({1})
+    lost.remove({1})
     await again
 
 
@@ -315,7 +317,7 @@ async def test_followers_notice_a_leader_that_dies(trusting: Mesh) -> None:
     followers = [node for broker_id, node in trusting.brokers.items() if broker_id != first]
     await trusting.brokers.pop(first).abort()
     for node in followers:
-        await eventually(partial(bool, node.parts.gate.lost), "a lost leader")
+        await eventually(partial(bool, node.parts.gate.unreachable), "a lost leader")
         assert node.hosted_replicas.image.brokers[first].fenced is False
 
 
@@ -325,7 +327,7 @@ async def test_a_stream_that_breaks_is_told_and_that_fetches_go_on(mesh: Mesh, m
     other = next(broker_id for broker_id in mesh.brokers if broker_id != first)
     fetcher = mesh.brokers[other].parts.replica_manager._fetchers[first]
     told: list[tuple[int, bool]] = []
-    fetcher.reach_changed = lambda leader_id, is_lost: told.append((leader_id, is_lost))
+    fetcher.on_reachability_changed = lambda leader_id, is_lost: told.append((leader_id, is_lost))
     exchange = fetcher._exchange
 
     async def breaks(_request: m.FetchRequest) -> m.FetchResponse:
