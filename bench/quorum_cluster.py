@@ -102,7 +102,7 @@ class QuorumCluster:
         self.portal = Portal("quorum-mesh")
         self.links = self.run(_make_links())
         self._pipe = os.pipe()
-        self._ports = ports.Held()
+        self._ports = ports.PortReservation()
         for number in range(1, controllers + 1):
             self._add(f"controller-{number}", FIRST_CONTROLLER_ID + number - 1)
         for number in range(1, brokers + 1):

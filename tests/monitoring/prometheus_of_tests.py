@@ -69,7 +69,7 @@ class Prometheus:
         (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration(nodes)))
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
-        self._ports = ports.Held()  # it takes its time to listen
+        self._ports = ports.PortReservation()  # it takes its time to listen
         self._url = ""
 
     def __enter__(self) -> Self:

@@ -31,7 +31,7 @@ class Controllers:
     def __init__(self, folder: Path, count: int = 3, **values: Any) -> None:
         self.folder = folder
         self.ids = [1001 + number for number in range(count)]
-        self._held = ports.Held()  # who is stopped finds its own port again
+        self._held = ports.PortReservation()  # who is stopped finds its own port again
         self.ports = dict(zip(self.ids, self._held.choose(count), strict=True))
         self.nodes: dict[int, ControllerNode] = {}
         self.pool = ConnectionPool("test")

@@ -176,7 +176,7 @@ class Quorum:
     ) -> None:
         self.fs_of = fs_of
         self.on_boot: Callable[[Node], None] = lambda _: None
-        self._ports = ports.Held()  # a voter that is killed finds its own again
+        self._ports = ports.PortReservation()  # a voter that is killed finds its own again
         free = self._ports.choose(voters)
         self.voters = tuple(Voter(id=id_, host="127.0.0.1", port=port) for id_, port in enumerate(free, 1))
         self.timing = {
