@@ -319,8 +319,8 @@ class BrokerLifecycle:
     def elect_unclean(self, keys: Sequence[PartitionKey]) -> list[r.Record]:
         """Return the unclean elections of leaderless partitions whose available replicas have reported log ends.
 
-        For the other partitions, heartbeat responses request the log ends and the election follows, unless `cancel_unclean`
-        is called first.
+        For the other partitions, heartbeat responses request the log ends and the election follows. `cancel_unclean`
+        cancels it.
         """
         self._unclean_requested.update(dict.fromkeys(keys))
         return self._elect_by_log_end(keys, self._image.can_lead)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 
 from kipmesh import messages as m
@@ -35,17 +36,17 @@ WALKS_MAX = 32
 """Maximum remembered walks. A caller whose walk was dropped, or belongs to another controller, starts again."""
 
 
+@dataclass(slots=True, eq=False)
 class _Walk:
     """Progress over one broker's replicas, from plan to plan."""
 
-    def __init__(self, walk_id: int, broker_id: int, keys: Collection[PartitionKey]) -> None:
-        self.walk_id = walk_id
-        self.broker_id = broker_id
-        self.keys = list(keys)
-        self.place = 0
-        self.cursor: m.DrainCursor | None = None
-        """Position of the last existing partition before `place`."""
-        self.topic_loads: dict[bytes, Counter[int]] = {}
+    walk_id: int
+    broker_id: int
+    keys: Sequence[PartitionKey]
+    place: int = 0
+    cursor: m.DrainCursor | None = None
+    """Position of the last existing partition before `place`."""
+    topic_loads: dict[bytes, Counter[int]] = field(default_factory=dict)
 
 
 class Drains:
@@ -89,8 +90,8 @@ class Drains:
                 return _stuck(topic, partition, broker_id, len(target), replicas)
             if not request.is_check:
                 checked += plan.count_load(topic)
-                asked = m.ReassignablePartition(partition, plan.replace_broker(topic_id, target))
-                topics.setdefault(topic.name, []).append(asked)
+                moved = m.ReassignablePartition(partition, plan.replace_broker(topic_id, target))
+                topics.setdefault(topic.name, []).append(moved)
                 planned += 1
         is_over = walk.place >= len(walk.keys)
         if is_over:
@@ -106,7 +107,7 @@ class Drains:
         walk = None if cursor is None else self._walks.pop(cursor.walk_id, None)
         if walk is None or walk.cursor != cursor or walk.broker_id != broker_id:
             self._last_walk_id += 1
-            walk = _Walk(self._last_walk_id, broker_id, self._image.partitions_of_broker(broker_id))
+            walk = _Walk(self._last_walk_id, broker_id, list(self._image.partitions_of_broker(broker_id)))
         self._walks[walk.walk_id] = walk
         if len(self._walks) > WALKS_MAX:
             del self._walks[next(iter(self._walks))]

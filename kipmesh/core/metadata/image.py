@@ -54,6 +54,7 @@ STEP_PARTITIONS = 2000
 TOPICS_BETWEEN_STEPS = 100
 """Topics compared in one step of `difference_steps`."""
 EXAMPLES_MAX = 3
+"""Partitions named in one `FencingEffect`."""
 
 _NO_CONFIG: Mapping[str, str] = MappingProxyType({})
 _NO_CREDENTIALS: Mapping[int, ScramCredential] = MappingProxyType({})
@@ -139,64 +140,39 @@ class PartitionIndexes:
             self.imbalanced.setdefault(preferred, {})[key] = None
 
 
+@dataclass(slots=True, repr=False)
 class MetadataImage:
-    """All metadata up to and including `offset`."""
+    """All metadata up to and including `offset`. A new image is empty.
 
-    __slots__ = (
-        "_configs",
-        "_generation",
-        "_indexes",
-        "_record_offset",
-        "brokers",
-        "credentials",
-        "epoch",
-        "failed",
-        "features",
-        "is_within_batch",
-        "metric_names",
-        "next_producer_id",
-        "offset",
-        "timestamp_ms",
-        "topic_names",
-        "topics",
-    )
+    The arguments of a new image are the end of the snapshot whose records will be applied, if any.
+    """
 
-    def __init__(self, offset: int = -1, epoch: int = 0, timestamp_ms: int = -1) -> None:
-        """Create an empty image. The arguments are the end of a snapshot whose records will be applied."""
-        self.offset = offset
-        """Offset of the last applied record, or -1. Within a batch: the last offset of the batch before."""
-        self.epoch = epoch
-        """Quorum epoch of the last applied record."""
-        self.timestamp_ms = timestamp_ms
-        """Append time of the last replayed batch; written to the snapshot header."""
-        self.failed = False
-        """Whether applying a record failed. The image is then inconsistent."""
-        self.is_within_batch = False
-        """Whether `replay_steps` yielded within a batch. The image can be read, but not captured or used for
-        decisions."""
-        self.topics: dict[bytes, TopicState] = {}
-        """Topic id -> topic."""
-        self.topic_names: dict[str, bytes] = {}
-        """Topic name -> topic id."""
-        self.metric_names: dict[str, str] = {}
-        """Metric name -> topic name, for names with `.` or `_`. Two topics must not share a metric name."""
-        self.brokers: dict[int, BrokerState] = {}
-        self.features: dict[str, int] = {}
-        self.credentials: dict[str, Mapping[int, ScramCredential]] = {}
-        """User -> Kafka's mechanism number -> credential. The inner mappings are replaced, never changed."""
-        self.next_producer_id = 0
-        # The inner mappings are replaced, never changed.
-        self._configs: dict[tuple[int, str], Mapping[str, str]] = {}
-        self._record_offset = offset  # offset of the record being applied
-        self._generation = 0
-        self._indexes = PartitionIndexes()
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, MetadataImage):
-            return NotImplemented
-        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__ if name != "_generation")
-
-    __hash__ = None  # type: ignore[assignment]
+    offset: int = -1
+    """Offset of the last applied record, or -1. Within a batch: the last offset of the batch before."""
+    epoch: int = 0
+    """Quorum epoch of the last applied record."""
+    timestamp_ms: int = -1
+    """Append time of the last replayed batch; written to the snapshot header."""
+    failed: bool = field(default=False, init=False)
+    """Whether applying a record failed. The image is then inconsistent."""
+    is_within_batch: bool = field(default=False, init=False)
+    """Whether `replay_steps` yielded within a batch. The image can be read, but not captured or used for decisions."""
+    topics: dict[bytes, TopicState] = field(default_factory=dict, init=False)
+    """Topic id -> topic."""
+    topic_names: dict[str, bytes] = field(default_factory=dict, init=False)
+    """Topic name -> topic id."""
+    metric_names: dict[str, str] = field(default_factory=dict, init=False)
+    """Metric name -> topic name, for names with `.` or `_`. Two topics must not share a metric name."""
+    brokers: dict[int, BrokerState] = field(default_factory=dict, init=False)
+    features: dict[str, int] = field(default_factory=dict, init=False)
+    credentials: dict[str, Mapping[int, ScramCredential]] = field(default_factory=dict, init=False)
+    """User -> Kafka's mechanism number -> credential. The inner mappings are replaced, never changed."""
+    next_producer_id: int = field(default=0, init=False)
+    # The inner mappings are replaced, never changed.
+    _configs: dict[tuple[int, str], Mapping[str, str]] = field(default_factory=dict, init=False)
+    _record_offset: int = field(default=-1, init=False, compare=False)  # offset of the record being applied
+    _generation: int = field(default=0, init=False, compare=False)
+    _indexes: PartitionIndexes = field(default_factory=PartitionIndexes, init=False)
 
     def capture(self) -> CapturedImage:
         """Return an immutable view of the image. Cost: a copy of the outer mappings, some ms for a million topics.
@@ -340,7 +316,7 @@ class MetadataImage:
                 if implied is not None:
                     yield from implied
             self.is_within_batch = False
-        self.offset = self._record_offset = header.last_offset
+        self.offset = header.last_offset
         self.timestamp_ms = header.max_timestamp
 
     def apply(self, record: r.Record, delta: MetadataDelta) -> None:
@@ -400,9 +376,8 @@ class MetadataImage:
     def _broker_to_change(self, broker_id: int, broker_epoch: int, delta: MetadataDelta) -> BrokerState:
         broker = self.brokers.get(broker_id)
         if broker is None or broker.broker_epoch != broker_epoch:
-            raise CorruptRecordError(
-                f"offset {self._record_offset}: no registration of broker {broker_id} with epoch {broker_epoch}"
-            )
+            text = f"no registration of broker {broker_id} with epoch {broker_epoch}"
+            raise CorruptRecordError(f"offset {self._record_offset}: {text}")
         delta.outdated.add(("broker", broker_id))
         delta.changed_brokers.add(broker_id)
         return broker
@@ -424,24 +399,24 @@ class MetadataImage:
     def _remove_fenced(self, broker_id: int, can_lead: Collection[int], delta: MetadataDelta) -> Iterator[None]:
         """Remove the fenced broker from ISRs and leaderships, in steps."""
         keys = iter(self._indexes.of_broker.get(broker_id, _NO_PARTITIONS))
-        total = FencingEffect(broker_id, 0, 0, 0, ())
+        effect = FencingEffect(broker_id)
         while some := list(islice(keys, STEP_PARTITIONS)):
-            total = self._remove_fenced_step(some, total, can_lead, delta)
+            self._remove_fenced_step(some, effect, can_lead, delta)
             yield
-        delta.fencing_effects.append(total)
+        delta.fencing_effects.append(effect)
 
     def _remove_fenced_step(
-        self, keys: Sequence[PartitionKey], so_far: FencingEffect, can_lead: Collection[int], delta: MetadataDelta
-    ) -> FencingEffect:
-        """One step of `_remove_fenced`. Handles thousands of partitions, so it inlines the index updates."""
-        broker_id, generation, offset = so_far.broker_id, self._generation, self._record_offset
+        self, keys: Sequence[PartitionKey], effect: FencingEffect, can_lead: Collection[int], delta: MetadataDelta
+    ) -> None:
+        """Do one step of `_remove_fenced`. Handles thousands of partitions, so it inlines the index updates."""
+        broker_id, generation, offset = effect.broker_id, self._generation, self._record_offset
         leaderless, unproven = self._indexes.leaderless, self._indexes.unproven
         balance = self._indexes.balance
         own = unproven.pop(broker_id, {})
         topics = [self.topics[topic_id] for topic_id, _ in keys]
         states = [topic.partitions[key[1]] for topic, key in zip(topics, keys, strict=True)]
         all_after = fencing.without_broker(states, broker_id, can_lead)
-        examples, changes = [*so_far.examples], []
+        changes = []
         moved = without_leader = 0
         for key, topic, before, after in zip(keys, topics, states, all_after, strict=True):
             if after is None:
@@ -453,8 +428,8 @@ class MetadataImage:
             if leader != leader_before:
                 moved += 1
                 balance(key, after.replicas[0], leader)
-                if len(examples) < EXAMPLES_MAX:
-                    examples.append(LeaderExample(key, leader_before, leader))
+                if len(effect.examples) < EXAMPLES_MAX:
+                    effect.examples.append(LeaderExample(key, leader_before, leader))
                 own.pop(key, None)
                 if leader == r.NO_LEADER:
                     without_leader += 1
@@ -470,9 +445,9 @@ class MetadataImage:
             unproven[broker_id] = own
         delta.changed_partitions.update(changes)
         delta.outdated.update(changes)
-        partitions, elected, offline = so_far[1:4]
-        elected, offline = elected + moved - without_leader, offline + without_leader
-        return FencingEffect(broker_id, partitions + len(changes), elected, offline, tuple(examples))
+        effect.partitions += len(changes)
+        effect.elected += moved - without_leader
+        effect.without_leader += without_leader
 
     def _clear_last_known_elr(self, broker_id: int, delta: MetadataDelta) -> None:
         """Clear the last known ELR of every partition that the broker leads."""

@@ -10,47 +10,38 @@ the offsets of `unproven` become the snapshot's. A leader proves itself by havin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Iterator
 
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.image import CapturedImage
 from kipmesh.core.metadata.records import encode_partition
 from kipmesh.core.metadata.states import BrokerState, PartitionState
 
-T = TypeVar("T")
-
 
 def image_records(image: CapturedImage) -> Iterator[r.Record]:
     """Yield the records that build the image."""
-    return _walk(image, lambda record: record, partition_record)
+    return map(r.decode_record, image_values(image))
 
 
 def image_values(image: CapturedImage) -> Iterator[bytes]:
     """Yield the encoded records that build the image."""
-    return _walk(image, r.encode_record, _encoded)
-
-
-def _walk(
-    image: CapturedImage, of: Callable[[r.Record], T], of_partition: Callable[[bytes, int, PartitionState], T]
-) -> Iterator[T]:
-    """Yield `of(record)` for each record, and `of_partition(topic_id, partition, state)` for each partition."""
+    encode = r.encode_record
     for name in sorted(image.features, key=lambda name: name != r.METADATA_VERSION):
-        yield of(r.FeatureLevelRecord(name, image.features[name]))
+        yield encode(r.FeatureLevelRecord(name, image.features[name]))
     for broker in image.brokers.values():
-        yield of(broker_record(broker))
+        yield encode(broker_record(broker))
     for topic in image.topics.values():
-        yield of(r.TopicRecord(topic.name, topic.topic_id))
+        yield encode(r.TopicRecord(topic.name, topic.topic_id))
         for partition, state in topic.partitions.items():
-            yield of_partition(topic.topic_id, partition, state)
+            yield _encode_partition(topic.topic_id, partition, state)
     for (resource_type, resource_name), values in image.configs.items():
         for name, value in values.items():
-            yield of(r.ConfigRecord(resource_type, resource_name, name, value))
+            yield encode(r.ConfigRecord(resource_type, resource_name, name, value))
     if image.next_producer_id:
-        yield of(r.ProducerIdsRecord(-1, -1, image.next_producer_id))
+        yield encode(r.ProducerIdsRecord(-1, -1, image.next_producer_id))
     for user, credentials in image.credentials.items():
         for mechanism, credential in credentials.items():
-            yield of(r.UserScramCredentialRecord(user, mechanism, *credential))
+            yield encode(r.UserScramCredentialRecord(user, mechanism, *credential))
 
 
 def broker_record(broker: BrokerState) -> r.RegisterBrokerRecord:
@@ -89,7 +80,7 @@ def partition_record(topic_id: bytes, partition: int, state: PartitionState) -> 
     )
 
 
-def _encoded(topic_id: bytes, partition: int, state: PartitionState) -> bytes:
+def _encode_partition(topic_id: bytes, partition: int, state: PartitionState) -> bytes:
     (replicas, isr, leader, leader_epoch, partition_epoch, recovery, last_known, eligible, removing, adding, dirs) = (
         state
     )

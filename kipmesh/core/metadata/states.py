@@ -109,17 +109,18 @@ class LeaderExample(NamedTuple):
     after: int
 
 
-class FencingEffect(NamedTuple):
+@dataclass(slots=True)
+class FencingEffect:
     """Effect of one fencing or shutdown record on the broker's partitions (see `fencing`)."""
 
     broker_id: int
-    partitions: int
+    partitions: int = 0
     """Number of changed partitions."""
-    elected: int
+    elected: int = 0
     """Number of partitions with a new leader."""
-    without_leader: int
+    without_leader: int = 0
     """Number of partitions that lost their leader and have none now."""
-    examples: Sequence[LeaderExample]
+    examples: list[LeaderExample] = field(default_factory=list)
     """Some partitions whose leader changed."""
 
 

@@ -16,8 +16,6 @@ from kipmesh.core.record_batch import BatchHeader
 from kipmesh.messages.schema import MAX_INT32
 
 NO_SEQUENCE = -1
-NO_PRODUCER_ID = -1
-NO_PRODUCER_EPOCH = -1
 PRODUCER_EPOCH_MAX = 2**15 - 1
 UNRESOLVED_MAX = 5
 """Maximum batches in flight per producer and partition. Brokers remember the same number."""
@@ -207,13 +205,8 @@ class ProducerStates:
     def entries(self) -> Iterator[ProducerEntry]:
         """Yield the entries of a snapshot: the last batch of each producer."""
         for producer_id, producer in self._producers.items():
-            if producer.batches:
-                last = producer.batches[-1]
-                yield ProducerEntry(
-                    producer_id, producer.epoch, last.last_sequence, last.last_offset, last.offset_delta, last.timestamp
-                )
-            else:
-                yield ProducerEntry(producer_id, producer.epoch, NO_SEQUENCE, -1, 0, producer.seen_ms)
+            no_batch = WrittenBatch(NO_SEQUENCE, -1, 0, producer.seen_ms)
+            yield ProducerEntry(producer_id, producer.epoch, *(producer.batches[-1] if producer.batches else no_batch))
 
     def load(self, entries: Iterable[ProducerEntry]) -> None:
         """Replace the state by the entries of a snapshot; none for an empty log."""

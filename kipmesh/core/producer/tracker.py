@@ -182,6 +182,13 @@ class _Topic:
 _Places = OrderedDict[str, _Topic]
 
 
+def _oldest_refresh_ms(topics: _Places) -> float:
+    """Return the refresh time of the first of these topics, which have metadata."""
+    refreshed_ms = next(iter(topics.values())).refreshed_ms
+    assert refreshed_ms is not None
+    return refreshed_ms
+
+
 class TopicTracker:
     """Decides which topics of one producer to request, and when. Times are ms of one monotonic clock."""
 
@@ -390,10 +397,7 @@ class TopicTracker:
 
     def _evict(self, now_ms: float) -> None:
         """Drop topics with metadata that were unused for `metadata.evict.ms` (526-01)."""
-        while self._idle:
-            topic = next(iter(self._idle.values()))
-            if topic.used_ms + self._config.evict_ms > now_ms:
-                break
+        while self._idle and (topic := next(iter(self._idle.values()))).used_ms + self._config.evict_ms <= now_ms:
             self._drop(topic)
             self._metrics.evictions += 1
 
@@ -401,11 +405,8 @@ class TopicTracker:
         """Move topics that are due: FRESH to AGED, AGED to URGENT, WAITING to URGENT or dropped."""
         max_age_ms = self._config.max_age_ms
         for place, age_ms in ((self._fresh, max_age_ms / 2), (self._aged, max_age_ms)):
-            while place:
+            while place and _oldest_refresh_ms(place) + age_ms <= now_ms:
                 topic = next(iter(place.values()))
-                assert topic.refreshed_ms is not None
-                if topic.refreshed_ms + age_ms > now_ms:
-                    break
                 self._take(topic)
                 self._put(topic, Place.AGED if place is self._fresh else Place.URGENT)
         while self._retries and self._retries[0][0] <= now_ms:
@@ -448,9 +449,7 @@ class TopicTracker:
 
     def _next_aged_ms(self) -> float:
         """Return when mode `paced` sends its next non-urgent request. Requires a topic in FRESH or AGED."""
-        oldest = next(iter((self._aged or self._fresh).values()))
-        assert oldest.refreshed_ms is not None
-        return self._pace.next_ms(self.target_topics(), oldest.refreshed_ms)
+        return self._pace.next_ms(self.target_topics(), _oldest_refresh_ms(self._aged or self._fresh))
 
     def _start_request(self, urgent: list[_Topic], others: list[_Topic]) -> RefreshRequest:
         self._requested = [*urgent, *others]
@@ -484,9 +483,7 @@ class TopicTracker:
             heapq.heappop(self._retries)
         due = [self._retries[0][0]] if self._retries else []
         if self._aged or self._fresh:
-            oldest = next(iter((self._aged or self._fresh).values()))
-            assert oldest.refreshed_ms is not None
-            due.append(oldest.refreshed_ms + self._config.max_age_ms)
+            due.append(_oldest_refresh_ms(self._aged or self._fresh) + self._config.max_age_ms)
             if self._config.mode == "paced":
                 due.append(self._next_aged_ms())
             elif self._config.mode == "literal":
@@ -500,6 +497,4 @@ class TopicTracker:
             return now_ms
         if len(self._aged) + len(self._fresh) < target:
             return float("inf")
-        next_aged = next(iter(self._fresh.values()))
-        assert next_aged.refreshed_ms is not None
-        return next_aged.refreshed_ms + self._config.max_age_ms / 2
+        return _oldest_refresh_ms(self._fresh) + self._config.max_age_ms / 2

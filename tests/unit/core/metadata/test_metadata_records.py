@@ -217,7 +217,7 @@ def test_unknown_types_and_versions_are_named() -> None:
 
 
 def test_an_older_version_cannot_say_newer_things() -> None:
-    with pytest.raises(ValueError, match="no last_known_elr"):
+    with pytest.raises(ValueError, match="no field last_known_elr"):
         r.encode_record(r.PartitionChangeRecord(0, TOPIC_ID, last_known_elr=(1,)), 1)
 
 
